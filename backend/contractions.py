@@ -1,0 +1,134 @@
+"""Contractions with a static matrix, in every form that ATen gives them.
+
+    addmm(bias, view(x), permute(w))              linear
+    mm(x, permute(w)), mm(x, w)                   x @ w.T, x @ w, and grad_y @ w in a backward graph
+    mm(w, x), bmm(expand(w), x)                   w @ x: the weight is on the left
+    bmm(x, expand(permute(w))), baddbmm(...)      a batch that could not be flattened
+
+All mean y[t, m] = sum_k x[t, k] w[m, k], up to views and, for a weight on the left, two transposes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import SymInt, fx
+
+from gossamer.backend.weights import Weight, cut, static_nodes
+
+aten = torch.ops.aten
+
+VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
+_BROADCASTS = VIEWS | {aten.expand.default, aten.unsqueeze.default}
+
+# op → positions of (addend, left factor, right factor) in its arguments
+_PRODUCTS: dict[torch._ops.OpOverload, tuple[int | None, int, int]] = {
+    aten.mm.default: (None, 0, 1),
+    aten.bmm.default: (None, 0, 1),
+    aten.addmm.default: (0, 1, 2),
+    aten.baddbmm.default: (0, 1, 2),
+}
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One product of a graph whose one factor is a weight.
+
+    node    the product; its value is [..., m] for a weight on the right, [..., m, n] for one on the left
+    x       the other factor: [..., k] or [..., k, n]
+    weight  the matrix
+    side    where the weight stands
+    m, k    sizes of the weight: results and reduced elements
+    addend  what is added to the product, already scaled by `beta`; the product is scaled by `alpha`
+    """
+
+    node: fx.Node
+    x: fx.Node
+    weight: Weight
+    side: Literal["left", "right"]
+    m: int
+    k: int
+    addend: fx.Node | None
+    alpha: float
+    beta: float
+
+    @property
+    def tokens(self) -> int | None:
+        """Rows of x seen as a matrix; for a dynamic size its hint, None where there is none."""
+        count = 1
+        for axis, size in enumerate(self.x.meta["val"].shape):
+            if axis == (len(self.x.meta["val"].shape) - (1 if self.side == "right" else 2)):
+                continue
+            hint = size.node.hint if isinstance(size, SymInt) else size
+            if hint is None:
+                return None
+            count *= int(hint)
+        return count
+
+    @property
+    def backward(self) -> bool:
+        """Whether it belongs to the backward part of a joint graph."""
+        return is_backward(self.node)
+
+    @property
+    def op(self) -> str:
+        """What a user calls it."""
+        name = "linear" if self.side == "right" else "weight @ x"
+        return f"{name} backward" if self.backward else name
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether a node of a joint graph was traced by autograd."""
+    return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
+
+
+def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> Iterator[Contraction]:
+    """Every contraction of `graph` with a weight made of the given leaves, in order.
+
+    Where both factors are static, the one with more zeros is the weight.
+    """
+    static = static_nodes(graph, leaf_values)
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in _PRODUCTS:
+            continue
+        addend, left, right = _PRODUCTS[node.target]
+        found: list[Contraction] = []
+        for side, at, other in (("right", right, left), ("left", left, right)):
+            operand = _unbatched(node.args[at])
+            weight = cut(operand, leaf_values) if operand in static else None
+            if weight is not None:
+                found.append(_contraction(node, node.args[other], weight, side, addend))
+        if found:
+            yield min(found, key=lambda c: c.weight.density)
+
+
+def _contraction(node: fx.Node, x: fx.Node, weight: Weight, side: str, addend: int | None) -> Contraction:
+    rows, columns = weight.value.shape
+    if weight.transposed:
+        rows, columns = columns, rows
+    m, k = (columns, rows) if side == "right" else (rows, columns)
+    alpha, beta = (node.kwargs.get(name, 1) for name in ("alpha", "beta"))
+    return Contraction(
+        node, x, weight, side, m, k, None if addend is None or beta == 0 else node.args[addend], alpha, beta  # type: ignore[arg-type]
+    )
+
+
+def _unbatched(operand: fx.Node) -> fx.Node:
+    """The matrix that an operand of bmm repeats, or the operand itself.
+
+    Views and expansions that keep the last two sizes only regroup batches, so if a matrix is at their end, every batch
+    is that matrix.
+    """
+    node = operand
+    while node.op == "call_function" and node.target in _BROADCASTS and node.meta["val"].dim() > 2:
+        source = node.args[0]
+        if source.meta["val"].dim() < 2 or not _same_matrix(source.meta["val"], node.meta["val"]):
+            break
+        node = source
+    return node if node.meta["val"].dim() == 2 else operand
+
+
+def _same_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:
+    sizes = (*a.shape[-2:], *b.shape[-2:])
+    return all(isinstance(s, int) for s in sizes) and a.shape[-2:] == b.shape[-2:]

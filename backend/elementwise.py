@@ -1,0 +1,77 @@
+"""Which nodes of an ATen graph a region's epilogue can take, and how it reads the tensors around it."""
+
+from typing import Literal
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.backend.contractions import VIEWS
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+Kind = Literal["scalar", "vector", "matrix"]
+
+ELEMENTWISE: set[torch._ops.OpOverload] = {
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default, aten.minimum.default),
+    *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.pow.Tensor_Scalar),
+    *(aten.neg.default, aten.abs.default, aten.exp.default, aten.erf.default, aten.tanh.default),
+    *(aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default),
+    *(aten.relu.default, aten.sigmoid.default, aten.gelu.default, aten.silu.default, aten.leaky_relu.default),
+    *(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.hardtanh.default),
+    *(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.where.self),
+    *(prims.convert_element_type.default, aten._to_copy.default),
+}
+_IDENTITIES = {*VIEWS, aten.clone.default, aten.alias.default, aten.detach.default}
+_MEMORY_FORMATS = (None, torch.contiguous_format, torch.preserve_format)
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Whether a kernel can compute this node on one finished sum at a time."""
+    if node.op != "call_function" or node.target not in ELEMENTWISE:
+        return False
+    if node.target is aten.pow.Tensor_Scalar:
+        return node.args[1] in (2, 3)
+    if node.target is aten._to_copy.default:
+        return set(node.kwargs) == {"dtype"}
+    return True
+
+
+def is_identity(node: fx.Node) -> bool:
+    """Whether this node keeps all values and the last dimension, so that it vanishes in a region on matrices."""
+    if node.op != "call_function" or node.target not in _IDENTITIES:
+        return False
+    source, value = node.args[0].meta.get("val"), node.meta["val"]  # type: ignore[union-attr]
+    if node.target in VIEWS:
+        return source.dim() > 0 and value.dim() > 0 and statically_known_true(source.shape[-1] == value.shape[-1])
+    return node.kwargs.get("memory_format") in _MEMORY_FORMATS
+
+
+def constant_of(node: fx.Node) -> float | int | bool | None:
+    """The number that a tensor holds everywhere, where the graph says so."""
+    value = None
+    if node.op == "call_function" and node.target is aten.full.default:
+        value = node.args[1]
+    elif node.op == "call_function" and node.target is aten.scalar_tensor.default:
+        value = node.args[0]
+    return value if isinstance(value, int | float) else None
+
+
+def kind_of(node: fx.Node, shape: torch.Size) -> Kind | None:
+    """How an operand is read by an elementwise node of the given shape [..., M]; None if a region cannot read it."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return None
+    sizes = tuple(value.shape)
+    if all(_is(s, 1) for s in sizes):
+        return "matrix" if len(sizes) == len(shape) and all(_is(s, 1) for s in shape) else "scalar"
+    if _is(sizes[-1], shape[-1]) and all(_is(s, 1) for s in sizes[:-1]):
+        return "matrix" if len(sizes) == len(shape) and all(_is(s, 1) for s in shape[:-1]) else "vector"
+    if len(sizes) == len(shape) and all(_is(a, b) for a, b in zip(sizes, shape, strict=True)):
+        return "matrix"
+    return None
+
+
+def _is(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    return statically_known_true(a == b)

@@ -1,0 +1,92 @@
+"""The reference for `torch.compile(model, backend="sparse", options={...})`.
+
+In: the mapping a user wrote. Out: a validated, frozen `Options`, or an `OptionError` that names what was wrong.
+"""
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from gossamer.dialects.errors import OptionError
+
+Dense = Literal["auto", "inductor", "eager"]
+Schedule = Literal["auto", "kblock", "reference"]
+Verify = Literal["version", "full"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be set, with its default.
+
+    dense     who runs what is not sparse: "inductor", "eager", or "auto" (Inductor where a C++ compiler is found).
+    schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles) or "reference" (MLIR's own
+              sparsifier: slow and simple, to compare with).
+    min_gain  predicted speed-up over dense that a region needs to be replaced; 0 replaces every contraction whose
+              weight is static.
+    dump_ir   directory for the text of every compilation stage; default: environment variable GOSSAMER_DUMP_IR.
+    strict    raise when a region fails to compile, instead of warning and leaving it dense.
+    verify    how a changed weight is noticed: "version" compares data pointer and version counter; "full" compares
+              every value on every call, and so sees writes that torch does not count (`.data`, numpy).
+    """
+
+    dense: Dense = "auto"
+    schedule: Schedule = "auto"
+    min_gain: float = 1.1
+    dump_ir: str | None = field(default_factory=lambda: os.environ.get("GOSSAMER_DUMP_IR") or None)
+    strict: bool = False
+    verify: Verify = "version"
+
+    def __post_init__(self) -> None:
+        _one_of("dense", self.dense, get_args(Dense))
+        _one_of("schedule", self.schedule, get_args(Schedule))
+        _one_of("verify", self.verify, get_args(Verify))
+        if not isinstance(self.strict, bool):
+            raise OptionError(f"option strict is {self.strict!r}; it must be True or False")
+        gain: Any = self.min_gain
+        if isinstance(gain, bool) or not isinstance(gain, int | float) or not gain >= 0:
+            raise OptionError(f"option min_gain is {gain!r}; it must be a number of at least 0 (1.1 by default)")
+        if self.dump_ir is not None:
+            object.__setattr__(self, "dump_ir", _writable_directory(self.dump_ir))
+
+    @classmethod
+    def parse(cls, options: "Options | Mapping[str, Any] | None") -> "Options":
+        """The options a user gave to torch.compile or `explain`.
+
+        Raises OptionError for an unknown name, a bad value, or a dump directory that cannot be written.
+        """
+        if isinstance(options, Options):
+            return options
+        if options is not None and not isinstance(options, Mapping):
+            raise OptionError(f"options is a {type(options).__name__}; it must be a dictionary such as {{'min_gain': 1.5}}")
+        given = dict(options or {})
+        valid = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in valid:
+                raise OptionError(f"unknown option {name!r}{did_you_mean(name, valid)}; the options are {', '.join(valid)}")
+        return cls(**given)
+
+
+def did_you_mean(name: object, valid: Iterable[str]) -> str:
+    """A parenthesis that proposes the valid name closest to `name`, or nothing."""
+    close = difflib.get_close_matches(str(name), list(valid), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise OptionError(f"option {name} is {value!r}{did_you_mean(value, valid)}; it must be one of {', '.join(valid)}")
+
+
+def _writable_directory(path: object) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(f"option dump_ir is {path!r}; it must be a path to a directory")
+    directory = os.path.abspath(os.fspath(path))
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"option dump_ir is {str(path)!r}, which cannot be created: {error.strerror}") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise OptionError(f"option dump_ir is {str(path)!r}, which is not writable")
+    return directory

@@ -1,0 +1,15 @@
+"""TorchInductor as `torch.compile(model)` gives it: the dense compiler that we build on."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.registry import Contender, Prepared, Problem
+
+
+def prepare(problem: Problem) -> Prepared:
+    compiled = torch.compile(problem.model)
+    return Prepared(lambda: compiled(*problem.inputs))
+
+
+CONTENDER = Contender("Inductor", prepare)

@@ -1,0 +1,18 @@
+"""TorchInductor on the model converted to bfloat16: another precision, with its errors."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from benchmarks.registry import Contender, Prepared, Problem
+
+
+def prepare(problem: Problem) -> Prepared:
+    compiled = torch.compile(copy.deepcopy(problem.model).bfloat16())
+    inputs = tuple(x.bfloat16() if x.is_floating_point() else x for x in problem.inputs)
+    return Prepared(lambda: compiled(*inputs))
+
+
+CONTENDER = Contender("Inductor bf16", prepare, precision="bf16")

@@ -1,0 +1,17 @@
+"""Every error that Gossamer raises on purpose, under one root."""
+
+
+class GossamerError(Exception):
+    """Root of all of them: `except GossamerError` catches whatever this package refuses."""
+
+
+class OptionError(GossamerError, ValueError):
+    """An option, a pass option or a mode that is unknown or has a bad value."""
+
+
+class FormatError(GossamerError, ValueError):
+    """A format that does not parse, or data that do not fit it."""
+
+
+class CompileError(GossamerError):
+    """A region could not be compiled; the message names the stage, the reason and the dump, if there is one."""

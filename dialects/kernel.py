@@ -1,0 +1,157 @@
+"""The kernel dialect, defined in Python on MLIR's bindings: what a region computes, and how it is scheduled.
+
+`kernel.contract` says what: a contraction of two factors and, in its region, the elementwise epilogue that turns each
+finished sum into a result element. The epilogue reads further tensors with `kernel.read`.
+
+    %y = "kernel.contract"(%x, %w) ({
+    ^bb0(%sum: f32):
+      %b = "kernel.read"(%bias) {map = affine_map<(d0, d1) -> (d1)>} : (tensor<3072xf32>) -> f32
+      %0 = arith.addf %sum, %b : f32
+      "kernel.yield"(%0) : (f32) -> ()
+    }) {indexing_maps = [affine_map<(d0, d1, d2) -> (d0, d2)>, affine_map<(d0, d1, d2) -> (d1, d2)>]}
+       : (tensor<?x768xf32>, tensor<3072x768xf32, #CSR>) -> tensor<?x3072xf32>
+
+The factors' maps go over the result's dimensions, then the reduced ones; a `kernel.read` map over the result's dimensions.
+
+`kernel.spmm` says how: the product of a dense [T, K] with a K-blocked sparse weight, in tiles of `tile` = [tokens, rows of
+the weight, columns of K], on vectors of `lanes` elements; `reduction` is the weight's dimension that is summed over.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+
+class KernelDialect(ext.Dialect, name="kernel"):
+    """Operations between linalg on sparse tensors and loops."""
+
+
+def _verified(check: Callable[[Any], str | None]) -> staticmethod:
+    """A verifier for `ext`: reports what `check` finds wrong as a diagnostic at the op."""
+
+    def verify(op: Any) -> bool:
+        problem = check(op)
+        if problem:
+            op.location.emit_error(f"'{op.operation.name}' {problem}")
+        return problem is None
+
+    return staticmethod(verify)
+
+
+def affine_maps(attribute: ir.ArrayAttr) -> list[ir.AffineMap]:
+    """The maps of an `indexing_maps` attribute."""
+    return [ir.AffineMapAttr(a).value for a in attribute]
+
+
+def integers(attribute: ir.ArrayAttr) -> list[int]:
+    """The numbers of an array attribute such as `tile`."""
+    return [ir.IntegerAttr(a).value for a in attribute]
+
+
+def _epilogue_problem(op: Any) -> str | None:
+    result = ir.RankedTensorType(op.result.type)
+    if len(op.epilogue.blocks) != 1 or len(op.epilogue.blocks[0].arguments) != 1:
+        return "needs one epilogue block that takes the sum"
+    operations = list(op.epilogue.blocks[0].operations)
+    if not operations or operations[-1].operation.name != "kernel.yield":
+        return "epilogue must end in kernel.yield"
+    if operations[-1].operands[0].type != result.element_type:
+        return f"epilogue yields {operations[-1].operands[0].type}, the result holds {result.element_type}"
+    for inner in operations:
+        if inner.operation.name == "kernel.read":
+            dims = ir.AffineMapAttr(inner.attributes["map"]).value.n_dims
+            if dims != result.rank:
+                return f"epilogue reads with a map over {dims} dimensions, the result has {result.rank}"
+    return None
+
+
+def _contract_problem(op: Any) -> str | None:
+    factors, maps = [op.lhs, op.rhs], affine_maps(op.indexing_maps)
+    if len(maps) != 2:
+        return f"has {len(maps)} indexing maps for 2 factors"
+    sizes: dict[int, int] = {}
+    for factor, affine_map in zip(factors, maps, strict=True):
+        tensor = ir.RankedTensorType(factor.type)
+        if len(affine_map.results) != tensor.rank:
+            return f"map {affine_map} does not fit {tensor}"
+        for axis, expr in enumerate(affine_map.results):
+            size, position = tensor.shape[axis], ir.AffineDimExpr(expr).position
+            if size >= 0 and sizes.setdefault(position, size) != size:
+                return f"contraction sizes differ: d{position} is {sizes[position]} and {size}"
+    return _epilogue_problem(op)
+
+
+def _spmm_problem(op: Any) -> str | None:
+    x, w = ir.RankedTensorType(op.x.type), ir.RankedTensorType(op.w.type)
+    result = ir.RankedTensorType(op.result.type)
+    if x.rank != 2 or w.rank != 2 or result.rank != 2:
+        return "works on matrices"
+    if w.encoding is None:
+        return "needs a weight with a sparse encoding"
+    reduction = ir.IntegerAttr(op.reduction).value
+    if reduction not in (0, 1):
+        return f"reduction is dimension {reduction} of the weight, must be 0 or 1"
+    if x.shape[1] != w.shape[reduction]:
+        return f"contraction sizes differ: {x.shape[1]} and {w.shape[reduction]}"
+    if result.shape[1] != w.shape[1 - reduction]:
+        return f"result has {result.shape[1]} columns, the weight gives {w.shape[1 - reduction]}"
+    tile, lanes = integers(op.tile), ir.IntegerAttr(op.lanes).value
+    if len(tile) != 3 or lanes < 1 or min(tile) < 1 or tile[0] % lanes or tile[1] % lanes:
+        return f"tile {tile} is not [tokens, rows, K] with tokens and rows multiples of {lanes} lanes"
+    return _epilogue_problem(op)
+
+
+def _read_problem(op: Any) -> str | None:
+    tensor, affine_map = ir.RankedTensorType(op.source.type), ir.AffineMapAttr(op.map).value
+    if len(affine_map.results) != tensor.rank:
+        return f"map {affine_map} does not fit {tensor}"
+    if op.result.type != tensor.element_type:
+        return f"gives {op.result.type}, its operand holds {tensor.element_type}"
+    return None
+
+
+class ContractOp(KernelDialect.Operation, name="contract", traits=[ext.Pure]):
+    """A contraction with its epilogue, on any encodings."""
+
+    lhs: ext.Operand[Any]
+    rhs: ext.Operand[Any]
+    indexing_maps: ir.ArrayAttr
+    result: ext.Result[Any]
+    epilogue: ext.Region
+
+    verify_invariants = staticmethod(lambda op: True)
+    verify_region_invariants = _verified(_contract_problem)
+
+
+class SpmmOp(KernelDialect.Operation, name="spmm", traits=[ext.Pure]):
+    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with a K-blocked w, scheduled."""
+
+    x: ext.Operand[Any]
+    w: ext.Operand[Any]
+    tile: ir.ArrayAttr
+    lanes: ir.IntegerAttr
+    reduction: ir.IntegerAttr
+    result: ext.Result[Any]
+    epilogue: ext.Region
+
+    verify_invariants = staticmethod(lambda op: True)
+    verify_region_invariants = _verified(_spmm_problem)
+
+
+class ReadOp(KernelDialect.Operation, name="read", traits=[ext.Pure]):
+    """The element of a tensor that belongs to the result element at hand."""
+
+    source: ext.Operand[Any]
+    map: ir.AffineMapAttr
+    result: ext.Result[Any]
+
+    verify_invariants = _verified(_read_problem)
+    verify_region_invariants = staticmethod(lambda op: True)
+
+
+class YieldOp(KernelDialect.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
+    """Ends an epilogue: the value stored into the result."""
+
+    value: ext.Operand[Any]

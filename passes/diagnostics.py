@@ -1,0 +1,115 @@
+"""MLIR's diagnostics as plain data, and the error that carries them out of a failing pass.
+
+MLIR's own objects live no longer than the callback that receives them; a `Diagnostic` here can be kept, printed, compared.
+"""
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_mlir import ir
+
+from gossamer.dialects.errors import CompileError, GossamerError
+
+# The first file position in any location, also in a fused or named one.
+_PLACE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
+_LINES = 12  # of one diagnostic in the message of an exception: a note may quote a whole function
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """`severity` is "error", "warning", "remark" or "note"; `line` and `column` count from 1 and are 0 if unknown."""
+
+    severity: str
+    message: str
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    notes: tuple["Diagnostic", ...] = ()
+
+    @classmethod
+    def read(cls, source: "ir.Diagnostic | ir.DiagnosticInfo") -> "Diagnostic":
+        """Copy what MLIR hands to a handler or attaches to an MLIRError."""
+        place = _PLACE.search(str(source.location))
+        file, line, column = place.groups() if place else ("", 0, 0)
+        notes = tuple(cls.read(note) for note in source.notes)
+        return cls(source.severity.name.lower(), source.message, file, int(line), int(column), notes)
+
+    @property
+    def where(self) -> str:
+        """`file:line:column`, or as much of it as is known."""
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.severity}: {self.message}".removeprefix(": ")
+        return "\n".join([head, *map(str, self.notes)])
+
+
+class PassError(CompileError):
+    """A pass failed: `label` is the pass as written in a pipeline, `headline` the first line of the message."""
+
+    def __init__(self, label: str, diagnostics: list[Diagnostic], failure: str = "failed") -> None:
+        self.label = label
+        self.diagnostics = diagnostics
+        self.headline = f"pass '{label}' {failure}"
+        details = [line for diagnostic in diagnostics for line in _shortened(str(diagnostic))]
+        super().__init__("\n  ".join([self.headline, *details]))
+
+
+@contextmanager
+def collected(context: ir.Context, *severities: str) -> Iterator[list[Diagnostic]]:
+    """Collect the diagnostics of these severities (all, if none is named) that are emitted inside the `with` block.
+
+    The others go on to the handler outside. Errors that the bindings raise as MLIRError are in that exception instead.
+    """
+    found: list[Diagnostic] = []
+
+    def handle(emitted: ir.Diagnostic) -> bool:
+        diagnostic = Diagnostic.read(emitted)
+        mine = not severities or diagnostic.severity in severities
+        if mine:
+            found.append(diagnostic)
+        return mine
+
+    handler = context.attach_diagnostic_handler(handle)
+    try:
+        yield found
+    finally:
+        handler.detach()
+
+
+@contextmanager
+def failures_raised(label: str, module: ir.Module) -> Iterator[None]:
+    """Around the run of a pass: its context is entered, and whatever fails inside becomes a PassError.
+
+    A pass fails by raising or by emitting an error (`op.location.emit_error`). What it creates without a location gets the
+    module's.
+    """
+    with module.context, module.operation.location, collected(module.context, "error") as errors:
+        try:
+            yield
+        except PassError:
+            raise
+        except ir.MLIRError as error:
+            errors += map(Diagnostic.read, error.error_diagnostics)
+            raise PassError(label, errors or [Diagnostic("error", "the pass gave no reason")]) from error
+        except Exception as error:
+            raise PassError(label, [*errors, Diagnostic("error", _sentence(error))]) from error
+    if errors:
+        raise PassError(label, errors)
+
+
+def _sentence(error: Exception) -> str:
+    """An exception as the message of a diagnostic; one that is not ours is a bug, so its place is in it."""
+    if isinstance(error, GossamerError):
+        return str(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def _shortened(text: str) -> list[str]:
+    lines = text.splitlines()
+    return lines if len(lines) <= _LINES else [*lines[:_LINES], f"… ({len(lines) - _LINES} more lines)"]

@@ -1,0 +1,97 @@
+"""The epilogue of a kernel op on vectors: the scalar ops of its region, replicated to lanes.
+
+Sums are computed feature-major (lanes are tokens), results are stored token-major (lanes are features). What depends on the
+sum, on scalars and on per-feature vectors runs on the sums (`before`), once per row while they are in registers; what
+reads a whole [T, M] tensor or a per-token vector runs after the transpose (`after`). One value crosses between the two.
+"""
+
+from collections.abc import Callable
+
+from torch_mlir import ir
+from torch_mlir.dialects import vector
+
+from gossamer.passes.queries import defining, dims
+from gossamer.passes.vectors import vector_of
+
+Read = Callable[[ir.Operation, ir.VectorType], ir.Value]
+
+
+class Epilogue:
+    """Splits the block of an epilogue; `before` and `after` emit its halves at the insertion point."""
+
+    def __init__(self, block: ir.Block) -> None:
+        *body, terminator = [op.operation for op in block.operations]
+        self.sum, self.result = block.arguments[0], terminator.operands[0]
+        late: set[ir.Value] = set()
+        for op in body:
+            by_token = op.name == "kernel.read" and reads_tokens(op)
+            if by_token or any(v in late for v in op.operands):
+                late.update(op.results)
+        self._before = [op for op in body if not any(r in late for r in op.results)]
+        self._after = [op for op in body if any(r in late for r in op.results)]
+        self.crossing = self.result
+        if self._after:
+            computed = {r for op in self._before if _depends(op, self.sum) for r in op.results} | {self.sum}
+            crossing = {v for op in self._after for v in op.operands if v in computed}
+            if len(crossing) == 1:
+                self.crossing = crossing.pop()
+            else:
+                self._before, self._after, self.crossing = [], body, self.sum
+
+    @property
+    def trivial(self) -> bool:
+        """Whether `before` has nothing to do."""
+        return self.crossing == self.sum
+
+    def before(self, sums: ir.Value, read: Read) -> ir.Value:
+        """The crossing value, for a vector of sums of one feature."""
+        return self._emit(self._before, {self.sum: sums}, self.crossing, read)
+
+    def after(self, crossing: ir.Value, read: Read) -> ir.Value:
+        """The results, for a vector of crossing values of one token."""
+        missing = [op for op in self._before if not _depends(op, self.sum)]
+        return self._emit(missing + self._after, {self.crossing: crossing}, self.result, read)
+
+    def _emit(
+        self, body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, read: Read
+    ) -> ir.Value:
+        lanes = ir.VectorType(next(iter(mapping.values())).type).shape[0]
+        for op in body:
+            types = [vector_of(lanes, r.type) for r in op.results]
+            if op.name == "kernel.read":
+                mapping[op.results[0]] = read(op, types[0])
+                continue
+            operands = [mapping[v] if v in mapping else mapping.setdefault(v, splat(v, lanes)) for v in op.operands]
+            if op.name == "arith.constant":
+                mapping[op.results[0]] = splat(op.results[0], lanes)
+                continue
+            attributes = {name: op.attributes[name] for name in op.attributes}
+            clone = ir.Operation.create(op.name, results=types, operands=operands, attributes=attributes)
+            mapping.update(zip(op.results, clone.results, strict=True))
+        return mapping[wanted] if wanted in mapping else splat(wanted, lanes)
+
+
+def reads_tokens(read: ir.Operation) -> bool:
+    """Whether a kernel.read depends on the token, the first dimension of the result."""
+    return 0 in dims(ir.AffineMapAttr(read.attributes["map"]).value)
+
+
+def splat(scalar: ir.Value, lanes: int) -> ir.Value:
+    """A constant from outside the kernel as a vector, made anew so that nothing outside is captured."""
+    op = defining(scalar)
+    assert op is not None and op.name == "arith.constant", f"epilogue captures {scalar}"
+    constant = ir.Operation.create(
+        "arith.constant", results=[scalar.type], attributes={"value": op.attributes["value"]}
+    )
+    return vector.broadcast(vector_of(lanes, scalar.type), constant.results[0])
+
+
+def _depends(op: ir.Operation, value: ir.Value) -> bool:
+    """Whether `op` uses `value`, directly or through other ops of its block."""
+    for operand in op.operands:
+        if operand == value:
+            return True
+        source = defining(operand)
+        if source is not None and source.block == op.block and _depends(source, value):
+            return True
+    return False

@@ -1,0 +1,280 @@
+"""lower-spmm: every `kernel.spmm` becomes loops over vectors, register-tiled over tokens.
+
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {lanes = 16, reduction = 1, tile = [64, 1024, 192]} : ...
+after    scf.parallel (%task) = ...                    // token tiles x chunks of the weight's rows
+           func.call @region_tile64(...)               // or _tile32, _tile16 for what is left of the tokens
+         func.func private @region_tile64(...)
+           pack:    the tile of x, transposed, into the workspace as [K][64]
+           for each panel of 1024 rows, each block of 192 columns, each row:
+             scf.for %p ... iter_args(4 vectors)       // the row's nonzeros in the block
+               vector.fma(values[p], x[coordinates[p]][0..63], sums)
+           unpack:  16 rows of sums at a time, transposed, through the epilogue into y
+
+Runs on functions whose storage is exposed (expose-storage). Nothing is read or written past the end of a tensor: what is
+left of K and of the rows is masked, tokens past the last one repeat it and are not stored.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, func, memref, scf, vector
+
+from gossamer.dialects.kernel import integers
+from gossamer.passes.epilogue import Epilogue
+from gossamer.passes.openmp import thread_number
+from gossamer.passes.queries import dims, walk
+from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
+from gossamer.passes.vectors import (
+    byte_width,
+    index,
+    load_index,
+    loop,
+    mask_of,
+    narrowed,
+    transpose,
+    vector_of,
+    widened,
+    zeros,
+)
+
+WORKSPACE = "kernel.workspace"  # module attribute: bytes that each thread needs
+_CACHE_LINE = 64
+
+
+@dataclass(frozen=True)
+class LowerSpmm:
+    """Lower `kernel.spmm` to scf and vector."""
+
+    name: ClassVar[str] = "lower-spmm"
+
+    def run(self, module: ir.Module) -> None:
+        attributes, needed = module.operation.attributes, 0
+        for op in walk(module, "kernel.spmm"):
+            spmm = _Spmm(op.opview)
+            needed = max(needed, spmm.workspace)
+            _lower(spmm)
+        if needed:
+            attributes[WORKSPACE] = ir.IntegerAttr.get(ir.IndexType.get(), needed)
+
+
+class _Spmm:
+    """A kernel.spmm with its sizes: T tokens, K columns and M rows of the weight."""
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        self.storage: Storage = storage_of(op.operation)
+        self.lanes = ir.IntegerAttr(op.lanes).value
+        reduction = ir.IntegerAttr(op.reduction).value
+        weight = ir.RankedTensorType(op.w.type)
+        self.M, self.K = weight.shape[1 - reduction], weight.shape[reduction]
+        self.tokens, rows, self.columns = integers(op.tile)
+        self.blocks = -(-self.K // self.columns)
+        self.groups = -(-self.M // self.lanes)
+        self.rows = min(rows, self.groups * self.lanes)
+        self.padded_K = -(-self.K // self.lanes) * self.lanes
+        block = op.epilogue.blocks[0]
+        self.sum_type = block.arguments[0].type
+        self.epilogue = Epilogue(block)
+        self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
+        self.buffers = [buffer_of(op.x), *sparse_buffers_of(op.w), *(buffer_of(r.operands[0]) for r in self.reads)]
+
+    @property
+    def workspace(self) -> int:
+        """Bytes a thread needs: the packed tile of x and the sums of a panel of rows."""
+        size = (self.padded_K + self.rows) * self.tokens * byte_width(self.sum_type)
+        return -(-size // _CACHE_LINE) * _CACHE_LINE + _CACHE_LINE
+
+
+def _lower(spmm: _Spmm) -> None:
+    function = spmm.op.operation.parent.opview
+    storage, lanes = spmm.storage, spmm.lanes
+    widths = [v for v in (4, 2, 1) if v * lanes <= spmm.tokens]
+    with spmm.op.location:
+        with ir.InsertionPoint(function):
+            tiles = {v: _tile_function(spmm, f"{function.name.value}_tile{v * lanes}", v) for v in widths}
+        with ir.InsertionPoint(spmm.op):
+            one, tile, groups = index(1), index(spmm.tokens), index(spmm.groups)
+            tokens = memref.dim(storage.output, index(0))
+            n_tiles = arith.ceildivui(tokens, tile)
+            # With fewer token tiles than threads, the rows of the weight are shared out too.
+            chunks = arith.minui(groups, arith.ceildivui(storage.threads, arith.maxui(n_tiles, one)))
+            parallel = scf.ParallelOp([], [index(0)], [arith.muli(n_tiles, chunks)], [one], [])
+            body = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [spmm.op.location])
+            with ir.InsertionPoint(body):
+                task = body.arguments[0]
+                first = arith.muli(arith.divui(task, chunks), tile)
+                chunk = arith.remui(task, chunks)
+                low = arith.divui(arith.muli(chunk, groups), chunks)
+                high = arith.divui(arith.muli(arith.addi(chunk, one), groups), chunks)
+                offset = arith.muli(thread_number(), index(spmm.workspace))
+                arguments = [*spmm.buffers, storage.output, storage.workspace, offset, first, low, high]
+                _dispatch(arith.subi(tokens, first), tiles, lanes, arguments)
+                scf.ReduceOp([], 0)
+    storage.erase()
+
+
+def _dispatch(left: ir.Value, tiles: dict[int, func.FuncOp], lanes: int, arguments: list[ir.Value]) -> None:
+    """Call the narrowest tile function that holds the `left` tokens."""
+    wide, *rest = tiles
+    if not rest:
+        func.CallOp(tiles[wide], arguments)
+        return
+    fits = arith.cmpi(arith.CmpIPredicate.ugt, left, index(rest[0] * lanes))
+    choice = scf.IfOp(fits, has_else=True)
+    with ir.InsertionPoint(choice.then_block):
+        func.CallOp(tiles[wide], arguments)
+        scf.YieldOp([])
+    with ir.InsertionPoint(choice.else_block):
+        _dispatch(left, {v: tiles[v] for v in rest}, lanes, arguments)
+        scf.YieldOp([])
+
+
+def _tile_function(spmm: _Spmm, name: str, vectors: int) -> func.FuncOp:
+    """A function that computes `vectors` x lanes tokens from `first` on, for the row groups [low, high)."""
+    values = [*spmm.buffers, spmm.storage.output, spmm.storage.workspace]
+    types = [v.type for v in values] + [ir.IndexType.get()] * 4
+    function = func.FuncOp(name, (types, []), visibility="private")
+    with ir.InsertionPoint(function.add_entry_block()):
+        _Tile(spmm, vectors, list(function.entry_block.arguments)).emit()
+        func.ReturnOp([])
+    return function
+
+
+class _Tile:
+    """Emits the body of a tile function."""
+
+    def __init__(self, spmm: _Spmm, vectors: int, arguments: list[ir.Value]) -> None:
+        *buffers, self.out, self.workspace, self.offset, self.first, self.low, self.high = arguments
+        self.x, self.positions, self.coordinates, self.values, *reads = buffers
+        self.reads = dict(zip((r.results[0] for r in spmm.reads), reads, strict=True))
+        self.spmm, self.lanes, self.vectors = spmm, spmm.lanes, vectors
+        self.vec = vector_of(self.lanes, spmm.sum_type)
+        self.at = [index(v * self.lanes) for v in range(vectors)]
+        self.token_count = memref.dim(self.out, index(0))
+
+    def emit(self) -> None:
+        spmm, lanes = self.spmm, index(self.lanes)
+        packed, sums = self._scratch()
+        self._pack(packed)
+        step = index(spmm.rows // self.lanes)
+        with loop(self.low, self.high, step) as panels:
+            panel = panels.induction_variable
+            panel_end = arith.minui(arith.addi(panel, step), self.high)
+            origin = arith.muli(panel, lanes)
+            with loop(index(0), index(spmm.blocks), index(1)) as blocks:
+                block = blocks.induction_variable
+                last = arith.cmpi(arith.CmpIPredicate.eq, block, index(spmm.blocks - 1))
+                with loop(panel, panel_end, index(1)) as groups:
+                    row = arith.muli(groups.induction_variable, lanes)
+                    row_end = arith.minui(arith.addi(row, lanes), index(spmm.M))
+                    with loop(row, row_end, index(1)) as rows:
+                        m = rows.induction_variable
+                        self._row(packed, sums, block, m, arith.subi(m, origin), last)
+                    finished = scf.IfOp(last)
+                    with ir.InsertionPoint(finished.then_block):
+                        self._unpack(sums, arith.subi(row, origin), row)
+                        scf.YieldOp([])
+
+    def _scratch(self) -> tuple[ir.Value, ir.Value]:
+        """This thread's part of the workspace: x packed as [K][tokens], and sums as [rows][tokens]."""
+        spmm, width = self.spmm, self.vectors * self.lanes
+        k_by_t = ir.MemRefType.get([spmm.padded_K, width], spmm.sum_type)
+        m_by_t = ir.MemRefType.get([spmm.rows, width], spmm.sum_type)
+        packed = memref.view(k_by_t, self.workspace, self.offset, [])
+        after = arith.addi(self.offset, index(spmm.padded_K * width * byte_width(spmm.sum_type)))
+        return packed, memref.view(m_by_t, self.workspace, after, [])
+
+    def _pack(self, packed: ir.Value) -> None:
+        """x[first + t, k] -> packed[k, t]; tokens past the last one repeat it."""
+        lanes, narrow = self.lanes, vector_of(self.lanes, ir.MemRefType(self.x.type).element_type)
+        columns, last = index(self.spmm.K), arith.subi(self.token_count, index(1))
+        with loop(index(0), columns, index(lanes)) as ks:
+            k = ks.induction_variable
+            mask = mask_of(lanes, arith.subi(columns, k))
+            for t in range(self.vectors):
+                start = arith.addi(self.first, self.at[t])
+                rows = []
+                for r in range(lanes):
+                    token = arith.minui(arith.addi(start, index(r)), last)
+                    loaded = vector.maskedload(narrow, self.x, [token, k], mask, zeros(narrow))
+                    rows.append(widened(loaded, self.vec))
+                for r, column in enumerate(transpose(rows)):
+                    vector.store(column, packed, [arith.addi(k, index(r)), self.at[t]])
+
+    def _row(
+        self, packed: ir.Value, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value
+    ) -> None:
+        """Add what the row's nonzeros in this block of columns contribute; in the last block, start the epilogue."""
+        spmm, types = self.spmm, [self.vec] * self.vectors
+        at = arith.addi(arith.muli(block, index(spmm.M)), m)
+        begin = load_index(self.positions, at)
+        end = load_index(self.positions, arith.addi(at, index(1)))
+        start = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, block, index(0)), types, has_else=True)
+        with ir.InsertionPoint(start.then_block):
+            scf.YieldOp([zeros(self.vec)] * self.vectors)
+        with ir.InsertionPoint(start.else_block):
+            scf.YieldOp([vector.load(self.vec, sums, [slot, t]) for t in self.at])
+        origin = arith.muli(block, index(spmm.columns))
+        with loop(begin, end, index(1), list(start.results)) as nonzeros:
+            p = nonzeros.induction_variable
+            k = arith.addi(origin, load_index(self.coordinates, p))
+            weight = vector.broadcast(self.vec, widened(memref.load(self.values, [p]), spmm.sum_type))
+            scf.YieldOp(
+                [
+                    vector.fma(weight, vector.load(self.vec, packed, [k, t]), total)
+                    for t, total in zip(self.at, nonzeros.inner_iter_args, strict=True)
+                ]
+            )
+        totals = list(nonzeros.results)
+        if not spmm.epilogue.trivial:
+            finish = scf.IfOp(last, types, has_else=True)
+            with ir.InsertionPoint(finish.then_block):
+                read = self._read_by_feature(m)
+                scf.YieldOp([widened(spmm.epilogue.before(t, read), self.vec) for t in totals])
+            with ir.InsertionPoint(finish.else_block):
+                scf.YieldOp(totals)
+            totals = list(finish.results)
+        for t, total in zip(self.at, totals, strict=True):
+            vector.store(total, sums, [slot, t])
+
+    def _unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value) -> None:
+        """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for one group of rows."""
+        lanes, epilogue = self.lanes, self.spmm.epilogue
+        features = mask_of(lanes, arith.subi(index(self.spmm.M), row))
+        none = arith.constant(features.type, ir.DenseElementsAttr.get_splat(features.type, ir.BoolAttr.get(False)))
+        crossing = vector_of(lanes, epilogue.crossing.type)
+        for t in range(self.vectors):
+            group = [vector.load(self.vec, sums, [arith.addi(slot, index(r)), self.at[t]]) for r in range(lanes)]
+            for r, values in enumerate(transpose(group)):
+                token = arith.addi(self.first, index(t * lanes + r))
+                exists = arith.cmpi(arith.CmpIPredicate.ult, token, self.token_count)
+                mask = arith.select(exists, features, none)
+                safe = arith.minui(token, arith.subi(self.token_count, index(1)))
+                read = self._read_by_token(safe, row, mask)
+                result = epilogue.after(narrowed(values, crossing), read)
+                vector.maskedstore(self.out, [safe, row], mask, result)
+
+    def _read_by_feature(self, m: ir.Value) -> Any:
+        """kernel.read where all lanes are tokens of feature m."""
+
+        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+            buffer = self.reads[op.results[0]]
+            positions = dims(ir.AffineMapAttr(op.attributes["map"]).value)
+            at = [index(0) if d is None else m for d in positions]
+            return vector.broadcast(type_, memref.load(buffer, at))
+
+        return read
+
+    def _read_by_token(self, token: ir.Value, row: ir.Value, mask: ir.Value) -> Any:
+        """kernel.read where the lanes are the features from `row` on of one token."""
+
+        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+            buffer = self.reads[op.results[0]]
+            positions = dims(ir.AffineMapAttr(op.attributes["map"]).value)
+            at = [index(0) if d is None else (token, row)[d] for d in positions]
+            if 1 not in positions:
+                return vector.broadcast(type_, memref.load(buffer, at))
+            return vector.maskedload(type_, buffer, at, mask, zeros(type_))
+
+        return read

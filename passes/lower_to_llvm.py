@@ -1,0 +1,43 @@
+"""lower-to-llvm: loops, vectors and memrefs to the LLVM dialect, by upstream's conversions.
+
+before   func.func @entry(%words: !llvm.ptr) { ... scf.for ... vector.fma ... }
+after    llvm.func @entry(%words: !llvm.ptr) { ... llvm.cond_br ... llvm.intr.fma ... }
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch_mlir import ir, passmanager
+from torch_mlir.dialects import llvm
+
+_STEPS = (
+    "canonicalize",
+    "cse",
+    "convert-vector-to-scf",
+    "convert-scf-to-cf",
+    "expand-strided-metadata",
+    "lower-affine",
+    "convert-vector-to-llvm{force-32bit-vector-indices=true}",
+    "convert-math-to-llvm",
+    "convert-math-to-libm",
+    "arith-expand",
+    "convert-to-llvm",
+    "canonicalize",
+    "cse",
+    "reconcile-unrealized-casts",
+)
+
+
+@dataclass(frozen=True)
+class LowerToLlvm:
+    """`bits` asks LLVM for vectors of this width where it vectorises by itself."""
+
+    name: ClassVar[str] = "lower-to-llvm"
+    bits: int = 512
+
+    def run(self, module: ir.Module) -> None:
+        passmanager.PassManager.parse(f"builtin.module({','.join(_STEPS)})").run(module.operation)
+        width = ir.ArrayAttr.get([ir.StringAttr.get("prefer-vector-width"), ir.StringAttr.get(str(self.bits))])
+        for op in module.body.operations:
+            if isinstance(op, llvm.LLVMFuncOp) and len(op.operation.regions[0].blocks):
+                op.attributes["passthrough"] = ir.ArrayAttr.get([width])

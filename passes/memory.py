@@ -1,0 +1,46 @@
+"""How values look in LLVM's types: what an outlined function or the entry point takes apart and puts together."""
+
+from collections.abc import Sequence
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, llvm
+
+
+def llvm_type(type_: ir.Type) -> ir.Type:
+    """The LLVM type of a memref (its descriptor), an index, or a scalar."""
+    if isinstance(type_, ir.MemRefType):
+        rank = ir.MemRefType(type_).rank
+        arrays = f", array<{rank} x i64>, array<{rank} x i64>" if rank else ""
+        return ir.Type.parse(f"!llvm.struct<(ptr, ptr, i64{arrays})>")
+    return ir.IntegerType.get_signless(64) if isinstance(type_, ir.IndexType) else type_
+
+
+def to_llvm(value: ir.Value) -> ir.Value:
+    """A value in its LLVM type."""
+    return _cast(value, llvm_type(value.type))
+
+
+def from_llvm(value: ir.Value, type_: ir.Type) -> ir.Value:
+    """The inverse of `to_llvm`."""
+    return _cast(value, type_)
+
+
+def _cast(value: ir.Value, type_: ir.Type) -> ir.Value:
+    if value.type == type_:
+        return value
+    return ir.Operation.create("builtin.unrealized_conversion_cast", results=[type_], operands=[value]).results[0]
+
+
+def insert(container: ir.Value, value: ir.Value, *position: int) -> ir.Value:
+    """llvm.insertvalue."""
+    return llvm.insertvalue(container, value, list(position))
+
+
+def struct_of(types: Sequence[ir.Type]) -> ir.Type:
+    """An LLVM struct of the LLVM types of `types`."""
+    return ir.Type.parse(f"!llvm.struct<({', '.join(str(llvm_type(t)) for t in types)})>")
+
+
+def i64(value: int) -> ir.Value:
+    """An i64 constant."""
+    return arith.constant(ir.IntegerType.get_signless(64), value)

@@ -1,0 +1,89 @@
+"""The named pipelines: from a region's contract IR to LLVM IR, in two halves.
+
+`plan` ends in kernel IR, whose text says everything that the machine code depends on: equal texts share one kernel.
+`lower` takes it from there to LLVM IR. The reference pipeline has upstream's sparsifier in place of our schedules.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch_mlir import ir
+from torch_mlir.dialects import llvm
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.passes.context import context
+from gossamer.passes.emit_entry import ENTRY, WORDS
+from gossamer.passes.lower_spmm import WORKSPACE
+from gossamer.passes.registry import run_pipeline
+
+Observer = Callable[[str, str, str], None]  # stage, file suffix, text
+
+_NORMALIZE = (
+    "propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,canonicalize,cse"
+)
+_PLAN = {
+    "kblock": f"{_NORMALIZE},fuse-epilogue,canonicalize,cse,choose-format,schedule{{bits=%d}}",
+    "reference": f"{_NORMALIZE},forget-hints",
+}
+_LOWER = {
+    "kblock": "expose-storage,lower-spmm,expand-math,parallelize,emit-entry,lower-to-llvm{bits=%d}",
+    "reference": "expose-storage,emit-entry,sparsifier{enable-runtime-library=false parallelization-strategy=none}",
+}
+SCHEDULES = tuple(_PLAN)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A region in kernel IR: `formats` holds one entry per argument, None for a dense one."""
+
+    text: str
+    schedule: str
+    vector_bits: int
+    formats: tuple[Format | None, ...]
+    module: ir.Module
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """LLVM IR, the name of its entry, and for each of the entry's arguments the dynamic dimensions of its memref."""
+
+    llvm_ir: str
+    entry: str
+    words: tuple[tuple[int, ...], ...]
+    workspace: int
+
+
+def plan(contract: str, schedule: str, vector_bits: int, observer: Observer | None = None) -> Plan:
+    """Contract IR (text) to kernel IR. CompileError if the text is wrong or the schedule has no way to compute it."""
+    with context(), ir.Location.unknown():
+        try:
+            module = ir.Module.parse(contract)
+        except ir.MLIRError as error:
+            raise CompileError(f"the contract IR does not parse: {error}") from error
+        _run(module, _PLAN[schedule], vector_bits, observer)
+        region = next(op for op in module.body.operations if op.operation.name == "func.func")
+        tensors = [ir.RankedTensorType(a.type) for a in region.operation.regions[0].blocks[0].arguments]
+        formats = tuple(Format.parse(str(t.encoding)) if t.encoding else None for t in tensors)
+        return Plan(str(module), schedule, vector_bits, formats, module)
+
+
+def lower(planned: Plan, observer: Observer | None = None) -> Lowered:
+    """Kernel IR to LLVM IR; uses up the plan's module. CompileError if a pass fails."""
+    module = planned.module
+    with module.context, ir.Location.unknown():
+        _run(module, _LOWER[planned.schedule], planned.vector_bits, observer)
+        attributes = module.operation.attributes
+        words = tuple(
+            tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS])
+        )
+        workspace = ir.IntegerAttr(attributes[WORKSPACE]).value if WORKSPACE in attributes else 0
+        return Lowered(llvm.translate_module_to_llvmir(module.operation), ENTRY, words, workspace)
+
+
+def _run(module: ir.Module, pipeline: str, vector_bits: int, observer: Observer | None) -> None:
+    def observe(label: str, after: ir.Module) -> None:
+        if observer is not None:
+            observer(label.split("{")[0].replace("func.func(", "").rstrip(")"), "mlir", str(after))
+
+    run_pipeline(module, pipeline.replace("%d", str(vector_bits)), observe)

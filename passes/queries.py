@@ -1,0 +1,91 @@
+"""Questions about ops and values that several passes ask, and the cloning of bodies."""
+
+from torch_mlir import ir
+from torch_mlir.dialects import func
+
+
+def all_ops(root: ir.Operation) -> list[ir.Operation]:
+    """`root` and every op inside it, outer ones first."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    root.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def walk(module: ir.Module, name: str) -> list[ir.Operation]:
+    """All ops called `name` in the module, inner ones included."""
+    return [op for op in all_ops(module.operation) if op.name == name]
+
+
+def public_functions(module: ir.Module) -> list[func.FuncOp]:
+    """The functions with a body that callers of the module see."""
+    functions = [op for op in module.body.operations if isinstance(op, func.FuncOp) and not op.is_external]
+    return [f for f in functions if "sym_visibility" not in f.attributes]
+
+
+def defining(value: ir.Value) -> ir.Operation | None:
+    """The op that computes `value`, or None for a block argument."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) else owner.operation
+
+
+def dims(affine_map: ir.AffineMap) -> list[int | None]:
+    """The dimension that each result of a projected permutation stands for; None for a constant (a broadcast)."""
+    return [ir.AffineDimExpr(e).position if isinstance(e, ir.AffineDimExpr) else None for e in affine_map.results]
+
+
+def iterator_types(op: ir.Operation) -> list[str]:
+    """The iterator kinds of a generic op: "parallel" or "reduction", one a dimension."""
+    text = [str(a) for a in ir.ArrayAttr(op.attributes["iterator_types"])]
+    return ["reduction" if "reduction" in t else "parallel" for t in text]
+
+
+def reductions(op: ir.Operation) -> list[int]:
+    """The dimensions that a generic op sums over."""
+    return [i for i, kind in enumerate(iterator_types(op)) if kind == "reduction"]
+
+
+def parallel(op: ir.Operation) -> bool:
+    """Whether a generic op is elementwise."""
+    return not reductions(op)
+
+
+def sole_user(value: ir.Value) -> ir.Operation | None:
+    """The op that uses `value`, if there is one only."""
+    users = {use.owner.operation for use in value.uses}
+    return users.pop() if len(users) == 1 else None
+
+
+def is_zero_fill(value: ir.Value) -> bool:
+    """Whether `value` is a tensor filled with the constant 0."""
+    op = defining(value)
+    if op is None or op.name not in ("linalg.generic", "linalg.fill"):
+        return False
+    yielded = op.operands[0] if op.name == "linalg.fill" else list(op.regions[0].blocks[0].operations)[-1].operands[0]
+    constant = defining(yielded)
+    if constant is None or constant.name != "arith.constant":
+        return False
+    return isinstance(constant.attributes["value"], ir.FloatAttr) and ir.FloatAttr(constant.attributes["value"]).value == 0
+
+
+def clone_into(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:
+    """Clone `block` without its terminator at the insertion point; returns the values that the terminator takes.
+
+    `mapping` gives the new value for each block argument; values from outside the block stay as they are.
+    """
+    *body, terminator = block.operations
+    for inner in body:
+        op = inner.operation
+        clone = ir.Operation.create(
+            op.name,
+            results=[r.type for r in op.results],
+            operands=[mapping.get(v, v) for v in op.operands],
+            attributes={name: op.attributes[name] for name in op.attributes},
+            loc=op.location,
+        )
+        mapping.update(zip(op.results, clone.results, strict=True))
+    return [mapping.get(v, v) for v in terminator.operands]

@@ -1,0 +1,50 @@
+"""The memrefs behind the tensors of a scheduled op, in a function whose storage is exposed (expose-storage)."""
+
+from dataclasses import dataclass
+
+from torch_mlir import ir
+
+from gossamer.dialects.errors import CompileError
+from gossamer.passes.queries import defining, sole_user
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where an op finds its operands and puts its result; `threads` is the size of the team that it may use."""
+
+    op: ir.Operation
+    output: ir.Value
+    workspace: ir.Value
+    threads: ir.Value
+
+    def erase(self) -> None:
+        """Remove the op and the write of its result, once loops do the work."""
+        write = sole_user(self.op.results[0])
+        assert write is not None
+        write.erase()
+        self.op.erase()
+
+
+def storage_of(op: ir.Operation) -> Storage:
+    """The storage of `op`; CompileError if expose-storage has not run or the result goes elsewhere."""
+    write = sole_user(op.results[0])
+    if write is None or write.name != "bufferization.materialize_in_destination":
+        raise CompileError(f"{op.name} at {op.location}: its result has no buffer; run expose-storage first")
+    *_, workspace, threads = op.parent.regions[0].blocks[0].arguments
+    return Storage(op, write.operands[1], workspace, threads)
+
+
+def buffer_of(tensor: ir.Value) -> ir.Value:
+    """The memref that a dense tensor was made of."""
+    op = defining(tensor)
+    if op is None or op.name != "bufferization.to_tensor":
+        raise CompileError(f"{tensor} has no buffer; run expose-storage first")
+    return op.operands[0]
+
+
+def sparse_buffers_of(tensor: ir.Value) -> list[ir.Value]:
+    """The memrefs of a sparse tensor: positions and coordinates by level, then values."""
+    op = defining(tensor)
+    if op is None or op.name != "sparse_tensor.assemble":
+        raise CompileError(f"{tensor} has no buffers; run expose-storage first")
+    return [buffer_of(v) for v in op.operands]

@@ -1,0 +1,76 @@
+"""Shorthands for building loops and vectors at the current insertion point."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector
+
+
+def index(value: int) -> ir.Value:
+    """The index constant `value`."""
+    return arith.constant(ir.IndexType.get(), value)
+
+
+def vector_of(lanes: int, element: ir.Type) -> ir.VectorType:
+    """vector<lanes x element>."""
+    return ir.VectorType.get([lanes], element)
+
+
+def mask_of(lanes: int, valid: ir.Value) -> ir.Value:
+    """vector<lanes x i1> whose first `valid` lanes are set."""
+    return vector.create_mask(vector_of(lanes, ir.IntegerType.get_signless(1)), [valid])
+
+
+def zeros(type_: ir.VectorType) -> ir.Value:
+    """A vector of 0.0."""
+    zero = ir.FloatAttr.get(type_.element_type, 0.0)
+    return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, zero))
+
+
+def byte_width(type_: ir.Type) -> int:
+    """Bytes of one float or integer element."""
+    return (ir.IntegerType(type_).width if isinstance(type_, ir.IntegerType) else ir.FloatType(type_).width) // 8
+
+
+def load_index(buffer: ir.Value, at: ir.Value) -> ir.Value:
+    """buffer[at], an unsigned position or coordinate, as an index."""
+    return arith.index_castui(ir.IndexType.get(), memref.load(buffer, [at]))
+
+
+def widened(value: ir.Value, to: ir.Type) -> ir.Value:
+    """A float or vector of floats, extended to the wider type `to` where it is narrower."""
+    return value if value.type == to else arith.extf(to, value)
+
+
+def narrowed(value: ir.Value, to: ir.Type) -> ir.Value:
+    """The inverse of `widened`."""
+    return value if value.type == to else arith.truncf(to, value)
+
+
+@contextmanager
+def loop(low: ir.Value, high: ir.Value, step: ir.Value, carried: Sequence[ir.Value] = ()) -> Iterator[scf.ForOp]:
+    """scf.for with the insertion point in its body; without carried values the yield is added."""
+    op = scf.ForOp(low, high, step, list(carried))
+    with ir.InsertionPoint(op.body):
+        yield op
+        if not carried:
+            scf.YieldOp([])
+
+
+def transpose(rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Transpose a square of n vectors of n elements (n a power of two) in log2(n) steps of two-source shuffles.
+
+    Each step swaps the off-diagonal halves of all blocks of 2s x 2s (Eklundh, 1972).
+    """
+    values, n = list(rows), len(rows)
+    span = n // 2
+    while span:
+        for i in range(n):
+            if i & span:
+                continue
+            a, b = values[i], values[i + span]
+            values[i] = vector.shuffle(a, b, [n + j - span if j & span else j for j in range(n)])
+            values[i + span] = vector.shuffle(a, b, [n + j if j & span else j + span for j in range(n)])
+        span //= 2
+    return values

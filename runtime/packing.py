@@ -1,0 +1,235 @@
+"""Packing: a dense tensor and a format go in, the arrays that a kernel reads come out.
+
+The arrays have the order and content of `sparse_tensor.assemble`'s operands: level by level the positions, then the
+coordinates, where the level has them; the values last. Arrays of 8, 16 and 32 bits hold unsigned numbers in torch's
+signed types, so a 16-bit coordinate of 65535 reads as -1 in torch.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+import torch
+
+from gossamer.dialects.errors import FormatError
+from gossamer.dialects.format import Format
+
+_INTEGER = {0: torch.int64, 8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A packed tensor: `components` as `sparse_tensor.assemble` takes them, of a dense tensor of `shape`.
+
+    `source` says for every stored value where it lies in the dense tensor, filled up to `padded_shape`, row-major.
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    components: tuple[torch.Tensor, ...]
+    source: torch.Tensor = field(repr=False)
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The stored values, one-dimensional."""
+        return self.components[-1]
+
+    @property
+    def nnz(self) -> int:
+        """The number of stored values, zeros that a block or an N:M group stores included."""
+        return self.values.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all components."""
+        return sum(component.nbytes for component in self.components)
+
+    @cached_property
+    def words(self) -> tuple[int, ...]:
+        """Address and length of each component, as a kernel's entry takes them."""
+        return tuple(
+            word for component in self.components for word in (component.data_ptr(), component.numel())
+        )
+
+    def refresh(self, dense: torch.Tensor) -> bool:
+        """Take the values of `dense` (same shape and dtype) in place if its nonzeros all lie in the stored pattern.
+
+        Returns False, and changes nothing, if a nonzero lies elsewhere.
+        """
+        values = self._gather(dense)
+        if values is None:
+            return False
+        self.values.copy_(values)
+        return True
+
+    def matches(self, dense: torch.Tensor) -> bool:
+        """Whether `dense` (same shape and dtype) is what is stored, bit for bit, with nothing but zeros elsewhere."""
+        values = self._gather(dense)
+        return values is not None and torch.equal(values.view(torch.uint8), self.values.view(torch.uint8))
+
+    def _gather(self, dense: torch.Tensor) -> torch.Tensor | None:
+        """The values of `dense` in the stored pattern, None if a nonzero lies elsewhere."""
+        if tuple(dense.shape) != self.shape or dense.dtype != self.values.dtype:
+            raise FormatError(
+                f"packed from {self.values.dtype} of shape {self.shape}, "
+                f"got {dense.dtype} of shape {tuple(dense.shape)}: pack it anew"
+            )
+        dense = dense.detach()
+        values = _filled(dense, self.format).flatten().index_select(0, self.source)
+        return values if torch.count_nonzero(values) == torch.count_nonzero(dense) else None
+
+
+def pack(dense: torch.Tensor, format: Format) -> Packed:
+    """Store the nonzeros of `dense` (any strides, any dtype; NaN is a nonzero) in `format`.
+
+    Coordinates ascend. Dense levels below a sparse one store their zeros too; an N:M group of fewer than N nonzeros
+    stores its first zeros as well; what a block holds beyond the edge of the tensor is 0.
+    Raises FormatError if positions or coordinates overflow their width, if a group has more than N nonzeros, if a
+    unique level would need a coordinate twice, and for levels whose arrays MLIR cannot assemble.
+    """
+    dense = dense.detach()
+    layout = _Layout(format, tuple(dense.shape))
+    occupied = layout.by_entry(_in_level_order(dense != 0, format))
+    arrays, stored = layout.walk((occupied if occupied.shape[1] == 1 else occupied.any(1)).flatten())
+    source = layout.places(dense.device).index_select(0, stored).flatten()
+    values = _filled(dense, format).flatten().index_select(0, source)
+    return Packed(format, layout.shape, (*arrays, values), source)
+
+
+class _Layout:
+    """How a format lays out a shape: the walk from the outermost level to the last one that is not dense.
+
+    Dense levels below that one make each stored entry a block of `block` values. An entry of a level is a linear index
+    over the sizes of the levels down to it, so that ascending entries are in storage order.
+    """
+
+    def __init__(self, format: Format, shape: tuple[int, ...]) -> None:
+        sparse = [number for number, level in enumerate(format.levels) if level.kind != "dense"]
+        outer = sparse[-1] + 1 if sparse else 0
+        sizes = format.level_sizes(shape)
+        self.format, self.shape, self.block = format, shape, prod(sizes[outer:])
+        self.levels, self.sizes = format.levels[:outer], sizes[:outer]
+        # 32 bits halve the time of the divisions below.
+        self.integer = torch.int32 if prod(sizes) < 1 << 31 else torch.int64
+        self._check()
+
+    def _check(self) -> None:
+        pos, crd = self.format.pos_width, self.format.crd_width
+        for number, (level, size) in enumerate(zip(self.levels, self.sizes, strict=True)):
+            if level.kind == "batch":
+                raise FormatError(f"'{level}': pack the members of a batch one by one and stack their arrays")
+            if level.kind == "singleton" and not level.soa and self.format.levels[-1].kind != "singleton":
+                raise FormatError(f"'{level}': interleaved singletons must be the last levels, use soa")
+            if level.kind != "dense" and crd and size > 1 << crd:
+                raise FormatError(
+                    f"'{level}': coordinates up to {size - 1} do not fit {crd} bits, "
+                    f"use format.with_widths({pos}, {_width_for(size - 1)})"
+                )
+
+    def by_entry(self, in_level_order: torch.Tensor) -> torch.Tensor:
+        """[entries of the last level, block]"""
+        return in_level_order.view(prod(self.sizes), self.block)
+
+    def places(self, device: torch.device) -> torch.Tensor:
+        """Where the block of each entry lies in the tensor filled up to whole blocks, row-major and flat."""
+        filled = self.format.padded_shape(self.shape)
+        places = torch.arange(prod(filled), dtype=self.integer, device=device).view(filled)
+        return self.by_entry(_in_level_order(places, self.format))
+
+    def walk(self, occupied: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Positions and coordinates, and the entries of the last level, given which of its entries have a nonzero."""
+        leaves = occupied.nonzero().flatten().to(self.integer)
+        arrays: list[torch.Tensor] = []
+        stored = leaves.new_zeros(1)
+        at = 0
+        while at < len(self.levels):
+            size, end = self.sizes[at], at + 1
+            if self.levels[at].kind == "dense":
+                inside = torch.arange(size, dtype=self.integer, device=stored.device)
+                stored = (stored[:, None] * size + inside).flatten()
+            elif self.levels[at].structured:
+                stored = self._choose(occupied.view(stored.numel(), size))
+                arrays += self._coordinates(stored, at, end)
+            else:
+                while end < len(self.levels) and self.levels[end].kind == "singleton":
+                    end += 1
+                below, span = prod(self.sizes[end:]), prod(self.sizes[at:end])
+                entries = leaves if below <= 1 else torch.unique_consecutive(leaves // below)
+                arrays.append(self._positions(entries // max(span, 1), stored, at))
+                arrays += self._coordinates(entries, at, end)
+                stored = entries
+            at = end
+        return arrays, stored
+
+    def _positions(self, parents: torch.Tensor, stored: torch.Tensor, at: int) -> torch.Tensor:
+        """Where the entries of each stored parent begin, and the last ones end; loose: begin and end of each."""
+        level, pos, count = self.levels[at], self.format.pos_width, parents.numel()
+        if pos and count >= 1 << pos:
+            raise FormatError(
+                f"'{level}': positions up to {count} do not fit {pos} bits, "
+                f"use format.with_widths({_width_for(count)}, {self.format.crd_width})"
+            )
+        edges = torch.cat([torch.searchsorted(parents, stored), stored.new_full((1,), count)])
+        if level.kind == "loose_compressed":
+            edges = torch.stack([edges[:-1], edges[1:]], 1).flatten()
+        return edges.to(_INTEGER[pos])
+
+    def _coordinates(self, entries: torch.Tensor, at: int, end: int) -> list[torch.Tensor]:
+        """An array for each of the levels at..end, or one of [entries, levels] if they are interleaved."""
+        arrays = []
+        for number in range(at, end):
+            below, size = prod(self.sizes[number + 1 : end]), self.sizes[number]
+            prefixes = entries // below if below > 1 else entries
+            if number + 1 < end and not self.levels[number].nonunique:
+                twice = (prefixes[1:] == prefixes[:-1]).nonzero()
+                if twice.numel():
+                    coordinate = int(prefixes[twice[0]]) % size
+                    raise FormatError(f"'{self.levels[number]}' needs {coordinate} twice, make it nonunique")
+            coordinates = prefixes % size if size and number else prefixes
+            arrays.append(coordinates.to(_INTEGER[self.format.crd_width]))
+        interleaved = end > at + 1 and not self.levels[at + 1].soa
+        return [torch.stack(arrays, 1)] if interleaved else arrays
+
+    def _choose(self, groups: torch.Tensor) -> torch.Tensor:
+        """The n entries that each of [groups, m] stores: its nonzeros, filled up with its first zeros."""
+        structured, (count, size) = self.levels[-1], groups.shape
+        assert structured.structured
+        n, m = structured.structured
+        if size < n:
+            raise FormatError(f"'{structured}' stores {n} elements, but d{structured.dim} has only {size}")
+        spare = n - groups.sum(1, dtype=self.integer)
+        full = (spare < 0).nonzero()
+        if full.numel():
+            group = int(full[0])
+            place = self.places(groups.device).view(count, size)[group, 0]
+            index = torch.unravel_index(place, self.format.padded_shape(self.shape))
+            start = int(index[structured.dim])
+            row = ", ".join(str(int(i)) for dim, i in enumerate(index) if dim != structured.dim)
+            raise FormatError(
+                f"{self.format.name} stores {n} of every {m} elements, but row {row} has "
+                f"{n - int(spare[group])} nonzeros in elements {start} to {start + size - 1}: "
+                f"prune it to {n}:{m} or choose another format"
+            )
+        chosen = groups | ((~groups).cumsum(1, dtype=self.integer) <= spare[:, None])
+        return chosen.flatten().nonzero().flatten().to(self.integer)
+
+
+def _filled(dense: torch.Tensor, format: Format) -> torch.Tensor:
+    """The tensor, filled up with zeros to whole blocks."""
+    filled = format.padded_shape(dense.shape)
+    edges = [edge for have, want in zip(dense.shape, filled, strict=True) for edge in (want - have, 0)]
+    return torch.nn.functional.pad(dense, edges[::-1]) if any(edges) else dense
+
+
+def _in_level_order(dense: torch.Tensor, format: Format) -> torch.Tensor:
+    """The elements in the order of the levels, flat, with zeros up to whole blocks."""
+    dense = _filled(dense, format)
+    numbers = range(len(format.levels))
+    by_dim = sorted(numbers, key=lambda number: format.levels[number].dim)
+    split = [format.levels[number].size(dense.shape[format.levels[number].dim]) for number in by_dim]
+    return dense.reshape(split).permute([by_dim.index(number) for number in numbers]).flatten()
+
+
+def _width_for(number: int) -> int:
+    """The least width that holds the number."""
+    return next(width for width in (8, 16, 32, 64) if number < 1 << width)

@@ -1,0 +1,74 @@
+"""The machines that kernels are compiled for: LLVM triple, CPU, features, and the width of a vector."""
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from typing import Self
+
+import llvmlite.binding as llvm
+
+from gossamer.dialects.errors import OptionError
+
+_NAMED = {
+    "avx2": ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
+    "avx512": ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
+    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "", 512),
+    "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon", 128),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What LLVM compiles for; `vector_bits` is the width of the widest vector that kernels use."""
+
+    triple: str
+    cpu: str
+    features: str
+    vector_bits: int
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """One of `avx2`, `avx512`, `amx`, `neon`, for cross-compilation. OptionError for another name."""
+        if name not in _NAMED:
+            raise OptionError(f"unknown target {name!r}, there are {', '.join(_NAMED)}")
+        return cls(*_NAMED[name])
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this machine can run the target's code."""
+        here, needed = host(), {"avx512": "+avx512vl", "avx2": "+avx2"}
+        if self.triple.split("-")[0] != here.triple.split("-")[0]:
+            return False
+        return self == here or all(f in here.features.split(",") for f in self._needs(needed))
+
+    def _needs(self, flags: dict[str, str]) -> list[str]:
+        kinds = {256: ["avx2"], 512: ["avx2", "avx512"]}.get(self.vector_bits, [])
+        amx = ["+amx-bf16"] if self.cpu == "sapphirerapids" else []
+        return [flags[k] for k in kinds] + amx
+
+    def machine(self, jit: bool = False) -> llvm.TargetMachine:
+        """LLVM's target machine at O3."""
+        _initialize()
+        return llvm.Target.from_triple(self.triple).create_target_machine(
+            cpu=self.cpu, features=self.features, opt=3, jit=jit, reloc="pic" if not jit else "default"
+        )
+
+
+@cache
+def host() -> Target:
+    """This machine."""
+    _initialize()
+    features = llvm.get_host_cpu_features()
+    if platform.machine() in ("aarch64", "arm64"):
+        bits = 128
+    elif features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"):
+        bits = 512
+    else:
+        bits = 256 if features.get("avx2") and features.get("fma") else 128
+    return Target(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten(), bits)
+
+
+@cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
