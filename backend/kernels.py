@@ -30,7 +30,7 @@ class RegionKernel:
     def __init__(self, plan: pipelines.Plan, key: str, lowered: pipelines.Lowered, code: jit.Code) -> None:
         self.formats: tuple[Format | None, ...] = plan.formats
         self.schedule, self.key = plan.schedule, key
-        self._kernel = Kernel(code, lowered.workspace)
+        self._kernel = Kernel(code, sum(1 + len(dims) for dims in lowered.words[:-2]), lowered.workspace)
         self._operand_dims = _dense_dims(plan.formats, lowered.words)
         self._out_dims = lowered.words[-3]
 
@@ -42,10 +42,11 @@ class RegionKernel:
                 words += operand.words
             else:
                 words.append(operand.data_ptr())
-                if dims:
-                    words += [operand.shape[d] for d in dims]
+                for d in dims:
+                    words.append(operand.size(d))
         words.append(out.data_ptr())
-        words += [out.shape[d] for d in self._out_dims]
+        for d in self._out_dims:
+            words.append(out.size(d))
         self._kernel.run(words)
 
 

@@ -20,8 +20,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gossamer.backend.contractions import Contraction
-from gossamer.backend.elementwise import Kind, constant_of, is_elementwise, is_identity, kind_of
 from gossamer.backend.detect import DTYPES
+from gossamer.backend.elementwise import Kind, constant_of, is_elementwise, is_identity, kind_of
 
 aten = torch.ops.aten
 
@@ -52,7 +52,8 @@ class Region:
     @property
     def fused(self) -> int:
         """Number of elementwise operations in the epilogue."""
-        return sum(n.op == "call_function" for n in self.body.graph.nodes) - 1 - self.contraction.weight.transposed
+        product = (aten.permute.default, aten.mm.default, aten.full.default)
+        return sum(n.op == "call_function" and n.target not in product for n in self.body.graph.nodes)
 
 
 def grow(contraction: Contraction, claimed: Container[fx.Node]) -> Region:
@@ -97,7 +98,7 @@ def _fusable(node: fx.Node, contraction: Contraction, region: Container[fx.Node]
     if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool):
         return False
     if is_identity(node):
-        return value.dim() > 0 and value.shape[-1] == contraction.m
+        return True
     if not is_elementwise(node) or _phase(node) != _phase(contraction.node):
         return False
     for operand in node.all_input_nodes:

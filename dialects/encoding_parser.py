@@ -121,8 +121,9 @@ class EncodingParser:
         if sizes and len(sizes) != 2:
             self._fail("expected two sizes, structured[n, m]", kind_at)
         options: dict[str, Any] = {"kind": kind, "structured": tuple(sizes) or None}
+        options.update(dict.fromkeys(properties, True))
         try:
-            return Level(next(iter(terms)), **options, **dict.fromkeys(properties, True))
+            return Level(next(iter(terms)), **options)
         except FormatError as problem:
             self._fail(str(problem), kind_at)
 

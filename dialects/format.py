@@ -1,8 +1,8 @@
 """Formats: how a tensor with zeros is stored, level by level, as MLIR's `sparse_tensor` dialect says it.
 
 A `Format` is the Python side of a `#sparse_tensor.encoding` attribute. `Format.parse` reads the attribute's
-text, `str` gives exactly what MLIR prints, and what MLIR would refuse, miscompile or abort on is a `FormatError`
-here. Neither torch nor MLIR is imported.
+text, `str` gives exactly what MLIR prints, and what MLIR would refuse, miscompile or abort on is a
+`FormatError`. Neither torch nor MLIR is imported.
 """
 
 from collections.abc import Sequence
@@ -92,15 +92,15 @@ class Format:
         return replace(self, pos_width=pos_width, crd_width=crd_width)
 
     def level_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The number of coordinates of each level for a tensor of this shape; a block at the edge is whole."""
+        """How many coordinates each level has for a tensor of this shape; an edge block counts as whole."""
         self._check_rank(shape)
         return tuple(level.size(shape[level.dim]) for level in self.levels)
 
     def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape, filled up to whole blocks: what the packed arrays cover.
 
-        MLIR gives `dN mod B` the size (extent - 1) mod B + 1, too small if B does not divide a static extent, so
-        a tensor type with dense or structured levels inside blocks must have this shape.
+        MLIR gives `dN mod B` the size (extent - 1) mod B + 1, too small if B does not divide a static extent.
+        So a tensor type with dense or structured levels inside blocks must have this shape.
         """
         self._check_rank(shape)
         blocks = {level.dim: level.block for level in self.levels}
@@ -119,8 +119,8 @@ class Format:
     def components(self) -> tuple[tuple[int, str], ...]:
         """The arrays that hold a tensor, in the order of sparse_tensor.assemble's operands.
 
-        Pairs of the level and "positions" or "coordinates", at the end (number of levels, "values"). Singletons
-        that are not soa have none: their coordinates lie interleaved in those of the level above, [nnz, levels].
+        Pairs of the level and "positions" or "coordinates", at the end (number of levels, "values").
+        Singletons that are not soa have none: they are interleaved with the level above, [entries, levels].
         """
         arrays: list[tuple[int, str]] = []
         for number, level in enumerate(self.levels):
@@ -162,7 +162,7 @@ class Format:
 
 
 def _check_dimensions(levels: tuple[Level, ...], rank: int) -> None:
-    """Every dimension once, whole or as block and place, in an order that MLIR can invert."""
+    """Every dimension once, whole or as block and place, numbered as MLIR can invert it."""
     parts: dict[int, list[Level]] = {dim: [] for dim in range(rank)}
     for level in levels:
         if level.dim >= rank:
@@ -176,17 +176,15 @@ def _check_dimensions(levels: tuple[Level, ...], rank: int) -> None:
                 f"d{dim} must be stored once, as d{dim} or as d{dim} floordiv B and then d{dim} mod B, "
                 f"found {', '.join(found) or 'nothing'}"
             )
-    # MLIR's inverse of a blocked map takes the whole dimensions in the order of their levels for the first ones
-    # and the blocked dimensions for the last ones; with any other numbering the sparsifier crashes.
-    whole = [level.dim for level in levels if level.block == 1]
-    inverse = whole + [dim for dim in range(rank) if dim not in whole]
+    # MLIR's inverse of a blocked map takes the blocked dimensions for the last ones: else the sparsifier crashes.
+    whole = max((level.dim for level in levels if level.block == 1), default=-1)
+    blocked = min((level.dim for level in levels if level.block > 1), default=rank)
     # K-blocking over d0 is allowed all the same: it is read by a schedule of its own, not by the sparsifier.
     k_blocked = [str(level).replace(f" {levels[0].block} ", " K ") for level in levels]
-    k_blocked_0 = ["d0 floordiv K : dense", "d1 : dense", "d0 mod K : compressed"]
-    if len(levels) > rank and inverse != list(range(rank)) and k_blocked != k_blocked_0:
+    if blocked < whole and k_blocked != ["d0 floordiv K : dense", "d1 : dense", "d0 mod K : compressed"]:
         raise FormatError(
-            "in a blocked format MLIR needs the whole dimensions first and in order, then the blocked ones, found "
-            f"{', '.join(f'd{dim}' for dim in inverse)}: transpose the tensor, or block the whole dimensions too"
+            f"d{blocked} is blocked and d{whole} is not, but MLIR needs the blocked dimensions to be the last ones: "
+            "transpose the tensor or block every dimension"
         )
 
 
@@ -195,6 +193,8 @@ def _check_order_of_kinds(levels: tuple[Level, ...]) -> None:
     for above, level in zip((None, *levels), levels, strict=False):
         if level.kind == "batch" and above and above.kind != "batch":
             raise FormatError(f"'{level}': batch levels come before all others")
+        if level.kind == "dense" and above and above.nonunique:
+            raise FormatError(f"'{level}': a dense level cannot follow a nonunique one")
         if level.kind == "singleton":
             if not above or above.kind not in ("compressed", "loose_compressed", "singleton"):
                 raise FormatError(f"'{level}': a singleton follows compressed, usually compressed(nonunique)")

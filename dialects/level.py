@@ -21,7 +21,7 @@ _MAY_HAVE: dict[str, tuple[str, ...]] = {
 class Level:
     """One level of storage.
 
-    expr        `d1` (a whole dimension), `d1 floordiv 16` (its block) or `d1 mod 16` (the place inside the block)
+    expr        `d1` (a whole dimension), `d1 floordiv 16` (its block) or `d1 mod 16` (the place in the block)
     kind        dense, batch, compressed, loose_compressed, singleton or structured
     nonunique   a coordinate may come more than once under one parent
     nonordered  coordinates need not ascend
@@ -67,7 +67,7 @@ class Level:
         return " mod " in self.expr
 
     def size(self, extent: int) -> int:
-        """How many coordinates the level has when its dimension has `extent`; the last block counts as whole."""
+        """How many coordinates the level has if its dimension has `extent`; an edge block counts as whole."""
         return self.block if self.inner else -(-extent // self.block)
 
     def __str__(self) -> str:

@@ -45,7 +45,7 @@ class ChooseFormat:
         tensor = ir.RankedTensorType(weight.type)
         function = weight.owner.owner.opview
         density = _density(function, ir.BlockArgument(weight).arg_number)
-        columns = self.columns or block_width(tensor.shape[reduction], density)
+        columns = self.columns or block_width(tensor.shape[1 - reduction], tensor.shape[reduction], density)
         encoding = ir.Attribute.parse(str(k_blocked(columns, reduction)))
         weight.set_type(ir.RankedTensorType.get(tensor.shape, tensor.element_type, encoding))
 
@@ -66,9 +66,13 @@ def k_blocked(columns: int, reduction: int) -> Format:
     return blocked if reduction == 1 else blocked.permuted((1, 0))
 
 
-def block_width(size: int, density: float) -> int:
-    """Columns of a block: the panel of x under it is 64 tokens wide and shares 48 KiB of cache with the sums."""
-    widest = 96 if density > 0.3 else 192 if density > 0.07 else 384
+def block_width(rows: int, size: int, density: float) -> int:
+    """Columns of a block of a weight with `rows` rows, summed over `size`.
+
+    Under a block lies a panel of x of 256 bytes a column: 192 columns stay in the first-level cache. But the sums of a
+    row are loaded and stored once a block, which pays for many sparse rows in wider blocks.
+    """
+    widest = 384 if density <= 0.15 and rows >= 768 else 192
     blocks = -(-size // widest)
     return max(16, -(-size // (16 * blocks)) * 16)
 

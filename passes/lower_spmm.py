@@ -40,6 +40,7 @@ from gossamer.passes.vectors import (
 
 WORKSPACE = "kernel.workspace"  # module attribute: bytes that each thread needs
 _CACHE_LINE = 64
+_LONG_ROW = 48  # nonzeros of a row in a block from which on a row counts as long
 
 
 @dataclass(frozen=True)
@@ -216,17 +217,7 @@ class _Tile:
         with ir.InsertionPoint(start.else_block):
             scf.YieldOp([vector.load(self.vec, sums, [slot, t]) for t in self.at])
         origin = arith.muli(block, index(spmm.columns))
-        with loop(begin, end, index(1), list(start.results)) as nonzeros:
-            p = nonzeros.induction_variable
-            k = arith.addi(origin, load_index(self.coordinates, p))
-            weight = vector.broadcast(self.vec, widened(memref.load(self.values, [p]), spmm.sum_type))
-            scf.YieldOp(
-                [
-                    vector.fma(weight, vector.load(self.vec, packed, [k, t]), total)
-                    for t, total in zip(self.at, nonzeros.inner_iter_args, strict=True)
-                ]
-            )
-        totals = list(nonzeros.results)
+        totals = self._nonzeros(packed, origin, begin, end, list(start.results))
         if not spmm.epilogue.trivial:
             finish = scf.IfOp(last, types, has_else=True)
             with ir.InsertionPoint(finish.then_block):
@@ -237,6 +228,47 @@ class _Tile:
             totals = list(finish.results)
         for t, total in zip(self.at, totals, strict=True):
             vector.store(total, sums, [slot, t])
+
+    def _nonzeros(
+        self, packed: ir.Value, origin: ir.Value, begin: ir.Value, end: ir.Value, sums: list[ir.Value]
+    ) -> list[ir.Value]:
+        """sums + the products of the nonzeros [begin, end) with their columns of x.
+
+        A fused multiply-add takes four cycles: narrow tiles take several nonzeros of a long row at a time, each with sums
+        of its own. In short rows the loop for what is left over would cost more than that gains.
+        """
+        ways = 4 // self.vectors
+        partial = sums + [zeros(self.vec)] * (self.vectors * (ways - 1))
+        whole = begin
+        if ways > 1:
+            count = arith.subi(end, begin)
+            long = arith.cmpi(arith.CmpIPredicate.uge, count, index(_LONG_ROW))
+            in_groups = arith.subi(count, arith.remui(count, index(ways)))
+            whole = arith.addi(begin, arith.select(long, in_groups, index(0)))
+            with loop(begin, whole, index(ways), partial) as groups:
+                totals = list(groups.inner_iter_args)
+                for way in range(ways):
+                    at = arith.addi(groups.induction_variable, index(way))
+                    mine = slice(way * self.vectors, (way + 1) * self.vectors)
+                    totals[mine] = self._multiply_add(packed, origin, at, totals[mine])
+                scf.YieldOp(totals)
+            partial = list(groups.results)
+        with loop(whole, end, index(1), partial[: self.vectors]) as rest:
+            scf.YieldOp(self._multiply_add(packed, origin, rest.induction_variable, list(rest.inner_iter_args)))
+        totals = list(rest.results)
+        for way in range(1, ways):
+            mine = partial[way * self.vectors : (way + 1) * self.vectors]
+            totals = [arith.addf(a, b) for a, b in zip(totals, mine, strict=True)]
+        return totals
+
+    def _multiply_add(self, packed: ir.Value, origin: ir.Value, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + values[p] * packed[column of p]."""
+        k = arith.addi(origin, load_index(self.coordinates, p))
+        weight = vector.broadcast(self.vec, widened(memref.load(self.values, [p]), self.spmm.sum_type))
+        return [
+            vector.fma(weight, vector.load(self.vec, packed, [k, t]), total)
+            for t, total in zip(self.at, sums, strict=True)
+        ]
 
     def _unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value) -> None:
         """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for one group of rows."""

@@ -1,9 +1,10 @@
 """gossamer-opt: reads MLIR, runs a pipeline of our passes and MLIR's on it, prints the result.
 
     gossamer-opt region.mlir -p 'fuse-epilogue,choose-format,schedule'
-    gossamer-opt - -p 'canonicalize,func.func(linalg-generalize-named-ops)' --print-between-passes < region.mlir
+    gossamer-opt - -p 'canonicalize,func.func(linalg-generalize-named-ops)' --print-between-passes
 
-Exit status: 0, 1 if a diagnostic was an error (printed as file:line:column with the line), 2 for a wrong command line.
+Exit status: 0, 1 if a diagnostic was an error (printed as file:line:column with the line), 2 for a wrong
+command line.
 """
 
 import argparse
@@ -35,15 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _process(options)
-    except (OptionError, OSError, UnicodeDecodeError) as error:
+    except (OptionError, OSError) as error:
         print(f"gossamer-opt: {error}", file=sys.stderr)
         return 2
 
 
 def _process(options: argparse.Namespace) -> int:
     pipeline = registry.parse_pipeline(options.pipeline)
-    text = sys.stdin.read() if options.input == "-" else Path(options.input).read_text(encoding="utf-8")
     name = "<stdin>" if options.input == "-" else options.input
+    text = _read(options.input, name)
     watch = _Watch(options.print_between_passes)
     results, status = [], 0
     for first_line, section in _sections(text) if options.split_input_file else [(1, text)]:
@@ -64,22 +65,14 @@ def _process(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "gossamer-opt", description="Run compiler passes on MLIR text, print the result."
-    )
+    parser = argparse.ArgumentParser("gossamer-opt", description="Run compiler passes on MLIR text, print the result.")
 
     def flag(name: str, help: str) -> None:
         parser.add_argument(name, action="store_true", help=help)
 
-    parser.add_argument(
-        "input", nargs="?", default="-", metavar="FILE", help="MLIR text; - (default): standard input"
-    )
-    parser.add_argument(
-        "-p", "--pipeline", default="", help="passes, ours and MLIR's: 'a,b{option=1},func.func(c)'"
-    )
-    parser.add_argument(
-        "-o", "--output", default="-", metavar="OUT", help="result; - (default): standard output"
-    )
+    parser.add_argument("input", nargs="?", default="-", metavar="FILE", help="MLIR text; - (default): standard input")
+    parser.add_argument("-p", "--pipeline", default="", help="passes, ours and MLIR's: 'a,b{option=1},func.func(c)'")
+    parser.add_argument("-o", "--output", default="-", metavar="OUT", help="result; - (default): standard output")
     flag("--print-between-passes", "print the module after each pass, to standard error")
     flag("--time-passes", "print the time that each pass took, to standard error")
     flag("--split-input-file", "treat the parts between lines '// -----' one by one")
@@ -106,7 +99,7 @@ def _sections(text: str) -> Iterator[tuple[int, str]]:
 def _run(
     text: str, first_line: int, pipeline: Sequence[registry.PassInstance], watch: "_Watch"
 ) -> tuple[str, list[Diagnostic], str]:
-    """The module after the pipeline as text (empty if something failed), the diagnostics, and which pass failed."""
+    """The module after the pipeline as text (empty if it failed), the diagnostics, and which pass failed."""
     mlir = context()
     failure = ""
     with collected(mlir) as diagnostics:
@@ -146,7 +139,7 @@ class _Watch:
 
 
 def _excerpted(diagnostic: Diagnostic, name: str, lines: Sequence[str]) -> str:
-    """A diagnostic as compilers print it: place, message, the line of the input with a caret, then its notes."""
+    """A diagnostic as compilers print it: place, message, the line of the input with a caret, then notes."""
     parts, shown = [], (0, 0)
     for part in (diagnostic, *diagnostic.notes):
         ours = part.file in ("", "-")
@@ -156,6 +149,13 @@ def _excerpted(diagnostic: Diagnostic, name: str, lines: Sequence[str]) -> str:
             parts += [lines[part.line - 1], " " * (part.column - 1) + "^"]
             shown = place
     return "\n".join(parts)
+
+
+def _read(path: str, name: str) -> str:
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{name} is not text (byte {error.start}); only MLIR's textual form is read") from None
 
 
 def _write(text: str, output: str) -> None:

@@ -42,7 +42,7 @@ def split(text: str, separators: str) -> list[str]:
 
 
 def build(cls: type[Any], options: str) -> Any:
-    """The pass `cls` with options such as `tile=4x8 fast=true`; OptionError names what is unknown, bad or missing."""
+    """The pass `cls` with options such as `tile=4x8 fast=true`; OptionError if they do not fit."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     types = get_type_hints(cls)
     values: dict[str, Any] = {}
@@ -55,9 +55,7 @@ def build(cls: type[Any], options: str) -> Any:
             values[field] = _value(text, types[field])
         except (ValueError, KeyError):
             wanted = "tuple of int" if get_origin(types[field]) is tuple else types[field].__name__
-            raise OptionError(
-                f"option '{key}' of pass '{cls.name}' is of type {wanted}, not '{text}'"
-            ) from None
+            raise OptionError(f"option '{key}' of pass '{cls.name}' is of type {wanted}, not '{text}'") from None
     for name, field_ in fields.items():
         if name not in values and field_.default is field_.default_factory is dataclasses.MISSING:
             raise OptionError(f"pass '{cls.name}' needs option '{_spelled(name)}'")
@@ -74,9 +72,7 @@ def label(instance: Any) -> str:
 
 def signature(cls: type[Any]) -> str:
     """The pass with all its options and their defaults, `?` for those without."""
-    defaults = {
-        f.name: "?" if f.default is dataclasses.MISSING else _text(f.default) for f in dataclasses.fields(cls)
-    }
+    defaults = {f.name: "?" if f.default is dataclasses.MISSING else _text(f.default) for f in dataclasses.fields(cls)}
     options = [f"{_spelled(name)}={default}" for name, default in defaults.items()]
     return f"{cls.name}{{{' '.join(options)}}}" if options else str(cls.name)
 

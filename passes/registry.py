@@ -1,10 +1,10 @@
 """Passes by name, and pipelines of them: ours and MLIR's, mixed in any order.
 
-    run_pipeline(module, "fuse-epilogue,schedule{bits=256},canonicalize,func.func(linalg-generalize-named-ops)")
+    run_pipeline(module, "func.func(linalg-generalize-named-ops),fuse-epilogue,cse,schedule{bits=256}")
 
-A pass of ours is a frozen dataclass whose fields are its options. It runs on the whole module, which is verified afterwards.
-Whatever is not the name of one is a piece of MLIR's own pipeline syntax. Importing this file or listing the names imports
-no pass and no MLIR.
+A pass of ours is a frozen dataclass whose fields are its options. It runs on the whole module, which is
+verified afterwards. Whatever is not the name of one is a piece of MLIR's own pipeline syntax. Importing this
+file or listing the names imports no pass and no MLIR.
 """
 
 import re
@@ -27,7 +27,7 @@ class Pass(Protocol):
     name: ClassVar[str]
 
     def run(self, module: "ir.Module") -> None:
-        """Rewrite the module in place. MLIR's context is entered; a failure is raised or emitted at an op's location."""
+        """Rewrite the module in place, its context entered; to fail, raise or `op.location.emit_error`."""
 
 
 AnyPass = TypeVar("AnyPass", bound=type[Pass])
@@ -56,7 +56,7 @@ class PassInstance:
 
 
 def register(cls: AnyPass) -> AnyPass:
-    """Decorator that makes a pass of your own known to pipelines and `gossamer-opt`; OptionError if its name is taken."""
+    """Decorator that makes a pass of your own known to pipelines; OptionError if its name is taken."""
     known = _PASSES.get(cls.name)
     if known is not None and _qualified(known) != _qualified(cls):
         raise OptionError(f"there is a pass called '{cls.name}' already: {_qualified(known)}")
@@ -86,7 +86,10 @@ def instance(configured: Pass) -> PassInstance:
 
 
 def parse_pipeline(text: str) -> list[PassInstance]:
-    """The passes of `a,b{option=1},func.func(c)`, with or without `builtin.module(…)` around; OptionError if one is unknown."""
+    """The passes of `a,b{option=1},func.func(c)`, with or without `builtin.module(…)` around.
+
+    OptionError names a pass, an option or a value that is wrong, and the valid ones.
+    """
     whole = re.fullmatch(r"\s*builtin\.module\s*\((.*)\)\s*", text, re.DOTALL)
     if whole and len(split(text, ",")) == 1:
         text = whole[1]
@@ -100,8 +103,8 @@ def run_pipeline(
 ) -> None:
     """Run a pipeline on a module, in place; after each pass the observer gets its label and the module.
 
-    PassError (a CompileError) if a pass fails, with its name and diagnostics; OptionError, before anything runs, if the
-    text of the pipeline is wrong.
+    PassError (a CompileError) if a pass fails, with its name and diagnostics; OptionError, before anything
+    runs, if the text of the pipeline is wrong.
     """
     from gossamer.passes.diagnostics import failures_raised
 
@@ -136,7 +139,7 @@ def _explained(piece: str, reason: str) -> str:
     """What is wrong with a piece of a pipeline that MLIR refused, and what to write instead."""
     unknown = re.search(r"'([^']+)' does not refer to a registered pass", reason)
     if unknown and unknown[1] in _PASSES:
-        return f"'{unknown[1]}' runs on the whole module: write it at the top of the pipeline, not inside '{piece}'"
+        return f"'{unknown[1]}' runs on the whole module: write it at the top level, not inside '{piece}'"
     if unknown:
         return f"unknown pass '{unknown[1]}'{choices(unknown[1], _PASSES)}, and those of MLIR"
     return f"MLIR refuses '{piece}': {' '.join(reason.split())}"

@@ -1,8 +1,8 @@
 """MLIR's own passes, by its textual pipeline syntax.
 
-A pass manager holds one piece of a pipeline. Making one takes 1 µs; what costs time is setting up the patterns of a pass
-(0.25 ms for canonicalize), which MLIR does for every pass of every manager, so a longer pipeline in one manager would save
-nothing and would not tell which pass failed.
+A pass manager holds one piece of a pipeline. Making one takes a microsecond; what costs time is setting up
+the patterns of a pass (0.25 ms for canonicalize), which MLIR does for every pass of every manager. So one
+manager for a whole pipeline would save little, and it would not tell which pass failed.
 """
 
 from torch_mlir import ir

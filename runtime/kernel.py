@@ -13,12 +13,13 @@ _CACHE_LINE = 64
 class Kernel:
     """Machine code of a region; calls are safe from any number of Python threads.
 
-    `workspace` is the scratch memory in bytes that each thread of a call needs.
+    `words` is how many words the operands and the output take, `workspace` the scratch bytes that each thread needs.
     """
 
-    def __init__(self, code: Code, workspace: int) -> None:
+    def __init__(self, code: Code, words: int, workspace: int) -> None:
         self._code, self._workspace = code, workspace
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
+        self._arguments = _Arguments(words + 3)
 
     def run(self, words: list[int]) -> None:
         """Call with the words of all operands and of the output (see emit-entry), on torch.get_num_threads() threads.
@@ -26,23 +27,33 @@ class Kernel:
         Nothing is checked: every address must hold what the kernel's types say.
         """
         threads = torch.get_num_threads()
-        scratch = _scratch(self._workspace * threads)
-        array = (ctypes.c_int64 * (len(words) + 3))(*words, scratch, self._workspace * threads, threads)
-        self._function(ctypes.addressof(array))
+        size = self._workspace * threads
+        arguments = self._arguments
+        if size > _workspace.size:
+            _workspace.grow(size)
+        arguments.array[:] = [*words, _workspace.address, size, threads]
+        self._function(arguments.address)
+
+
+class _Arguments(threading.local):
+    """The array of words that a Python thread passes to one kernel."""
+
+    def __init__(self, length: int) -> None:
+        self.array = (ctypes.c_int64 * length)()
+        self.address = ctypes.addressof(self.array)
 
 
 class _Workspace(threading.local):
     """Scratch memory of a Python thread: grows, is never given back, stays warm from call to call."""
 
-    memory: torch.Tensor | None = None
+    def __init__(self) -> None:
+        self.size = -1
+
+    def grow(self, size: int) -> None:
+        """Have at least `size` bytes at `address`, aligned to cache lines."""
+        self._memory = torch.empty(size + _CACHE_LINE, dtype=torch.uint8)
+        self.address = -(-self._memory.data_ptr() // _CACHE_LINE) * _CACHE_LINE
+        self.size = size
 
 
 _workspace = _Workspace()
-
-
-def _scratch(size: int) -> int:
-    """The address of at least `size` bytes, aligned to cache lines."""
-    memory = _workspace.memory
-    if memory is None or memory.numel() < size + _CACHE_LINE:
-        memory = _workspace.memory = torch.empty(size + _CACHE_LINE, dtype=torch.uint8)
-    return -(-memory.data_ptr() // _CACHE_LINE) * _CACHE_LINE

@@ -1,8 +1,8 @@
 """Packing: a dense tensor and a format go in, the arrays that a kernel reads come out.
 
-The arrays have the order and content of `sparse_tensor.assemble`'s operands: level by level the positions, then the
-coordinates, where the level has them; the values last. Arrays of 8, 16 and 32 bits hold unsigned numbers in torch's
-signed types, so a 16-bit coordinate of 65535 reads as -1 in torch.
+The arrays have the order and content of `sparse_tensor.assemble`'s operands: level by level the positions,
+then the coordinates, where the level has them; the values last. Arrays of 8, 16 and 32 bits hold unsigned
+numbers in torch's signed types, so a 16-bit coordinate of 65535 reads as -1 in torch.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _INTEGER = {0: torch.int64, 8: torch.int8, 16: torch.int16, 32: torch.int32, 64:
 class Packed:
     """A packed tensor: `components` as `sparse_tensor.assemble` takes them, of a dense tensor of `shape`.
 
-    `source` says for every stored value where it lies in the dense tensor, filled up to `padded_shape`, row-major.
+    `source` says where each stored value lies in the dense tensor, filled up to `padded_shape`, row-major.
     """
 
     format: Format
@@ -52,7 +52,7 @@ class Packed:
         )
 
     def refresh(self, dense: torch.Tensor) -> bool:
-        """Take the values of `dense` (same shape and dtype) in place if its nonzeros all lie in the stored pattern.
+        """Take over the values of `dense` (same shape and dtype) if its nonzeros all lie in the pattern.
 
         Returns False, and changes nothing, if a nonzero lies elsewhere.
         """
@@ -63,7 +63,7 @@ class Packed:
         return True
 
     def matches(self, dense: torch.Tensor) -> bool:
-        """Whether `dense` (same shape and dtype) is what is stored, bit for bit, with nothing but zeros elsewhere."""
+        """Whether `dense` (same shape and dtype) is what is stored, bit for bit, and 0 elsewhere."""
         values = self._gather(dense)
         return values is not None and torch.equal(values.view(torch.uint8), self.values.view(torch.uint8))
 
@@ -82,10 +82,10 @@ class Packed:
 def pack(dense: torch.Tensor, format: Format) -> Packed:
     """Store the nonzeros of `dense` (any strides, any dtype; NaN is a nonzero) in `format`.
 
-    Coordinates ascend. Dense levels below a sparse one store their zeros too; an N:M group of fewer than N nonzeros
-    stores its first zeros as well; what a block holds beyond the edge of the tensor is 0.
-    Raises FormatError if positions or coordinates overflow their width, if a group has more than N nonzeros, if a
-    unique level would need a coordinate twice, and for levels whose arrays MLIR cannot assemble.
+    Coordinates ascend. Dense levels below a sparse one store their zeros too; an N:M group of fewer than N
+    nonzeros stores its first zeros as well; what a block holds beyond the edge of the tensor is 0.
+    Raises FormatError if positions or coordinates overflow their width, if a group has more than N nonzeros,
+    if a unique level would need a coordinate twice, and for levels whose arrays MLIR cannot assemble.
     """
     dense = dense.detach()
     layout = _Layout(format, tuple(dense.shape))
@@ -99,8 +99,8 @@ def pack(dense: torch.Tensor, format: Format) -> Packed:
 class _Layout:
     """How a format lays out a shape: the walk from the outermost level to the last one that is not dense.
 
-    Dense levels below that one make each stored entry a block of `block` values. An entry of a level is a linear index
-    over the sizes of the levels down to it, so that ascending entries are in storage order.
+    Dense levels below that one make each stored entry a block of `block` values. An entry of a level is a
+    linear index over the sizes of the levels down to it, so that ascending entries are in storage order.
     """
 
     def __init__(self, format: Format, shape: tuple[int, ...]) -> None:
@@ -115,11 +115,9 @@ class _Layout:
 
     def _check(self) -> None:
         pos, crd = self.format.pos_width, self.format.crd_width
-        for number, (level, size) in enumerate(zip(self.levels, self.sizes, strict=True)):
+        for level, size in zip(self.levels, self.sizes, strict=True):
             if level.kind == "batch":
                 raise FormatError(f"'{level}': pack the members of a batch one by one and stack their arrays")
-            if level.kind == "singleton" and not level.soa and self.format.levels[-1].kind != "singleton":
-                raise FormatError(f"'{level}': interleaved singletons must be the last levels, use soa")
             if level.kind != "dense" and crd and size > 1 << crd:
                 raise FormatError(
                     f"'{level}': coordinates up to {size - 1} do not fit {crd} bits, "
@@ -127,7 +125,7 @@ class _Layout:
                 )
 
     def by_entry(self, in_level_order: torch.Tensor) -> torch.Tensor:
-        """[entries of the last level, block]"""
+        """A tensor in level order as [entries of the last level, block]."""
         return in_level_order.view(prod(self.sizes), self.block)
 
     def places(self, device: torch.device) -> torch.Tensor:
@@ -137,7 +135,7 @@ class _Layout:
         return self.by_entry(_in_level_order(places, self.format))
 
     def walk(self, occupied: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Positions and coordinates, and the entries of the last level, given which of its entries have a nonzero."""
+        """Positions and coordinates, and the stored entries of the last level; `occupied` has a nonzero."""
         leaves = occupied.nonzero().flatten().to(self.integer)
         arrays: list[torch.Tensor] = []
         stored = leaves.new_zeros(1)
@@ -162,7 +160,7 @@ class _Layout:
         return arrays, stored
 
     def _positions(self, parents: torch.Tensor, stored: torch.Tensor, at: int) -> torch.Tensor:
-        """Where the entries of each stored parent begin, and the last ones end; loose: begin and end of each."""
+        """Where the entries of each stored parent begin, and the last ones end; loose: both for each."""
         level, pos, count = self.levels[at], self.format.pos_width, parents.numel()
         if pos and count >= 1 << pos:
             raise FormatError(
@@ -187,8 +185,11 @@ class _Layout:
                     raise FormatError(f"'{self.levels[number]}' needs {coordinate} twice, make it nonunique")
             coordinates = prefixes % size if size and number else prefixes
             arrays.append(coordinates.to(_INTEGER[self.format.crd_width]))
-        interleaved = end > at + 1 and not self.levels[at + 1].soa
-        return [torch.stack(arrays, 1)] if interleaved else arrays
+        if end == at + 1 or self.levels[at + 1].soa:
+            return arrays
+        if end < len(self.format.levels):
+            raise FormatError(f"'{self.levels[at + 1]}': interleaved singletons must be the last levels, use soa")
+        return [torch.stack(arrays, 1)]
 
     def _choose(self, groups: torch.Tensor) -> torch.Tensor:
         """The n entries that each of [groups, m] stores: its nonzeros, filled up with its first zeros."""

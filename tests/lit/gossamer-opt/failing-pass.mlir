@@ -3,10 +3,10 @@
 // RUN: test ! -s %t
 // RUN: filecheck %s --input-file %t.err
 
-// CHECK:      failing-pass.mlir:[[# @LINE + 9]]:21: error: only ops implementing TilingInterface are supported
+// CHECK:      failing-pass.mlir:[[# @LINE + 10]]:21: error: only ops implementing TilingInterface are supported
 // CHECK-NEXT:     %tiled, %loop = transform.structured.tile_using_for
 // CHECK-NEXT:                     ^
-// CHECK-NEXT: failing-pass.mlir:[[# @LINE + 10]]:3: note: target op
+// CHECK-NEXT: failing-pass.mlir:[[# @LINE + 11]]:3: note: target op
 // CHECK-NEXT:   func.func @f() {
 // CHECK-NEXT:   ^
 // CHECK-NEXT: gossamer-opt: pass 'transform-interpreter' failed
