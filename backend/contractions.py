@@ -8,8 +8,8 @@
 All mean y[t, m] = sum_k x[t, k] w[m, k], up to views and, for a weight on the left, two transposes.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import torch
@@ -18,6 +18,8 @@ from torch import SymInt, fx
 from gossamer.backend.weights import Weight, cut, static_nodes
 
 aten = torch.ops.aten
+
+Side = Literal["left", "right"]
 
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 _BROADCASTS = VIEWS | {aten.expand.default, aten.unsqueeze.default}
@@ -40,13 +42,13 @@ class Contraction:
     weight  the matrix
     side    where the weight stands
     m, k    sizes of the weight: results and reduced elements
-    addend  what is added to the product, already scaled by `beta`; the product is scaled by `alpha`
+    addend  y = alpha * product + beta * addend, where there is one
     """
 
     node: fx.Node
     x: fx.Node
     weight: Weight
-    side: Literal["left", "right"]
+    side: Side
     m: int
     k: int
     addend: fx.Node | None
@@ -56,15 +58,10 @@ class Contraction:
     @property
     def tokens(self) -> int | None:
         """Rows of x seen as a matrix; for a dynamic size its hint, None where there is none."""
-        count = 1
-        for axis, size in enumerate(self.x.meta["val"].shape):
-            if axis == (len(self.x.meta["val"].shape) - (1 if self.side == "right" else 2)):
-                continue
-            hint = size.node.hint if isinstance(size, SymInt) else size
-            if hint is None:
-                return None
-            count *= int(hint)
-        return count
+        sizes = list(self.x.meta["val"].shape)
+        del sizes[-1 if self.side == "right" else -2]
+        hints = [size.node.hint if isinstance(size, SymInt) else size for size in sizes]
+        return None if None in hints else prod(hints)
 
     @property
     def backward(self) -> bool:
@@ -83,35 +80,39 @@ def is_backward(node: fx.Node) -> bool:
     return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
 
 
-def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> Iterator[Contraction]:
+def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> list[Contraction]:
     """Every contraction of `graph` with a weight made of the given leaves, in order.
 
     Where both factors are static, the one with more zeros is the weight.
     """
     static = static_nodes(graph, leaf_values)
-    for node in graph.nodes:
-        if node.op != "call_function" or node.target not in _PRODUCTS:
-            continue
-        addend, left, right = _PRODUCTS[node.target]
-        found: list[Contraction] = []
-        for side, at, other in (("right", right, left), ("left", left, right)):
-            operand = _unbatched(node.args[at])
-            weight = cut(operand, leaf_values) if operand in static else None
-            if weight is not None:
-                found.append(_contraction(node, node.args[other], weight, side, addend))
-        if found:
-            yield min(found, key=lambda c: c.weight.density)
+    return [c for n in list(graph.nodes) if (c := _contraction_at(n, static, leaf_values)) is not None]
 
 
-def _contraction(node: fx.Node, x: fx.Node, weight: Weight, side: str, addend: int | None) -> Contraction:
+def _contraction_at(
+    node: fx.Node, static: set[fx.Node], leaf_values: dict[fx.Node, torch.Tensor]
+) -> Contraction | None:
+    if node.op != "call_function" or node.target not in _PRODUCTS:
+        return None
+    addend, left, right = _PRODUCTS[node.target]
+    found: list[Contraction] = []
+    sides: tuple[tuple[Side, int, int], ...] = (("right", right, left), ("left", left, right))
+    for side, at, other in sides:
+        operand = _unbatched(node.args[at])  # type: ignore[arg-type]
+        weight = cut(operand, leaf_values) if operand in static else None
+        if weight is not None:
+            found.append(_contraction(node, node.args[other], weight, side, addend))  # type: ignore[arg-type]
+    return min(found, key=lambda c: c.weight.density) if found else None
+
+
+def _contraction(node: fx.Node, x: fx.Node, weight: Weight, side: Side, addend: int | None) -> Contraction:
     rows, columns = weight.value.shape
     if weight.transposed:
         rows, columns = columns, rows
     m, k = (columns, rows) if side == "right" else (rows, columns)
-    alpha, beta = (node.kwargs.get(name, 1) for name in ("alpha", "beta"))
-    return Contraction(
-        node, x, weight, side, m, k, None if addend is None or beta == 0 else node.args[addend], alpha, beta  # type: ignore[arg-type]
-    )
+    alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+    added = None if addend is None or beta == 0 else node.args[addend]
+    return Contraction(node, x, weight, side, m, k, added, alpha, beta)  # type: ignore[arg-type]
 
 
 def _unbatched(operand: fx.Node) -> fx.Node:

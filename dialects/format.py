@@ -111,8 +111,7 @@ class Format:
         if sorted(order) != list(range(self.rank)):
             raise FormatError(f"{tuple(order)} does not order the {self.rank} dimensions of {self.name}")
         levels = (
-            replace(level, expr=level.expr.replace(f"d{level.dim}", f"d{order.index(level.dim)}"))
-            for level in self.levels
+            replace(level, expr=level.expr.replace(f"d{level.dim}", f"d{order.index(level.dim)}")) for level in self.levels
         )
         return replace(self, levels=tuple(levels))
 
@@ -132,9 +131,7 @@ class Format:
 
     def _check_rank(self, shape: Sequence[int]) -> None:
         if len(shape) != self.rank:
-            raise FormatError(
-                f"{self.name} has {self.rank} dimensions, the shape {tuple(shape)} has {len(shape)}"
-            )
+            raise FormatError(f"{self.name} has {self.rank} dimensions, the shape {tuple(shape)} has {len(shape)}")
 
     @property
     def name(self) -> str:
@@ -153,6 +150,9 @@ class Format:
             known[f"BSR({blocks[0]}, {blocks[1]})"] = Format.bsr(*blocks)
         levels = ", ".join(map(str, self.levels))
         return next((name for name, other in known.items() if other.levels == self.levels), f"({levels})")
+
+    def __repr__(self) -> str:
+        return f"Format.parse({str(self)!r})"
 
     def __str__(self) -> str:
         dims, levels = ", ".join(f"d{dim}" for dim in range(self.rank)), ", ".join(map(str, self.levels))

@@ -15,6 +15,7 @@ The factors' maps go over the result's dimensions, then the reduced ones; a `ker
 
 `kernel.spmm` says how: the product of a dense [T, K] with a K-blocked sparse weight, in tiles of `tile` = [tokens, rows of
 the weight, columns of K], on vectors of `lanes` elements; `reduction` is the weight's dimension that is summed over.
+`kernel.spmv` says the same of a few tokens (`tokens` at a time) and a weight stored row by row.
 """
 
 from collections.abc import Callable
@@ -83,7 +84,8 @@ def _contract_problem(op: Any) -> str | None:
     return _epilogue_problem(op)
 
 
-def _spmm_problem(op: Any) -> str | None:
+def _product_problem(op: Any) -> str | None:
+    """What kernel.spmm and kernel.spmv ask of x [T, K], w [M, K] (or [K, M]) and the result [T, M]."""
     x, w = ir.RankedTensorType(op.x.type), ir.RankedTensorType(op.w.type)
     result = ir.RankedTensorType(op.result.type)
     if x.rank != 2 or w.rank != 2 or result.rank != 2:
@@ -97,10 +99,22 @@ def _spmm_problem(op: Any) -> str | None:
         return f"contraction sizes differ: {x.shape[1]} and {w.shape[reduction]}"
     if result.shape[1] != w.shape[1 - reduction]:
         return f"result has {result.shape[1]} columns, the weight gives {w.shape[1 - reduction]}"
+    if ir.IntegerAttr(op.lanes).value < 1:
+        return f"lanes is {op.lanes}, must be positive"
+    return _epilogue_problem(op)
+
+
+def _spmm_problem(op: Any) -> str | None:
     tile, lanes = integers(op.tile), ir.IntegerAttr(op.lanes).value
     if len(tile) != 3 or lanes < 1 or min(tile) < 1 or tile[0] % lanes or tile[1] % lanes:
         return f"tile {tile} is not [tokens, rows, K] with tokens and rows multiples of {lanes} lanes"
-    return _epilogue_problem(op)
+    return _product_problem(op)
+
+
+def _spmv_problem(op: Any) -> str | None:
+    if ir.IntegerAttr(op.tokens).value not in (1, 2, 4):
+        return f"tokens is {ir.IntegerAttr(op.tokens).value}, must be 1, 2 or 4"
+    return _product_problem(op)
 
 
 def _read_problem(op: Any) -> str | None:
@@ -138,6 +152,21 @@ class SpmmOp(KernelDialect.Operation, name="spmm", traits=[ext.Pure]):
 
     verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = _verified(_spmm_problem)
+
+
+class SpmvOp(KernelDialect.Operation, name="spmv", traits=[ext.Pure]):
+    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) for a few tokens with a w stored row by row, scheduled."""
+
+    x: ext.Operand[Any]
+    w: ext.Operand[Any]
+    tokens: ir.IntegerAttr
+    lanes: ir.IntegerAttr
+    reduction: ir.IntegerAttr
+    result: ext.Result[Any]
+    epilogue: ext.Region
+
+    verify_invariants = staticmethod(lambda op: True)
+    verify_region_invariants = _verified(_spmv_problem)
 
 
 class ReadOp(KernelDialect.Operation, name="read", traits=[ext.Pure]):

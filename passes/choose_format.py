@@ -4,9 +4,9 @@ before   func.func @region(%x: ..., %w: tensor<3072x768xf32, #CSR> {kernel.densi
 after    func.func @region(%x: ..., %w: tensor<3072x768xf32, #KB>)
          #KB = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed), posWidth = 32, crdWidth = 16
 
-The K-blocked form lists, block of columns by block, the nonzeros of every row. A block is as wide as the panel of x that
-stays in the first-level cache allows, and wider for sparser weights, so that a row has enough nonzeros in it. The choice uses
-the density alone (rounded by the importer); the hints are then dropped, so that layers of one shape share one kernel.
+The K-blocked form lists, block of columns by block, the nonzeros of every row; see `block_width`. `layout=rows` gives CSR
+with 16-bit coordinates, for few tokens. The choice uses shape and density (rounded by the importer) alone, and the hints are
+then dropped, so that layers of one shape share one kernel.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
+from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import affine_maps
 from gossamer.passes.forget_hints import DENSITY, ForgetHints
@@ -23,10 +24,15 @@ from gossamer.passes.queries import dims, public_functions, walk
 
 @dataclass(frozen=True)
 class ChooseFormat:
-    """`columns` sets the width of a block of K; 0 chooses by density."""
+    """`layout` is "kblock" or "rows"; `columns` sets the width of a block of K, 0 chooses it by density."""
 
     name: ClassVar[str] = "choose-format"
+    layout: str = "kblock"
     columns: int = 0
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("kblock", "rows"):
+            raise OptionError(f"layout of choose-format is {self.layout!r}, must be kblock or rows")
 
     def run(self, module: ir.Module) -> None:
         for contract in walk(module, "kernel.contract"):
@@ -43,10 +49,13 @@ class ChooseFormat:
             return
         reduction = dims(maps[1]).index(2)
         tensor = ir.RankedTensorType(weight.type)
-        function = weight.owner.owner.opview
-        density = _density(function, ir.BlockArgument(weight).arg_number)
-        columns = self.columns or block_width(tensor.shape[1 - reduction], tensor.shape[reduction], density)
-        encoding = ir.Attribute.parse(str(k_blocked(columns, reduction)))
+        if self.layout == "rows":
+            chosen = by_rows(tensor.shape[reduction], reduction)
+        else:
+            density = _density(weight.owner.owner.opview, ir.BlockArgument(weight).arg_number)
+            columns = self.columns or block_width(tensor.shape[1 - reduction], tensor.shape[reduction], density)
+            chosen = k_blocked(columns, reduction)
+        encoding = ir.Attribute.parse(str(chosen))
         weight.set_type(ir.RankedTensorType.get(tensor.shape, tensor.element_type, encoding))
 
 
@@ -64,6 +73,11 @@ def k_blocked(columns: int, reduction: int) -> Format:
     """K-blocked CSR of a matrix that is summed over dimension `reduction`, with 32-bit positions, 16-bit coordinates."""
     blocked = Format.kblock(columns)
     return blocked if reduction == 1 else blocked.permuted((1, 0))
+
+
+def by_rows(size: int, reduction: int) -> Format:
+    """CSR (CSC if the matrix is summed over dimension 0, of `size` elements) with coordinates as narrow as they can be."""
+    return (Format.CSR if reduction == 1 else Format.CSC).with_widths(32, 16 if size <= 1 << 16 else 32)
 
 
 def block_width(rows: int, size: int, density: float) -> int:

@@ -8,10 +8,10 @@ reads a whole [T, M] tensor or a per-token vector runs after the transpose (`aft
 from collections.abc import Callable
 
 from torch_mlir import ir
-from torch_mlir.dialects import vector
+from torch_mlir.dialects import arith, memref, vector
 
 from gossamer.passes.queries import defining, dims
-from gossamer.passes.vectors import vector_of
+from gossamer.passes.vectors import index, mask_of, vector_of, zeros
 
 Read = Callable[[ir.Operation, ir.VectorType], ir.Value]
 
@@ -52,6 +52,10 @@ class Epilogue:
         missing = [op for op in self._before if not _depends(op, self.sum)]
         return self._emit(missing + self._after, {self.crossing: crossing}, self.result, read)
 
+    def whole(self, sums: ir.Value, read: Read) -> ir.Value:
+        """The results, for a vector of sums of one token."""
+        return self._emit(self._before + self._after, {self.sum: sums}, self.result, read)
+
     def _emit(
         self, body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, read: Read
     ) -> ir.Value:
@@ -71,9 +75,49 @@ class Epilogue:
         return mapping[wanted] if wanted in mapping else splat(wanted, lanes)
 
 
+class Buffers:
+    """The memory behind the kernel.read ops of an epilogue, and the result's: how lanes are read and stored."""
+
+    def __init__(self, reads: dict[ir.Value, ir.Value], out: ir.Value) -> None:
+        self.reads, self.out = reads, out
+        self.tokens = memref.dim(out, index(0))
+        self.features = memref.dim(out, index(1))
+
+    def by_feature(self, m: ir.Value) -> Read:
+        """kernel.read where all lanes are tokens of feature m."""
+
+        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+            at = [index(0) if d is None else m for d in _dims(op)]
+            return vector.broadcast(type_, memref.load(self.reads[op.results[0]], at))
+
+        return read
+
+    def store_token(self, token: ir.Value, row: ir.Value, lanes: int, result: Callable[[Read], ir.Value]) -> None:
+        """out[token, row..] = result(read), where the lanes are the features from `row` on; a token past the end is not
+        stored, and reads the last one's memory."""
+        mask = mask_of(lanes, arith.subi(self.features, row))
+        none = arith.constant(mask.type, ir.DenseElementsAttr.get_splat(mask.type, ir.BoolAttr.get(False)))
+        exists = arith.cmpi(arith.CmpIPredicate.ult, token, self.tokens)
+        mask = arith.select(exists, mask, none)
+        safe = arith.minui(token, arith.subi(self.tokens, index(1)))
+
+        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+            buffer, positions = self.reads[op.results[0]], _dims(op)
+            at = [index(0) if d is None else (safe, row)[d] for d in positions]
+            if 1 not in positions:
+                return vector.broadcast(type_, memref.load(buffer, at))
+            return vector.maskedload(type_, buffer, at, mask, zeros(type_))
+
+        vector.maskedstore(self.out, [safe, row], mask, result(read))
+
+
+def _dims(read: ir.Operation) -> list[int | None]:
+    return dims(ir.AffineMapAttr(read.attributes["map"]).value)
+
+
 def reads_tokens(read: ir.Operation) -> bool:
     """Whether a kernel.read depends on the token, the first dimension of the result."""
-    return 0 in dims(ir.AffineMapAttr(read.attributes["map"]).value)
+    return 0 in _dims(read)
 
 
 def splat(scalar: ir.Value, lanes: int) -> ir.Value:

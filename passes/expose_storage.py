@@ -23,6 +23,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.passes.queries import public_functions
 
+
 @dataclass(frozen=True)
 class ExposeStorage:
     """Give every public function of the module memrefs for its tensors, an output, a workspace and a team size."""

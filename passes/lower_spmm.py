@@ -15,30 +15,32 @@ left of K and of the rows is masked, tokens past the last one repeat it and are 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
-from gossamer.passes.epilogue import Epilogue
+from gossamer.passes.epilogue import Buffers, Epilogue
 from gossamer.passes.openmp import thread_number
-from gossamer.passes.queries import dims, walk
+from gossamer.passes.queries import walk
 from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.vectors import (
     byte_width,
+    call_narrowest,
     index,
     load_index,
     loop,
     mask_of,
     narrowed,
+    reserve_workspace,
     transpose,
     vector_of,
     widened,
     zeros,
 )
 
-WORKSPACE = "kernel.workspace"  # module attribute: bytes that each thread needs
 _CACHE_LINE = 64
 _LONG_ROW = 48  # nonzeros of a row in a block from which on a row counts as long
 
@@ -50,13 +52,10 @@ class LowerSpmm:
     name: ClassVar[str] = "lower-spmm"
 
     def run(self, module: ir.Module) -> None:
-        attributes, needed = module.operation.attributes, 0
         for op in walk(module, "kernel.spmm"):
             spmm = _Spmm(op.opview)
-            needed = max(needed, spmm.workspace)
+            reserve_workspace(module, spmm.workspace)
             _lower(spmm)
-        if needed:
-            attributes[WORKSPACE] = ir.IntegerAttr.get(ir.IndexType.get(), needed)
 
 
 class _Spmm:
@@ -93,7 +92,7 @@ def _lower(spmm: _Spmm) -> None:
     widths = [v for v in (4, 2, 1) if v * lanes <= spmm.tokens]
     with spmm.op.location:
         with ir.InsertionPoint(function):
-            tiles = {v: _tile_function(spmm, f"{function.name.value}_tile{v * lanes}", v) for v in widths}
+            tiles = {v * lanes: _tile_function(spmm, f"{function.name.value}_tile{v * lanes}", v) for v in widths}
         with ir.InsertionPoint(spmm.op):
             one, tile, groups = index(1), index(spmm.tokens), index(spmm.groups)
             tokens = memref.dim(storage.output, index(0))
@@ -110,25 +109,9 @@ def _lower(spmm: _Spmm) -> None:
                 high = arith.divui(arith.muli(arith.addi(chunk, one), groups), chunks)
                 offset = arith.muli(thread_number(), index(spmm.workspace))
                 arguments = [*spmm.buffers, storage.output, storage.workspace, offset, first, low, high]
-                _dispatch(arith.subi(tokens, first), tiles, lanes, arguments)
+                call_narrowest(arith.subi(tokens, first), tiles, arguments)
                 scf.ReduceOp([], 0)
     storage.erase()
-
-
-def _dispatch(left: ir.Value, tiles: dict[int, func.FuncOp], lanes: int, arguments: list[ir.Value]) -> None:
-    """Call the narrowest tile function that holds the `left` tokens."""
-    wide, *rest = tiles
-    if not rest:
-        func.CallOp(tiles[wide], arguments)
-        return
-    fits = arith.cmpi(arith.CmpIPredicate.ugt, left, index(rest[0] * lanes))
-    choice = scf.IfOp(fits, has_else=True)
-    with ir.InsertionPoint(choice.then_block):
-        func.CallOp(tiles[wide], arguments)
-        scf.YieldOp([])
-    with ir.InsertionPoint(choice.else_block):
-        _dispatch(left, {v: tiles[v] for v in rest}, lanes, arguments)
-        scf.YieldOp([])
 
 
 def _tile_function(spmm: _Spmm, name: str, vectors: int) -> func.FuncOp:
@@ -148,11 +131,10 @@ class _Tile:
     def __init__(self, spmm: _Spmm, vectors: int, arguments: list[ir.Value]) -> None:
         *buffers, self.out, self.workspace, self.offset, self.first, self.low, self.high = arguments
         self.x, self.positions, self.coordinates, self.values, *reads = buffers
-        self.reads = dict(zip((r.results[0] for r in spmm.reads), reads, strict=True))
+        self.memory = Buffers(dict(zip((r.results[0] for r in spmm.reads), reads, strict=True)), self.out)
         self.spmm, self.lanes, self.vectors = spmm, spmm.lanes, vectors
         self.vec = vector_of(self.lanes, spmm.sum_type)
         self.at = [index(v * self.lanes) for v in range(vectors)]
-        self.token_count = memref.dim(self.out, index(0))
 
     def emit(self) -> None:
         spmm, lanes = self.spmm, index(self.lanes)
@@ -189,7 +171,7 @@ class _Tile:
     def _pack(self, packed: ir.Value) -> None:
         """x[first + t, k] -> packed[k, t]; tokens past the last one repeat it."""
         lanes, narrow = self.lanes, vector_of(self.lanes, ir.MemRefType(self.x.type).element_type)
-        columns, last = index(self.spmm.K), arith.subi(self.token_count, index(1))
+        columns, last = index(self.spmm.K), arith.subi(self.memory.tokens, index(1))
         with loop(index(0), columns, index(lanes)) as ks:
             k = ks.induction_variable
             mask = mask_of(lanes, arith.subi(columns, k))
@@ -221,7 +203,7 @@ class _Tile:
         if not spmm.epilogue.trivial:
             finish = scf.IfOp(last, types, has_else=True)
             with ir.InsertionPoint(finish.then_block):
-                read = self._read_by_feature(m)
+                read = self.memory.by_feature(m)
                 scf.YieldOp([widened(spmm.epilogue.before(t, read), self.vec) for t in totals])
             with ir.InsertionPoint(finish.else_block):
                 scf.YieldOp(totals)
@@ -238,26 +220,26 @@ class _Tile:
         of its own. In short rows the loop for what is left over would cost more than that gains.
         """
         ways = 4 // self.vectors
-        partial = sums + [zeros(self.vec)] * (self.vectors * (ways - 1))
+        several = sums + [zeros(self.vec)] * (self.vectors * (ways - 1))
         whole = begin
         if ways > 1:
             count = arith.subi(end, begin)
             long = arith.cmpi(arith.CmpIPredicate.uge, count, index(_LONG_ROW))
             in_groups = arith.subi(count, arith.remui(count, index(ways)))
             whole = arith.addi(begin, arith.select(long, in_groups, index(0)))
-            with loop(begin, whole, index(ways), partial) as groups:
+            with loop(begin, whole, index(ways), several) as groups:
                 totals = list(groups.inner_iter_args)
                 for way in range(ways):
                     at = arith.addi(groups.induction_variable, index(way))
                     mine = slice(way * self.vectors, (way + 1) * self.vectors)
                     totals[mine] = self._multiply_add(packed, origin, at, totals[mine])
                 scf.YieldOp(totals)
-            partial = list(groups.results)
-        with loop(whole, end, index(1), partial[: self.vectors]) as rest:
+            several = list(groups.results)
+        with loop(whole, end, index(1), several[: self.vectors]) as rest:
             scf.YieldOp(self._multiply_add(packed, origin, rest.induction_variable, list(rest.inner_iter_args)))
         totals = list(rest.results)
         for way in range(1, ways):
-            mine = partial[way * self.vectors : (way + 1) * self.vectors]
+            mine = several[way * self.vectors : (way + 1) * self.vectors]
             totals = [arith.addf(a, b) for a, b in zip(totals, mine, strict=True)]
         return totals
 
@@ -273,40 +255,10 @@ class _Tile:
     def _unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value) -> None:
         """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for one group of rows."""
         lanes, epilogue = self.lanes, self.spmm.epilogue
-        features = mask_of(lanes, arith.subi(index(self.spmm.M), row))
-        none = arith.constant(features.type, ir.DenseElementsAttr.get_splat(features.type, ir.BoolAttr.get(False)))
         crossing = vector_of(lanes, epilogue.crossing.type)
         for t in range(self.vectors):
             group = [vector.load(self.vec, sums, [arith.addi(slot, index(r)), self.at[t]]) for r in range(lanes)]
             for r, values in enumerate(transpose(group)):
                 token = arith.addi(self.first, index(t * lanes + r))
-                exists = arith.cmpi(arith.CmpIPredicate.ult, token, self.token_count)
-                mask = arith.select(exists, features, none)
-                safe = arith.minui(token, arith.subi(self.token_count, index(1)))
-                read = self._read_by_token(safe, row, mask)
-                result = epilogue.after(narrowed(values, crossing), read)
-                vector.maskedstore(self.out, [safe, row], mask, result)
-
-    def _read_by_feature(self, m: ir.Value) -> Any:
-        """kernel.read where all lanes are tokens of feature m."""
-
-        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
-            buffer = self.reads[op.results[0]]
-            positions = dims(ir.AffineMapAttr(op.attributes["map"]).value)
-            at = [index(0) if d is None else m for d in positions]
-            return vector.broadcast(type_, memref.load(buffer, at))
-
-        return read
-
-    def _read_by_token(self, token: ir.Value, row: ir.Value, mask: ir.Value) -> Any:
-        """kernel.read where the lanes are the features from `row` on of one token."""
-
-        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
-            buffer = self.reads[op.results[0]]
-            positions = dims(ir.AffineMapAttr(op.attributes["map"]).value)
-            at = [index(0) if d is None else (token, row)[d] for d in positions]
-            if 1 not in positions:
-                return vector.broadcast(type_, memref.load(buffer, at))
-            return vector.maskedload(type_, buffer, at, mask, zeros(type_))
-
-        return read
+                finish = partial(epilogue.after, narrowed(values, crossing))
+                self.memory.store_token(token, row, lanes, finish)

@@ -14,20 +14,24 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.passes.context import context
 from gossamer.passes.emit_entry import ENTRY, WORDS
-from gossamer.passes.lower_spmm import WORKSPACE
 from gossamer.passes.registry import run_pipeline
+from gossamer.passes.vectors import WORKSPACE
 
 Observer = Callable[[str, str, str], None]  # stage, file suffix, text
 
 _NORMALIZE = (
     "propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,canonicalize,cse"
 )
+_FUSE = f"{_NORMALIZE},fuse-epilogue,canonicalize,cse"
+_FINISH = "expand-math,parallelize,emit-entry,lower-to-llvm{bits=%d}"
 _PLAN = {
-    "kblock": f"{_NORMALIZE},fuse-epilogue,canonicalize,cse,choose-format,schedule{{bits=%d}}",
+    "kblock": f"{_FUSE},choose-format,schedule{{bits=%d}}",
+    "gather": f"{_FUSE},choose-format{{layout=rows}},schedule{{bits=%d}}",
     "reference": f"{_NORMALIZE},forget-hints",
 }
 _LOWER = {
-    "kblock": "expose-storage,lower-spmm,expand-math,parallelize,emit-entry,lower-to-llvm{bits=%d}",
+    "kblock": f"expose-storage,lower-spmm,{_FINISH}",
+    "gather": f"expose-storage,lower-spmv,{_FINISH}",
     "reference": "expose-storage,emit-entry,sparsifier{enable-runtime-library=false parallelization-strategy=none}",
 }
 SCHEDULES = tuple(_PLAN)

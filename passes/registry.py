@@ -40,6 +40,7 @@ _PASSES: dict[str, str | type[Pass]] = {
     "schedule": "gossamer.passes.schedule:Schedule",
     "expose-storage": "gossamer.passes.expose_storage:ExposeStorage",
     "lower-spmm": "gossamer.passes.lower_spmm:LowerSpmm",
+    "lower-spmv": "gossamer.passes.lower_spmv:LowerSpmv",
     "expand-math": "gossamer.passes.expand_math:ExpandMath",
     "parallelize": "gossamer.passes.parallelize:Parallelize",
     "emit-entry": "gossamer.passes.emit_entry:EmitEntry",

@@ -2,9 +2,10 @@
 
 before   %y = "kernel.contract"(%x, %w) ({epilogue}) {indexing_maps = [(t, m, k) -> (t, k), (t, m, k) -> (m, k)]}
 after    %y = "kernel.spmm"(%x, %w) ({epilogue}) {lanes = 16 : i64, reduction = 1 : i64, tile = [64, 1024, 192]}
+   or    %y = "kernel.spmv"(%x, %w) ({epilogue}) {lanes = 16 : i64, reduction = 1 : i64, tokens = 4 : i64}
 
-Takes products with a K-blocked weight (see choose-format). A contraction without a schedule is an error: the caller then
-compiles the region with the reference pipeline.
+The weight's format, which choose-format has given it, says which: K-blocked is for spmm, rows are for spmv. A contraction
+without a schedule is an error: the caller then compiles the region with the reference pipeline.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import SpmmOp, affine_maps
-from gossamer.passes.choose_format import is_linear, k_blocked
+from gossamer.dialects.kernel import SpmmOp, SpmvOp, affine_maps
+from gossamer.passes.choose_format import by_rows, is_linear, k_blocked
 from gossamer.passes.queries import dims, walk
 
 _VECTORS = 4  # vectors of tokens in a register tile
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
+_TOKENS = 4  # tokens that share the loads of a row
 
 
 @dataclass(frozen=True)
@@ -34,32 +36,26 @@ class Schedule:
             self._schedule(contract.opview)
 
     def _schedule(self, contract: Any) -> None:
-        columns = _block_width(contract)
+        if not is_linear(contract):
+            raise CompileError(f"no schedule for {contract.operation.name} of {contract.lhs.type} and {contract.rhs.type}")
         reduction = dims(affine_maps(contract.indexing_maps)[1]).index(2)
-        total = contract.epilogue.blocks[0].arguments[0].type
-        lanes = self.bits // ir.FloatType(total).width
-        i64 = ir.IntegerType.get_signless(64)
-        tile = [ir.IntegerAttr.get(i64, n) for n in (_VECTORS * lanes, _ROWS, columns)]
+        lanes = self.bits // ir.FloatType(contract.epilogue.blocks[0].arguments[0].type).width
+        x, w, type_ = contract.lhs, contract.rhs, contract.result.type
+        weight = ir.RankedTensorType(w.type)
+        stored = Format.parse(str(weight.encoding))
+        block = stored.levels[0].block
         with ir.InsertionPoint(contract), contract.location:
-            spmm = SpmmOp(
-                contract.lhs,
-                contract.rhs,
-                ir.ArrayAttr.get(tile),
-                ir.IntegerAttr.get(i64, lanes),
-                ir.IntegerAttr.get(i64, reduction),
-                result=contract.result.type,
-            )
-        contract.epilogue.blocks[0].append_to(spmm.epilogue)
-        contract.result.replace_all_uses_with(spmm.result)
+            if block > 1 and stored == k_blocked(block, reduction):
+                tile = ir.ArrayAttr.get([_i64(n) for n in (_VECTORS * lanes, _ROWS, block)])
+                scheduled: Any = SpmmOp(x, w, tile, _i64(lanes), _i64(reduction), result=type_)
+            elif stored == by_rows(weight.shape[reduction], reduction):
+                scheduled = SpmvOp(x, w, _i64(_TOKENS), _i64(lanes), _i64(reduction), result=type_)
+            else:
+                raise CompileError(f"no schedule for a weight stored as {stored.name}")
+        contract.epilogue.blocks[0].append_to(scheduled.epilogue)
+        contract.result.replace_all_uses_with(scheduled.result)
         contract.operation.erase()
 
 
-def _block_width(contract: Any) -> int:
-    """The width of the weight's blocks of K; CompileError if the contraction has no schedule."""
-    if is_linear(contract):
-        encoding = str(ir.RankedTensorType(contract.rhs.type).encoding)
-        fmt = Format.parse(encoding)
-        reduction = dims(affine_maps(contract.indexing_maps)[1]).index(2)
-        if len(fmt.levels) == 3 and (block := fmt.levels[0].block) > 1 and fmt == k_blocked(block, reduction):
-            return block
-    raise CompileError(f"no schedule for {contract.operation.name} of {contract.lhs.type} and {contract.rhs.type}")
+def _i64(value: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

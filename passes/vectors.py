@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, scf, vector
+from torch_mlir.dialects import arith, func, memref, scf, vector
+
+WORKSPACE = "kernel.workspace"  # module attribute: bytes of workspace that each thread needs
 
 
 def index(value: int) -> ir.Value:
@@ -74,3 +76,26 @@ def transpose(rows: Sequence[ir.Value]) -> list[ir.Value]:
             values[i + span] = vector.shuffle(a, b, [n + j if j & span else j + span for j in range(n)])
         span //= 2
     return values
+
+
+def call_narrowest(left: ir.Value, variants: dict[int, func.FuncOp], arguments: Sequence[ir.Value]) -> None:
+    """Call the narrowest of the functions that holds the `left` tokens; keys are the tokens of each, widest first."""
+    widest, *rest = variants
+    if not rest:
+        func.CallOp(variants[widest], list(arguments))
+        return
+    needed = arith.cmpi(arith.CmpIPredicate.ugt, left, index(rest[0]))
+    choice = scf.IfOp(needed, has_else=True)
+    with ir.InsertionPoint(choice.then_block):
+        func.CallOp(variants[widest], list(arguments))
+        scf.YieldOp([])
+    with ir.InsertionPoint(choice.else_block):
+        call_narrowest(left, {tokens: variants[tokens] for tokens in rest}, arguments)
+        scf.YieldOp([])
+
+
+def reserve_workspace(module: ir.Module, size: int) -> None:
+    """Note on the module that each thread needs `size` bytes of workspace, or more if another op does."""
+    attributes = module.operation.attributes
+    known = ir.IntegerAttr(attributes[WORKSPACE]).value if WORKSPACE in attributes else 0
+    attributes[WORKSPACE] = ir.IntegerAttr.get(ir.IndexType.get(), max(known, size))

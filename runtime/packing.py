@@ -47,9 +47,7 @@ class Packed:
     @cached_property
     def words(self) -> tuple[int, ...]:
         """Address and length of each component, as a kernel's entry takes them."""
-        return tuple(
-            word for component in self.components for word in (component.data_ptr(), component.numel())
-        )
+        return tuple(word for component in self.components for word in (component.data_ptr(), component.numel()))
 
     def refresh(self, dense: torch.Tensor) -> bool:
         """Take over the values of `dense` (same shape and dtype) if its nonzeros all lie in the pattern.

@@ -4,7 +4,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch_mlir import ir, passmanager
 
@@ -62,11 +62,7 @@ def test_kblock_has_the_widths_that_its_kernel_reads() -> None:
 
 KINDS = (
     ["dense", "batch", "structured[1, 4]", "structured[2, 4]"]
-    + [
-        f"{kind}{flag}"
-        for kind in ("compressed", "loose_compressed")
-        for flag in ("", "(nonunique)", "(nonordered)")
-    ]
+    + [f"{kind}{flag}" for kind in ("compressed", "loose_compressed") for flag in ("", "(nonunique)", "(nonordered)")]
     + [f"singleton{flag}" for flag in ("", "(nonunique)", "(soa)", "(nonunique, soa)")]
 )
 
@@ -89,16 +85,12 @@ def test_we_accept_exactly_the_level_kinds_that_mlir_accepts(exprs: str) -> None
 
 
 BSR_MAP = "(d0 floordiv 2 : dense, d1 floordiv 4 : compressed, d0 mod 2 : dense, d1 mod 4 : dense)"
-BSR_LEVELS = (
-    "(a = i floordiv 2 : dense, b = j floordiv 4 : compressed, c = i mod 2 : dense, d = j mod 4 : dense)"
-)
+BSR_LEVELS = "(a = i floordiv 2 : dense, b = j floordiv 4 : compressed, c = i mod 2 : dense, d = j mod 4 : dense)"
 SPELLINGS = [
     # whitespace, comments, order of keys, a comma too many
     "#sparse_tensor.encoding<{map=(d0,d1)->(d0:dense,d1:compressed())}>",
     "  #sparse_tensor<encoding<{ map = (d0, d1) -> (d0 : dense, d1 : compressed) }>>",
-    encoding(
-        "crdWidth = 0x10, posWidth = 32 : i64, map = (d0, d1) -> (d0 : dense, // rows\n d1 : compressed),"
-    ),
+    encoding("crdWidth = 0x10, posWidth = 32 : i64, map = (d0, d1) -> (d0 : dense, // rows\n d1 : compressed),"),
     encoding("map = (d0, d1) -> (d0 : dense, d1 : compressed), posWidth = 8, posWidth = 64"),
     # names of dimensions and of levels
     encoding("map = (row, column) -> (column : dense, row : compressed)"),
@@ -212,9 +204,7 @@ def mlir_level_sizes(fmt: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The constants that `sparse_tensor.lvl` folds to."""
     tensor = f"tensor<{'x'.join(map(str, shape))}xf32, #S>"
     numbers = range(len(fmt.levels))
-    ops = [
-        f"%c{n} = arith.constant {n} : index\n%l{n} = sparse_tensor.lvl %t, %c{n} : {tensor}" for n in numbers
-    ]
+    ops = [f"%c{n} = arith.constant {n} : index\n%l{n} = sparse_tensor.lvl %t, %c{n} : {tensor}" for n in numbers]
     types = ", ".join("index" for _ in numbers)
     sizes = ", ".join(f"%l{n}" for n in numbers)
     body = "\n".join([*ops, f"return {sizes} : {types}"])
@@ -274,25 +264,17 @@ def test_components_come_level_by_level_and_the_values_last() -> None:
 @st.composite
 def formats(draw: st.DrawFn) -> Format:
     rank = draw(st.integers(1, 4))
-    pieces = []
-    for dim in range(rank):
-        block = draw(st.sampled_from([0, 0, 2, 3, 16]))
-        pieces.append([f"d{dim} floordiv {block}", f"d{dim} mod {block}"] if block else [f"d{dim}"])
-    exprs = []
+    whole = draw(st.integers(0, rank))  # the dimensions after these are blocked
+    blocks = [(dim, draw(st.sampled_from([2, 3, 16]))) for dim in range(whole, rank)]
+    pieces = [[f"d{dim}"] for dim in range(whole)]
+    pieces += [[f"d{dim} floordiv {block}", f"d{dim} mod {block}"] for dim, block in blocks]
+    levels = []
     while any(pieces):
-        exprs.append(draw(st.sampled_from([piece for piece in pieces if piece])).pop(0))
-    levels = [f"{expr} : {draw(st.sampled_from(KINDS))}" for expr in exprs]
-    widths = [
-        f", {key} = {draw(st.sampled_from([8, 16, 32, 64]))}"
-        for key in ("posWidth", "crdWidth")
-        if draw(st.booleans())
-    ]
-    dims = ", ".join(f"d{dim}" for dim in range(rank))
-    try:
-        return Format.parse(encoding(f"map = ({dims}) -> ({', '.join(levels)}){''.join(widths)}"))
-    except FormatError:
-        assume(False)
-        raise
+        expr = draw(st.sampled_from([piece for piece in pieces if piece])).pop(0)
+        nonordered = draw(st.booleans())
+        levels.append(draw(st.sampled_from([Level(expr), Level(expr, "compressed", nonordered=nonordered)])))
+    widths = st.sampled_from([0, 8, 16, 32, 64])
+    return Format(tuple(levels), rank, draw(widths), draw(widths))
 
 
 @given(fmt=formats(), blank=st.sampled_from(["", " ", "\n\t ", " // note\n"]))

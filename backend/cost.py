@@ -1,0 +1,38 @@
+"""Whether a sparse kernel pays: the cost model's prediction for a contraction on this machine."""
+
+import torch
+
+from gossamer.backend.contractions import Contraction
+from gossamer.passes.cost_model import predict
+from gossamer.runtime.target import host
+
+_NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+_COPY_GBS = 5.0
+"""Speed at which a matrix is transposed, in GB/s."""
+
+
+def predicted_gain(contraction: Contraction, density: float | None = None) -> float:
+    """How many times faster than dense the contraction is with a weight of this density (its own by default).
+
+    A weight on the left costs two transposes more: x before and y after it.
+    """
+    c = contraction
+    density = c.weight.density if density is None else density
+    dtype = c.weight.value.dtype
+    found = predict(c.m, c.k, c.tokens, density, _NAMES[dtype], host().vector_bits, torch.get_num_threads())
+    transposes = 0.0
+    if c.side == "left" and c.tokens != 1:
+        transposes = (c.m + c.k) * (c.tokens or 1) * dtype.itemsize / (_COPY_GBS * 1e3)
+    return found.dense_us / (found.sparse_us + transposes)
+
+
+def densest_that_pays(contraction: Contraction, min_gain: float) -> float:
+    """The density above which dense is faster, to 1 %; 1 where `min_gain` is 0 and everything is to be sparse.
+
+    At least the weight's own density, which was found to pay.
+    """
+    if min_gain == 0:
+        return 1.0
+    paying = [p / 100 for p in range(1, 101) if predicted_gain(contraction, p / 100) >= 1]
+    return max([*paying[-1:], contraction.weight.density])

@@ -1,0 +1,149 @@
+"""Packed weights, kept as long as the tensors they were packed from live, and renewed when those change.
+
+A weight is recognised by its leaves' storages (weak references, so a freed and reused address is never taken for the
+old tensor), data pointers and version counters. When a version moves on:
+
+    same pattern                       the values are gathered again
+    new pattern                        it is packed again
+    new pattern at every call          dense, until it stays the same for two calls
+    too dense for sparse to pay        dense, until it changes
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from gossamer.backend.weights import run
+from gossamer.dialects.format import Format
+from gossamer.runtime.packing import Packed, pack
+
+_SETTLED = 2
+"""Calls that a packing must have served before a new pattern is packed at once."""
+
+_HOLLOW = 0.75
+"""Share of the nonzeros below which a pattern that lost values is packed again."""
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """What is known about one weight at one version; `packed` is None while it is run dense."""
+
+    storages: tuple[weakref.ref[torch.UntypedStorage], ...]
+    versions: tuple[int, ...]
+    packed: Packed | None
+    nonzeros: int
+    density: float
+    calls: int = 0
+
+    def is_current(self, leaves: Sequence[torch.Tensor]) -> bool:
+        for leaf, storage, version in zip(leaves, self.storages, self.versions, strict=True):
+            if storage() is not leaf.untyped_storage() or version != _version(leaf):
+                return False
+        return True
+
+
+@dataclass(eq=False)
+class Packings:
+    """All weights that are computed by one expression and packed in one format.
+
+    evaluate  leaf values → the matrix as it is stored
+    format    what it is packed in
+    """
+
+    evaluate: Callable[..., torch.Tensor]
+    format: Format
+    _entries: dict[tuple[int, ...], _Entry] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _unsettled: int = 0
+
+    def current(self, leaves: Sequence[torch.Tensor], densest: float) -> Packed | None:
+        """The packed weight for these leaves; None where it is denser than `densest` or will not settle."""
+        entry = self._entries.get(tuple([leaf.data_ptr() for leaf in leaves]))
+        if entry is None or not entry.is_current(leaves) or (entry.packed is None and entry.density <= densest):
+            entry = self._renew(leaves, densest)
+        entry.calls += 1
+        if entry.calls == _SETTLED:
+            self._unsettled = 0
+        return entry.packed if entry.density <= densest else None
+
+    def verified(self, leaves: Sequence[torch.Tensor], densest: float) -> Packed | None:
+        """As `current`, after comparing every value, so that writes which no version counter shows are seen."""
+        packed = self.current(leaves, densest)
+        if packed is None or packed.matches(run(self.evaluate, leaves)):
+            return packed
+        with self._lock:
+            self._entries.pop(tuple([leaf.data_ptr() for leaf in leaves]), None)
+        return self.current(leaves, densest)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _renew(self, leaves: Sequence[torch.Tensor], densest: float) -> _Entry:
+        with self._lock:
+            key = tuple([leaf.data_ptr() for leaf in leaves])
+            old = self._entries.get(key)
+            if old is not None and not _same_storages(old, leaves):
+                old = None
+            again = old is not None and old.is_current(leaves)
+            if again and old is not None and (old.packed is not None or old.density > densest):
+                return old  # another thread was faster
+            entry = None
+            if old is not None and not again:
+                entry = self._refreshed(old, leaves) if old.packed is not None else _dense(leaves)
+                if entry is None and old.calls < _SETTLED:
+                    entry = _dense(leaves)
+            elif old is None and self._unsettled > 8 + 2 * len(self._entries):
+                entry = _dense(leaves)  # a new tensor at every call
+            if entry is None:
+                entry = self._packed(leaves, densest)
+            self._entries[key] = self._watched(entry, key, leaves)
+            return entry
+
+    def _refreshed(self, old: _Entry, leaves: Sequence[torch.Tensor]) -> _Entry | None:
+        """The entry with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
+        assert old.packed is not None
+        versions, value = _versions(leaves), run(self.evaluate, leaves)
+        nonzeros = int(torch.count_nonzero(value))
+        if nonzeros < _HOLLOW * old.nonzeros or not old.packed.refresh(value):
+            return None
+        return _Entry((), versions, old.packed, old.nonzeros, nonzeros / value.numel(), old.calls)
+
+    def _packed(self, leaves: Sequence[torch.Tensor], densest: float) -> _Entry:
+        self._unsettled += 1
+        versions, value = _versions(leaves), run(self.evaluate, leaves)
+        nonzeros = int(torch.count_nonzero(value))
+        density = nonzeros / value.numel()
+        packed = pack(value, self.format) if density <= densest else None
+        return _Entry((), versions, packed, nonzeros, density)
+
+    def _watched(self, entry: _Entry, key: tuple[int, ...], leaves: Sequence[torch.Tensor]) -> _Entry:
+        """The entry, to be dropped when one of the storages under it dies."""
+        entries = self._entries
+
+        def drop(storage: object) -> None:
+            current = entries.get(key)
+            if current is not None and any(s is storage for s in current.storages):
+                entries.pop(key, None)
+
+        entry.storages = tuple(weakref.ref(leaf.untyped_storage(), drop) for leaf in leaves)
+        return entry
+
+
+def _dense(leaves: Sequence[torch.Tensor]) -> _Entry:
+    """An entry that waits: the next call with the same versions packs it."""
+    return _Entry((), _versions(leaves), None, 0, 0.0)
+
+
+def _same_storages(entry: _Entry, leaves: Sequence[torch.Tensor]) -> bool:
+    return all(ref() is leaf.untyped_storage() for ref, leaf in zip(entry.storages, leaves, strict=True))
+
+
+def _version(leaf: torch.Tensor) -> int:
+    return -1 if leaf.is_inference() else leaf._version
+
+
+def _versions(leaves: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    return tuple([_version(leaf) for leaf in leaves])
