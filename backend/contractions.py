@@ -15,13 +15,13 @@ from typing import Literal
 import torch
 from torch import SymInt, fx
 
+from gossamer.backend.elementwise import VIEWS, kind_of
 from gossamer.backend.weights import Weight, cut, static_nodes
 
 aten = torch.ops.aten
 
 Side = Literal["left", "right"]
 
-VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 _BROADCASTS = VIEWS | {aten.expand.default, aten.unsqueeze.default}
 
 # op → positions of (addend, left factor, right factor) in its arguments
@@ -89,9 +89,35 @@ def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> list[Cont
     return [c for n in list(graph.nodes) if (c := _contraction_at(n, static, leaf_values)) is not None]
 
 
-def _contraction_at(
-    node: fx.Node, static: set[fx.Node], leaf_values: dict[fx.Node, torch.Tensor]
-) -> Contraction | None:
+def split_addends(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> None:
+    """Takes an addend that a region could not read out of its product.
+
+    addmm(%c, %w, %x)   →   add(mm(%w, %x), %c)          with a weight on the left, or a %c of an odd shape
+    """
+    static = static_nodes(graph, leaf_values)
+    for node in list(graph.nodes):
+        plain = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default}.get(node.target)
+        if plain is None:
+            continue
+        addend, left, right = node.args
+        if _unbatched(left) not in static and kind_of(addend, node.meta["val"].shape) is not None:
+            continue
+        alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+        with graph.inserting_before(node):
+            result = graph.call_function(plain, (left, right))
+            result.meta = dict(node.meta)
+            if alpha != 1:
+                result = graph.call_function(aten.mul.Tensor, (result, alpha))
+                result.meta = dict(node.meta)
+            if beta != 0:
+                scale = {} if beta == 1 else {"alpha": beta}
+                result = graph.call_function(aten.add.Tensor, (result, addend), scale)
+                result.meta = dict(node.meta)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def _contraction_at(node: fx.Node, static: set[fx.Node], leaf_values: dict[fx.Node, torch.Tensor]) -> Contraction | None:
     if node.op != "call_function" or node.target not in _PRODUCTS:
         return None
     addend, left, right = _PRODUCTS[node.target]

@@ -58,6 +58,10 @@ class Inputs:
                     statics[index] = Static(user_name(source.name if source else node.name), value)
         return cls(module, values, statics)
 
+    def is_whole(self, graph: fx.Graph) -> bool:
+        """Whether `graph` was traced from this Dynamo graph as a whole, rather than from a part such as a branch."""
+        return True
+
     def match(self, graph: fx.Graph) -> dict[fx.Node, Static]:
         """The placeholders of an inference or joint graph that are static.
 

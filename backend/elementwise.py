@@ -6,12 +6,12 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gossamer.backend.contractions import VIEWS
-
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 Kind = Literal["scalar", "vector", "matrix"]
+
+VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 
 ELEMENTWISE: set[torch._ops.OpOverload] = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default, aten.minimum.default),

@@ -36,14 +36,12 @@ def import_region(body: fx.GraphModule, density: float, tokens: int | None) -> s
     weight = placeholders[WEIGHT].meta["val"]
     importer._cc = _EncodedTypes(context, weight, py_attr_tracker=importer._py_attr_tracker)
     try:
-        module = stateless_fx_import(
-            body, output_type="linalg-on-tensors", fx_importer=importer, model_name="region"
-        )
+        module = stateless_fx_import(body, output_type="linalg-on-tensors", fx_importer=importer, model_name="region")
     except Exception as error:
         raise CompileError(f"import of a region by torch-mlir failed: {_first_line(error)}\n{body.code}") from error
     function = next(op for op in module.body.operations if op.operation.name == "func.func")
     _drop_size_checks(module)
-    with context:
+    with context, ir.Location.unknown():
         arguments: list[ir.Attribute] = [ir.DictAttr.get({}) for _ in placeholders]
         arguments[WEIGHT] = ir.DictAttr.get({"kernel.density": ir.FloatAttr.get(ir.F64Type.get(), density)})
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)

@@ -50,9 +50,7 @@ class RegionKernel:
         self._kernel.run(words)
 
 
-def _dense_dims(
-    formats: Sequence[Format | None], words: Sequence[tuple[int, ...]]
-) -> tuple[tuple[int, ...], ...]:
+def _dense_dims(formats: Sequence[Format | None], words: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """The dynamic dimensions of each dense operand; a sparse one brings its words along."""
     remaining = iter(words)
     dims = []
@@ -90,7 +88,7 @@ def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, 
     key = hashlib.sha256(f"{plan.text}\n{target}".encode()).hexdigest()[:16]
     if observer is None and key in _by_key:
         return _by_key[key]
-    lowered = pipelines.lower(plan, observer)
+    lowered = pipelines.lower(plan, target.rounds_to_bf16, observer)
     module = jit.optimize(lowered.llvm_ir, target)
     if observer is not None:
         observer("llvm", "ll", str(module))

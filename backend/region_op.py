@@ -16,6 +16,7 @@ from gossamer.backend.kernels import RegionKernel
 from gossamer.backend.packings import Packings
 from gossamer.backend.weights import run
 from gossamer.dialects.errors import CompileError
+from gossamer.runtime.packing import Packed
 
 
 @dataclass(eq=False)
@@ -38,9 +39,7 @@ class CompiledRegion:
     m: int
     dtype: torch.dtype
 
-    def __call__(
-        self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]) -> torch.Tensor:
         out = torch.empty((x.size(0), self.m), dtype=self.dtype)
         if out.numel() == 0:
             return out
@@ -48,15 +47,12 @@ class CompiledRegion:
         packed = (packings.verified if self.verify else packings.current)(statics, self.densest)
         if packed is None:
             return self._dense(x, statics, extras)
-        operands = [x if x.is_contiguous() else x.contiguous(), packed]
-        for extra in extras:
-            operands.append(extra if extra.is_contiguous() else extra.contiguous())
+        operands: list[torch.Tensor | Packed] = [x if x.is_contiguous() else x.contiguous(), packed]
+        operands += [extra if extra.is_contiguous() else extra.contiguous() for extra in extras]
         self.kernel(operands, out)
         return out
 
-    def _dense(
-        self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def _dense(self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]) -> torch.Tensor:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             return self.body(x, run(self.packings.evaluate, statics), *extras).contiguous()
 
@@ -74,18 +70,14 @@ def add(key: str, region: CompiledRegion) -> None:
     _regions[key] = region
 
 
-def _on_cpu(
-    x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor], key: str
-) -> torch.Tensor:
+def _on_cpu(x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor], key: str) -> torch.Tensor:
     region = _regions.get(key)
     if region is None:
         raise _unknown(key)
     return region(x, statics, extras)
 
 
-def _on_meta(
-    x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor], key: str
-) -> torch.Tensor:
+def _on_meta(x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor], key: str) -> torch.Tensor:
     region = _regions.get(key)
     if region is None:
         raise _unknown(key)
@@ -100,9 +92,7 @@ def _unknown(key: str) -> CompileError:
 
 
 _library = torch.library.Library("gossamer", "FRAGMENT")
-_library.define(
-    "region(Tensor x, Tensor[] statics, Tensor[] extras, str key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-)
+_library.define("region(Tensor x, Tensor[] statics, Tensor[] extras, str key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("region", _on_cpu, "CPU")
 _library.impl("region", _on_meta, "Meta")
 

@@ -17,7 +17,6 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.utils._python_dispatch import _disable_current_modes
 
 from gossamer.backend.contractions import Contraction
 from gossamer.backend.detect import DTYPES
@@ -105,9 +104,10 @@ def _fusable(node: fx.Node, contraction: Contraction, region: Container[fx.Node]
         if operand in region:
             if kind_of(operand, value.shape) != "matrix":
                 return False
-        elif constant_of(operand) is None:
-            if kind_of(operand, value.shape) is None or operand.meta["val"].dtype not in DTYPES:
-                return False
+        elif constant_of(operand) is None and (
+            kind_of(operand, value.shape) is None or operand.meta["val"].dtype not in DTYPES
+        ):
+            return False
     return True
 
 
@@ -125,10 +125,9 @@ class _Builder:
         self.extras: list[Extra] = []
         self._mode = FakeTensorMode(shape_env=ShapeEnv())
         self._m = contraction.m
-        with _disable_current_modes():
-            any_rows = torch.empty(8, contraction.k, dtype=x.dtype)
-            rows_dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
-            fake_x = self._mode.from_tensor(any_rows, symbolic_context=rows_dynamic)
+        any_rows = torch.empty(8, contraction.k, dtype=x.dtype)
+        rows_dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+        fake_x = self._mode.from_tensor(any_rows, symbolic_context=rows_dynamic)
         self._rows = fake_x.shape[0]
         x_node = self._placeholder("x", fake_x)
         w_node = self._placeholder("w", self._empty(tuple(weight.value.shape), weight.value.dtype))
@@ -180,7 +179,7 @@ class _Builder:
         return self._copies[node]
 
     def _empty(self, size: tuple[Any, ...], dtype: torch.dtype) -> torch.Tensor:
-        with _disable_current_modes(), self._mode:
+        with self._mode:
             return torch.empty(size, dtype=dtype)
 
     def _placeholder(self, name: str, value: torch.Tensor) -> fx.Node:
@@ -192,7 +191,7 @@ class _Builder:
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs or {})
-        with _disable_current_modes(), self._mode:
+        with self._mode:
             values = fx.map_arg((args, kwargs or {}), lambda n: n.meta["val"])
             node.meta["val"] = target(*values[0], **values[1])
         return node

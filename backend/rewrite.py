@@ -4,58 +4,104 @@
     %y = addmm(%bias, %v, permute(%w))           →    %r = gossamer::region(%v, [%w], [%bias], "3f2a…")
     %z = relu(view(%y, [B, S, M]))                    %z = view(%r, [B, S, M])
 
-First everything is decided and compiled, then the graph is changed, so that a failure leaves it as it was.
+First everything is decided and compiled, then the graph is changed.
 """
 
 import warnings
-from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.utils._python_dispatch import _disable_current_modes
 
-from gossamer.backend import contractions, region_op
+from gossamer.backend import contractions
 from gossamer.backend.contractions import Contraction
-from gossamer.backend.decide import Verdict, judge, left_out
+from gossamer.backend.decide import judge, left_out, stays_dense, unmatched
 from gossamer.backend.detect import Inputs, Unmatched
 from gossamer.backend.dump import Dump
-from gossamer.backend.elementwise import kind_of
 from gossamer.backend.options import Options
 from gossamer.backend.prepare import Prepared, prepare
-from gossamer.backend.regions import Extra, Region, grow
-from gossamer.backend.report import Decision, log, record
+from gossamer.backend.regions import Region, grow
+from gossamer.backend.replace import replace
+from gossamer.backend.report import Decision, record
 from gossamer.dialects.errors import CompileError
-
-aten = torch.ops.aten
 
 
 class SparseRewrite(CustomGraphPass):
-    """Rewrites the graphs of one compilation."""
+    """Rewrites the graphs of one compilation in place, and records the decisions about them."""
 
     def __init__(self, inputs: Inputs, options: Options) -> None:
         self._inputs, self._options = inputs, options
         self._dump = Dump(options.dump_ir) if options.dump_ir else None
 
     def __call__(self, graph: fx.Graph) -> None:
+        with _disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
+            self._rewrite(graph)
+
+    def _rewrite(self, graph: fx.Graph) -> None:
+        if not self._inputs.is_whole(graph):
+            return
         try:
             statics = self._inputs.match(graph)
         except Unmatched as problem:
-            self._leave_dense(graph, problem)
+            warnings.warn(f"gossamer leaves a graph dense because {problem}", stacklevel=2)
+            record(unmatched(iter(self._inputs.statics.values()), str(problem)), [])
             return
-        values = {node: static.tensor for node, static in statics.items()}
-        values |= _constants(graph)
+        values = {node: static.tensor for node, static in statics.items()} | _constants(graph)
         names = {node: statics[node].name if node in statics else str(node.target) for node in values}
-        _split_addends(graph, values)
-        plans, decisions = self._plan(contractions.find(graph, values), names, values)
-        decisions += left_out(graph, statics, decisions_for={n for n in names for d in decisions if d.name == names[n]})
+        contractions.split_addends(graph, values)
+        found = contractions.find(graph, values)
+        decisions, plans = self._plan(found, names, values)
+        covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
+        decisions += left_out(statics, covered)
         replaced: dict[fx.Node, fx.Node] = {}
-        for plan in plans:
-            _replace(plan, replaced)
+        for region, prepared in plans:
+            replace(region, prepared.key, replaced)
         graph.eliminate_dead_code()
-        graph.lint()
-        graph.owning_module.recompile()
-        record(decisions, [plan.prepared.kernel.key for plan in plans])
+        record(decisions, [prepared.kernel.key for _, prepared in plans])
 
     def uuid(self) -> str:
-        """The cache key of what this pass does: region keys are content hashes and stand in the rewritten graph."""
-        return "gossamer-region-1"
+        """Cache key of the pass; what it decided is in the graph, as region keys that hash the regions' content."""
+        return "gossamer-1"
+
+    def _plan(
+        self, found: list[Contraction], names: dict[fx.Node, str], values: dict[fx.Node, torch.Tensor]
+    ) -> tuple[list[Decision], list[tuple[Region, Prepared]]]:
+        """Decides about every contraction, and compiles the regions of those that become sparse."""
+        decisions: list[Decision] = []
+        plans: list[tuple[Region, Prepared]] = []
+        claimed: set[fx.Node] = set()
+        for contraction in found:
+            weight, name = contraction.weight, names[contraction.weight.main]
+            if weight.density == 1 and self._options.min_gain > 0:
+                continue
+            refusal, gain = judge(contraction, self._options)
+            if refusal is not None:
+                decisions.append(stays_dense(contraction, name, refusal, gain))
+                continue
+            region = grow(contraction, claimed)
+            try:
+                prepared = prepare(region, name, [values[leaf] for leaf in weight.leaves], self._options, self._dump)
+            except CompileError as error:
+                if self._options.strict:
+                    raise
+                warnings.warn(f"{error}\nIt stays dense; {{'strict': True}} raises instead.", stacklevel=2)
+                decisions.append(stays_dense(contraction, name, "it failed to compile", gain))
+                continue
+            claimed.update(region.members)
+            plans.append((region, prepared))
+            fused = f", {region.fused} elementwise operations fused" if region.fused else ""
+            decisions.append(
+                Decision(
+                    name, contraction.op, tuple(weight.value.shape), weight.density, prepared.format,
+                    prepared.kernel.schedule, True, f"predicted {gain:.2g}x of dense{fused}", gain,
+                )
+            )  # fmt: skip
+        return decisions, plans
+
+
+def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
+    """The tensors that tracing has put into the graph itself."""
+    found = {n: attrgetter(n.target)(graph.owning_module) for n in graph.nodes if n.op == "get_attr"}
+    return {node: value for node, value in found.items() if type(value) is torch.Tensor}

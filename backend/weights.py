@@ -14,7 +14,6 @@ from functools import cached_property
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from gossamer.backend.detect import density
 
@@ -89,8 +88,8 @@ def cut(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> Weight | 
 
 
 def run(evaluate: Callable[..., torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Evaluates a weight expression on real values, out of reach of tracing, autograd and autocast."""
-    with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+    """Evaluates a weight expression on real values, out of reach of autograd and autocast."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         return evaluate(*values)
 
 

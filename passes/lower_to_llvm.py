@@ -20,7 +20,7 @@ _STEPS = (
     "convert-vector-to-llvm{force-32bit-vector-indices=true}",
     "convert-math-to-llvm",
     "convert-math-to-libm",
-    "arith-expand",
+    "arith-expand{include-bf16=%s}",
     "convert-to-llvm",
     "canonicalize",
     "cse",
@@ -30,13 +30,19 @@ _STEPS = (
 
 @dataclass(frozen=True)
 class LowerToLlvm:
-    """`bits` asks LLVM for vectors of this width where it vectorises by itself."""
+    """`bits` asks LLVM for vectors of this width where it vectorises by itself.
+
+    `bf16` says that the target has an instruction that rounds to bf16. Where it has not, LLVM would call a function that
+    few processes contain, so the rounding is spelled out in integers.
+    """
 
     name: ClassVar[str] = "lower-to-llvm"
     bits: int = 512
+    bf16: bool = False
 
     def run(self, module: ir.Module) -> None:
-        passmanager.PassManager.parse(f"builtin.module({','.join(_STEPS)})").run(module.operation)
+        steps = ",".join(_STEPS) % str(not self.bf16).lower()
+        passmanager.PassManager.parse(f"builtin.module({steps})").run(module.operation)
         width = ir.ArrayAttr.get([ir.StringAttr.get("prefer-vector-width"), ir.StringAttr.get(str(self.bits))])
         for op in module.body.operations:
             if isinstance(op, llvm.LLVMFuncOp) and len(op.operation.regions[0].blocks):

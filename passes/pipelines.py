@@ -14,16 +14,24 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.passes.context import context
 from gossamer.passes.emit_entry import ENTRY, WORDS
+from gossamer.passes.queries import all_ops
 from gossamer.passes.registry import run_pipeline
 from gossamer.passes.vectors import WORKSPACE
 
 Observer = Callable[[str, str, str], None]  # stage, file suffix, text
 
+# Narrow floats are computed with in f32 and rounded once, at the end: no CPU is better at them, and functions such as
+# erf exist for f32 and f64 alone.
+_WIDEN = (
+    "math-extend-to-supported-types{target-type=f32},"
+    "arith-emulate-unsupported-floats{source-types=bf16,f16 target-type=f32}"
+)
 _NORMALIZE = (
-    "propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,canonicalize,cse"
+    "propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,"
+    f"math-expand-ops{{ops=fpowi}},{_WIDEN},canonicalize,cse"
 )
 _FUSE = f"{_NORMALIZE},fuse-epilogue,canonicalize,cse"
-_FINISH = "expand-math,parallelize,emit-entry,lower-to-llvm{bits=%d}"
+_FINISH = "expand-math,parallelize,emit-entry,lower-to-llvm{bits=%d bf16=%b}"
 _PLAN = {
     "kblock": f"{_FUSE},choose-format,schedule{{bits=%d}}",
     "gather": f"{_FUSE},choose-format{{layout=rows}},schedule{{bits=%d}}",
@@ -32,7 +40,8 @@ _PLAN = {
 _LOWER = {
     "kblock": f"expose-storage,lower-spmm,{_FINISH}",
     "gather": f"expose-storage,lower-spmv,{_FINISH}",
-    "reference": "expose-storage,emit-entry,sparsifier{enable-runtime-library=false parallelization-strategy=none}",
+    "reference": "expose-storage,emit-entry,arith-expand{include-bf16=true},"
+    "sparsifier{enable-runtime-library=false parallelization-strategy=none}",
 }
 SCHEDULES = tuple(_PLAN)
 
@@ -65,18 +74,23 @@ def plan(contract: str, schedule: str, vector_bits: int, observer: Observer | No
             module = ir.Module.parse(contract)
         except ir.MLIRError as error:
             raise CompileError(f"the contract IR does not parse: {error}") from error
-        _run(module, _PLAN[schedule], vector_bits, observer)
+        _run(module, _PLAN[schedule].replace("%d", str(vector_bits)), observer)
         region = next(op for op in module.body.operations if op.operation.name == "func.func")
         tensors = [ir.RankedTensorType(a.type) for a in region.operation.regions[0].blocks[0].arguments]
         formats = tuple(Format.parse(str(t.encoding)) if t.encoding else None for t in tensors)
         return Plan(str(module), schedule, vector_bits, formats, module)
 
 
-def lower(planned: Plan, observer: Observer | None = None) -> Lowered:
-    """Kernel IR to LLVM IR; uses up the plan's module. CompileError if a pass fails."""
+def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -> Lowered:
+    """Kernel IR to LLVM IR; uses up the plan's module. CompileError if a pass fails.
+
+    `bf16` says whether the target has an instruction that rounds to bf16.
+    """
     module = planned.module
     with module.context, ir.Location.unknown():
-        _run(module, _LOWER[planned.schedule], planned.vector_bits, observer)
+        pipeline = _LOWER[planned.schedule].replace("%d", str(planned.vector_bits)).replace("%b", str(bf16).lower())
+        _run(module, pipeline, observer)
+        _check_lowered(module, planned.schedule)
         attributes = module.operation.attributes
         words = tuple(
             tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS])
@@ -85,9 +99,16 @@ def lower(planned: Plan, observer: Observer | None = None) -> Lowered:
         return Lowered(llvm.translate_module_to_llvmir(module.operation), ENTRY, words, workspace)
 
 
-def _run(module: ir.Module, pipeline: str, vector_bits: int, observer: Observer | None) -> None:
+def _check_lowered(module: ir.Module, schedule: str) -> None:
+    """CompileError if an op is left that LLVM does not have: the translation would end the process."""
+    for op in all_ops(module.operation)[1:]:
+        if not op.name.startswith("llvm."):
+            raise CompileError(f"the {schedule} schedule cannot compile the region: {op.name} is left at {op.location}")
+
+
+def _run(module: ir.Module, pipeline: str, observer: Observer | None) -> None:
     def observe(label: str, after: ir.Module) -> None:
         if observer is not None:
             observer(label.split("{")[0].replace("func.func(", "").rstrip(")"), "mlir", str(after))
 
-    run_pipeline(module, pipeline.replace("%d", str(vector_bits)), observe)
+    run_pipeline(module, pipeline, observe)

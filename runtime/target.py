@@ -12,7 +12,7 @@ from gossamer.dialects.errors import OptionError
 _NAMED = {
     "avx2": ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
     "avx512": ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
-    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "", 512),
+    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "+avx512bf16,+amx-bf16", 512),
     "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon", 128),
 }
 
@@ -40,6 +40,11 @@ class Target:
         if self.triple.split("-")[0] != here.triple.split("-")[0]:
             return False
         return self == here or all(f in here.features.split(",") for f in self._needs(needed))
+
+    @property
+    def rounds_to_bf16(self) -> bool:
+        """Whether it has an instruction that rounds f32 to bf16."""
+        return not {"+avx512bf16", "+avxneconvert", "+bf16"}.isdisjoint(self.features.split(","))
 
     def _needs(self, flags: dict[str, str]) -> list[str]:
         kinds = {256: ["avx2"], 512: ["avx2", "avx512"]}.get(self.vector_bits, [])

@@ -1,0 +1,80 @@
+"""Whether a contraction becomes sparse, and the Decisions about everything that does not."""
+
+from collections.abc import Container, Iterator
+
+import torch
+from torch import fx
+
+from gossamer.backend.contractions import Contraction
+from gossamer.backend.cost import predicted_gain
+from gossamer.backend.detect import DTYPES, Static, density, zero_heavy
+from gossamer.backend.options import Options
+from gossamer.backend.report import Decision
+
+
+def judge(contraction: Contraction, options: Options) -> tuple[str | None, float | None]:
+    """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain."""
+    weight, x = contraction.weight, contraction.x.meta["val"]
+    refusal = _refusal(weight.value, x)
+    if refusal:
+        return refusal, None
+    gain = predicted_gain(contraction)
+    if gain >= options.min_gain:
+        return None, gain
+    needed = f"predicted {gain:.2g}x of dense, {options.min_gain:.2g}x needed"
+    if predicted_gain(contraction, 0.01) < options.min_gain:
+        return f"too small for a sparse kernel to pay ({needed})", gain
+    return f"too dense ({needed})", gain
+
+
+def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None) -> Decision:
+    """The Decision about a contraction that stays dense."""
+    weight = contraction.weight
+    return Decision(name, contraction.op, tuple(weight.value.shape), weight.density, None, None, False, reason, gain)
+
+
+def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Iterator[Decision]:
+    """Decisions about the zero-heavy tensors that no contraction uses as its weight."""
+    for node, static in statics.items():
+        if node in covered or not zero_heavy(static.tensor):
+            continue
+        op = _first_use(node, statics)
+        reason = f"no sparse kernel for {op}" if op else "not used in this graph"
+        refusal = _refusal(static.tensor, static.tensor)
+        tensor = static.tensor
+        yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refusal or reason, None)
+
+
+def unmatched(statics: Iterator[Static], problem: str) -> Iterator[Decision]:
+    """Decisions about the zero-heavy tensors of a graph whose inputs could not be told apart."""
+    for static in statics:
+        if zero_heavy(static.tensor):
+            tensor, reason = static.tensor, f"the graph could not be read: {problem}"
+            yield Decision(static.name, "-", tuple(tensor.shape), density(tensor), None, None, False, reason, None)
+
+
+def _refusal(weight: torch.Tensor, x: torch.Tensor) -> str | None:
+    for tensor in (weight, x):
+        if tensor.device.type != "cpu":
+            return f"on device {tensor.device}; sparse kernels run on the CPU"
+        if tensor.dtype not in DTYPES:
+            return f"no sparse kernel for {str(tensor.dtype).removeprefix('torch.')}"
+    if weight.dtype != x.dtype:
+        return f"weight is {weight.dtype}, its input {x.dtype}"
+    return "empty weight" if weight.numel() == 0 else None
+
+
+def _first_use(node: fx.Node, statics: Container[fx.Node]) -> str | None:
+    """Name of the first operation that takes the tensor, or what is computed from it alone, to something else."""
+    derived, candidates = {node}, list(node.users)
+    while candidates:
+        user = candidates.pop(0)
+        if user.op != "call_function":
+            continue
+        if all(n in derived or n in statics for n in user.all_input_nodes):
+            derived.add(user)
+            candidates += [u for u in user.users if u not in derived]
+            if any(u.op == "call_function" for u in user.users):
+                continue
+        return getattr(user.target, "overloadpacket", user.target).__name__
+    return None

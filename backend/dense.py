@@ -1,0 +1,82 @@
+"""The dense remainder: what is not in a sparse region goes to TorchInductor, or runs op by op."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+
+from gossamer.backend.options import did_you_mean
+from gossamer.backend.rewrite import SparseRewrite
+from gossamer.dialects.errors import OptionError
+
+aten = torch.ops.aten
+
+
+def check_mode(mode: str | None) -> None:
+    """Raises OptionError for a mode that torch.compile does not have."""
+    from torch._inductor import list_mode_options
+
+    valid = list(list_mode_options())
+    if mode is not None and mode not in valid:
+        raise OptionError(f"unknown mode {mode!r}{did_you_mean(mode, valid)}; the modes are {', '.join(valid)}")
+
+
+@functools.cache
+def has_cpp_compiler() -> bool:
+    """Whether Inductor can build its CPU kernels here."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        return bool(get_cpp_compiler())
+    except (InvalidCxxCompiler, OSError, RuntimeError):
+        return False
+
+
+def with_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite, mode: str | None
+) -> Callable[..., Any]:
+    """Compiles the module with Inductor; `rewrite` sees each inference or joint graph first.
+
+    AOTAutograd's cache is left out, because its key knows neither the values of parameters nor this backend.
+    """
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.decomposition import select_decomp_table
+
+    patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
+    with functorch_config.patch(enable_autograd_cache=False):
+        return compile_fx(module, inputs, config_patches=patches, decompositions={**select_decomp_table(), **_DECOMPOSITIONS})
+
+
+def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite) -> Callable[..., Any]:
+    """Runs the module op by op between its sparse regions; needs no C++ compiler."""
+    from functorch.compile import default_partition, make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def run(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(graph.forward)
+
+    def infer(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        rewrite(graph.graph)
+        graph.recompile()
+        return run(graph, examples)
+
+    def partition(joint: fx.GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:
+        rewrite(joint.graph)
+        joint.recompile()
+        return default_partition(joint, examples, **kwargs)
+
+    backend = aot_autograd(fw_compiler=run, inference_compiler=infer, partition_fn=partition, decompositions=_DECOMPOSITIONS)
+    return backend(module, inputs)
+
+
+def _matrix_by_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    return torch.mm(vector.view(1, -1), matrix.t()).view(-1)
+
+
+# By itself Inductor takes a product with a vector apart into multiplications and a sum, where no contraction is seen.
+_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {aten.mv.default: _matrix_by_vector}

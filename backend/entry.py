@@ -1,0 +1,34 @@
+"""The torch.compile backend: `torch.compile(model, backend="sparse")`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, with_inductor
+from gossamer.backend.detect import Inputs
+from gossamer.backend.options import Options
+from gossamer.backend.rewrite import SparseRewrite
+
+
+def sparse(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | Options | None = None,
+) -> Callable[..., Any]:
+    """Compiles one of Dynamo's graphs: sparse regions by Gossamer, the rest by Inductor (or eagerly).
+
+    gm, example_inputs  as Dynamo passes them: the graph, and a real tensor for each of its inputs
+    mode                as in torch.compile, for what Inductor compiles
+    options             see `Options`
+
+    Raises OptionError for an unknown mode or option; with {"strict": True}, CompileError for a region that fails.
+    """
+    parsed = Options.parse(options)
+    check_mode(mode)
+    rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed)
+    if parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler()):
+        return with_inductor(gm, example_inputs, rewrite, mode)
+    return eagerly(gm, example_inputs, rewrite)

@@ -1,0 +1,89 @@
+"""Putting one `gossamer::region` call where a region was."""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.backend.elementwise import VIEWS
+from gossamer.backend.region_op import region as region_op
+from gossamer.backend.regions import Region
+
+aten = torch.ops.aten
+
+
+def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
+    """Replaces the region's output by a call of the region op with views around it.
+
+    `replaced` maps the outputs of the regions that were replaced before to their new nodes, and is added to.
+    """
+    contraction, output = region.contraction, region.output
+    emit = _Emitter(output, replaced)
+    x = emit.now(contraction.x)
+    rank = x.meta["val"].dim()
+    if contraction.side == "left":
+        x = emit(aten.permute.default, x, [1, 0] if rank == 2 else [0, 2, 1])
+    if rank > 2:
+        x = emit(aten.reshape.default, x, [-1, contraction.k])
+    extras = []
+    for extra in region.extras:
+        size = {"scalar": [], "vector": [contraction.m], "matrix": [-1, contraction.m]}[extra.kind]
+        node = emit.now(extra.node)
+        fits = node.meta["val"].dim() == len(size)
+        extras.append(node if fits else emit(aten.reshape.default, node, size))
+    y = emit(region_op, x, list(contraction.weight.leaves), extras, key)
+    if contraction.side == "left":
+        if rank > 2:
+            y = emit(aten.reshape.default, y, [*emit.sizes(contraction.x, (0, 2)), contraction.m])
+        y = emit(aten.permute.default, y, [1, 0] if rank == 2 else [0, 2, 1])
+    elif not _same_shape(y, output):
+        y = emit(aten.reshape.default, y, _shape(region, output, emit))
+    output.replace_all_uses_with(y)
+    replaced[output] = y
+
+
+class _Emitter:
+    """Adds nodes right before one node, with its provenance and their own fake values."""
+
+    def __init__(self, before: fx.Node, replaced: dict[fx.Node, fx.Node]) -> None:
+        self._before, self._replaced = before, replaced
+        self._mode = detect_fake_mode([before.meta["val"]])
+
+    def __call__(self, target: Any, *args: Any) -> fx.Node:
+        with self._before.graph.inserting_before(self._before):
+            node = self._before.graph.call_function(target, args)
+        node.meta = {k: v for k, v in self._before.meta.items() if k not in ("val", "tensor_meta", "original_aten")}
+        with self._mode:  # type: ignore[union-attr]
+            node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
+        return node
+
+    def now(self, node: fx.Node) -> fx.Node:
+        """The node that computes this value now."""
+        return self._replaced.get(node, node)
+
+    def sizes(self, node: fx.Node, axes: tuple[int, ...]) -> list[int | fx.Node]:
+        """Some sizes of a value: numbers where they are static."""
+        node = self.now(node)
+        shape = node.meta["val"].shape
+        return [s if isinstance(s := shape[a], int) else self(aten.sym_size.int, node, a) for a in axes]
+
+
+def _same_shape(a: fx.Node, b: fx.Node) -> bool:
+    x, y = a.meta["val"].shape, b.meta["val"].shape
+    return len(x) == len(y) and all(statically_known_true(p == q) for p, q in zip(x, y, strict=True))
+
+
+def _shape(region: Region, output: fx.Node, emit: _Emitter) -> list[Any]:
+    """The sizes of the output, as the graph spells them: elementwise nodes have the shape of a view before them."""
+    value = output.meta["val"]
+    if all(isinstance(s, int) for s in value.shape):
+        return list(value.shape)
+    node = output
+    while node is not region.contraction.node and node.target not in VIEWS:
+        node = next(n for n in node.all_input_nodes if n in region.members)
+    if node.target in VIEWS:
+        return list(node.args[1])  # type: ignore[arg-type]
+    x = region.contraction.x
+    return [*emit.sizes(x, tuple(range(x.meta["val"].dim() - 1))), region.contraction.m]
