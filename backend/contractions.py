@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 from torch import SymInt, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.elementwise import VIEWS, kind_of
 from gossamer.backend.weights import Weight, cut, static_nodes
@@ -62,6 +63,11 @@ class Contraction:
         del sizes[-1 if self.side == "right" else -2]
         hints = [size.node.hint if isinstance(size, SymInt) else size for size in sizes]
         return None if None in hints else prod(hints)
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the number of tokens is known at run time only."""
+        return any(isinstance(size, SymInt) for size in self.x.meta["val"].shape)
 
     @property
     def backward(self) -> bool:
@@ -157,5 +163,4 @@ def _unbatched(operand: fx.Node) -> fx.Node:
 
 
 def _same_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:
-    sizes = (*a.shape[-2:], *b.shape[-2:])
-    return all(isinstance(s, int) for s in sizes) and a.shape[-2:] == b.shape[-2:]
+    return all(statically_known_true(p == q) for p, q in zip(a.shape[-2:], b.shape[-2:], strict=True))

@@ -1,9 +1,11 @@
-"""Whether a sparse kernel pays: the cost model's prediction for a contraction on this machine."""
+"""Whether a sparse kernel pays, and which schedules to compile: the cost model asked about a contraction on this machine."""
+
+import math
 
 import torch
 
 from gossamer.backend.contractions import Contraction
-from gossamer.passes.cost_model import predict
+from gossamer.passes.cost_model import FEW_TOKENS, predict
 from gossamer.runtime.target import host
 
 _NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -36,3 +38,17 @@ def densest_that_pays(contraction: Contraction, min_gain: float) -> float:
         return 1.0
     paying = [p / 100 for p in range(1, 101) if predicted_gain(contraction, p / 100) >= 1]
     return max([*paying[-1:], contraction.weight.density])
+
+
+def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
+    """The schedules to compile for a contraction, each with the most tokens it is for; the last takes any number.
+
+    `wanted` is the option: "auto" leaves it to the number of tokens, of which a dynamic one may turn out few or many.
+    """
+    if wanted != "auto":
+        return [(math.inf, wanted)]
+    if host().vector_bits < 512:  # narrower vectors gather too slowly
+        return [(math.inf, "kblock")]
+    if contraction.dynamic:
+        return [(FEW_TOKENS, "gather"), (math.inf, "kblock")]
+    return [(math.inf, "gather" if (contraction.tokens or 1) <= FEW_TOKENS else "kblock")]

@@ -1,6 +1,6 @@
 """Whether a contraction becomes sparse, and the Decisions about everything that does not."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import torch
 from torch import fx
@@ -21,10 +21,8 @@ def judge(contraction: Contraction, options: Options) -> tuple[str | None, float
     gain = predicted_gain(contraction)
     if gain >= options.min_gain:
         return None, gain
-    needed = f"predicted {gain:.2g}x of dense, {options.min_gain:.2g}x needed"
-    if predicted_gain(contraction, 0.01) < options.min_gain:
-        return f"too small for a sparse kernel to pay ({needed})", gain
-    return f"too dense ({needed})", gain
+    what = "small" if predicted_gain(contraction, 0.01) < options.min_gain else "dense"
+    return f"too {what} for a gain of {options.min_gain:g}x", gain
 
 
 def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None) -> Decision:
@@ -45,7 +43,7 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
         yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refusal or reason, None)
 
 
-def unmatched(statics: Iterator[Static], problem: str) -> Iterator[Decision]:
+def unmatched(statics: Iterable[Static], problem: str) -> Iterator[Decision]:
     """Decisions about the zero-heavy tensors of a graph whose inputs could not be told apart."""
     for static in statics:
         if zero_heavy(static.tensor):

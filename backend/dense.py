@@ -74,9 +74,15 @@ def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrit
     return backend(module, inputs)
 
 
-def _matrix_by_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+def _mv(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     return torch.mm(vector.view(1, -1), matrix.t()).view(-1)
 
 
+def _addmv(
+    addend: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    return torch.addmm(addend, vector.view(1, -1), matrix.t(), beta=beta, alpha=alpha).view(-1)
+
+
 # By itself Inductor takes a product with a vector apart into multiplications and a sum, where no contraction is seen.
-_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {aten.mv.default: _matrix_by_vector}
+_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {aten.mv.default: _mv, aten.addmv.default: _addmv}

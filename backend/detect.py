@@ -59,8 +59,9 @@ class Inputs:
         return cls(module, values, statics)
 
     def is_whole(self, graph: fx.Graph) -> bool:
-        """Whether `graph` was traced from this Dynamo graph as a whole, rather than from a part such as a branch."""
-        return True
+        """Whether `graph` is the whole traced graph; the bodies of branches and loops carry no descriptors."""
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        return not placeholders or any(isinstance(n.meta.get("desc"), AOTInput) for n in placeholders)
 
     def match(self, graph: fx.Graph) -> dict[fx.Node, Static]:
         """The placeholders of an inference or joint graph that are static.
@@ -68,10 +69,7 @@ class Inputs:
         Raises Unmatched where the graph's inputs are not these.
         """
         found: dict[fx.Node, Static] = {}
-        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-        if placeholders and not any(isinstance(n.meta.get("desc"), AOTInput) for n in placeholders):
-            raise Unmatched("its inputs carry no descriptors")
-        for node in placeholders:
+        for node in (n for n in graph.nodes if n.op == "placeholder"):
             static, value = self._resolve(node.meta.get("desc"))
             if not isinstance(value, torch.Tensor):
                 continue

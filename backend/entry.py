@@ -7,6 +7,7 @@ from torch import fx
 
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, with_inductor
 from gossamer.backend.detect import Inputs
+from gossamer.backend.graph_breaks import watch_for_sparse
 from gossamer.backend.options import Options
 from gossamer.backend.rewrite import SparseRewrite
 
@@ -26,9 +27,16 @@ def sparse(
 
     Raises OptionError for an unknown mode or option; with {"strict": True}, CompileError for a region that fails.
     """
+    watch_for_sparse(sparse)
     parsed = Options.parse(options)
     check_mode(mode)
     rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed)
     if parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler()):
-        return with_inductor(gm, example_inputs, rewrite, mode)
-    return eagerly(gm, example_inputs, rewrite)
+        compiled = with_inductor(gm, example_inputs, rewrite, mode)
+    else:
+        compiled = eagerly(gm, example_inputs, rewrite)
+    rewrite.finish()
+    return compiled
+
+
+watch_for_sparse(sparse)  # a model that breaks at its first line never gets as far as calling the backend

@@ -1,8 +1,8 @@
-"""Contract IR to a callable kernel: the passes plan and lower it, the runtime turns it into code, equal kernels are shared."""
+"""Contract IR to a callable kernel: the passes plan and lower it, the runtime makes code of it, equal kernels are shared."""
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,7 +23,7 @@ class RegionKernel:
     """A region's kernel.
 
     formats   one entry per argument of the region's function: the format its packed operand must have, None if dense
-    schedule  "kblock" or "reference"
+    schedule  "kblock", "gather" or "reference"
     key       hash of kernel IR and target: equal keys are the same machine code
     """
 
@@ -31,33 +31,34 @@ class RegionKernel:
         self.formats: tuple[Format | None, ...] = plan.formats
         self.schedule, self.key = plan.schedule, key
         self._kernel = Kernel(code, sum(1 + len(dims) for dims in lowered.words[:-2]), lowered.workspace)
-        self._operand_dims = _dense_dims(plan.formats, lowered.words)
-        self._out_dims = lowered.words[-3]
+        self._words = _word_list(plan.formats, lowered.words[:-2])
 
     def __call__(self, operands: Sequence[torch.Tensor | Packed], out: torch.Tensor) -> None:
         """Compute into `out`; dense tensors are contiguous CPU tensors of the types the region was compiled for."""
-        words: list[int] = []
-        for operand, dims in zip(operands, self._operand_dims, strict=True):
-            if isinstance(operand, Packed):
-                words += operand.words
-            else:
-                words.append(operand.data_ptr())
-                for d in dims:
-                    words.append(operand.size(d))
-        words.append(out.data_ptr())
-        for d in self._out_dims:
-            words.append(out.size(d))
-        self._kernel.run(words)
+        self._kernel.run(self._words(operands, out))
 
 
-def _dense_dims(formats: Sequence[Format | None], words: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """The dynamic dimensions of each dense operand; a sparse one brings its words along."""
-    remaining = iter(words)
-    dims = []
-    for format in formats:
-        own = [next(remaining) for _ in format.components()] if format else [next(remaining)]
-        dims.append(() if format else own[0])
-    return tuple(dims)
+def _word_list(
+    formats: Sequence[Format | None], dynamic: Sequence[tuple[int, ...]]
+) -> Callable[[Sequence[torch.Tensor | Packed], torch.Tensor], list[int]]:
+    """A function from operands and output to the words of a call: one flat expression, for it runs at every call.
+
+    [o[0].data_ptr(), o[0].size(0), *o[1].words, o[2].data_ptr(), out.data_ptr(), out.size(0)]
+    """
+    remaining = iter(dynamic)
+    terms: list[str] = []
+    for position, format in enumerate((*formats, None)):
+        name = f"o[{position}]" if position < len(formats) else "out"
+        if format is None:
+            terms += [f"{name}.data_ptr()", *(f"{name}.size({dim})" for dim in next(remaining))]
+        else:
+            terms.append(f"*{name}.words")
+            for _ in format.components():
+                next(remaining)
+    function: Callable[[Sequence[torch.Tensor | Packed], torch.Tensor], list[int]] = eval(
+        f"lambda o, out: [{', '.join(terms)}]"
+    )
+    return function
 
 
 def compile_region(
@@ -74,17 +75,22 @@ def compile_region(
     with _lock:
         known = _by_contract.get((contract, schedule, target)) if observer is None else None
         if known is None:
-            known = _by_contract[contract, schedule, target] = _compile(contract, schedule, observer, target)
+            known = _by_contract[contract, schedule, target] = _choose(contract, schedule, observer, target)
         return known
 
 
-def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
+def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
+    """ "auto" is "kblock", and "reference" for what that cannot compute."""
+    if schedule != "auto":
+        return _compile(contract, schedule, observer, target)
     try:
-        plan = pipelines.plan(contract, "kblock" if schedule == "auto" else schedule, target.vector_bits, observer)
+        return _compile(contract, "kblock", observer, target)
     except CompileError:
-        if schedule != "auto":
-            raise
-        plan = pipelines.plan(contract, "reference", target.vector_bits, observer)
+        return _compile(contract, "reference", observer, target)
+
+
+def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
+    plan = pipelines.plan(contract, schedule, target.vector_bits, observer)
     key = hashlib.sha256(f"{plan.text}\n{target}".encode()).hexdigest()[:16]
     if observer is None and key in _by_key:
         return _by_key[key]

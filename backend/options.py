@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from gossamer.dialects.errors import OptionError
 
 Dense = Literal["auto", "inductor", "eager"]
-Schedule = Literal["auto", "kblock", "reference"]
+Schedule = Literal["auto", "kblock", "gather", "reference"]
 Verify = Literal["version", "full"]
 
 
@@ -21,8 +21,8 @@ class Options:
     """What can be set, with its default.
 
     dense     who runs what is not sparse: "inductor", "eager", or "auto" (Inductor where a C++ compiler is found).
-    schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles) or "reference" (MLIR's own
-              sparsifier: slow and simple, to compare with).
+    schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles), "gather" (row by row, for
+              a few tokens) or "reference" (MLIR's own sparsifier: slow and simple, to compare with).
     min_gain  predicted speed-up over dense that a region needs to be replaced; 0 replaces every contraction whose
               weight is static.
     dump_ir   directory for the text of every compilation stage; default: environment variable GOSSAMER_DUMP_IR.

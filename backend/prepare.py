@@ -11,15 +11,17 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.backend import region_op
-from gossamer.backend.cost import densest_that_pays
+from gossamer.backend.cost import densest_that_pays, schedules
 from gossamer.backend.dump import Dump
 from gossamer.backend.importer import WEIGHT, import_region
 from gossamer.backend.kernels import RegionKernel, compile_region
 from gossamer.backend.options import Options
 from gossamer.backend.packings import Packings
-from gossamer.backend.region_op import CompiledRegion
+from gossamer.backend.region_op import CompiledRegion, Variant
 from gossamer.backend.regions import Region
 from gossamer.dialects.errors import CompileError, FormatError
+from gossamer.dialects.format import Format
+from gossamer.passes.cost_model import UNKNOWN_TOKENS
 
 _lock = threading.RLock()
 _kernels: dict[str, RegionKernel] = {}
@@ -28,17 +30,20 @@ _packings: dict[tuple[str, str], Packings] = {}
 
 @dataclass(frozen=True)
 class Prepared:
-    """A region under its key, and the kernel that runs it."""
+    """A region under its key, and the kernels that run it."""
 
     key: str
-    kernel: RegionKernel
+    kernels: tuple[RegionKernel, ...]
 
     @property
     def format(self) -> str:
         """What the weight is packed in, by its name in the field."""
-        format = self.kernel.formats[WEIGHT]
-        assert format is not None
-        return format.name
+        return ", ".join(_format(kernel).name for kernel in self.kernels)
+
+    @property
+    def schedule(self) -> str:
+        """The schedules of the kernels; of several, each call picks one by its number of tokens."""
+        return ", ".join(kernel.schedule for kernel in self.kernels)
 
 
 def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Options, dump: Dump | None) -> Prepared:
@@ -46,36 +51,48 @@ def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Opti
 
     `name` is the weight's, for messages and dumps. Raises CompileError.
     """
-    weight = region.contraction.weight
-    density, tokens = _rounded_density(weight.density), _rounded_tokens(region.contraction.tokens)
-    kernel_key = _hash(_signature(region), density, tokens, options.schedule)
+    contraction = region.contraction
+    weight = contraction.weight
+    density, tokens = _rounded_density(weight.density), _rounded_tokens(contraction.tokens)
+    densest = densest_that_pays(contraction, options.min_gain)
     with _lock:
-        kernel = _kernels.get(kernel_key)
-        if kernel is None or (dump is not None and kernel_key not in dump.written):
-            kernel = _kernels[kernel_key] = _compile(region, name, density, tokens, options, dump)
-        if dump is not None:
-            dump.written.add(kernel_key)
-        format = kernel.formats[WEIGHT]
-        if format is None:
-            raise CompileError(f"region {name}: its kernel reads the weight densely")
-        packings = _packings.setdefault((weight.key, str(format)), Packings(weight.evaluate, format))
-        densest = densest_that_pays(region.contraction, options.min_gain)
-        key = _hash(kernel_key, weight.key, str(format), densest, options.verify)
+        variants, keys = [], []
+        for most_tokens, schedule in schedules(contraction, options.schedule):
+            kernel_key = _hash(_signature(region), density, tokens, schedule)
+            kernel = _kernels.get(kernel_key)
+            if kernel is None or (dump is not None and kernel_key not in dump.written):
+                kernel = _kernels[kernel_key] = _compile(region, name, density, tokens, schedule, dump)
+            if dump is not None:
+                dump.written.add(kernel_key)
+            format = _format(kernel)
+            packings = _packings.setdefault((weight.key, str(format)), Packings(weight.evaluate, format))
+            variants.append(Variant(most_tokens, kernel, packings))
+            keys.append(f"{kernel_key} {most_tokens} {format}")
+        key = _hash(*keys, weight.key, densest, options.verify)
         if region_op.find(key) is None:
             out = region.body.graph.output_node().args[0].meta["val"]  # type: ignore[union-attr]
             compiled = CompiledRegion(
-                kernel, region.body, packings, densest, options.verify == "full", region.contraction.m, out.dtype
+                tuple(variants), region.body, len(leaves), densest, options.verify == "full", contraction.m, out.dtype
             )
             region_op.add(key, compiled)
+    # With several variants the first call that needs one packs for it.
+    usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
     try:
-        packings.current(leaves, densest)
+        usual.packings.current(leaves, densest)
     except FormatError as error:
-        raise CompileError(f"region {name}: its weight cannot be packed as {format.name}: {error}") from error
-    return Prepared(key, kernel)
+        raise CompileError(f"region {name}: its weight cannot be packed: {error}") from error
+    return Prepared(key, tuple(v.kernel for v in variants))
+
+
+def _format(kernel: RegionKernel) -> Format:
+    format = kernel.formats[WEIGHT]
+    if format is None:
+        raise CompileError("the kernel of a region reads the weight densely")
+    return format
 
 
 def _compile(
-    region: Region, name: str, density: float, tokens: int | None, options: Options, dump: Dump | None
+    region: Region, name: str, density: float, tokens: int | None, schedule: str, dump: Dump | None
 ) -> RegionKernel:
     stages = dump.stages(name) if dump is not None else None
     if stages is not None:
@@ -84,7 +101,7 @@ def _compile(
         contract = import_region(region.body, density, tokens)
         if stages is not None:
             stages("contract", "mlir", contract)
-        return compile_region(contract, schedule=options.schedule, observer=stages)
+        return compile_region(contract, schedule=schedule, observer=stages)
     except CompileError as error:
         where = f"; the stages before are in {dump.directory}" if dump is not None else ""
         raise CompileError(f"region {name}: {error}{where}") from error

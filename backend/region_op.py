@@ -1,10 +1,10 @@
 """`gossamer::region`, the opaque operation that stands for a region in the rewritten graph.
 
-    gossamer::region(x [T, K], statics [...], extras [...], key) -> [T, M]
+    gossamer::region([x [T, K], *statics, *extras], key) -> [T, M]
 
 `statics` are the leaves of the weight's expression, `extras` the other tensors the epilogue reads, `key` is the content
-hash under which this process knows the region. The operation is registered with torch.library.Library, which costs less
-per call than torch.library.custom_op.
+hash under which this process knows the region. One list, and torch.library.Library instead of custom_op, because every
+argument that the dispatcher converts costs on every call.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,43 +19,63 @@ from gossamer.dialects.errors import CompileError
 from gossamer.runtime.packing import Packed
 
 
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One way to compute a region, for up to `most_tokens` rows of x: a kernel, and the weights packed for it."""
+
+    most_tokens: float
+    kernel: RegionKernel
+    packings: Packings
+
+
 @dataclass(eq=False)
 class CompiledRegion:
     """A region that can run, sparse or dense.
 
-    kernel   computes it from (x, packed weight, *extras)
-    body     computes it from (x, weight, *extras), densely
-    packings the packed weights
+    variants the sparse ways, by ascending number of tokens; the last one takes any number
+    body     computes the region from (x, weight, *extras), densely
+    leaves   number of tensors that the weight is computed from
     densest  density above which `body` is the faster of the two
     verify   whether every value of the weight is compared on every call
     m, dtype columns and type of the result
     """
 
-    kernel: RegionKernel
+    variants: tuple[Variant, ...]
     body: Callable[..., torch.Tensor]
-    packings: Packings
+    leaves: int
     densest: float
     verify: bool
     m: int
     dtype: torch.dtype
 
-    def __call__(self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]) -> torch.Tensor:
-        out = torch.empty((x.size(0), self.m), dtype=self.dtype)
-        if out.numel() == 0:
+    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
+        x = operands[0]
+        tokens = x.size(0)
+        out = _empty((tokens, self.m), (self.m, 1), self.dtype)
+        if tokens * self.m == 0:
             return out
-        packings = self.packings
+        variant = self.variants[0]
+        if tokens > variant.most_tokens:
+            variant = next(v for v in self.variants if tokens <= v.most_tokens)
+        packings, statics = variant.packings, operands[1 : 1 + self.leaves]
         packed = (packings.verified if self.verify else packings.current)(statics, self.densest)
         if packed is None:
-            return self._dense(x, statics, extras)
-        operands: list[torch.Tensor | Packed] = [x if x.is_contiguous() else x.contiguous(), packed]
-        operands += [extra if extra.is_contiguous() else extra.contiguous() for extra in extras]
-        self.kernel(operands, out)
+            return self._dense(x, statics, operands[1 + self.leaves :])
+        dense = [x if x.is_contiguous() else x.contiguous(), packed]
+        for extra in operands[1 + self.leaves :]:
+            dense.append(extra if extra.is_contiguous() else extra.contiguous())
+        variant.kernel(dense, out)
         return out
 
-    def _dense(self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _dense(
+        self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            return self.body(x, run(self.packings.evaluate, statics), *extras).contiguous()
+            return self.body(x, run(self.variants[0].packings.evaluate, statics), *extras).contiguous()
 
+
+# What Inductor's own code allocates with: a third of the time of torch.empty.
+_empty = torch._C._dynamo.guards._empty_strided_cpu
 
 _regions: dict[str, CompiledRegion] = {}
 
@@ -70,18 +90,18 @@ def add(key: str, region: CompiledRegion) -> None:
     _regions[key] = region
 
 
-def _on_cpu(x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor], key: str) -> torch.Tensor:
+def _on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     region = _regions.get(key)
     if region is None:
         raise _unknown(key)
-    return region(x, statics, extras)
+    return region(operands)
 
 
-def _on_meta(x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor], key: str) -> torch.Tensor:
+def _on_meta(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     region = _regions.get(key)
     if region is None:
         raise _unknown(key)
-    return x.new_empty((x.shape[0], region.m), dtype=region.dtype)
+    return operands[0].new_empty((operands[0].shape[0], region.m), dtype=region.dtype)
 
 
 def _unknown(key: str) -> CompileError:
@@ -92,7 +112,7 @@ def _unknown(key: str) -> CompileError:
 
 
 _library = torch.library.Library("gossamer", "FRAGMENT")
-_library.define("region(Tensor x, Tensor[] statics, Tensor[] extras, str key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("region(Tensor[] operands, str key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("region", _on_cpu, "CPU")
 _library.impl("region", _on_meta, "Meta")
 

@@ -33,7 +33,7 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
         node = emit.now(extra.node)
         fits = node.meta["val"].dim() == len(size)
         extras.append(node if fits else emit(aten.reshape.default, node, size))
-    y = emit(region_op, x, list(contraction.weight.leaves), extras, key)
+    y = emit(region_op, [x, *contraction.weight.leaves, *extras], key)
     if contraction.side == "left":
         if rank > 2:
             y = emit(aten.reshape.default, y, [*emit.sizes(contraction.x, (0, 2)), contraction.m])

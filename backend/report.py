@@ -42,8 +42,9 @@ class Decision:
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
-        what = f"sparse ({self.schedule})" if self.sparse else "dense"
-        return f"{self.name} {shape}, {self.density:.0%} nonzero, {self.op}: {what}, {self.reason}"
+        what = f"sparse as {self.format} ({self.schedule})" if self.sparse else "dense"
+        gain = f", predicted {self.gain:.2g}x of dense" if self.gain is not None else ""
+        return f"{self.name} {shape}, {self.density:.0%} nonzero, {self.op}: {what}, {self.reason}{gain}"
 
 
 @dataclass

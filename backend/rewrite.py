@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gossamer.backend import contractions
 from gossamer.backend.contractions import Contraction
 from gossamer.backend.decide import judge, left_out, stays_dense, unmatched
-from gossamer.backend.detect import Inputs, Unmatched
+from gossamer.backend.detect import Inputs, Unmatched, zero_heavy
 from gossamer.backend.dump import Dump
 from gossamer.backend.options import Options
 from gossamer.backend.prepare import Prepared, prepare
@@ -34,6 +34,7 @@ class SparseRewrite(CustomGraphPass):
     def __init__(self, inputs: Inputs, options: Options) -> None:
         self._inputs, self._options = inputs, options
         self._dump = Dump(options.dump_ir) if options.dump_ir else None
+        self._seen = False
 
     def __call__(self, graph: fx.Graph) -> None:
         with _disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
@@ -42,12 +43,15 @@ class SparseRewrite(CustomGraphPass):
     def _rewrite(self, graph: fx.Graph) -> None:
         if not self._inputs.is_whole(graph):
             return
+        self._seen = True
         try:
             statics = self._inputs.match(graph)
         except Unmatched as problem:
-            warnings.warn(f"gossamer leaves a graph dense because {problem}", stacklevel=2)
-            record(unmatched(iter(self._inputs.statics.values()), str(problem)), [])
+            self._give_up(str(problem))
             return
+        for node, static in statics.items():
+            if zero_heavy(static.tensor):
+                _fix_sizes(node)
         values = {node: static.tensor for node, static in statics.items()} | _constants(graph)
         names = {node: statics[node].name if node in statics else str(node.target) for node in values}
         contractions.split_addends(graph, values)
@@ -59,7 +63,16 @@ class SparseRewrite(CustomGraphPass):
         for region, prepared in plans:
             replace(region, prepared.key, replaced)
         graph.eliminate_dead_code()
-        record(decisions, [prepared.kernel.key for _, prepared in plans])
+        record(decisions, [kernel.key for _, prepared in plans for kernel in prepared.kernels])
+
+    def finish(self) -> None:
+        """To be called after compilation: notices if the graph never came by."""
+        if not self._seen and self._inputs.statics:
+            self._give_up("no traced graph has the inputs that Dynamo gave")
+
+    def _give_up(self, problem: str) -> None:
+        warnings.warn(f"gossamer leaves a graph dense: {problem}", stacklevel=2)
+        record(unmatched(self._inputs.statics.values(), problem), [])
 
     def uuid(self) -> str:
         """Cache key of the pass; what it decided is in the graph, as region keys that hash the regions' content."""
@@ -80,6 +93,8 @@ class SparseRewrite(CustomGraphPass):
             if refusal is not None:
                 decisions.append(stays_dense(contraction, name, refusal, gain))
                 continue
+            for leaf in weight.leaves:
+                _fix_sizes(leaf)
             region = grow(contraction, claimed)
             try:
                 prepared = prepare(region, name, [values[leaf] for leaf in weight.leaves], self._options, self._dump)
@@ -91,14 +106,20 @@ class SparseRewrite(CustomGraphPass):
                 continue
             claimed.update(region.members)
             plans.append((region, prepared))
-            fused = f", {region.fused} elementwise operations fused" if region.fused else ""
+            reason = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
             decisions.append(
                 Decision(
                     name, contraction.op, tuple(weight.value.shape), weight.density, prepared.format,
-                    prepared.kernel.schedule, True, f"predicted {gain:.2g}x of dense{fused}", gain,
+                    prepared.schedule, True, reason, gain,
                 )
             )  # fmt: skip
         return decisions, plans
+
+
+def _fix_sizes(node: fx.Node) -> None:
+    """Makes Dynamo guard the sizes of a weight: another size is another kernel."""
+    for size in node.meta["val"].shape if "val" in node.meta else ():
+        int(size)
 
 
 def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:

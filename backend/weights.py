@@ -49,7 +49,7 @@ def static_nodes(graph: fx.Graph, leaves: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes of `graph` that are computed from `leaves` alone, by operations without side effects or chance."""
     found = set(leaves)
     for node in graph.nodes:
-        if _is_pure_tensor_op(node) and all(n in found for n in node.all_input_nodes):
+        if _is_pure_tensor_op(node) and all(n in found or _fixed_size(n) is not None for n in node.all_input_nodes):
             found.add(node)
     return found
 
@@ -100,8 +100,8 @@ def _copy(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> tuple[f
         copies[node] = graph.placeholder(f"leaf{len(leaves)}")
         leaves.append(node)
     for node in (n for n in order if n not in leaf_values):
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-        copies[node].meta = {}
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: copies[n] if n in copies else _fixed_size(n))
+        copies[node] = graph.call_function(node.target, args, kwargs)
     graph.output(copies[operand])
     return graph, leaves
 
@@ -117,7 +117,7 @@ def _ancestors(node: fx.Node, leaves: dict[fx.Node, torch.Tensor]) -> list[fx.No
         elif current not in seen:
             stack.append((current, True))
             if current not in leaves:
-                stack += [(n, False) for n in reversed(current.all_input_nodes)]
+                stack += [(n, False) for n in reversed(current.all_input_nodes) if _fixed_size(n) is None]
     return list(seen)
 
 
@@ -129,3 +129,9 @@ def _is_pure_tensor_op(node: fx.Node) -> bool:
         and torch.Tag.nondeterministic_seeded not in node.target.tags
         and isinstance(node.meta.get("val"), torch.Tensor)
     )
+
+
+def _fixed_size(node: fx.Node) -> int | None:
+    """The value of a symbolic size that guards have fixed."""
+    value = node.meta.get("val")
+    return value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None

@@ -1,0 +1,59 @@
+"""Gossamer makes sparse PyTorch models fast: `torch.compile(model, backend="sparse")`.
+
+    compiled = torch.compile(model, backend="sparse")
+    print(gossamer.explain(model, *inputs))
+
+The names here are the public ones; they are imported when they are first used.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gossamer.backend.explain import explain
+    from gossamer.backend.options import Options
+    from gossamer.backend.report import Decision, Report
+    from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
+    from gossamer.dialects.format import Format
+
+try:
+    __version__ = version("gossamer")
+except PackageNotFoundError:  # a source tree that was not installed
+    __version__ = "0+unknown"
+
+_HOMES = {
+    "explain": "gossamer.backend.explain",
+    "Options": "gossamer.backend.options",
+    "Decision": "gossamer.backend.report",
+    "Report": "gossamer.backend.report",
+    "Format": "gossamer.dialects.format",
+    "GossamerError": "gossamer.dialects.errors",
+    "CompileError": "gossamer.dialects.errors",
+    "FormatError": "gossamer.dialects.errors",
+    "OptionError": "gossamer.dialects.errors",
+}
+
+__all__ = [
+    "CompileError",
+    "Decision",
+    "Format",
+    "FormatError",
+    "GossamerError",
+    "OptionError",
+    "Options",
+    "Report",
+    "__version__",
+    "explain",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gossamer' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,8 @@
 
 Sums are computed feature-major (lanes are tokens), results are stored token-major (lanes are features). What depends on the
 sum, on scalars and on per-feature vectors runs on the sums (`before`), once per row while they are in registers; what
-reads a whole [T, M] tensor or a per-token vector runs after the transpose (`after`). One value crosses between the two.
+reads a whole [T, M] tensor or a per-token vector runs after the transpose (`after`). One value crosses between the two, in
+the memory of the sums; where that cannot be, all is done after.
 """
 
 from collections.abc import Callable
@@ -22,21 +23,16 @@ class Epilogue:
     def __init__(self, block: ir.Block) -> None:
         *body, terminator = [op.operation for op in block.operations]
         self.sum, self.result = block.arguments[0], terminator.operands[0]
-        late: set[ir.Value] = set()
-        for op in body:
-            by_token = op.name == "kernel.read" and reads_tokens(op)
-            if by_token or any(v in late for v in op.operands):
-                late.update(op.results)
+        self._summed = _users({self.sum}, body)
+        late = _users({r for op in body if op.name == "kernel.read" and reads_tokens(op) for r in op.results}, body)
         self._before = [op for op in body if not any(r in late for r in op.results)]
         self._after = [op for op in body if any(r in late for r in op.results)]
         self.crossing = self.result
         if self._after:
-            computed = {r for op in self._before if _depends(op, self.sum) for r in op.results} | {self.sum}
-            crossing = {v for op in self._after for v in op.operands if v in computed}
-            if len(crossing) == 1:
-                self.crossing = crossing.pop()
-            else:
-                self._before, self._after, self.crossing = [], body, self.sum
+            crossing = {v for op in self._after for v in op.operands if v in self._summed and v not in late}
+            self.crossing = crossing.pop() if len(crossing) == 1 else self.sum
+        if self.trivial or not _fits(self.crossing.type, self.sum.type):
+            self._before, self._after, self.crossing = [], body, self.sum
 
     @property
     def trivial(self) -> bool:
@@ -49,7 +45,7 @@ class Epilogue:
 
     def after(self, crossing: ir.Value, read: Read) -> ir.Value:
         """The results, for a vector of crossing values of one token."""
-        missing = [op for op in self._before if not _depends(op, self.sum)]
+        missing = [op for op in self._before if not any(r in self._summed for r in op.results)]
         return self._emit(missing + self._after, {self.crossing: crossing}, self.result, read)
 
     def whole(self, sums: ir.Value, read: Read) -> ir.Value:
@@ -130,12 +126,15 @@ def splat(scalar: ir.Value, lanes: int) -> ir.Value:
     return vector.broadcast(vector_of(lanes, scalar.type), constant.results[0])
 
 
-def _depends(op: ir.Operation, value: ir.Value) -> bool:
-    """Whether `op` uses `value`, directly or through other ops of its block."""
-    for operand in op.operands:
-        if operand == value:
-            return True
-        source = defining(operand)
-        if source is not None and source.block == op.block and _depends(source, value):
-            return True
-    return False
+def _users(values: set[ir.Value], body: list[ir.Operation]) -> set[ir.Value]:
+    """`values` and all that is computed from them."""
+    found = set(values)
+    for op in body:
+        if any(v in found for v in op.operands):
+            found.update(op.results)
+    return found
+
+
+def _fits(type_: ir.Type, sum_type: ir.Type) -> bool:
+    """Whether a value can lie where a sum lies and come back unchanged."""
+    return isinstance(type_, ir.FloatType) and ir.FloatType(type_).width <= ir.FloatType(sum_type).width

@@ -17,15 +17,16 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, llvm, scf
 
+from gossamer.dialects.errors import CompileError
 from gossamer.passes.memory import from_llvm, i64, insert, llvm_type, struct_of, to_llvm
 from gossamer.passes.openmp import run_team, team_size, thread_number
-from gossamer.passes.queries import all_ops, walk
+from gossamer.passes.queries import all_ops, is_constant, walk
 from gossamer.passes.vectors import index, loop
 
 
 @dataclass(frozen=True)
 class Parallelize:
-    """Outline every one-dimensional scf.parallel and hand it to GOMP_parallel."""
+    """Outline every scf.parallel of one dimension, from 0 in steps of 1, and hand it to GOMP_parallel."""
 
     name: ClassVar[str] = "parallelize"
 
@@ -37,7 +38,10 @@ class Parallelize:
 def _outline(parallel: Any, number: int) -> None:
     function = parallel.operation.parent.opview
     body = parallel.region.blocks[0]
-    _, high, _ = parallel.operation.operands
+    operands = list(parallel.operation.operands)
+    if len(operands) != 3 or not is_constant(operands[0], 0) or not is_constant(operands[2], 1):
+        raise CompileError(f"scf.parallel at {parallel.location}: needs one dimension from 0, in steps of 1, and no results")
+    high = operands[1]
     captured = list(dict.fromkeys([high, *_captured(parallel.operation)]))
     struct = struct_of([v.type for v in captured])
     pointer = ir.Type.parse("!llvm.ptr")

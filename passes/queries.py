@@ -60,6 +60,14 @@ def sole_user(value: ir.Value) -> ir.Operation | None:
     return users.pop() if len(users) == 1 else None
 
 
+def is_constant(value: ir.Value, number: int) -> bool:
+    """Whether `value` is this integer or index constant."""
+    op = defining(value)
+    if op is None or op.name != "arith.constant" or not isinstance(op.attributes["value"], ir.IntegerAttr):
+        return False
+    return ir.IntegerAttr(op.attributes["value"]).value == number
+
+
 def is_zero_fill(value: ir.Value) -> bool:
     """Whether `value` is a tensor filled with the constant 0."""
     op = defining(value)

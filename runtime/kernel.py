@@ -8,6 +8,7 @@ import torch
 from gossamer.runtime.jit import Code
 
 _CACHE_LINE = 64
+_get_num_threads = torch.get_num_threads
 
 
 class Kernel:
@@ -24,14 +25,15 @@ class Kernel:
     def run(self, words: list[int]) -> None:
         """Call with the words of all operands and of the output (see emit-entry), on torch.get_num_threads() threads.
 
-        Nothing is checked: every address must hold what the kernel's types say.
+        Takes the list over. Nothing is checked: every address must hold what the kernel's types say.
         """
-        threads = torch.get_num_threads()
+        threads = _get_num_threads()
         size = self._workspace * threads
-        arguments = self._arguments
         if size > _workspace.size:
             _workspace.grow(size)
-        arguments.array[:] = [*words, _workspace.address, size, threads]
+        words += (_workspace.address, size, threads)
+        arguments = self._arguments
+        arguments.array[:] = words
         self._function(arguments.address)
 
 

@@ -1,4 +1,4 @@
-"""LLVM IR as MLIR's LLVM 24 prints it, made readable for llvmlite's LLVM 22.
+"""LLVM IR as MLIR's LLVM 24 prints it, made readable for llvmlite's LLVM 22, and free of bfloat where a CPU has none.
 
 The newer printer writes floats as `f0x3F800000`, `+inf`, `+qnan`, and in decimals that need not be exact; the older parser
 reads exact decimals and its own hexadecimal forms only. So every float constant is rewritten as the latter.
@@ -17,6 +17,19 @@ def readable_by_older(llvm_ir: str) -> str:
     """Rewrite the float constants of a module; each takes the float type named last before it on its line."""
     lines = llvm_ir.split("\n")
     return "\n".join(_rewrite(line) if _TOKEN.search(line) else line for line in lines)
+
+
+def bfloat_as_bits(llvm_ir: str) -> str:
+    """Write i16 for bfloat in a readable module that moves such values but does not compute with them.
+
+    For a CPU without bf16, LLVM turns even the moves into conversions, by calls to a function that few processes contain.
+    """
+    text = re.sub(r"0xR([0-9A-F]{4})\b", lambda match: str(int(match[1], 16)), llvm_ir)
+    text = re.sub(r"\bbfloat\b", "i16", re.sub(r"\.v(\d+)bf16\b", r".v\1i16", text))
+    lines = text.split("\n")
+    declared = [line.partition("@")[2].partition("(")[0] if line.startswith("declare ") else "" for line in lines]
+    # What was declared for bfloat and for i16 is now declared twice.
+    return "\n".join(line for i, line in enumerate(lines) if not declared[i] or declared[i] not in declared[:i])
 
 
 def _rewrite(line: str) -> str:

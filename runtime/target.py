@@ -51,11 +51,11 @@ class Target:
         amx = ["+amx-bf16"] if self.cpu == "sapphirerapids" else []
         return [flags[k] for k in kinds] + amx
 
-    def machine(self, jit: bool = False) -> llvm.TargetMachine:
-        """LLVM's target machine at O3."""
+    def machine(self) -> llvm.TargetMachine:
+        """LLVM's target machine at O3, for code that can lie anywhere."""
         _initialize()
         return llvm.Target.from_triple(self.triple).create_target_machine(
-            cpu=self.cpu, features=self.features, opt=3, jit=jit, reloc="pic" if not jit else "default"
+            cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="small"
         )
 
 

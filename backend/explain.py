@@ -1,0 +1,49 @@
+"""`gossamer.explain`: compiles a model as `backend="sparse"` would, and reports what was decided."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from gossamer.backend.dense import check_mode
+from gossamer.backend.entry import sparse
+from gossamer.backend.graph_breaks import collect_breaks
+from gossamer.backend.options import Options
+from gossamer.backend.report import Report, collect
+
+
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    options: Mapping[str, Any] | Options | None = None,
+    mode: str | None = None,
+    **kwargs: Any,
+) -> Report:
+    """Compiles and runs `model(*inputs, **kwargs)` once and returns what was decided for every weight.
+
+    model          a module or function, compiled already or not
+    inputs         what it is called with; the number of tokens in them enters the prediction
+    options, mode  as for torch.compile(model, backend="sparse")
+
+    Gradients are included if they are enabled and the model or an input requires them. As torch._dynamo.explain does,
+    it resets Dynamo before and after, so compiled functions are compiled again when they are next called.
+
+    Raises OptionError for an unknown option or mode.
+    """
+    parsed = Options.parse(options)
+    check_mode(mode)
+    function = _uncompiled(model)
+    torch._dynamo.reset()
+    try:
+        with collect() as collected, collect_breaks() as breaks:
+            compiled = torch.compile(function, backend=lambda gm, ex: sparse(gm, ex, mode=mode, options=parsed))
+            compiled(*inputs, **kwargs)
+    finally:
+        torch._dynamo.reset()
+    return Report(collected.decisions, breaks, len(collected.kernels))
+
+
+def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile was given, if it was."""
+    original = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None)
+    return original if original is not None else model

@@ -1,0 +1,80 @@
+"""Graph breaks: why Dynamo split a model, for the report, and a warning where a torch.sparse tensor was the cause.
+
+Dynamo cannot trace torch.sparse tensors. It breaks the graph there, silently, and what the user wanted compiled runs as
+before.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch._dynamo import callback, eval_frame
+from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
+
+_ADVICE = (
+    "torch.compile cannot trace torch.sparse tensors, so Dynamo broke the graph{where} and that part runs uncompiled. "
+    "Keep the matrix as a dense tensor with zeros in a parameter, buffer or attribute (matrix.to_dense()): the sparse "
+    "backend finds the zeros itself. gossamer.explain(model, *inputs) lists all graph breaks."
+)
+
+_warned = False
+_known_breaks = 0
+
+
+@contextmanager
+def collect_breaks() -> Iterator[list[str]]:
+    """Collects the graph breaks of what is compiled in the block, each with the user's line, when the block ends."""
+    found: list[str] = []
+    reasons, frames = list(graph_break_reasons), list(get_compilation_metrics())
+    try:
+        yield found
+    finally:
+        new = [r for r in graph_break_reasons if not any(r is old for old in reasons)]
+        places = [r.user_stack[-1] if r.user_stack else None for r in new]
+        lines = [_line(r.reason, p and p.filename, p and p.lineno) for r, p in zip(new, places, strict=True)]
+        # A frame that breaks at its first instruction leaves no reason, only a failed compilation.
+        failed = [f for f in get_compilation_metrics() if f.fail_type and not any(f is old for old in frames)]
+        lines += [_line(f.fail_reason, f.fail_user_frame_filename, f.fail_user_frame_lineno) for f in failed]
+        found += dict.fromkeys(lines)
+
+
+def watch_for_sparse(backend: object) -> None:
+    """Warns once when a compilation for `backend` ends with a graph break at a torch.sparse tensor."""
+
+    def check(_: callback.CallbackArgs) -> None:
+        global _known_breaks, _warned
+        before, _known_breaks = _known_breaks, _sparse_breaks()
+        if _known_breaks > before and not _warned and _is_in_use(backend):
+            _warned = True
+            warnings.warn(_ADVICE.format(where=_last_sparse_place()), stacklevel=2)
+
+    check.__qualname__ = watch_for_sparse.__qualname__
+    handler = callback.callback_handler
+    if not any(getattr(c, "__qualname__", "") == check.__qualname__ for c in handler.end_callbacks):
+        handler.register_end_callback(check)
+
+
+def _sparse_breaks() -> int:
+    return sum(
+        count
+        for kind in ("graph_break", "unimplemented")
+        for reason, count in counters[kind].items()
+        if "sparse tensor" in reason.lower()
+    )
+
+
+def _last_sparse_place() -> str:
+    for reason in reversed(graph_break_reasons):
+        if "sparse tensor" in reason.reason.lower() and reason.user_stack:
+            return f" at {reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}"
+    return ""
+
+
+def _is_in_use(backend: object) -> bool:
+    """Whether torch.compile was called for this backend since Dynamo was last reset."""
+    return any(getattr(cached, "compiler_fn", None) is backend for cached in eval_frame.cached_backends.values())
+
+
+def _line(reason: str | None, filename: str | None, number: int | None) -> str:
+    first = (reason or "unknown reason").strip().splitlines()[0]
+    return f"{filename}:{number}: {first}" if filename else first

@@ -1,0 +1,60 @@
+"""Compiles a function with the sparse backend and keeps what it decided, so that tests can tell that it ran at all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.backend import sparse
+from gossamer.backend.report import Decision, collect
+
+
+@dataclass
+class Run:
+    """A compiled function, its first output, and the decisions made until then."""
+
+    function: Callable[..., Any]
+    output: Any
+    decisions: list[Decision]
+
+    @property
+    def regions(self) -> list[Decision]:
+        return [d for d in self.decisions if d.sparse]
+
+
+def compile_and_run(
+    function: Callable[..., Any],
+    *inputs: Any,
+    fullgraph: bool = True,
+    dynamic: bool | None = None,
+    grad: bool = False,
+    **options: Any,
+) -> Run:
+    """One call through the backend; unless told otherwise with everything sparse, an eager remainder, and no mercy."""
+    given = {"dense": "eager", "min_gain": 0, "strict": True, **options}
+    with collect() as collected, torch.set_grad_enabled(grad):
+        compiled = torch.compile(function, backend=sparse, fullgraph=fullgraph, dynamic=dynamic, options=given)
+        output = compiled(*inputs)
+    return Run(compiled, output, list(collected.decisions))
+
+
+def pruned(*shape: int, density: float = 0.2, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal values, most of them zero."""
+    return (torch.randn(*shape) * (torch.rand(*shape) < density)).to(dtype)
+
+
+def prune_(module: nn.Module, density: float = 0.2) -> nn.Module:
+    """Zeroes most of each weight matrix, in place."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() >= 2:
+                parameter[torch.rand_like(parameter) >= density] = 0
+    return module
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal up to the rounding of their type."""
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 3e-2, torch.float16: 4e-3}[expected.dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
