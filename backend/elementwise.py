@@ -15,7 +15,7 @@ VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 
 ELEMENTWISE: set[torch._ops.OpOverload] = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default, aten.minimum.default),
-    *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.pow.Tensor_Scalar),
+    *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar, aten.pow.Tensor_Scalar),
     *(aten.neg.default, aten.abs.default, aten.exp.default, aten.erf.default, aten.tanh.default),
     *(aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default),
     *(aten.relu.default, aten.sigmoid.default, aten.gelu.default, aten.silu.default, aten.leaky_relu.default),
@@ -33,9 +33,11 @@ def is_elementwise(node: fx.Node) -> bool:
         return False
     if node.target is aten.pow.Tensor_Scalar:
         return node.args[1] in (2, 3)
-    if node.target is aten._to_copy.default:
-        return set(node.kwargs) == {"dtype"}
-    return True
+    if node.target is aten._to_copy.default and set(node.kwargs) != {"dtype"}:
+        return False
+    # LLVM calls a function to narrow a double to half a word, which torch does not bring along.
+    narrow = node.meta["val"].dtype in (torch.float16, torch.bfloat16)
+    return not (narrow and any(n.meta["val"].dtype is torch.float64 for n in node.all_input_nodes))
 
 
 def is_identity(node: fx.Node) -> bool:

@@ -23,6 +23,7 @@ from gossamer.backend.detect import DTYPES
 from gossamer.backend.elementwise import Kind, constant_of, is_elementwise, is_identity, kind_of
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,8 @@ class _Builder:
             for _ in range(int(exponent) - 1):
                 result = self._call(aten.mul.Tensor, (result, base))
             self._copies[node] = result
+        elif node.target is aten._to_copy.default:
+            self._copies[node] = self._call(prims.convert_element_type.default, (args[0], kwargs["dtype"]))
         else:
             self._copies[node] = self._call(node.target, args, kwargs)  # type: ignore[arg-type]
 

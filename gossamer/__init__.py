@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gossamer.backend.report import Decision, Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.sparsity.prepare import prepare
 
 try:
     __version__ = version("gossamer")
@@ -32,6 +33,7 @@ _HOMES = {
     "CompileError": "gossamer.dialects.errors",
     "FormatError": "gossamer.dialects.errors",
     "OptionError": "gossamer.dialects.errors",
+    "prepare": "gossamer.sparsity.prepare",
 }
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "Report",
     "__version__",
     "explain",
+    "prepare",
 ]
 
 

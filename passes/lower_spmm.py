@@ -219,7 +219,7 @@ class _Tile:
         A fused multiply-add takes four cycles: narrow tiles take several nonzeros of a long row at a time, each with sums
         of its own. In short rows the loop for what is left over would cost more than that gains.
         """
-        ways = 4 // self.vectors
+        ways = max(2, 4 // self.vectors)
         several = sums + [zeros(self.vec)] * (self.vectors * (ways - 1))
         whole = begin
         if ways > 1:

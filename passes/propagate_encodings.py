@@ -5,7 +5,7 @@ after    %1 = linalg.transpose ins(%w : tensor<8x4xf32, #CSR>) outs(%0 : tensor<
 
 The importer knows the encodings of a region's arguments only. Followed are transposes, casts, and elementwise generics
 that map zero to zero: negf, absf and the like of the sparse value, and its product with anything. The encoding of a
-transpose is the permuted one: the same arrays, read as the other matrix.
+transpose is the permuted one: the same arrays, read as the other matrix. A value that is used outside of linalg stays dense.
 """
 
 from dataclasses import dataclass
@@ -79,9 +79,16 @@ def _encode(op: ir.Operation, encoding: ir.Attribute) -> None:
     new = ir.RankedTensorType.get(old.shape, old.element_type, encoding)
     start = op.operands[len(op.operands) - 1]
     empty = defining(start)
-    if empty is None or empty.name != "tensor.empty":
+    if empty is None or empty.name != "tensor.empty" or not all(_takes_any_encoding(use) for use in result.uses):
         return
     with ir.InsertionPoint(op), op.location:
         fresh = ir.Operation.create("tensor.empty", results=[new], operands=list(empty.operands))
     op.operands[len(op.operands) - 1] = fresh.results[0]
     result.set_type(new)
+
+
+def _takes_any_encoding(use: ir.OpOperand) -> bool:
+    """Whether this is an input of a linalg op or asks for a size; other ops may tie the type to one of their own."""
+    op = use.owner.operation
+    is_input = op.name.startswith("linalg.") and use.operand_number < len(op.operands) - len(op.results)
+    return is_input or op.name == "tensor.dim"

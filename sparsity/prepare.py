@@ -1,0 +1,60 @@
+"""`gossamer.prepare`: a pruned model, rebuilt so that torch.compile sees its sparsity and nothing stands in the way.
+
+    prune.l1_unstructured(layer, "weight", 0.9)        layer.weight = weight_orig * weight_mask, by a hook at every call
+    model = gossamer.prepare(model)                →   layer.parametrizations.weight = [Mask(mask)], original = weight_orig
+
+A hook writes the masked weight back into the module, so that a compiled graph must compute it at every call even if only a
+sparse kernel reads it. A parametrization is read, never written, and its mask also reaches the gradient.
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Mask(nn.Module):
+    """A parametrization that multiplies a tensor by a fixed mask (a buffer of the same shape)."""
+
+    mask: torch.Tensor
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, original: torch.Tensor) -> torch.Tensor:
+        """original * mask"""
+        return original * self.mask
+
+
+def prepare(model: Model) -> Model:
+    """Make a pruned model ready for `torch.compile(model, backend="sparse")`; changes it in place and returns it.
+
+    - Pruning by `torch.nn.utils.prune` becomes a mask parametrization. The parameters stay the same objects, so that an
+      optimizer that holds them goes on; in the state dict `weight_orig` becomes `parametrizations.weight.original`, and
+      `weight_mask` becomes `parametrizations.weight.0.mask`.
+    - If the model has attention or transformer layers of torch.nn, their fused inference path, which compilers cannot look
+      into, is turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
+    """
+    for module in model.modules():
+        for hook_id, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, prune.BasePruningMethod):
+                del module._forward_pre_hooks[hook_id]
+                _parametrize(module, hook._tensor_name)
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
+            torch.backends.mha.set_fastpath_enabled(False)
+    return model
+
+
+def _parametrize(module: nn.Module, name: str) -> None:
+    """Replace what torch.nn.utils.prune left of parameter `name` by the parameter under a mask."""
+    original = module._parameters.pop(f"{name}_orig")
+    mask = module._buffers.pop(f"{name}_mask")
+    assert original is not None and mask is not None
+    if hasattr(module, name):
+        delattr(module, name)
+    module.register_parameter(name, original)
+    parametrize.register_parametrization(module, name, Mask(mask))
