@@ -45,5 +45,6 @@ def explain(
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
     """What torch.compile was given, if it was."""
-    original = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None)
-    return original if original is not None else model
+    for attribute in ("_orig_mod", "_torchdynamo_orig_callable"):
+        model = getattr(model, attribute, model)
+    return model

@@ -3,16 +3,20 @@
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 import torch
 
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.dialects.format import Format
 from gossamer.passes import pipelines
-from gossamer.runtime import jit
+from gossamer.passes.emit_entry import ENTRY
+from gossamer.runtime import disk_cache, jit
 from gossamer.runtime.kernel import Kernel
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.target import Target, host
+
+_VERSIONS = " ".join(f"{name} {version(name)}" for name in ("gossamer", "torch-mlir", "llvmlite"))
 
 _lock = threading.Lock()
 _by_contract: dict[tuple[str, str, Target], "RegionKernel"] = {}
@@ -27,11 +31,13 @@ class RegionKernel:
     key       hash of kernel IR and target: equal keys are the same machine code
     """
 
-    def __init__(self, plan: pipelines.Plan, key: str, lowered: pipelines.Lowered, code: jit.Code) -> None:
+    def __init__(self, plan: pipelines.Plan, key: str, entry: disk_cache.Entry) -> None:
         self.formats: tuple[Format | None, ...] = plan.formats
         self.schedule, self.key = plan.schedule, key
-        self._kernel = Kernel(code, sum(1 + len(dims) for dims in lowered.words[:-2]), lowered.workspace)
-        self._words = _word_list(plan.formats, lowered.words[:-2])
+        *dynamic, _workspace, _threads = entry.call["words"]
+        code = jit.load(entry.code, ENTRY)
+        self._kernel = Kernel(code, sum(1 + len(dims) for dims in dynamic), entry.call["workspace"])
+        self._words = _word_list(plan.formats, dynamic)
 
     def __call__(self, operands: Sequence[torch.Tensor | Packed], out: torch.Tensor) -> None:
         """Compute into `out`; dense tensors are contiguous CPU tensors of the types the region was compiled for."""
@@ -91,13 +97,22 @@ def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, t
 
 def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
     plan = pipelines.plan(contract, schedule, target.vector_bits, observer)
-    key = hashlib.sha256(f"{plan.text}\n{target}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{plan.text}\n{target}\n{_VERSIONS}".encode()).hexdigest()[:32]
     if observer is None and key in _by_key:
         return _by_key[key]
+    entry = disk_cache.read(key) if observer is None else None
+    if entry is None:
+        entry = _machine_code(plan, target, observer)
+        disk_cache.write(key, entry)
+    return _by_key.setdefault(key, RegionKernel(plan, key, entry))
+
+
+def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Observer | None) -> disk_cache.Entry:
     lowered = pipelines.lower(plan, target.rounds_to_bf16, observer)
     module = jit.optimize(lowered.llvm_ir, target)
     if observer is not None:
         observer("llvm", "ll", str(module))
         observer("assembly", "s", jit.assembly(module, target))
-    kernel = RegionKernel(plan, key, lowered, jit.load(module, target, lowered.entry))
-    return _by_key.setdefault(key, kernel)
+    return disk_cache.Entry(
+        jit.object_code(module, target), {"words": lowered.words, "workspace": lowered.workspace}
+    )

@@ -25,7 +25,7 @@ class Weight:
     """A matrix that depends on static inputs only.
 
     leaves      the placeholders and constants it is computed from, in the order `evaluate` takes their values
-    main        the leaf that gives the weight its name: the largest matrix of floats
+    main        the leaf that gives the weight its name: a parameter if there is one, the largest
     evaluate    leaf values → the matrix as it is stored, rows first
     transposed  whether the graph uses the transpose of the stored matrix
     key         content hash of the expression and of its leaves' types
@@ -83,7 +83,7 @@ def cut(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> Weight | 
     evaluate.recompile()
     types = [(tuple(v.shape), v.stride(), v.dtype) for v in values]
     key = hashlib.sha256(f"{evaluate.code}{types}".encode()).hexdigest()[:16]
-    main = max(leaves, key=lambda n: (leaf_values[n].is_floating_point(), leaf_values[n].numel()))
+    main = max(leaves, key=lambda n: _prominence(leaf_values[n]))
     return Weight(tuple(leaves), main, evaluate, transposed, key, value)
 
 
@@ -135,3 +135,7 @@ def _fixed_size(node: fx.Node) -> int | None:
     """The value of a symbolic size that guards have fixed."""
     value = node.meta.get("val")
     return value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+
+
+def _prominence(leaf: torch.Tensor) -> tuple[bool, bool, int]:
+    return isinstance(leaf, torch.nn.Parameter), leaf.is_floating_point(), leaf.numel()

@@ -3,7 +3,6 @@
 import ctypes
 import glob
 import os
-import re
 import threading
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import llvmlite.binding as llvm
 
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.llvm_text import bfloat_as_bits, readable_by_older
-from gossamer.runtime.target import Target
+from gossamer.runtime.target import Target, initialize
 
 # llvmlite's LLVM keeps global state while it parses and optimises.
 _LLVM = threading.Lock()
@@ -53,26 +52,29 @@ def assembly(module: llvm.ModuleRef, target: Target) -> str:
         return target.machine().emit_assembly(module)
 
 
-def load(module: llvm.ModuleRef, target: Target, entry: str) -> Code:
-    """Generate code from an optimised module and resolve its symbols. CompileError if one is missing."""
+def object_code(module: llvm.ModuleRef, target: Target) -> bytes:
+    """The object code of an optimised module. CompileError if it needs a function that this process does not have."""
     with _LLVM:
         _bind_openmp()
         machine = target.machine()
+        declared = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]
+        if missing := [name for name in declared if llvm.address_of_symbol(name) is None]:
+            raise CompileError(f"the kernel needs {', '.join(missing)}, which this process does not have")
+        return bytes(machine.emit_object(module))
+
+
+def load(code: bytes, entry: str) -> Code:
+    """Link object code into this process. CompileError if that fails."""
+    with _LLVM:
+        _bind_openmp()
+        initialize()
         linker = llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
-        objects = llvm.JITLibraryBuilder().add_object_img(machine.emit_object(module)).add_current_process()
+        objects = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         try:
             library = objects.export_symbol(entry).link(linker, "kernel")
         except RuntimeError as problem:
-            missing = ", ".join(_missing(module, machine)) or str(problem)
-            raise CompileError(f"the kernel needs {missing}, which this process does not have") from problem
+            raise CompileError(f"the kernel's code cannot be linked: {problem}") from problem
         return Code(library[entry], library, linker)
-
-
-def _missing(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> list[str]:
-    """The functions that a module calls and nothing defines; LLVM adds calls of its own when it generates code."""
-    called = set(re.findall(r"^\s+(?:call|callq|jmp|b|bl)\s+\*?([A-Za-z_]\w*)", machine.emit_assembly(module), re.M))
-    called -= {f.name for f in module.functions if not f.is_declaration}
-    return sorted(name for name in called if llvm.address_of_symbol(name) is None)
 
 
 def _bind_openmp() -> None:

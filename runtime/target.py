@@ -53,7 +53,7 @@ class Target:
 
     def machine(self) -> llvm.TargetMachine:
         """LLVM's target machine at O3, for code that can lie anywhere."""
-        _initialize()
+        initialize()
         return llvm.Target.from_triple(self.triple).create_target_machine(
             cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="small"
         )
@@ -62,7 +62,7 @@ class Target:
 @cache
 def host() -> Target:
     """This machine."""
-    _initialize()
+    initialize()
     features = llvm.get_host_cpu_features()
     if platform.machine() in ("aarch64", "arm64"):
         bits = 128
@@ -74,6 +74,7 @@ def host() -> Target:
 
 
 @cache
-def _initialize() -> None:
+def initialize() -> None:
+    """Make LLVM's targets known, once."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

@@ -1,0 +1,214 @@
+"""A weight that changes after compilation is noticed, whatever way it changes."""
+
+import copy
+import gc
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.backend import packings
+from gossamer.backend.packings import Packings
+from gossamer.dialects.format import Format
+from tests.backend.harness import Run, assert_same, compile_and_run, prune_, pruned
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return prune_(nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 64))).eval()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(5, 64)
+
+
+def assert_follows(run: Run, model: nn.Module, x: Tensor) -> None:
+    for _ in range(3):
+        with torch.no_grad():
+            assert_same(run.function(x), model(x))
+
+
+def test_same_pattern(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x)
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    assert_follows(run, model, x)
+
+
+def test_new_pattern(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x)
+    for _ in range(3):
+        with torch.no_grad():
+            model[0].weight.copy_(pruned(48, 64))
+        assert_follows(run, model, x)
+
+
+def test_new_pattern_at_every_call(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x)
+    for _ in range(5):
+        with torch.no_grad():
+            model[0].weight.copy_(pruned(48, 64))
+            assert_same(run.function(x), model(x))
+
+
+def test_it_becomes_dense_and_sparse_again(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x)
+    for density in (1.0, 0.1):
+        with torch.no_grad():
+            model[0].weight.copy_(pruned(48, 64, density=density))
+        assert_follows(run, model, x)
+
+
+def test_load_state_dict(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x)
+    other = prune_(nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 64)))
+    model.load_state_dict(other.state_dict())
+    assert_follows(run, model, x)
+    model.load_state_dict(prune_(copy.deepcopy(other)).state_dict(), assign=True)
+    assert_follows(run, model, x)
+
+
+def test_optimizer_step(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(x).square().sum().backward()
+        optimizer.step()
+        assert_follows(run, model, x)
+
+
+def test_new_parameters_again_and_again(model: nn.Module, x: Tensor) -> None:
+    """Freed memory is reused for the next parameter, at the same address and version."""
+    run = compile_and_run(model, x)
+    for _ in range(20):
+        model[0].weight = nn.Parameter(pruned(48, 64))
+        gc.collect()
+        with torch.no_grad():
+            assert_same(run.function(x), model(x))
+
+
+def test_data_is_replaced(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x)
+    model[0].weight.data = pruned(48, 64)
+    assert_follows(run, model, x)
+
+
+def test_uncounted_writes_are_seen_by_full_verification(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x, verify="full")
+    model[0].weight.data.mul_(2)
+    assert_follows(run, model, x)
+    model[0].weight.detach().numpy()[:] = pruned(48, 64).numpy()
+    assert_follows(run, model, x)
+
+
+def test_the_mask_changes(x: Tensor) -> None:
+    weight, mask = nn.Parameter(torch.randn(48, 64)), torch.rand(48, 64) < 0.2
+    run = compile_and_run(lambda x: F.linear(x, weight * mask), x)
+    with torch.no_grad():
+        mask.copy_(torch.rand(48, 64) < 0.2)
+        for _ in range(3):
+            assert_same(run.function(x), F.linear(x, weight * mask))
+
+
+def test_a_weight_that_the_graph_itself_changes(x: Tensor) -> None:
+    class Decaying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", pruned(48, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.linear(x, self.weight)
+            self.weight.mul_(0.5)
+            return y + F.linear(x, self.weight)
+
+    model = Decaying()
+    twin = copy.deepcopy(model)
+    run = compile_and_run(model, x)
+    assert_same(run.output, twin(x))
+    for _ in range(3):
+        assert_same(run.function(x), twin(x))
+
+
+def test_inference_tensors(x: Tensor) -> None:
+    with torch.inference_mode():
+        weight = pruned(48, 64)
+        run = compile_and_run(lambda x: F.linear(x, weight), x)
+        assert len(run.regions) == 1
+        assert_same(run.function(x), F.linear(x, weight))
+
+
+def test_copies_and_pickles_compile_for_themselves(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin[0].weight.copy_(pruned(48, 64))
+    assert_same(torch.compile(twin, backend="sparse")(x).detach(), twin(x).detach())
+    restored = pickle.loads(pickle.dumps(model))
+    assert_same(torch.compile(restored, backend="sparse")(x).detach(), model(x).detach())
+    buffer = io.BytesIO()
+    torch.save(run.function.state_dict(), buffer)
+    assert_follows(run, model, x)
+
+
+def identity(weight: Tensor) -> Tensor:
+    return weight
+
+
+def test_packings_die_with_their_tensor() -> None:
+    kept = Packings(identity, Format.CSR)
+    weight = pruned(48, 64)
+    assert kept.current([weight], 1.0) is not None and len(kept) == 1
+    view = weight[:]
+    del weight
+    gc.collect()
+    assert len(kept) == 1, "a view keeps the storage"
+    del view
+    gc.collect()
+    assert len(kept) == 0
+
+
+def test_packings_are_kept_refreshed_and_renewed() -> None:
+    kept = Packings(identity, Format.CSR)
+    weight = pruned(48, 64)
+    first = kept.current([weight], 1.0)
+    assert kept.current([weight], 1.0) is first
+    weight.mul_(2)
+    assert kept.current([weight], 1.0) is first and first.matches(weight)
+    weight.copy_(pruned(48, 64))
+    second = kept.current([weight], 1.0)
+    assert second is not None and second is not first and second.matches(weight)
+
+
+def test_packings_shrink_when_a_pattern_has_lost_values() -> None:
+    kept = Packings(identity, Format.CSR)
+    weight = pruned(48, 64, density=0.5)
+    for _ in range(3):
+        first = kept.current([weight], 1.0)
+    weight.mul_(torch.rand(48, 64) < 0.3)
+    second = kept.current([weight], 1.0)
+    assert first is not None and second is not None and second.nnz < 0.5 * first.nnz
+
+
+def test_packings_wait_for_a_pattern_that_will_not_settle() -> None:
+    kept = Packings(identity, Format.CSR)
+    weight = pruned(48, 64)
+    assert kept.current([weight], 1.0) is not None
+    for _ in range(4):
+        weight.copy_(pruned(48, 64))
+        assert kept.current([weight], 1.0) is None
+    settled = kept.current([weight], 1.0)
+    assert settled is not None and settled.matches(weight)
+
+
+def test_packings_leave_a_dense_weight_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Packings(identity, Format.CSR)
+    weight = torch.randn(48, 64)
+    assert kept.current([weight], 0.5) is None
+    monkeypatch.setattr(packings, "run", None)  # no more evaluation while it changes at every call
+    for _ in range(3):
+        weight.add_(1)
+        assert kept.current([weight], 0.5) is None

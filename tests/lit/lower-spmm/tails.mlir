@@ -1,0 +1,31 @@
+// Nothing is read or written past the end of a tensor.
+// RUN: gossamer-opt %s -p 'expose-storage,lower-spmm,canonicalize,cse' --split-input-file | filecheck %s
+
+// What is left of the columns is masked where x is packed; tokens past the last one repeat it.
+// CHECK-LABEL: func.func private @tails_tile4(
+// CHECK-SAME:    %[[X:[a-z0-9]*]]: memref<?x30xf32>,
+// CHECK:         %[[T:.*]] = memref.dim %{{.*}}, %c0
+// CHECK:         %[[LAST:.*]] = arith.subi %[[T]], %c1
+// CHECK:         scf.for %[[K:.*]] = %c0 to %c30 step %c2
+// CHECK:           %[[LEFT:.*]] = arith.subi %c30, %[[K]]
+// CHECK:           %[[MASK:.*]] = vector.create_mask %[[LEFT]]
+// CHECK:           %[[TOKEN:.*]] = arith.minui %{{.*}}, %[[LAST]]
+// CHECK:           vector.maskedload %[[X]][%[[TOKEN]], %[[K]]], %[[MASK]]
+
+// What is left of the rows is masked where y is stored, and so are tokens that do not exist.
+// CHECK:         %[[ROWS:.*]] = arith.subi %c7, %[[ROW:.*]] : index
+// CHECK:         %[[FEATURES:.*]] = vector.create_mask %[[ROWS]]
+// CHECK:         %[[EXISTS:.*]] = arith.cmpi ult, %[[AT:.*]], %[[T]]
+// CHECK:         %[[STORED:.*]] = arith.select %[[EXISTS]], %[[FEATURES]], %[[NONE:.*]] :
+// CHECK:         %[[SAFE:.*]] = arith.minui %[[AT]], %[[LAST]]
+// CHECK:         vector.maskedstore %{{.*}}[%[[SAFE]], %[[ROW]]], %[[STORED]], %{{.*}} : memref<?x7xf32>
+#KB = #sparse_tensor.encoding<{
+  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
+}>
+func.func @tails(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<?x7xf32> {
+  %y = "kernel.spmm"(%x, %w) ({
+  ^bb0(%sum: f32):
+    "kernel.yield"(%sum) : (f32) -> ()
+  }) {lanes = 2 : i64, reduction = 1 : i64, tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  return %y : tensor<?x7xf32>
+}
