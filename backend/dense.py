@@ -45,11 +45,10 @@ def with_inductor(
     """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.decomposition import select_decomp_table
 
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
     with functorch_config.patch(enable_autograd_cache=False):
-        return compile_fx(module, inputs, config_patches=patches, decompositions={**select_decomp_table(), **_DECOMPOSITIONS})
+        return compile_fx(module, inputs, config_patches=patches, decompositions=_inductor_table())
 
 
 def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite) -> Callable[..., Any]:
@@ -86,3 +85,16 @@ def _addmv(
 
 # By itself Inductor takes a product with a vector apart into multiplications and a sum, where no contraction is seen.
 _DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {aten.mv.default: _mv, aten.addmv.default: _addmv}
+
+
+class _Table(dict[Any, Callable[..., Any]]):
+    """A decomposition table that is pickled by name, so that Inductor can make a cache key of it."""
+
+    def __reduce__(self) -> tuple[Callable[[], "_Table"], tuple[()]]:
+        return _inductor_table, ()
+
+
+def _inductor_table() -> _Table:
+    from torch._inductor.decomposition import select_decomp_table
+
+    return _Table({**select_decomp_table(), **_DECOMPOSITIONS})

@@ -127,10 +127,9 @@ def user_name(source: str) -> str:
     parts = re.findall(r"\['?([^'\]]*)'?\]|([A-Za-z_]\w*)", source)
     names = [a or b for a, b in parts if (a or b) not in ("_modules", "_parameters", "_buffers")]
     if names and names[0] in ("L", "G"):
-        local = names[0] == "L"
         names = names[1:]
-        if local and len(names) > 1:
-            names = names[1:]
+    if len(names) > 1 and names[0] in ("self", "fn"):  # fn is torch's own name for a compiled module
+        names = names[1:]
     name = ".".join(names)
     name = re.sub(r"(^|\.)parametrizations\.(\w+)\.original\d*$", r"\1\2", name)
     return re.sub(r"_orig$", "", name) or source

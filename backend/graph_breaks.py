@@ -76,5 +76,6 @@ def _is_in_use(backend: object) -> bool:
 
 
 def _line(reason: str | None, filename: str | None, number: int | None) -> str:
-    first = (reason or "unknown reason").strip().splitlines()[0]
-    return f"{filename}:{number}: {first}" if filename else first
+    lines = [line.strip() for line in (reason or "unknown reason").strip().splitlines()]
+    why = next((": " + line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return f"{filename}:{number}: {lines[0]}{why}" if filename else f"{lines[0]}{why}"

@@ -3,10 +3,13 @@
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 
+from gossamer import dialects, passes, runtime
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.dialects.format import Format
 from gossamer.passes import pipelines
@@ -15,8 +18,6 @@ from gossamer.runtime import disk_cache, jit
 from gossamer.runtime.kernel import Kernel
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.target import Target, host
-
-_VERSIONS = " ".join(f"{name} {version(name)}" for name in ("gossamer", "torch-mlir", "llvmlite"))
 
 _lock = threading.Lock()
 _by_contract: dict[tuple[str, str, Target], "RegionKernel"] = {}
@@ -97,7 +98,7 @@ def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, t
 
 def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
     plan = pipelines.plan(contract, schedule, target.vector_bits, observer)
-    key = hashlib.sha256(f"{plan.text}\n{target}\n{_VERSIONS}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"{plan.text}\n{target}\n{_compiler()}".encode()).hexdigest()[:32]
     if observer is None and key in _by_key:
         return _by_key[key]
     entry = disk_cache.read(key) if observer is None else None
@@ -107,12 +108,19 @@ def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, 
     return _by_key.setdefault(key, RegionKernel(plan, key, entry))
 
 
+@cache
+def _compiler() -> str:
+    """What turns kernel IR into code: the versions of MLIR and LLVM, and a hash of our own source, which a version does not
+    pin down while it is worked on."""
+    sources = (path for room in (dialects, passes, runtime) for path in sorted(Path(room.__path__[0]).glob("*.py")))
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    return f"torch-mlir {version('torch-mlir')} llvmlite {version('llvmlite')} gossamer {source}"
+
+
 def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Observer | None) -> disk_cache.Entry:
     lowered = pipelines.lower(plan, target.rounds_to_bf16, observer)
     module = jit.optimize(lowered.llvm_ir, target)
     if observer is not None:
         observer("llvm", "ll", str(module))
         observer("assembly", "s", jit.assembly(module, target))
-    return disk_cache.Entry(
-        jit.object_code(module, target), {"words": lowered.words, "workspace": lowered.workspace}
-    )
+    return disk_cache.Entry(jit.object_code(module, target), {"words": lowered.words, "workspace": lowered.workspace})

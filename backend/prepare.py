@@ -91,9 +91,7 @@ def _format(kernel: RegionKernel) -> Format:
     return format
 
 
-def _compile(
-    region: Region, name: str, density: float, tokens: int | None, schedule: str, dump: Dump | None
-) -> RegionKernel:
+def _compile(region: Region, name: str, density: float, tokens: int | None, schedule: str, dump: Dump | None) -> RegionKernel:
     stages = dump.stages(name) if dump is not None else None
     if stages is not None:
         stages("fx", "py", region.body.code.strip() + "\n")

@@ -67,9 +67,7 @@ class CompiledRegion:
         variant.kernel(dense, out)
         return out
 
-    def _dense(
-        self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def _dense(self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]) -> torch.Tensor:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             return self.body(x, run(self.variants[0].packings.evaluate, statics), *extras).contiguous()
 

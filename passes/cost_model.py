@@ -4,7 +4,8 @@ y[t, m] = sum_k x[t, k] w[m, k], T tokens, vectors of L lanes. All constants wer
 servers; ratios carry over better than times.
 
     dense    M K (T + 24 s) / 2 L       two FMAs a cycle, less efficient for few tokens (s = (T - 1) / 7 up to 1),
-             at least M K bytes / 10    the weight has to be read; bf16 and f16 count as 4.7 times faster (AMX)
+             at least M K bytes / b     the weight has to be read: b = 20 from the second-level caches, 10 from beyond;
+                                        bf16 and f16 count as 4.7 times faster (AMX)
     kblock   nnz c(v)                   per tile of v vectors of tokens: c(1) = 2.0, c(2) = 2.7, c(4) = 4.0, bound by loads
              15 M blocks                per tile: start and end of a row in a block of columns
              0.4 (K + M) v L            per tile: the transposes of x and y
@@ -23,6 +24,7 @@ _GATHER, _GATHERED_ROW = 10.5, 10.0
 FEW_TOKENS = 3  # up to which the gather schedule may be the better one
 _WIDTH = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
 _NARROW_SPEEDUP = 4.7
+_CACHE = 4 << 20  # bytes of weight a thread keeps close
 _CYCLES_A_MICROSECOND = 3000.0
 
 
@@ -48,18 +50,19 @@ def predict(
     """
     t = UNKNOWN_TOKENS if tokens is None else max(tokens, 1)
     lanes = vector_bits // (64 if dtype == "f64" else 32)
-    dense = _dense(m, k, t, lanes, dtype) / threads
+    dense = _dense(m, k, t, lanes, dtype, threads) / threads
     sparse = min(cost(m, k, t, lanes, density) for cost in ((_kblock, _gather) if t <= FEW_TOKENS else (_kblock,)))
     sparse = sparse / threads + _CALL
     return Prediction(dense / _CYCLES_A_MICROSECOND, sparse / _CYCLES_A_MICROSECOND)
 
 
-def _dense(m: int, k: int, t: int, lanes: int, dtype: str) -> float:
+def _dense(m: int, k: int, t: int, lanes: int, dtype: str, threads: int) -> float:
     width = _WIDTH[dtype]
     compute = m * k * (t + 24 * min(1.0, (t - 1) / 7)) / (2 * lanes)
     if width == 2:
         compute /= _NARROW_SPEEDUP
-    return max(compute, m * k * width / 10)
+    size = m * k * width
+    return max(compute, size / (20 if size <= _CACHE * threads else 10))
 
 
 def _kblock(m: int, k: int, t: int, lanes: int, density: float) -> float:

@@ -216,31 +216,27 @@ class _Tile:
     ) -> list[ir.Value]:
         """sums + the products of the nonzeros [begin, end) with their columns of x.
 
-        A fused multiply-add takes four cycles: narrow tiles take several nonzeros of a long row at a time, each with sums
-        of its own. In short rows the loop for what is left over would cost more than that gains.
+        A fused multiply-add takes four cycles, so long rows are taken several nonzeros at a time, each with sums of its
+        own. In short rows the loop for what is left over would cost more than that gains.
         """
-        ways = max(2, 4 // self.vectors)
-        several = sums + [zeros(self.vec)] * (self.vectors * (ways - 1))
-        whole = begin
-        if ways > 1:
-            count = arith.subi(end, begin)
-            long = arith.cmpi(arith.CmpIPredicate.uge, count, index(_LONG_ROW))
-            in_groups = arith.subi(count, arith.remui(count, index(ways)))
-            whole = arith.addi(begin, arith.select(long, in_groups, index(0)))
-            with loop(begin, whole, index(ways), several) as groups:
-                totals = list(groups.inner_iter_args)
-                for way in range(ways):
-                    at = arith.addi(groups.induction_variable, index(way))
-                    mine = slice(way * self.vectors, (way + 1) * self.vectors)
-                    totals[mine] = self._multiply_add(packed, origin, at, totals[mine])
-                scf.YieldOp(totals)
-            several = list(groups.results)
-        with loop(whole, end, index(1), several[: self.vectors]) as rest:
+        ways, width = max(2, 4 // self.vectors), self.vectors
+        count = arith.subi(end, begin)
+        long = arith.cmpi(arith.CmpIPredicate.uge, count, index(_LONG_ROW))
+        in_groups = arith.select(long, arith.subi(count, arith.remui(count, index(ways))), index(0))
+        middle = arith.addi(begin, in_groups)
+        several = sums + [zeros(self.vec)] * (width * (ways - 1))
+        with loop(begin, middle, index(ways), several) as groups:
+            totals = list(groups.inner_iter_args)
+            for way in range(ways):
+                at, mine = arith.addi(groups.induction_variable, index(way)), slice(way * width, (way + 1) * width)
+                totals[mine] = self._multiply_add(packed, origin, at, totals[mine])
+            scf.YieldOp(totals)
+        first, *others = (list(groups.results)[way * width : (way + 1) * width] for way in range(ways))
+        with loop(middle, end, index(1), first) as rest:
             scf.YieldOp(self._multiply_add(packed, origin, rest.induction_variable, list(rest.inner_iter_args)))
         totals = list(rest.results)
-        for way in range(1, ways):
-            mine = several[way * self.vectors : (way + 1) * self.vectors]
-            totals = [arith.addf(a, b) for a, b in zip(totals, mine, strict=True)]
+        for other in others:
+            totals = [arith.addf(a, b) for a, b in zip(totals, other, strict=True)]
         return totals
 
     def _multiply_add(self, packed: ir.Value, origin: ir.Value, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:

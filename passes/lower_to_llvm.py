@@ -1,7 +1,7 @@
 """lower-to-llvm: loops, vectors and memrefs to the LLVM dialect, by upstream's conversions.
 
 before   func.func @entry(%words: !llvm.ptr) { ... scf.for ... vector.fma ... }
-after    llvm.func @entry(%words: !llvm.ptr) { ... llvm.cond_br ... llvm.intr.fma ... }
+after    llvm.func @entry(%words: !llvm.ptr) { ... llvm.cond_br ... llvm.intr.fmuladd ... }
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@
 // CHECK-LABEL: func.func private @registers_tile4(
 // CHECK:         scf.for %{{.*}} = %[[BEGIN:.*]] to %[[WHOLE:.*]] step %c2 iter_args(%[[A0:.*]] = %{{.*}}#0, %[[A1:.*]] = %{{.*}}#1, %[[B0:.*]] = %{{.*}}, %[[B1:.*]] = %{{.*}}) -> (vector<2xf32>, vector<2xf32>, vector<2xf32>, vector<2xf32>) {
 // CHECK-COUNT-4:   vector.fma
-// CHECK:           scf.yield
+// CHECK-NEXT:      scf.yield
 // CHECK:         scf.for %[[P:.*]] = %[[WHOLE]] to %{{.*}} step %c1 iter_args(%[[S0:.*]] = %{{.*}}, %[[S1:.*]] = %{{.*}}) -> (vector<2xf32>, vector<2xf32>) {
 // CHECK-NEXT:      %[[C:.*]] = memref.load %{{.*}}[%[[P]]] : memref<?xi16>
 // CHECK-NEXT:      %[[COLUMN:.*]] = arith.index_castui %[[C]] : i16 to index
@@ -33,12 +33,14 @@ func.func @registers(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<
 
 // -----
 
-// Four vectors of tokens keep four sums busy: a nonzero at a time is enough.
+// Four vectors of tokens: two nonzeros of a long row at a time make eight sums. There is a function for each width of tile.
 // CHECK-LABEL: func.func private @wide_tile16(
-// CHECK:         scf.for {{.*}} iter_args({{.*}}) -> (vector<4xf32>, vector<4xf32>, vector<4xf32>, vector<4xf32>)
+// CHECK:         scf.for {{.*}} step %c2 iter_args(
+// CHECK-COUNT-8:   vector.fma
+// CHECK-NEXT:      scf.yield
+// CHECK:         scf.for {{.*}} step %c1 iter_args({{.*}}) -> (vector<4xf32>, vector<4xf32>, vector<4xf32>, vector<4xf32>) {
 // CHECK-COUNT-4:   vector.fma
-// CHECK:           scf.yield
-// CHECK-NOT:     iter_args
+// CHECK-NEXT:      scf.yield
 // CHECK-LABEL: func.func private @wide_tile8(
 // CHECK-LABEL: func.func private @wide_tile4(
 #KB = #sparse_tensor.encoding<{

@@ -1,0 +1,141 @@
+"""Nothing compiled for one weight, backend or thread is served to another by mistake."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+
+from gossamer.backend.region_op import region
+from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
+
+
+def model_with(weight: torch.Tensor) -> nn.Module:
+    model = nn.Sequential(nn.Linear(64, 48), nn.ReLU()).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(weight)
+        model[0].bias.fill_(0.5)
+    return model
+
+
+def test_another_zero_pattern_and_another_backend_compile_for_themselves() -> None:
+    x = torch.randn(5, 64)
+    with fresh_cache():
+        for weight in (pruned(48, 64), pruned(48, 64), torch.randn(48, 64), pruned(48, 64, density=0.6)):
+            torch._dynamo.reset()
+            model = model_with(weight)
+            for backend in ("sparse", "inductor", "sparse"):
+                torch._dynamo.reset()
+                counters.clear()
+                if backend == "sparse":
+                    run = compile_and_run(model, x, dense="inductor")
+                    assert len(run.regions) == 1
+                    output = run.output
+                else:
+                    with torch.no_grad():
+                        output = torch.compile(model, backend=backend)(x)
+                    assert counters["gossamer"]["regions"] == 0
+                assert_same(output, model(x).detach())
+
+
+def test_aot_autograd_cache_is_left_out_and_inductors_is_used() -> None:
+    model, x = nn.Sequential(model_with(pruned(48, 64)), nn.Softmax(-1)).eval(), torch.randn(5, 64)
+    with fresh_cache():
+        for hits in (0, 1):
+            torch._dynamo.reset()
+            counters.clear()
+            run = compile_and_run(model, x, dense="inductor")
+            assert len(run.regions) == 1
+            assert counters["aot_autograd"]["autograd_cache_hit"] == counters["aot_autograd"]["autograd_cache_miss"] == 0
+            assert counters["inductor"]["fxgraph_cache_hit"] == hits
+            assert_same(run.output, model(x).detach())
+
+
+def test_caches_on_disk_serve_the_next_process(tmp_path: Path) -> None:
+    program = """
+import torch
+from torch._dynamo.utils import counters
+torch.manual_seed(0)
+m = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.Softmax(-1)).eval()
+m[0].weight.data[torch.rand(48, 64) < 0.9] = 0
+x = torch.randn(5, 64)
+with torch.no_grad():
+    y = torch.compile(m, backend="sparse", fullgraph=True, options={"min_gain": 0, "dense": "inductor"})(x)
+torch.testing.assert_close(y, m(x).detach())
+print(counters["gossamer"]["regions"], counters["inductor"]["fxgraph_cache_hit"])
+"""
+    import os
+
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for expected in ("1 0", "1 1"):
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.strip() == expected
+
+
+def test_an_unknown_region_says_so() -> None:
+    try:
+        region([torch.ones(2, 3), torch.ones(3, 3)], "0123")
+    except Exception as error:
+        assert "region 0123 was compiled by another process" in str(error)
+    else:
+        raise AssertionError("it ran")
+
+
+def test_two_threads_compile_at_once() -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            model = prune_(nn.Sequential(nn.Linear(64, 32 + 16 * seed), nn.GELU(), nn.Linear(32 + 16 * seed, 64))).eval()
+            compiled = torch.compile(model, backend="sparse", options={"dense": "eager", "min_gain": 0})
+            for _ in range(20):
+                x = torch.randn(5, 64, generator=generator)
+                with torch.no_grad():
+                    assert_same(compiled(x), model(x))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def test_one_model_in_two_threads_while_its_weight_changes() -> None:
+    weight = nn.Parameter(pruned(48, 64), requires_grad=False)
+    model = nn.Linear(64, 48, bias=False).eval()
+    model.weight = weight
+    x, failures = torch.randn(5, 64), []
+    run = compile_and_run(model, x)
+    versions = [weight.detach() * scale for scale in range(1, 5)]
+    valid = [x @ v.T for v in versions]
+    stop = threading.Event()
+
+    def read() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                y = run.function(x)
+                columns = [any(torch.allclose(y[:, c], v[:, c], atol=1e-3) for v in valid) for c in range(48)]
+                if not sum(columns) > 40:  # a few rows may be caught in the middle of a write
+                    failures.append(y)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    with torch.no_grad():
+        for i in range(50):
+            weight.copy_(versions[i % 4])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    with torch.no_grad():
+        assert_same(run.function(x), model(x))

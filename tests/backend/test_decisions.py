@@ -1,0 +1,176 @@
+"""What stays dense says why, under the name the user knows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.backend.detect import user_name
+from gossamer.backend.report import Decision
+from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
+
+
+def only(decisions: list[Decision]) -> Decision:
+    assert len(decisions) == 1, decisions
+    return decisions[0]
+
+
+def test_a_sparse_decision_says_everything() -> None:
+    model, x = prune_(nn.Sequential(nn.Linear(512, 256), nn.ReLU()), 0.1).eval(), torch.randn(64, 512)
+    decision = only(compile_and_run(model, x, min_gain=1.1).decisions)
+    assert decision.sparse and decision.name == "0.weight" and decision.op == "linear"
+    assert decision.shape == (256, 512) and 0.08 < decision.density < 0.12
+    assert decision.format and decision.schedule and decision.gain and decision.gain > 1.1
+    assert decision.reason == "2 ops fused"
+
+
+def test_too_dense() -> None:
+    model, x = prune_(nn.Linear(512, 512), 0.9).eval(), torch.randn(64, 512)
+    run = compile_and_run(model, x, min_gain=1.1)
+    decision = only(run.decisions)
+    assert not decision.sparse and decision.reason == "too dense for a gain of 1.1x"
+    assert decision.gain is not None and decision.gain < 1.1
+    assert_same(run.output, model(x).detach())
+
+
+def test_too_small() -> None:
+    model, x = prune_(nn.Linear(16, 16), 0.1).eval(), torch.randn(4, 16)
+    decision = only(compile_and_run(model, x, min_gain=1.1).decisions)
+    assert not decision.sparse and decision.reason == "too small for a gain of 1.1x"
+
+
+def test_weights_without_zeros_are_not_mentioned() -> None:
+    run = compile_and_run(nn.Linear(64, 64).eval(), torch.randn(4, 64), min_gain=1.1)
+    assert run.decisions == []
+
+
+def test_min_gain_of_zero_takes_dense_weights_too() -> None:
+    run = compile_and_run(nn.Linear(64, 64).eval(), torch.randn(4, 64), min_gain=0)
+    assert only(run.decisions).density == 1
+
+
+def complex_product(w: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.linear(x.to(torch.complex64), w.to(torch.complex64)).real
+
+
+OTHER_USES: dict[str, tuple[Callable[[Tensor], Callable[[Tensor], Tensor]], tuple[int, ...], Tensor, str]] = {
+    "convolution": (
+        lambda w: lambda x: F.conv2d(x, w), (8, 4, 3, 3), torch.randn(1, 4, 6, 6), "no sparse kernel for convolution",
+    ),
+    "embedding": (
+        lambda w: lambda x: F.embedding(x, w), (40, 16), torch.arange(5), "no sparse kernel for embedding",
+    ),
+    "addition": (lambda w: lambda x: x + w, (32, 32), torch.randn(32, 32), "no sparse kernel for add"),
+    "experts": (
+        lambda w: lambda x: torch.bmm(x, w), (4, 16, 16), torch.randn(4, 2, 16), "no sparse kernel for bmm",
+    ),
+    "complex": (complex_product, (32, 32), torch.randn(4, 32), "no sparse kernel for complex64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", OTHER_USES)
+def test_uses_without_a_sparse_kernel(use: str) -> None:
+    make, shape, x, reason = OTHER_USES[use]
+    weight = pruned(*shape)
+    function = make(weight)
+    run = compile_and_run(function, x)
+    decision = only(run.decisions)
+    assert (decision.name, decision.sparse, decision.reason) == ("w", False, reason)
+    assert_same(run.output, function(x))
+
+
+def test_integer_weights_stay_dense() -> None:
+    w, x = torch.randint(0, 2, (32, 32)), torch.randint(0, 5, (4, 32))
+    run = compile_and_run(lambda x: x @ w, x)
+    assert only(run.decisions).reason == "no sparse kernel for int64"
+    assert torch.equal(run.output, x @ w)
+
+
+def test_arguments_are_not_weights() -> None:
+    w, x = pruned(32, 32), torch.randn(4, 32)
+    for function, arguments in (
+        (lambda x, w: x @ w, (x, w)),
+        (lambda x, d: x @ d["w"][0], (x, {"w": [w]})),
+    ):
+        torch._dynamo.reset()
+        run = compile_and_run(function, *arguments)
+        assert run.decisions == []
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = pruned(32, 32)
+        self.listed = [pruned(32, 32)]
+        self.register_buffer("buffer", pruned(32, 32))
+        self.parameters_ = nn.ParameterList([nn.Parameter(pruned(32, 32))])
+        self.block = nn.ModuleDict({"fc": nn.Linear(32, 32, bias=False)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block["fc"](x @ self.plain @ self.listed[0])
+        return x @ self.buffer @ self.parameters_[0]
+
+
+WORLD = pruned(32, 32)
+
+
+def test_names() -> None:
+    captured, holder, x = pruned(32, 32), prune_(Holder()), torch.randn(4, 32)
+    run = compile_and_run(lambda x: holder(x) @ WORLD @ captured, x)
+    assert {d.name for d in run.regions} == {
+        "holder.plain", "holder.listed.0", "holder.block.fc.weight", "holder.buffer", "holder.parameters_.0",
+        "WORLD", "captured",
+    }  # fmt: skip
+    torch._dynamo.reset()
+    run = compile_and_run(holder, x)
+    assert {d.name for d in run.regions} == {"plain", "listed.0", "block.fc.weight", "buffer", "parameters_.0"}
+
+
+@pytest.mark.parametrize(
+    "source, name",
+    [
+        ("L['self']._modules['encoder']._modules['0']._parameters['weight']", "encoder.0.weight"),
+        ("L['fn']._parameters['weight']", "weight"),
+        ("G['net']._modules['0']._parameters['weight']", "net.0.weight"),
+        ("L['W']", "W"),
+        ("L['self'].d['key'][0]", "d.key.0"),
+        ("L['model']._modules['0']._parameters['weight']", "model.0.weight"),
+        ("L['self']._modules['fc']._modules['parametrizations']._modules['weight']._parameters['original']", "fc.weight"),
+        ("L['self']._modules['fc']._parameters['weight_orig']", "fc.weight"),
+    ],
+)
+def test_user_names(source: str, name: str) -> None:
+    assert user_name(source) == name
+
+
+def test_unreadable_inputs_leave_the_graph_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gossamer.backend.detect import Inputs
+
+    model, x = prune_(nn.Linear(64, 48)).eval(), torch.randn(4, 64)
+    original = Inputs.of
+    monkeypatch.setattr(Inputs, "of", lambda gm, ex: original(gm, [torch.ones(3)] * len(ex)))
+    monkeypatch.setattr("gossamer.backend.detect._is_static", lambda source, tensor: True)
+    with pytest.warns(UserWarning, match="leaves a graph dense: input .* is not the"):
+        run = compile_and_run(model, x)
+    assert run.regions == []
+    assert_same(run.output, model(x).detach())
+
+
+def test_a_region_that_fails_to_compile_stays_dense(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from gossamer import CompileError
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise CompileError("pass 'schedule' failed: no luck")
+
+    monkeypatch.setattr("gossamer.backend.prepare.compile_region", fail)
+    model, x = prune_(nn.Linear(70, 50)).eval(), torch.randn(4, 70)
+    with pytest.warns(UserWarning, match=r"region weight: pass 'schedule' failed: no luck; .* are in "):
+        run = compile_and_run(model, x, strict=False, dump_ir=str(tmp_path))
+    assert only(run.decisions).reason == "it failed to compile"
+    assert_same(run.output, model(x).detach())
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"region weight: .* no luck"):
+        compile_and_run(model, x, strict=True)

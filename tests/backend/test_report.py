@@ -1,0 +1,214 @@
+"""What a person sees: the report, the log, the warning about torch.sparse tensors, the dump."""
+
+import logging
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gossamer
+from gossamer import Decision, Report
+from gossamer.backend import graph_breaks
+from gossamer.backend.dump import Dump
+from tests.backend.harness import compile_and_run, prune_
+
+EAGER = {"dense": "eager", "min_gain": 0}
+
+
+def stack() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3))
+    return prune_(nn.Sequential(*layers)).eval().requires_grad_(False)
+
+
+def test_explain() -> None:
+    model, x = stack(), torch.randn(5, 64)
+    with torch.no_grad():
+        report = gossamer.explain(model, x, options=EAGER)
+    assert [d.name for d in report.decisions] == ["0.0.weight", "1.0.weight", "2.0.weight"]
+    assert report.kernels == 1 and report.graph_breaks == [] and report.sparse == report.decisions
+
+
+def test_explain_includes_the_backward() -> None:
+    x = torch.randn(5, 64, requires_grad=True)
+    ops = [d.op for d in gossamer.explain(stack(), x, options=EAGER).decisions]
+    assert ops == ["linear"] * 3 + ["linear backward"] * 3
+
+
+def test_explain_takes_compiled_models_functions_and_keywords() -> None:
+    model, x = stack(), torch.randn(5, 64)
+    for subject in (model, torch.compile(model, backend="sparse"), torch.compile(model), model.forward):
+        assert len(gossamer.explain(subject, x, options=EAGER).sparse) == 3
+    assert len(gossamer.explain(torch.compile(lambda x: model(x)), x=x, options=EAGER).sparse) == 3
+
+
+def test_explain_leaves_nothing_behind() -> None:
+    model, x = stack(), torch.randn(5, 64)
+    before = torch._dynamo.config.get_config_copy()
+    gossamer.explain(model, x, options=EAGER)
+    assert torch._dynamo.config.get_config_copy() == before
+    assert torch._dynamo.eval_frame.cached_backends == {}
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))
+
+
+def test_graph_breaks_are_reported_with_their_line() -> None:
+    model = stack()
+
+    def broken(x: Tensor) -> Tensor:
+        x = model(x)
+        print()
+        return model(x)
+
+    report = gossamer.explain(broken, torch.randn(5, 64), options=EAGER)
+    assert len(report.decisions) == 6 and len(report.graph_breaks) == 1
+    line = broken.__code__.co_firstlineno + 2
+    assert re.match(rf"{re.escape(__file__)}:{line}: .*print", report.graph_breaks[0])
+
+
+def decision(name: str, **changes: object) -> Decision:
+    fields = {
+        "op": "linear", "shape": (768, 3072), "density": 0.1, "format": "KBlock(192)", "schedule": "kblock",
+        "sparse": True, "reason": "2 ops fused", "gain": 3.2,
+    } | changes  # fmt: skip
+    return Decision(name, **fields)  # type: ignore[arg-type]
+
+
+def test_the_table_groups_equal_layers() -> None:
+    names = [f"encoder.layer.{i}.attention.self.{n}.weight" for i in range(12) for n in ("query", "key")]
+    dense = decision("pooler.weight", sparse=False, format=None, schedule=None, reason="too dense for a gain of 1.1x")
+    text = str(Report([*map(decision, names), dense], ["model.py:3: Attempted to call print"], 2))
+    assert max(map(len, text.splitlines())) <= 100
+    lines = text.splitlines()
+    assert lines[0] == "gossamer: 24 sparse on 2 kernels, 1 left dense"
+    assert sum("encoder.layer.{0-11}.attention." in line for line in lines) == 2
+    assert "self.query.weight (x12)" in text and "KBlock(192)" in text and "3.2x" in text and "10%" in text
+    assert "too dense for a" in text
+    assert lines[-2:] == ["1 graph break; no region crosses one:", "  1. model.py:3: Attempted to call print"]
+
+
+def test_an_empty_report() -> None:
+    assert str(Report()) == "gossamer: 0 sparse on 0 kernels, 0 left dense"
+
+
+def test_numbers_inside_of_names_and_gaps() -> None:
+    text = str(Report([decision(f"conv2d.{i}.w") for i in (0, 1, 4)], [], 1))
+    assert "conv2d.{0-1,4}.w (x3)" in text
+
+
+def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="gossamer"):
+        compile_and_run(stack(), torch.randn(5, 64))
+    messages = [r.getMessage() for r in caplog.records if r.name == "gossamer"]
+    assert len(messages) == 3
+    assert re.match(r"0\.0\.weight 64x64, \d+% nonzero, linear: sparse as .*, 2 ops fused, predicted", messages[0])
+
+
+def test_torch_logs_shows_decisions() -> None:
+    program = (
+        "import torch; m = torch.nn.Linear(64, 64).eval(); m.weight.data[torch.rand(64, 64) < 0.9] = 0\n"
+        "torch.compile(m, backend='sparse', options={'dense': 'eager', 'min_gain': 0})(torch.ones(2, 64))"
+    )
+    for logs, shown in (("+gossamer", True), ("-dynamo", False)):
+        run = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env={**_environment(), "TORCH_LOGS": logs}
+        )
+        assert run.returncode == 0, run.stderr
+        assert ("weight 64x64, 10% nonzero" in re.sub(r"\b(9|11)%", "10%", run.stderr)) is shown
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
+
+
+class Graph(nn.Module):
+    def __init__(self, adjacency: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", adjacency)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.adjacency, self.linear(x))
+
+
+@pytest.fixture
+def sparse_breaks_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_breaks, "_warned", False)
+    monkeypatch.setattr(graph_breaks, "_known_breaks", 0)
+    graph_breaks.watch_for_sparse(gossamer.backend.sparse)
+
+
+@pytest.mark.usefixtures("sparse_breaks_unseen")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_torch_sparse_tensor_is_warned_about_once() -> None:
+    model, x = Graph(torch.eye(16).to_sparse_csr()), torch.randn(16, 8)
+    with pytest.warns(UserWarning, match="torch.compile cannot trace torch.sparse tensors.*dense tensor with zeros"):
+        torch.compile(model, backend="sparse")(x)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.compile(model, backend="sparse")(x)
+
+
+@pytest.mark.usefixtures("sparse_breaks_unseen")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_other_backends_are_left_alone() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.compile(Graph(torch.eye(16).to_sparse_csr()), backend="eager")(torch.randn(16, 8))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:torch.compile cannot trace")
+def test_explain_lists_a_break_at_a_torch_sparse_tensor() -> None:
+    report = gossamer.explain(Graph(torch.eye(16).to_sparse_csr()), torch.randn(16, 8), options=EAGER)
+    assert any("test_report.py" in line and "sparse Tensor" in line for line in report.graph_breaks)
+
+
+def test_the_dump_has_every_stage(tmp_path: Path) -> None:
+    compile_and_run(stack(), torch.randn(5, 64), dump_ir=str(tmp_path))
+    files = sorted(p.name for p in tmp_path.iterdir())
+    assert files[0] == "0001_0.0.weight_fx.py" and files[1] == "0002_0.0.weight_contract.mlir"
+    assert {p.rsplit(".", 1)[1] for p in files} >= {"py", "mlir", "ll", "s"}
+    assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
+    assert "torch.ops.aten.mm" in (tmp_path / files[0]).read_text()
+    assert "#sparse_tensor.encoding" in (tmp_path / files[1]).read_text()
+    torch._dynamo.reset()
+    compile_and_run(stack(), torch.randn(5, 64), dump_ir=str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 2 * len(files), "a second compilation goes on counting"
+
+
+def test_dumps_from_many_threads(tmp_path: Path) -> None:
+    def write(name: str) -> None:
+        stages = Dump(str(tmp_path)).stages(name)
+        for i in range(10):
+            stages(f"stage{i}", "txt", name)
+
+    threads = [threading.Thread(target=write, args=(f"r{i}/weird name",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers = sorted(int(p.name[:4]) for p in tmp_path.iterdir())
+    assert numbers == list(range(1, 41))
+
+
+def test_importing_the_front_door_is_light() -> None:
+    program = "import sys, gossamer; assert not {'torch', 'torch_mlir'} & set(sys.modules); print(gossamer.__version__)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.strip(), run.stderr
+
+
+def test_public_names() -> None:
+    for name in gossamer.__all__:
+        assert getattr(gossamer, name) is not None
+    assert set(gossamer.__all__) <= set(dir(gossamer))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        gossamer.nothing  # noqa: B018
