@@ -138,7 +138,7 @@ def _contraction_at(node: fx.Node, static: set[fx.Node], leaf_values: dict[fx.No
 
 
 def _contraction(node: fx.Node, x: fx.Node, weight: Weight, side: Side, addend: int | None) -> Contraction:
-    rows, columns = weight.value.shape
+    rows, columns = weight.shape
     if weight.transposed:
         rows, columns = columns, rows
     m, k = (columns, rows) if side == "right" else (rows, columns)
@@ -155,7 +155,7 @@ def _unbatched(operand: fx.Node) -> fx.Node:
     """
     node = operand
     while node.op == "call_function" and node.target in _BROADCASTS and node.meta["val"].dim() > 2:
-        source = node.args[0]
+        source = node.all_input_nodes[0]
         if source.meta["val"].dim() < 2 or not _same_matrix(source.meta["val"], node.meta["val"]):
             break
         node = source

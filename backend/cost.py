@@ -21,7 +21,7 @@ def predicted_gain(contraction: Contraction, density: float | None = None) -> fl
     """
     c = contraction
     density = c.weight.density if density is None else density
-    dtype = c.weight.value.dtype
+    dtype = c.weight.dtype
     found = predict(c.m, c.k, c.tokens, density, _NAMES[dtype], host().vector_bits, torch.get_num_threads())
     transposes = 0.0
     if c.side == "left" and c.tokens != 1:

@@ -1,6 +1,7 @@
 """Whether a contraction becomes sparse, and the Decisions about everything that does not."""
 
 from collections.abc import Container, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import fx
@@ -10,12 +11,13 @@ from gossamer.backend.cost import predicted_gain
 from gossamer.backend.detect import DTYPES, Static, density, zero_heavy
 from gossamer.backend.options import Options
 from gossamer.backend.report import Decision
+from gossamer.backend.weights import Weight
 
 
 def judge(contraction: Contraction, options: Options) -> tuple[str | None, float | None]:
     """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain."""
     weight, x = contraction.weight, contraction.x.meta["val"]
-    refusal = _refusal(weight.value, x)
+    refusal = _refusal(weight, x)
     if refusal:
         return refusal, None
     gain = predicted_gain(contraction)
@@ -28,7 +30,7 @@ def judge(contraction: Contraction, options: Options) -> tuple[str | None, float
 def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None) -> Decision:
     """The Decision about a contraction that stays dense."""
     weight = contraction.weight
-    return Decision(name, contraction.op, tuple(weight.value.shape), weight.density, None, None, False, reason, gain)
+    return Decision(name, contraction.op, weight.shape, weight.density, None, None, False, reason, gain)
 
 
 def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Iterator[Decision]:
@@ -51,7 +53,7 @@ def unmatched(statics: Iterable[Static], problem: str) -> Iterator[Decision]:
             yield Decision(static.name, "-", tuple(tensor.shape), density(tensor), None, None, False, reason, None)
 
 
-def _refusal(weight: torch.Tensor, x: torch.Tensor) -> str | None:
+def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:
     for tensor in (weight, x):
         if tensor.device.type != "cpu":
             return f"on device {tensor.device}; sparse kernels run on the CPU"
@@ -59,7 +61,7 @@ def _refusal(weight: torch.Tensor, x: torch.Tensor) -> str | None:
             return f"no sparse kernel for {str(tensor.dtype).removeprefix('torch.')}"
     if weight.dtype != x.dtype:
         return f"weight is {weight.dtype}, its input {x.dtype}"
-    return "empty weight" if weight.numel() == 0 else None
+    return "empty weight" if 0 in weight.shape else None
 
 
 def _first_use(node: fx.Node, statics: Container[fx.Node]) -> str | None:
@@ -74,5 +76,6 @@ def _first_use(node: fx.Node, statics: Container[fx.Node]) -> str | None:
             candidates += [u for u in user.users if u not in derived]
             if any(u.op == "call_function" for u in user.users):
                 continue
-        return getattr(user.target, "overloadpacket", user.target).__name__
+        target: Any = user.target
+        return getattr(target, "overloadpacket", target).__name__
     return None

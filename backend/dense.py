@@ -48,12 +48,13 @@ def with_inductor(
 
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
     with functorch_config.patch(enable_autograd_cache=False):
-        return compile_fx(module, inputs, config_patches=patches, decompositions=_inductor_table())
+        compiled: Any = compile_fx(module, inputs, config_patches=patches, decompositions=_inductor_table())
+    return compiled
 
 
 def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite) -> Callable[..., Any]:
     """Runs the module op by op between its sparse regions; needs no C++ compiler."""
-    from functorch.compile import default_partition, make_boxed_func
+    from functorch.compile import default_partition, make_boxed_func  # type: ignore[import-untyped]
     from torch._dynamo.backends.common import aot_autograd
 
     def run(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:

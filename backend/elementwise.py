@@ -44,7 +44,7 @@ def is_identity(node: fx.Node) -> bool:
     """Whether this node keeps all values and the last dimension, so that it vanishes in a region on matrices."""
     if node.op != "call_function" or node.target not in _IDENTITIES:
         return False
-    source, value = node.args[0].meta.get("val"), node.meta["val"]  # type: ignore[union-attr]
+    source, value = node.all_input_nodes[0].meta["val"], node.meta["val"]
     if node.target in VIEWS:
         return source.dim() > 0 and value.dim() > 0 and statically_known_true(source.shape[-1] == value.shape[-1])
     return node.kwargs.get("memory_format") in _MEMORY_FORMATS

@@ -61,9 +61,8 @@ class CompiledRegion:
         packed = (packings.verified if self.verify else packings.current)(statics, self.densest)
         if packed is None:
             return self._dense(x, statics, operands[1 + self.leaves :])
-        dense = [x if x.is_contiguous() else x.contiguous(), packed]
-        for extra in operands[1 + self.leaves :]:
-            dense.append(extra if extra.is_contiguous() else extra.contiguous())
+        dense: list[torch.Tensor | Packed] = [x if x.is_contiguous() else x.contiguous(), packed]
+        dense += [extra if extra.is_contiguous() else extra.contiguous() for extra in operands[1 + self.leaves :]]
         variant.kernel(dense, out)
         return out
 
@@ -73,7 +72,7 @@ class CompiledRegion:
 
 
 # What Inductor's own code allocates with: a third of the time of torch.empty.
-_empty = torch._C._dynamo.guards._empty_strided_cpu
+_empty = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 _regions: dict[str, CompiledRegion] = {}
 

@@ -127,11 +127,11 @@ class _Builder:
         self._mode = FakeTensorMode(shape_env=ShapeEnv())
         self._m = contraction.m
         any_rows = torch.empty(8, contraction.k, dtype=x.dtype)
-        rows_dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+        rows_dynamic: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
         fake_x = self._mode.from_tensor(any_rows, symbolic_context=rows_dynamic)
         self._rows = fake_x.shape[0]
         x_node = self._placeholder("x", fake_x)
-        w_node = self._placeholder("w", self._empty(tuple(weight.value.shape), weight.value.dtype))
+        w_node = self._placeholder("w", self._empty(weight.shape, weight.dtype))
         needs_transpose = weight.transposed == (contraction.side == "right")
         factor = self._call(aten.permute.default, (w_node, [1, 0])) if needs_transpose else w_node
         y = self._call(aten.mm.default, (x_node, factor))
@@ -149,17 +149,20 @@ class _Builder:
             self._copies[node] = self._copies[node.args[0]]  # type: ignore[index]
             return
         shape = node.meta["val"].shape
+        args: Any
+        kwargs: Any
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self._operand(n, shape))
-        if node.target is aten.pow.Tensor_Scalar:
+        target: Any = node.target
+        if target is aten.pow.Tensor_Scalar:
             base, exponent = args
             result = base
             for _ in range(int(exponent) - 1):
                 result = self._call(aten.mul.Tensor, (result, base))
             self._copies[node] = result
-        elif node.target is aten._to_copy.default:
+        elif target is aten._to_copy.default:
             self._copies[node] = self._call(prims.convert_element_type.default, (args[0], kwargs["dtype"]))
         else:
-            self._copies[node] = self._call(node.target, args, kwargs)  # type: ignore[arg-type]
+            self._copies[node] = self._call(target, args, kwargs)
 
     def finish(self, output: fx.Node) -> fx.GraphModule:
         """The body that returns the copy of `output`."""

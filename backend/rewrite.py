@@ -32,22 +32,23 @@ class SparseRewrite(CustomGraphPass):
     """Rewrites the graphs of one compilation in place, and records the decisions about them."""
 
     def __init__(self, inputs: Inputs, options: Options) -> None:
-        self._inputs, self._options = inputs, options
+        self._inputs: Inputs | None = inputs
+        self._options = options
         self._dump = Dump(options.dump_ir) if options.dump_ir else None
         self._seen = False
 
     def __call__(self, graph: fx.Graph) -> None:
-        with _disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
-            self._rewrite(graph)
-
-    def _rewrite(self, graph: fx.Graph) -> None:
-        if not self._inputs.is_whole(graph):
+        if self._inputs is None or not self._inputs.is_whole(graph):
             return
         self._seen = True
+        with _disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
+            self._rewrite(graph, self._inputs)
+
+    def _rewrite(self, graph: fx.Graph, inputs: Inputs) -> None:
         try:
-            statics = self._inputs.match(graph)
+            statics = inputs.match(graph)
         except Unmatched as problem:
-            self._give_up(str(problem))
+            _give_up(inputs, str(problem))
             return
         for node, static in statics.items():
             if zero_heavy(static.tensor):
@@ -66,13 +67,10 @@ class SparseRewrite(CustomGraphPass):
         record(decisions, [kernel.key for _, prepared in plans for kernel in prepared.kernels])
 
     def finish(self) -> None:
-        """To be called after compilation: notices if the graph never came by."""
-        if not self._seen and self._inputs.statics:
-            self._give_up("no traced graph has the inputs that Dynamo gave")
-
-    def _give_up(self, problem: str) -> None:
-        warnings.warn(f"gossamer leaves a graph dense: {problem}", stacklevel=2)
-        record(unmatched(self._inputs.statics.values(), problem), [])
+        """To be called after compilation: lets go of the tensors, and notices if the graph never came by."""
+        inputs, self._inputs = self._inputs, None
+        if inputs is not None and inputs.statics and not self._seen:
+            _give_up(inputs, "no traced graph has the inputs that Dynamo gave")
 
     def uuid(self) -> str:
         """Cache key of the pass; what it decided is in the graph, as region keys that hash the regions' content."""
@@ -109,11 +107,16 @@ class SparseRewrite(CustomGraphPass):
             reason = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
             decisions.append(
                 Decision(
-                    name, contraction.op, tuple(weight.value.shape), weight.density, prepared.format,
+                    name, contraction.op, weight.shape, weight.density, prepared.format,
                     prepared.schedule, True, reason, gain,
                 )
             )  # fmt: skip
         return decisions, plans
+
+
+def _give_up(inputs: Inputs, problem: str) -> None:
+    warnings.warn(f"gossamer leaves a graph dense: {problem}", stacklevel=2)
+    record(unmatched(inputs.statics.values(), problem), [])
 
 
 def _fix_sizes(node: fx.Node) -> None:

@@ -10,7 +10,6 @@ again when one of its leaves changes.
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import fx
@@ -29,7 +28,7 @@ class Weight:
     evaluate    leaf values → the matrix as it is stored, rows first
     transposed  whether the graph uses the transpose of the stored matrix
     key         content hash of the expression and of its leaves' types
-    value       the matrix at compile time
+    density     share of its elements that are not zero, at compile time
     """
 
     leaves: tuple[fx.Node, ...]
@@ -37,12 +36,10 @@ class Weight:
     evaluate: Callable[..., torch.Tensor]
     transposed: bool
     key: str
-    value: torch.Tensor
-
-    @cached_property
-    def density(self) -> float:
-        """Share of its elements that are not zero, at compile time."""
-        return density(self.value)
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    density: float
 
 
 def static_nodes(graph: fx.Graph, leaves: Iterable[fx.Node]) -> set[fx.Node]:
@@ -84,7 +81,8 @@ def cut(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> Weight | 
     types = [(tuple(v.shape), v.stride(), v.dtype) for v in values]
     key = hashlib.sha256(f"{evaluate.code}{types}".encode()).hexdigest()[:16]
     main = max(leaves, key=lambda n: _prominence(leaf_values[n]))
-    return Weight(tuple(leaves), main, evaluate, transposed, key, value)
+    shape = (value.shape[0], value.shape[1])
+    return Weight(tuple(leaves), main, evaluate, transposed, key, shape, value.dtype, value.device, density(value))
 
 
 def run(evaluate: Callable[..., torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -94,14 +92,16 @@ def run(evaluate: Callable[..., torch.Tensor], values: Sequence[torch.Tensor]) -
 
 
 def _copy(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> tuple[fx.Graph, list[fx.Node]]:
-    graph, leaves, copies = fx.Graph(), [], dict[fx.Node, fx.Node]()
+    graph = fx.Graph()
+    leaves: list[fx.Node] = []
+    copies: dict[fx.Node, fx.Node] = {}
     order = _ancestors(operand, leaf_values)
     for node in (n for n in order if n in leaf_values):
         copies[node] = graph.placeholder(f"leaf{len(leaves)}")
         leaves.append(node)
     for node in (n for n in order if n not in leaf_values):
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: copies[n] if n in copies else _fixed_size(n))
-        copies[node] = graph.call_function(node.target, args, kwargs)
+        copies[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
     graph.output(copies[operand])
     return graph, leaves
 

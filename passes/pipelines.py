@@ -31,7 +31,13 @@ _NORMALIZE = (
     f"math-expand-ops{{ops=fpowi}},{_WIDEN},canonicalize,cse"
 )
 _FUSE = f"{_NORMALIZE},fuse-epilogue,canonicalize,cse"
-_FINISH = "expand-math,parallelize,emit-entry,lower-to-llvm{bits=%d bf16=%b}"
+_LOWER_TO_LLVM = "lower-to-llvm{bits=%d bf16=%b}"
+_FINISH = f"expand-math,parallelize,emit-entry,{_LOWER_TO_LLVM}"
+# MLIR's pipeline "sparsifier" in parts, because it frees nothing that it allocates.
+_SPARSIFY = (
+    "sparsification-and-bufferization,sparse-storage-specifier-to-llvm,"
+    "buffer-deallocation-pipeline,func.func(convert-linalg-to-loops)"
+)
 _PLAN = {
     "kblock": f"{_FUSE},choose-format,schedule{{bits=%d}}",
     "gather": f"{_FUSE},choose-format{{layout=rows}},schedule{{bits=%d}}",
@@ -40,8 +46,7 @@ _PLAN = {
 _LOWER = {
     "kblock": f"expose-storage,lower-spmm,{_FINISH}",
     "gather": f"expose-storage,lower-spmv,{_FINISH}",
-    "reference": "expose-storage,emit-entry,arith-expand{include-bf16=true},"
-    "sparsifier{enable-runtime-library=false parallelization-strategy=none}",
+    "reference": f"expose-storage,{_SPARSIFY},emit-entry,{_LOWER_TO_LLVM}",
 }
 SCHEDULES = tuple(_PLAN)
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -152,6 +153,19 @@ def test_copies_and_pickles_compile_for_themselves(model: nn.Module, x: Tensor) 
     buffer = io.BytesIO()
     torch.save(run.function.state_dict(), buffer)
     assert_follows(run, model, x)
+
+
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_compiled_model_holds_no_tensors(model: nn.Module, dense: str, grad: bool) -> None:
+    x = torch.randn(5, 64)
+    run = compile_and_run(model, x, dense=dense, grad=grad)
+    dead = [weakref.ref(tensor.untyped_storage()) for tensor in (x, model[0].weight)]
+    del x
+    run.output = None
+    model[0].weight = nn.Parameter(pruned(48, 64))
+    gc.collect()
+    assert [ref() for ref in dead] == [None, None]
 
 
 def identity(weight: Tensor) -> Tensor:

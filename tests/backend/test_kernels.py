@@ -1,0 +1,344 @@
+"""Kernels against f64 and against each other: shapes, types, epilogues, threads, memory bounds, and what they share."""
+
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Barrier
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gossamer.backend import kernels
+from gossamer.backend.kernels import RegionKernel, compile_region
+from gossamer.dialects.errors import CompileError, OptionError
+from gossamer.runtime.packing import Packed, pack
+from tests.contracts import STEPS, Region, assert_near
+
+SCHEDULES = ("kblock", "gather", "reference")
+
+
+@pytest.fixture(autouse=True)
+def on_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without the cache on disk, and with the number of threads restored."""
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(kernel: RegionKernel, x: Tensor, w: Tensor, extras: list[Tensor], m: int) -> Tensor:
+    """Call a kernel on a packed w; the output starts as NaN, so that what is not written shows."""
+    out = torch.full((x.shape[0], m), torch.nan, dtype=x.dtype)
+    packed = kernel.formats[1]
+    assert packed is not None
+    kernel([x, pack(w, packed), *extras], out)
+    return out
+
+
+def check(region: Region, schedule: str, tokens: int, density: float = 0.3) -> None:
+    x, w, extras = region.operands(tokens, density)
+    kernel = compile_region(region.text(), schedule=schedule)
+    assert kernel.schedule == schedule
+    assert_near(run(kernel, x, w, extras, region.m), region.reference(x, w, extras))
+
+
+SHAPES = [
+    *((Region(m, k), (1, 2, 15, 16, 17, 33, 64, 65, 127, 200)) for m, k in ((1, 1), (16, 16), (97, 101), (33, 400))),
+    *((Region(m, k), (1, 31, 64, 81)) for m, k in ((1, 200), (199, 1), (17, 31))),
+    *((Region(40, 79, element), (1, 16, 50, 129)) for element in ("f64", "f16", "bf16")),
+    (Region(1100, 40), (3, 70)),  # more rows than a panel holds
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("region", "tokens"), SHAPES, ids=lambda v: f"{v.m}x{v.k} {v.element}" if isinstance(v, Region) else ""
+)
+def test_any_shape_density_and_number_of_threads(region: Region, tokens: tuple[int, ...], schedule: str) -> None:
+    for count, t in enumerate(tokens):
+        torch.set_num_threads(1 + count % 2)
+        check(region, schedule, t, density=(0.3, 0.05, 1.0, 0.0)[count % 4])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("step", STEPS)
+def test_each_epilogue(step: str, schedule: str) -> None:
+    for tokens in (1, 19, 70):
+        check(Region(27, 40, epilogue=(step,)), schedule, tokens)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("element", ["f64", "f16", "bf16"])
+@pytest.mark.parametrize("epilogue", [("relu_backward",), ("bias", "gelu", "residual")], ids=" ".join)
+def test_epilogues_of_other_types(element: str, epilogue: tuple[str, ...], schedule: str) -> None:
+    check(Region(27, 40, element, epilogue), schedule, 21)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("element", ["f32", "bf16"])
+def test_a_weight_stored_as_k_by_m(element: str, schedule: str) -> None:
+    for tokens in (1, 40):
+        check(Region(27, 210, element, ("bias", "silu"), transposed=True), schedule, tokens)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_tokens(schedule: str) -> None:
+    check(Region(27, 40, epilogue=("bias", "residual")), schedule, 0)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    region=st.builds(
+        Region,
+        m=st.integers(1, 80),
+        k=st.integers(1, 220),
+        element=st.sampled_from(["f32", "f64", "f16", "bf16"]),
+        epilogue=st.lists(st.sampled_from(sorted(set(STEPS) - {"relu_backward"})), max_size=3, unique=True).map(tuple),
+        transposed=st.booleans(),
+    ),
+    tokens=st.integers(1, 150),
+    density=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+)
+def test_regions_at_random(region: Region, tokens: int, density: float) -> None:
+    """The schedules agree with f64, whatever the region."""
+    for schedule in SCHEDULES:
+        check(region, schedule, tokens, density)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_infinity_and_nan_reach_the_results_that_use_them_and_no_others(value: float, schedule: str) -> None:
+    region = Region(33, 50)
+    x, w, _ = region.operands(20)
+    x[7, 11] = x[19, 49] = value
+    y = run(compile_region(region.text(), schedule=schedule), x, w, [], region.m)
+    touched = torch.zeros(20, 33, dtype=torch.bool)
+    touched[7], touched[19] = w[:, 11] != 0, w[:, 49] != 0
+    assert touched.any()
+    assert not touched.all()
+    torch.testing.assert_close(~torch.isfinite(y), touched)
+    clean = torch.where(torch.isfinite(x), x, 0)
+    assert_near(y[~touched], region.reference(clean, w, [])[~touched])
+
+
+def test_the_schedules_agree_to_the_last_bit_where_sums_are_exact() -> None:
+    region = Region(50, 300)
+    x, w, _ = region.operands(45)
+    results = [run(compile_region(region.text(), schedule=s), x, w, [], region.m) for s in SCHEDULES]
+    assert all(torch.equal(r, results[0]) for r in results)
+
+
+# Bounds of memory
+
+
+class Guarded:
+    """Memory that ends where a page begins that nobody may touch, and begins with a page that nobody may touch."""
+
+    def __init__(self, like: Tensor) -> None:
+        page, size = mmap.PAGESIZE, like.numel() * like.element_size()
+        inner = -(-max(size, 1) // page) * page
+        self._map = mmap.mmap(-1, inner + 2 * page)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        for guard in (start, start + page + inner):
+            assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(guard), page, 0) == 0
+        flat = torch.frombuffer(self._map, dtype=like.dtype, count=like.numel(), offset=page + inner - size)
+        self.tensor = flat.view(like.shape)
+        self.tensor.copy_(like)
+        self._before = torch.frombuffer(self._map, dtype=torch.uint8, count=inner - size, offset=page) if size < inner else None
+        if self._before is not None:
+            self._before.fill_(0xA5)
+
+    def untouched(self) -> bool:
+        """Whether nothing was written between the first page and the tensor."""
+        return self._before is None or bool((self._before == 0xA5).all())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("element", ["f32", "bf16"])
+def test_nothing_is_touched_outside_of_the_tensors(element: str, schedule: str) -> None:
+    """A read or a write past the end of any operand or of the output would end this process."""
+    region = Region(35, 51, element, ("bias", "residual", "token_scale"))
+    kernel = compile_region(region.text(), schedule=schedule)
+    format_ = kernel.formats[1]
+    assert format_ is not None
+    for tokens in (1, 5, 18, 70):
+        x, w, extras = region.operands(tokens)
+        packed = pack(w, format_)
+        parts = [Guarded(t) for t in (x, *packed.components, *extras, torch.empty(tokens, region.m, dtype=region.dtype))]
+        inside = Packed(
+            packed.format, packed.shape, tuple(p.tensor for p in parts[1 : 1 + len(packed.components)]), packed.source
+        )
+        operands = [parts[0].tensor, inside, *(p.tensor for p in parts[1 + len(packed.components) : -1])]
+        kernel(operands, parts[-1].tensor)
+        assert_near(parts[-1].tensor, region.reference(x, w, extras))
+        assert all(p.untouched() for p in parts)
+
+
+# What is shared
+
+
+def test_regions_that_differ_in_their_hints_share_a_kernel() -> None:
+    one = compile_region(Region(40, 79, density=0.1, tokens=1).text(), schedule="kblock")
+    other = compile_region(Region(40, 79, density=0.15, tokens=128).text(), schedule="kblock")
+    assert one is other
+
+
+def test_a_density_that_wants_another_format_is_another_kernel() -> None:
+    sparse, denser = (compile_region(Region(800, 384, density=d).text(), schedule="kblock") for d in (0.1, 0.5))
+    assert sparse.formats[1] != denser.formats[1]
+    assert sparse.key != denser.key
+
+
+def test_the_key_tells_apart_what_the_code_depends_on() -> None:
+    regions = [Region(24, 40), Region(24, 41), Region(25, 40), Region(24, 40, "f64"), Region(24, 40, epilogue=("bias",))]
+    keys = {compile_region(r.text(), schedule=s).key for r in regions for s in ("gather", "reference")}
+    assert len(keys) == 2 * len(regions)
+
+
+def test_regions_that_say_the_same_in_other_words_share_a_kernel() -> None:
+    text = Region(24, 40, epilogue=("bias",)).text()
+    renamed = text.replace("%y0", "%result").replace("#CSR", "#weight")
+    assert renamed != text
+    assert compile_region(text, schedule="gather") is compile_region(renamed, schedule="gather")
+
+
+def test_code_comes_from_the_disk_in_the_next_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    region = Region(23, 45, epilogue=("bias", "relu"))
+    for process in range(2):
+        monkeypatch.setattr(kernels, "_by_contract", {})
+        monkeypatch.setattr(kernels, "_by_key", {})
+        if process:
+            monkeypatch.setattr(kernels, "_machine_code", lambda *_: pytest.fail("compiled again"))
+        check(region, "gather", 3)
+
+
+def test_the_source_of_the_compiler_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Region(22, 45).text()
+    before = compile_region(text, schedule="gather").key
+    monkeypatch.setattr(kernels, "_compiler", lambda: "another compiler")
+    monkeypatch.setattr(kernels, "_by_contract", {})
+    assert compile_region(text, schedule="gather").key != before
+
+
+# Threads
+
+
+@pytest.mark.parametrize("schedule", ["kblock", "gather"])
+def test_threads_call_one_kernel_at_once(schedule: str) -> None:
+    region = Region(97, 101, epilogue=("bias", "residual"))
+    kernel = compile_region(region.text(), schedule=schedule)
+    work = [region.operands(tokens) for tokens in (3, 65, 130, 20)]
+    expected = [run(kernel, *operands, region.m) for operands in work]
+    start = Barrier(len(work))
+
+    def repeat(i: int) -> bool:
+        torch.set_num_threads(1 + i % 2)
+        start.wait()
+        return all(torch.equal(run(kernel, *work[i], region.m), expected[i]) for _ in range(40))
+
+    with ThreadPoolExecutor(len(work)) as threads:
+        assert all(threads.map(repeat, range(len(work))))
+
+
+def test_threads_compile_at_once() -> None:
+    regions = [Region(21 + i // 2, 30, epilogue=("bias", "gelu")) for i in range(6)]
+    start = Barrier(len(regions))
+
+    def compiled(region: Region) -> RegionKernel:
+        start.wait()
+        return compile_region(region.text(), schedule="gather")
+
+    with ThreadPoolExecutor(len(regions)) as threads:
+        found = list(threads.map(compiled, regions))
+    assert [found[i] is found[i + 1] for i in range(5)] == [True, False, True, False, True]
+    for region, kernel in zip(regions, found, strict=True):
+        x, w, extras = region.operands(4)
+        assert_near(run(kernel, x, w, extras, region.m), region.reference(x, w, extras))
+
+
+# What is refused, and what is done instead
+
+
+def before_the_product(text: str) -> str:
+    """A region that doubles x first, which is no epilogue."""
+    double = """%x2 = linalg.generic {
+        indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>],
+        iterator_types = ["parallel", "parallel"]} ins(%x : tensor<?x40xf32>) outs(%x : tensor<?x40xf32>) {
+      ^bb0(%a: f32, %o: f32):
+        %double = arith.addf %a, %a : f32
+        linalg.yield %double : f32
+      } -> tensor<?x40xf32>
+      %sums = linalg.matmul ins(%x2,"""
+    return text.replace("%sums = linalg.matmul ins(%x,", double)
+
+
+def turned_residual(text: str) -> str:
+    """A region whose residual is stored as [m, T]."""
+    text = text.replace("%e0: tensor<?x24xf32>", "%e0: tensor<24x?xf32>").replace(
+        ", %e0 : tensor<?x24xf32>, tensor<?x24xf32>", ", %e0 : tensor<?x24xf32>, tensor<24x?xf32>"
+    )
+    same = "affine_map<(d0, d1) -> (d0, d1)>"
+    return text.replace(f"[{same}, {same}, {same}]", f"[{same}, affine_map<(d0, d1) -> (d1, d0)>, {same}]")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(before_the_product, "no schedule for linalg.generic"), (turned_residual, "which is not in order")],
+)
+def test_what_has_no_schedule_goes_to_the_reference(change: Callable[[str], str], reason: str) -> None:
+    region = Region(24, 40, epilogue=("residual",))
+    text = change(region.text())
+    for schedule in ("kblock", "gather"):
+        with pytest.raises(CompileError, match=reason):
+            compile_region(text, schedule=schedule)
+    kernel = compile_region(text)
+    assert kernel.schedule == "reference"
+    x, w, extras = region.operands(30)
+    expected = region.reference(2 * x if change is before_the_product else x, w, extras)
+    given = [extras[0].t().contiguous()] if change is turned_residual else extras
+    assert_near(run(kernel, x, w, given, region.m), expected)
+
+
+def test_auto_is_kblock_where_that_works() -> None:
+    text = Region(24, 40).text()
+    assert compile_region(text).schedule == "kblock"
+    assert compile_region(text) is compile_region(text, schedule="kblock")
+
+
+def test_an_unknown_schedule() -> None:
+    with pytest.raises(OptionError, match=r"unknown schedule 'kblok', there are auto, kblock, gather, reference"):
+        compile_region(Region(24, 40).text(), schedule="kblok")
+
+
+def test_text_that_is_no_contract() -> None:
+    with pytest.raises(CompileError, match=r"the contract IR does not parse"):
+        compile_region("func.func @region(%x: tensor<4xf32)")
+
+
+def test_a_region_without_a_sparse_operand_has_no_kernel_of_ours() -> None:
+    text = Region(24, 40).text().replace(", #CSR>", ">")
+    with pytest.raises(CompileError, match=r"no schedule for linalg.generic"):
+        compile_region(text, schedule="kblock")
+
+
+def test_the_observer_sees_every_stage_in_order() -> None:
+    stages: list[tuple[str, str, str]] = []
+    compile_region(Region(24, 40).text(), schedule="kblock", observer=lambda *stage: stages.append(stage))
+    names = [name for name, _, _ in stages]
+    ours = ["propagate-encodings", "fuse-epilogue", "choose-format", "schedule", "expose-storage", "lower-spmm"]
+    assert [n for n in names if n in ours] == ours
+    assert names[-3:] == ["lower-to-llvm", "llvm", "assembly"]
+    assert [suffix for _, suffix, _ in stages[-3:]] == ["mlir", "ll", "s"]
+    texts = dict(zip(names, (text for _, _, text in stages), strict=True))
+    assert '"kernel.contract"' in texts["fuse-epilogue"]
+    assert '"kernel.spmm"' in texts["schedule"]
+    assert "define void @entry(" in texts["llvm"]

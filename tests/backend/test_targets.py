@@ -1,0 +1,105 @@
+"""Code for other machines: what is in the innermost loops, and, where this machine can run it, what comes out."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from gossamer.backend.kernels import compile_region
+from gossamer.passes import pipelines
+from gossamer.runtime import jit
+from gossamer.runtime.packing import pack
+from gossamer.runtime.target import Target, host
+from tests.contracts import Region, assert_near
+
+TARGETS = ["avx2", "avx512", "amx", "neon"]
+
+# A fused multiply-add on whole vectors, and a store of one.
+FMA = {
+    "avx2": r"vfmadd\d+p[sd]\s.*%ymm",
+    "avx512": r"vfmadd\d+p[sd]\s.*%zmm",
+    "amx": r"vfmadd\d+p[sd]\s.*%zmm",
+    "neon": r"fmla\s+v\d+\.(4s|2d)",
+}
+STORE = r"^\s+(vmov\w+\s+%[xyz]mm\d+, .*\(.*\)|st[rp]\s+[qv]\d+|st1\s)"
+
+
+@pytest.fixture(autouse=True)
+def without_the_cache_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
+    torch.manual_seed(0)
+
+
+def assembly(region: Region, schedule: str, target: Target) -> str:
+    lowered = pipelines.lower(pipelines.plan(region.text(), schedule, target.vector_bits), target.rounds_to_bf16)
+    return jit.assembly(jit.optimize(lowered.llvm_ir, target), target)
+
+
+def innermost_loops(text: str, function: str) -> list[list[str]]:
+    """The instructions between a label and a jump back to it, where no other such jump is between them."""
+    body = re.split(r"\n\.Lfunc_end", text.split(f"\n{function}:")[1])[0].split("\n")
+    labels = {match[1]: i for i, line in enumerate(body) if (match := re.match(r"(\.L\w+):", line))}
+    jumps = [
+        (labels[match[1]], i)
+        for i, line in enumerate(body)
+        if (match := re.match(r"\s+(?:j|b|cb|tb)[\w.]*\s.*?(\.L\w+)", line)) and labels.get(match[1], i) < i
+    ]
+    return [body[a : b + 1] for a, b in jumps if not any(a <= c and d <= b and (c, d) != (a, b) for c, d in jumps)]
+
+
+@pytest.mark.parametrize("element", ["f32", "f64", "bf16"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_sums_of_a_tile_stay_in_registers(name: str, element: str) -> None:
+    """In the loops over the nonzeros of a row all is loads and multiply-adds; the widest tile has four vectors of sums."""
+    target = Target.named(name)
+    text = assembly(Region(100, 400, element, ("bias", "gelu")), "kblock", target)
+    lanes = target.vector_bits // (64 if element == "f64" else 32)
+    for vectors in (4, 2, 1):
+        loops = innermost_loops(text, f"region_tile{vectors * lanes}")
+        products = [loop for loop in loops if any(re.search(FMA[name], line) for line in loop)]
+        assert {sum(bool(re.search(FMA[name], line)) for line in loop) for loop in products} >= {vectors}
+        assert not [line for loop in products for line in loop if re.search(STORE, line)]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_is_called_that_a_process_may_not_have(name: str) -> None:
+    """LLVM would round to bf16 by a call where there is no instruction for it."""
+    known = {"GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "region"}
+    for schedule in ("kblock", "gather", "reference"):
+        text = assembly(Region(30, 40, "bf16", ("bias", "gelu", "residual")), schedule, Target.named(name))
+        called = set(re.findall(r"^\s+(?:callq?|bl)\s+([A-Za-z]\w*)", text, re.MULTILINE))
+        called -= set(re.findall(r"^(\w+):", text, re.MULTILINE))
+        assert called <= known | {"erff"}
+
+
+@pytest.mark.parametrize(("name", "instruction"), [("avx2", False), ("avx512", False), ("amx", True)])
+def test_rounding_to_bf16_is_one_instruction_where_there_is_one(name: str, instruction: bool) -> None:
+    text = assembly(Region(30, 40, "bf16"), "kblock", Target.named(name))
+    assert ("vcvtneps2bf16" in text) is instruction
+
+
+@pytest.mark.parametrize("schedule", ["kblock", "gather", "reference"])
+@pytest.mark.parametrize("element", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_numbers_are_right(name: str, element: str, schedule: str) -> None:
+    target = Target.named(name)
+    if not target.runs_here:
+        pytest.skip(f"this machine does not run {name} code")
+    check(Region(37, 210, element, ("bias", "gelu", "residual")), schedule, target)
+
+
+@pytest.mark.parametrize("schedule", ["kblock", "gather"])
+@pytest.mark.parametrize("element", ["f32", "f64", "bf16"])
+def test_vectors_of_128_bits(element: str, schedule: str) -> None:
+    check(Region(37, 210, element, ("bias", "gelu")), schedule, dataclasses.replace(host(), vector_bits=128))
+
+
+def check(region: Region, schedule: str, target: Target) -> None:
+    kernel = compile_region(region.text(), schedule=schedule, target=target)
+    for tokens in (1, 29, 70):
+        x, w, extras = region.operands(tokens)
+        out = torch.full((tokens, region.m), torch.nan, dtype=region.dtype)
+        assert kernel.formats[1] is not None
+        kernel([x, pack(w, kernel.formats[1]), *extras], out)
+        assert_near(out, region.reference(x, w, extras))
