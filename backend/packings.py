@@ -106,8 +106,10 @@ class Packings:
         """The entry with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
         assert old.packed is not None
         versions, value = _versions(leaves), run(self.evaluate, leaves)
-        nonzeros = int(torch.count_nonzero(value))
-        if nonzeros < _HOLLOW * old.nonzeros or not old.packed.refresh(value):
+        if not old.packed.refresh(value):
+            return None
+        nonzeros = int(torch.count_nonzero(old.packed.values))
+        if nonzeros < _HOLLOW * old.nonzeros:
             return None
         return _Entry((), versions, old.packed, old.nonzeros, nonzeros / value.numel(), old.calls)
 

@@ -44,17 +44,12 @@ def _expose(function: func.FuncOp) -> None:
     with ir.InsertionPoint.at_block_begin(block), function.location:
         for argument in list(block.arguments):
             tensor = ir.RankedTensorType(argument.type)
-            if tensor.encoding is None:
-                memory = [ir.MemRefType.get(tensor.shape, tensor.element_type)]
-            else:
-                memory = _components(tensor)
+            dense = tensor.encoding is None
+            memory = [ir.MemRefType.get(tensor.shape, tensor.element_type)] if dense else _components(tensor)
             buffers = [block.add_argument(t, function.location) for t in memory]
             types += memory
             tensors = [_tensor(b) for b in buffers]
-            if tensor.encoding is None:
-                replacement = tensors[0]
-            else:
-                replacement = sparse_tensor.assemble(tensor, tensors[:-1], tensors[-1])
+            replacement = tensors[0] if dense else sparse_tensor.assemble(tensor, tensors[:-1], tensors[-1])
             argument.replace_all_uses_with(replacement)
         result = ir.RankedTensorType(returned.operands[0].type)
         extra = [

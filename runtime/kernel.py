@@ -33,7 +33,7 @@ class Kernel:
             _workspace.grow(size)
         words += (_workspace.address, size, threads)
         arguments = self._arguments
-        arguments.array[:] = words
+        arguments.array[:] = words  # type: ignore[assignment]  # ctypes converts the numbers
         self._function(arguments.address)
 
 

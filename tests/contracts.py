@@ -138,7 +138,8 @@ class Region:
         inputs, types = (f"{value}, {extra}", f"{type_}, {extra_type}") if extra else (value, type_)
         return (
             f'{result} = linalg.generic {{indexing_maps = [{same}{reads}, {same}], iterator_types = ["parallel", "parallel"]}}'
-            f" ins({inputs} : {types}) outs(%empty : {y}) {{\n^bb0({block}):\n{body}\nlinalg.yield %out : {self.element}\n}} -> {y}"
+            f" ins({inputs} : {types}) outs(%empty : {y}) {{\n"
+            f"^bb0({block}):\n{body}\nlinalg.yield %out : {self.element}\n}} -> {y}"
         )
 
     def operands(self, tokens: int, density: float = 0.3) -> tuple[Tensor, Tensor, list[Tensor]]:

@@ -1,0 +1,79 @@
+"""What the cost model must say, whatever its constants are."""
+
+import itertools
+
+import pytest
+
+from gossamer.passes.cost_model import UNKNOWN_TOKENS, predict
+
+LAYERS = [(m, k) for m in (64, 768, 3072) for k in (64, 768, 3072)]
+TOKENS = [1, 2, 3, 8, 17, 64, 65, 128, 1000]
+DTYPES = ["f32", "f64", "bf16", "f16"]
+DENSITIES = [0.01, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_times_are_positive_and_gain_is_their_ratio(dtype: str) -> None:
+    for (m, k), t, density, bits in itertools.product(LAYERS, TOKENS, DENSITIES, (128, 256, 512)):
+        prediction = predict(m, k, t, density, dtype, bits)
+        assert prediction.dense_us > 0
+        assert prediction.sparse_us > 0
+        assert prediction.gain == prediction.dense_us / prediction.sparse_us
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fewer_nonzeros_never_cost_more(dtype: str) -> None:
+    for (m, k), t in itertools.product(LAYERS, TOKENS):
+        costs = [predict(m, k, t, density, dtype, 512).sparse_us for density in DENSITIES]
+        assert costs == sorted(costs)
+
+
+def test_the_dense_cost_is_that_of_the_shape() -> None:
+    assert len({predict(768, 768, 64, density, "f32", 512).dense_us for density in DENSITIES}) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_a_dense_weight_stays_dense(dtype: str, tokens: int) -> None:
+    assert all(predict(m, k, tokens, 1.0, dtype, 512).gain < 1 for m, k in LAYERS)
+
+
+def test_a_pruned_layer_of_a_transformer_pays() -> None:
+    """3072 x 768 at one tenth of the weights, 128 tokens: three times faster when measured."""
+    assert 2 < predict(3072, 768, 128, 0.1, "f32", 512).gain < 6
+
+
+def test_a_call_costs_more_than_a_small_layer() -> None:
+    assert predict(16, 16, 16, 0.01, "f32", 512).gain < 1
+
+
+def test_narrow_types_gain_less() -> None:
+    """Dense layers of bf16 have instructions of their own."""
+    for (m, k), t in itertools.product(LAYERS, TOKENS):
+        assert predict(m, k, t, 0.1, "bf16", 512).gain <= predict(m, k, t, 0.1, "f32", 512).gain
+
+
+def test_narrower_vectors_are_slower() -> None:
+    for dtype in DTYPES:
+        slow, fast = (predict(3072, 768, 128, 0.1, dtype, bits) for bits in (256, 512))
+        assert slow.dense_us > fast.dense_us
+        assert slow.sparse_us > fast.sparse_us
+
+
+def test_more_threads_divide_all_but_the_call() -> None:
+    one, two = (predict(3072, 768, 128, 0.1, "f32", 512, threads) for threads in (1, 2))
+    assert two.dense_us == pytest.approx(one.dense_us / 2)
+    assert one.sparse_us / 2 < two.sparse_us < one.sparse_us
+
+
+def test_an_unknown_number_of_tokens_counts_as_some() -> None:
+    assert predict(768, 768, None, 0.1, "f32", 512) == predict(768, 768, UNKNOWN_TOKENS, 0.1, "f32", 512)
+
+
+def test_no_tokens_count_as_one() -> None:
+    assert predict(768, 768, 0, 0.1, "f32", 512) == predict(768, 768, 1, 0.1, "f32", 512)
+
+
+def test_an_unknown_type_has_no_cost() -> None:
+    with pytest.raises(KeyError):
+        predict(768, 768, 32, 0.1, "i8", 512)
