@@ -13,6 +13,9 @@ _NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torc
 _COPY_GBS = 5.0
 """Speed at which a matrix is transposed, in GB/s."""
 
+_RENEWAL_US = 1.2e-3
+"""Microseconds to evaluate, compare and gather one element of a weight that has changed."""
+
 
 def predicted_gain(contraction: Contraction, density: float | None = None) -> float:
     """How many times faster than dense the contraction is with a weight of this density (its own by default).
@@ -27,6 +30,13 @@ def predicted_gain(contraction: Contraction, density: float | None = None) -> fl
     if c.side == "left" and c.tokens != 1:
         transposes = (c.m + c.k) * (c.tokens or 1) * dtype.itemsize / (_COPY_GBS * 1e3)
     return found.dense_us / (found.sparse_us + transposes)
+
+
+def renewing_pays(contraction: Contraction, min_gain: float) -> bool:
+    """Whether sparse is faster even if the values of the weight have to be gathered before every call, as in training."""
+    c = contraction
+    found = predict(c.m, c.k, c.tokens, c.weight.density, _NAMES[c.weight.dtype], host().vector_bits, torch.get_num_threads())
+    return min_gain == 0 or found.dense_us > found.sparse_us + _RENEWAL_US * c.m * c.k
 
 
 def densest_that_pays(contraction: Contraction, min_gain: float) -> float:

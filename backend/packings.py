@@ -6,6 +6,7 @@ old tensor), data pointers and version counters. When a version moves on:
     same pattern                       the values are gathered again
     new pattern                        it is packed again
     new pattern at every call          dense, until it stays the same for two calls
+    new values at every call           the same, where gathering them costs more than sparse saves
     too dense for sparse to pay        dense, until it changes
 """
 
@@ -23,13 +24,21 @@ from gossamer.runtime.packing import Packed, pack
 _SETTLED = 2
 """Calls that a packing must have served before a new pattern is packed at once."""
 
+_RESTLESS = 3
+"""Changes in a row, each after a single call, by which a weight counts as changing at every call."""
+
 _HOLLOW = 0.75
 """Share of the nonzeros below which a pattern that lost values is packed again."""
 
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """What is known about one weight at one version; `packed` is None while it is run dense."""
+    """What is known about one weight at one version.
+
+    packed    None while it is run dense
+    calls     that this packing has served, and `before` those of earlier versions
+    changes   versions in a row that served a single call
+    """
 
     storages: tuple[weakref.ref[torch.UntypedStorage], ...]
     versions: tuple[int, ...]
@@ -37,6 +46,8 @@ class _Entry:
     nonzeros: int
     density: float
     calls: int = 0
+    before: int = 0
+    changes: int = 0
 
     def is_current(self, leaves: Sequence[torch.Tensor]) -> bool:
         for leaf, storage, version in zip(leaves, self.storages, self.versions, strict=True):
@@ -59,29 +70,32 @@ class Packings:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _unsettled: int = 0
 
-    def current(self, leaves: Sequence[torch.Tensor], densest: float) -> Packed | None:
-        """The packed weight for these leaves; None where it is denser than `densest` or will not settle."""
+    def current(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
+        """The packed weight for these leaves; None where it is denser than `densest` or will not settle.
+
+        `renew` tells whether sparse pays even where new values have to be gathered before every call.
+        """
         entry = self._entries.get(tuple([leaf.data_ptr() for leaf in leaves]))
         if entry is None or not entry.is_current(leaves) or (entry.packed is None and entry.density <= densest):
-            entry = self._renew(leaves, densest)
+            entry = self._renewed(leaves, densest, renew)
         entry.calls += 1
         if entry.calls == _SETTLED:
             self._unsettled = 0
         return entry.packed if entry.density <= densest else None
 
-    def verified(self, leaves: Sequence[torch.Tensor], densest: float) -> Packed | None:
+    def verified(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
         """As `current`, after comparing every value, so that writes which no version counter shows are seen."""
-        packed = self.current(leaves, densest)
+        packed = self.current(leaves, densest, renew)
         if packed is None or packed.matches(run(self.evaluate, leaves)):
             return packed
         with self._lock:
             self._entries.pop(tuple([leaf.data_ptr() for leaf in leaves]), None)
-        return self.current(leaves, densest)
+        return self.current(leaves, densest, renew)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _renew(self, leaves: Sequence[torch.Tensor], densest: float) -> _Entry:
+    def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> _Entry:
         with self._lock:
             key = tuple([leaf.data_ptr() for leaf in leaves])
             old = self._entries.get(key)
@@ -92,7 +106,11 @@ class Packings:
                 return old  # another thread was faster
             entry = None
             if old is not None and not again:
-                entry = self._refreshed(old, leaves) if old.packed is not None else _dense(leaves)
+                changes = old.changes + 1 if old.calls - old.before <= 1 else 0
+                if old.packed is None or (changes >= _RESTLESS and not renew):
+                    entry = _dense(leaves)
+                else:
+                    entry = self._refreshed(old, leaves, changes)
                 if entry is None and old.calls < _SETTLED:
                     entry = _dense(leaves)
             elif old is None and self._unsettled > 8 + 2 * len(self._entries):
@@ -102,7 +120,7 @@ class Packings:
             self._entries[key] = self._watched(entry, key, leaves)
             return entry
 
-    def _refreshed(self, old: _Entry, leaves: Sequence[torch.Tensor]) -> _Entry | None:
+    def _refreshed(self, old: _Entry, leaves: Sequence[torch.Tensor], changes: int) -> _Entry | None:
         """The entry with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
         assert old.packed is not None
         versions, value = _versions(leaves), run(self.evaluate, leaves)
@@ -111,7 +129,8 @@ class Packings:
         nonzeros = int(torch.count_nonzero(old.packed.values))
         if nonzeros < _HOLLOW * old.nonzeros:
             return None
-        return _Entry((), versions, old.packed, old.nonzeros, nonzeros / value.numel(), old.calls)
+        density = nonzeros / value.numel()
+        return _Entry((), versions, old.packed, old.nonzeros, density, old.calls, old.calls, changes)
 
     def _packed(self, leaves: Sequence[torch.Tensor], densest: float) -> _Entry:
         self._unsettled += 1

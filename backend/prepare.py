@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.backend import region_op
-from gossamer.backend.cost import densest_that_pays, schedules
+from gossamer.backend.cost import densest_that_pays, renewing_pays, schedules
 from gossamer.backend.dump import Dump
 from gossamer.backend.importer import WEIGHT, import_region
 from gossamer.backend.kernels import RegionKernel, compile_region
@@ -68,11 +68,12 @@ def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Opti
             packings = _packings.setdefault((weight.key, str(format)), Packings(weight.evaluate, format))
             variants.append(Variant(most_tokens, kernel, packings))
             keys.append(f"{kernel_key} {most_tokens} {format}")
-        key = _hash(*keys, weight.key, densest, options.verify)
+        renew = renewing_pays(contraction, options.min_gain)
+        key = _hash(*keys, weight.key, densest, renew, options.verify)
         if region_op.find(key) is None:
             out = region.body.graph.output_node().args[0].meta["val"]  # type: ignore[union-attr]
             compiled = CompiledRegion(
-                tuple(variants), region.body, len(leaves), densest, options.verify == "full", contraction.m, out.dtype
+                tuple(variants), region.body, len(leaves), densest, renew, options.verify == "full", contraction.m, out.dtype
             )
             region_op.add(key, compiled)
     # With several variants the first call that needs one packs for it.

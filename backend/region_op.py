@@ -36,6 +36,7 @@ class CompiledRegion:
     body     computes the region from (x, weight, *extras), densely
     leaves   number of tensors that the weight is computed from
     densest  density above which `body` is the faster of the two
+    renew    whether sparse is the faster even for a weight that changes at every call
     verify   whether every value of the weight is compared on every call
     m, dtype columns and type of the result
     """
@@ -44,6 +45,7 @@ class CompiledRegion:
     body: Callable[..., torch.Tensor]
     leaves: int
     densest: float
+    renew: bool
     verify: bool
     m: int
     dtype: torch.dtype
@@ -58,7 +60,7 @@ class CompiledRegion:
         if tokens > variant.most_tokens:
             variant = next(v for v in self.variants if tokens <= v.most_tokens)
         packings, statics = variant.packings, operands[1 : 1 + self.leaves]
-        packed = (packings.verified if self.verify else packings.current)(statics, self.densest)
+        packed = (packings.verified if self.verify else packings.current)(statics, self.densest, self.renew)
         if packed is None:
             return self._dense(x, statics, operands[1 + self.leaves :])
         dense: list[torch.Tensor | Packed] = [x if x.is_contiguous() else x.contiguous(), packed]

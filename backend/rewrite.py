@@ -83,6 +83,7 @@ class SparseRewrite(CustomGraphPass):
         decisions: list[Decision] = []
         plans: list[tuple[Region, Prepared]] = []
         claimed: set[fx.Node] = set()
+        failures: list[CompileError] = []
         for contraction in found:
             weight, name = contraction.weight, names[contraction.weight.main]
             if weight.density == 1 and self._options.min_gain > 0:
@@ -99,7 +100,7 @@ class SparseRewrite(CustomGraphPass):
             except CompileError as error:
                 if self._options.strict:
                     raise
-                warnings.warn(f"{error}\nIt stays dense; {{'strict': True}} raises instead.", stacklevel=2)
+                failures.append(error)
                 decisions.append(stays_dense(contraction, name, "it failed to compile", gain))
                 continue
             claimed.update(region.members)
@@ -111,6 +112,10 @@ class SparseRewrite(CustomGraphPass):
                     prepared.schedule, True, reason, gain,
                 )
             )  # fmt: skip
+        if failures:
+            others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+            advice = "" if self._dump else " options={'dump_ir': DIR} writes every stage to files."
+            warnings.warn(f"{failures[0]}\nIt{others} stays dense.{advice}", stacklevel=2)
         return decisions, plans
 
 

@@ -52,9 +52,7 @@ class Epilogue:
         """The results, for a vector of sums of one token."""
         return self._emit(self._before + self._after, {self.sum: sums}, self.result, read)
 
-    def _emit(
-        self, body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, read: Read
-    ) -> ir.Value:
+    def _emit(self, body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, read: Read) -> ir.Value:
         lanes = ir.VectorType(next(iter(mapping.values())).type).shape[0]
         for op in body:
             types = [vector_of(lanes, r.type) for r in op.results]
@@ -120,9 +118,7 @@ def splat(scalar: ir.Value, lanes: int) -> ir.Value:
     """A constant from outside the kernel as a vector, made anew so that nothing outside is captured."""
     op = defining(scalar)
     assert op is not None and op.name == "arith.constant", f"epilogue captures {scalar}"
-    constant = ir.Operation.create(
-        "arith.constant", results=[scalar.type], attributes={"value": op.attributes["value"]}
-    )
+    constant = ir.Operation.create("arith.constant", results=[scalar.type], attributes={"value": op.attributes["value"]})
     return vector.broadcast(vector_of(lanes, scalar.type), constant.results[0])
 
 

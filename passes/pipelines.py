@@ -23,8 +23,7 @@ Observer = Callable[[str, str, str], None]  # stage, file suffix, text
 # Narrow floats are computed with in f32 and rounded once, at the end: no CPU is better at them, and functions such as
 # erf exist for f32 and f64 alone.
 _WIDEN = (
-    "math-extend-to-supported-types{target-type=f32},"
-    "arith-emulate-unsupported-floats{source-types=bf16,f16 target-type=f32}"
+    "math-extend-to-supported-types{target-type=f32},arith-emulate-unsupported-floats{source-types=bf16,f16 target-type=f32}"
 )
 _NORMALIZE = (
     "propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,"
@@ -97,9 +96,7 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
         _run(module, pipeline, observer)
         _check_lowered(module, planned.schedule)
         attributes = module.operation.attributes
-        words = tuple(
-            tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS])
-        )
+        words = tuple(tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS]))
         workspace = ir.IntegerAttr(attributes[WORKSPACE]).value if WORKSPACE in attributes else 0
         return Lowered(llvm.translate_module_to_llvmir(module.operation), ENTRY, words, workspace)
 

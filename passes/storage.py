@@ -7,6 +7,8 @@ from torch_mlir import ir
 from gossamer.dialects.errors import CompileError
 from gossamer.passes.queries import defining, sole_user
 
+_WHY = "it is computed and used inside of the region, or expose-storage has not run"
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -29,7 +31,7 @@ def storage_of(op: ir.Operation) -> Storage:
     """The storage of `op`; CompileError if expose-storage has not run or the result goes elsewhere."""
     write = sole_user(op.results[0])
     if write is None or write.name != "bufferization.materialize_in_destination":
-        raise CompileError(f"{op.name} at {op.location}: its result has no buffer; run expose-storage first")
+        raise CompileError(f"{op.name} at {op.location}: its result has no buffer, for {_WHY}")
     *_, workspace, threads = op.parent.regions[0].blocks[0].arguments
     return Storage(op, write.operands[1], workspace, threads)
 
@@ -38,7 +40,7 @@ def buffer_of(tensor: ir.Value) -> ir.Value:
     """The memref that a dense tensor was made of."""
     op = defining(tensor)
     if op is None or op.name != "bufferization.to_tensor":
-        raise CompileError(f"{tensor} has no buffer; run expose-storage first")
+        raise CompileError(f"{tensor} has no buffer, for {_WHY}")
     return op.operands[0]
 
 
@@ -46,5 +48,5 @@ def sparse_buffers_of(tensor: ir.Value) -> list[ir.Value]:
     """The memrefs of a sparse tensor: positions and coordinates by level, then values."""
     op = defining(tensor)
     if op is None or op.name != "sparse_tensor.assemble":
-        raise CompileError(f"{tensor} has no buffers; run expose-storage first")
+        raise CompileError(f"{tensor} has no buffers, for {_WHY}")
     return [buffer_of(v) for v in op.operands]

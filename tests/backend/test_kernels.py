@@ -138,7 +138,8 @@ def test_the_reference_frees_what_it_allocates() -> None:
     kernel = compile_region(region.text(), schedule="reference")
     x, w, extras = region.operands(200)
     assert kernel.formats[1] is not None
-    operands, out = [x, pack(w, kernel.formats[1]), *extras], torch.empty(200, 512, dtype=region.dtype)
+    operands: list[Tensor | Packed] = [x, pack(w, kernel.formats[1]), *extras]
+    out = torch.empty(200, 512, dtype=region.dtype)
     kernel(operands, out)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(100):
@@ -186,7 +187,7 @@ def test_nothing_is_touched_outside_of_the_tensors(element: str, schedule: str) 
         inside = Packed(
             packed.format, packed.shape, tuple(p.tensor for p in parts[1 : 1 + len(packed.components)]), packed.source
         )
-        operands = [parts[0].tensor, inside, *(p.tensor for p in parts[1 + len(packed.components) : -1])]
+        operands: list[Tensor | Packed] = [parts[0].tensor, inside, *(p.tensor for p in parts[1 + len(packed.components) : -1])]
         kernel(operands, parts[-1].tensor)
         assert_near(parts[-1].tensor, region.reference(x, w, extras))
         assert all(p.untouched() for p in parts)

@@ -218,6 +218,23 @@ def test_packings_wait_for_a_pattern_that_will_not_settle() -> None:
     assert settled is not None and settled.matches(weight)
 
 
+def test_packings_of_new_values_at_every_call_wait_if_gathering_does_not_pay() -> None:
+    kept = Packings(identity, Format.CSR)
+    weight = pruned(48, 64)
+    sparse = []
+    for _ in range(6):
+        sparse.append(kept.current([weight], 1.0, renew=False) is not None)
+        weight.mul_(2)
+    assert sparse == [True, True, True, False, False, False]
+    kept.current([weight], 1.0, renew=False)
+    settled = kept.current([weight], 1.0, renew=False)
+    assert settled is not None and settled.matches(weight)
+    for _ in range(6):
+        assert kept.current([weight], 1.0, renew=False) is settled
+        assert kept.current([weight], 1.0, renew=False) is settled
+        weight.mul_(2)  # gathered once, used twice
+
+
 def test_packings_leave_a_dense_weight_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Packings(identity, Format.CSR)
     weight = torch.randn(48, 64)

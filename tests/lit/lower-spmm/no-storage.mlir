@@ -1,7 +1,7 @@
 // The memory behind the tensors has to be known.
 // RUN: gossamer-opt %s -p lower-spmm --verify-diagnostics
 
-// expected-error @unknown {{its result has no buffer; run expose-storage first}}
+// expected-error @unknown {{its result has no buffer, for it is computed and used inside of the region, or expose-storage has not run}}
 #KB = #sparse_tensor.encoding<{
   map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
 }>

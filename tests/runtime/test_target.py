@@ -1,0 +1,67 @@
+"""Targets: what they are called, what they can do, and which of them this machine is."""
+
+import dataclasses
+import platform
+
+import llvmlite.binding as llvm
+import pytest
+
+from gossamer.dialects.errors import OptionError
+from gossamer.runtime.target import Target, host
+
+NAMES = ["avx2", "avx512", "amx", "neon"]
+
+
+@pytest.mark.parametrize(
+    ("name", "triple", "bits"),
+    [("avx2", "x86_64", 256), ("avx512", "x86_64", 512), ("amx", "x86_64", 512), ("neon", "aarch64", 128)],
+)
+def test_named_targets(name: str, triple: str, bits: int) -> None:
+    target = Target.named(name)
+    assert target.triple.split("-")[0] == triple
+    assert target.vector_bits == bits
+    assert triple in target.machine().triple
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(OptionError, match=r"unknown target 'sse', there are avx2, avx512, amx, neon"):
+        Target.named("sse")
+
+
+def test_the_host_is_this_machine() -> None:
+    assert host() is host()
+    assert host().runs_here
+    assert host().vector_bits in (128, 256, 512)
+    assert host().cpu == llvm.get_host_cpu_name()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_runs_here_has_the_vectors(name: str) -> None:
+    """A target runs here only if this machine's vectors are as wide, and never on another kind of machine."""
+    target = Target.named(name)
+    if target.runs_here:
+        assert host().vector_bits >= target.vector_bits
+        assert target.triple.split("-")[0] == host().triple.split("-")[0]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="asks what this machine says of itself")
+@pytest.mark.parametrize(("name", "flags"), [("avx2", ["avx2"]), ("avx512", ["avx512vl"]), ("amx", ["avx512vl", "amx-bf16"])])
+def test_what_runs_here_has_the_instructions(name: str, flags: list[str]) -> None:
+    features = llvm.get_host_cpu_features()
+    assert Target.named(name).runs_here == all(features.get(flag) for flag in flags)
+
+
+def test_a_narrower_host_is_still_this_machine() -> None:
+    assert dataclasses.replace(host(), vector_bits=128).runs_here
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [("", False), ("+avx512bf16,+avx512f", True), ("+avxneconvert", True), ("+neon,+bf16", True), ("-avx512bf16", False)],
+)
+def test_rounding_to_bf16_is_a_feature(features: str, expected: bool) -> None:
+    assert dataclasses.replace(host(), features=features).rounds_to_bf16 is expected
+
+
+def test_named_targets_round_to_bf16_if_amx_is_there() -> None:
+    assert [Target.named(name).rounds_to_bf16 for name in NAMES] == [False, False, True, False]
