@@ -1,0 +1,34 @@
+"""The README says what is so: its options are those of `Options`, its figures those of the recorded runs."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tables import main as tables
+from gossamer import Options
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_table_of_options_is_complete_and_its_defaults_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOSSAMER_DUMP_IR", raising=False)
+    documented = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", README, re.MULTILINE))
+    assert documented == {f.name: repr(getattr(Options(), f.name)).replace("'", '"') for f in fields(Options)}
+
+
+@pytest.mark.parametrize("workload", ["minilm", "linear"])
+def test_measured_tables_are_those_of_the_recorded_run(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.search(rf"<!-- measured: (.*{workload}.*) -->\n(.*?)<!-- /measured -->", README, re.DOTALL)
+    assert block, f"the README has no table of {workload}"
+    arguments, shown = block[1].split(), block[2]
+    tables([str(ROOT / arguments[0]), *arguments[1:]])
+    assert capsys.readouterr().out.strip() == shown.strip()
+
+
+def test_every_pass_of_the_registry_has_lit_tests() -> None:
+    from gossamer.passes import registry
+
+    assert set(registry.names()) <= {p.name for p in (ROOT / "tests" / "lit").iterdir()}
