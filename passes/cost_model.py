@@ -41,9 +41,7 @@ class Prediction:
         return self.dense_us / self.sparse_us
 
 
-def predict(
-    m: int, k: int, tokens: int | None, density: float, dtype: str, vector_bits: int, threads: int = 1
-) -> Prediction:
+def predict(m: int, k: int, tokens: int | None, density: float, dtype: str, vector_bits: int, threads: int = 1) -> Prediction:
     """The cost of a layer with an [m, k] weight of this density; `dtype` is "f64", "f32", "bf16" or "f16".
 
     `vector_bits` is the width of the target's vectors. More threads divide all but the call.

@@ -114,8 +114,6 @@ def _inline(epilogue: ir.Operation, feed: ir.Value, value: ir.Value) -> ir.Value
     for i, operand in enumerate(list(epilogue.operands)[:-1]):
         argument = block.arguments[i]
         mapping[argument] = (
-            value
-            if operand == feed
-            else ReadOp(operand, ir.AffineMapAttr.get(maps[i]), result=argument.type).result
+            value if operand == feed else ReadOp(operand, ir.AffineMapAttr.get(maps[i]), result=argument.type).result
         )
     return clone_into(block, mapping)[0]

@@ -185,9 +185,7 @@ class _Tile:
                 for r, column in enumerate(transpose(rows)):
                     vector.store(column, packed, [arith.addi(k, index(r)), self.at[t]])
 
-    def _row(
-        self, packed: ir.Value, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value
-    ) -> None:
+    def _row(self, packed: ir.Value, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value) -> None:
         """Add what the row's nonzeros in this block of columns contribute; in the last block, start the epilogue."""
         spmm, types = self.spmm, [self.vec] * self.vectors
         at = arith.addi(arith.muli(block, index(spmm.M)), m)
@@ -244,8 +242,7 @@ class _Tile:
         k = arith.addi(origin, load_index(self.coordinates, p))
         weight = vector.broadcast(self.vec, widened(memref.load(self.values, [p]), self.spmm.sum_type))
         return [
-            vector.fma(weight, vector.load(self.vec, packed, [k, t]), total)
-            for t, total in zip(self.at, sums, strict=True)
+            vector.fma(weight, vector.load(self.vec, packed, [k, t]), total) for t, total in zip(self.at, sums, strict=True)
         ]
 
     def _unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value) -> None:

@@ -21,7 +21,7 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right(monkeypatch
 
 @pytest.mark.parametrize("workload", ["minilm", "linear"])
 def test_measured_tables_are_those_of_the_recorded_run(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
-    block = re.search(rf"<!-- measured: (.*{workload}.*) -->\n(.*?)<!-- /measured -->", README, re.DOTALL)
+    block = re.search(rf"<!-- measured: ([^\n]*{workload}[^\n]*) -->\n(.*?)<!-- /measured -->", README, re.DOTALL)
     assert block, f"the README has no table of {workload}"
     arguments, shown = block[1].split(), block[2]
     tables([str(ROOT / arguments[0]), *arguments[1:]])
