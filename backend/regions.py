@@ -9,6 +9,7 @@ The largest sub-graph with one output is taken: nothing inside it but its output
 so that one kernel serves every number of tokens.
 """
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
@@ -159,10 +160,20 @@ class _Builder:
             for _ in range(int(exponent) - 1):
                 result = self._call(aten.mul.Tensor, (result, base))
             self._copies[node] = result
+        elif target is aten.gelu.default and kwargs.get("approximate") == "tanh":
+            self._copies[node] = self._tanh_gelu(args[0])
         elif target is aten._to_copy.default:
             self._copies[node] = self._call(prims.convert_element_type.default, (args[0], kwargs["dtype"]))
         else:
             self._copies[node] = self._call(target, args, kwargs)
+
+    def _tanh_gelu(self, x: fx.Node) -> fx.Node:
+        """x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); torch-mlir's own has sqrt(2/pi) to three digits only."""
+        mul, add = aten.mul.Tensor, aten.add.Tensor
+        cube = self._call(mul, (self._call(mul, (x, x)), x))
+        inner = self._call(add, (x, self._call(mul, (cube, 0.044715))))
+        tanh = self._call(aten.tanh.default, (self._call(mul, (inner, math.sqrt(2 / math.pi))),))
+        return self._call(mul, (self._call(mul, (x, 0.5)), self._call(add, (tanh, 1.0))))
 
     def finish(self, output: fx.Node) -> fx.GraphModule:
         """The body that returns the copy of `output`."""

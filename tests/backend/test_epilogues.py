@@ -53,6 +53,13 @@ def test_taken_whole(name: str, dense: str) -> None:
     assert_same(run.output, epilogue(F.linear(x, W, B)))
 
 
+def test_tanh_gelu_in_double() -> None:
+    """The importer's own expansion rounds sqrt(2/pi) to three digits."""
+    x, w = torch.randn(T, K, dtype=torch.double), W.double()
+    run = compile_and_run(lambda x: F.gelu(F.linear(x, w), approximate="tanh"), x, dense="eager")
+    torch.testing.assert_close(run.output, F.gelu(F.linear(x, w), approximate="tanh"), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_residual_in_three_dimensions(dynamic: bool) -> None:
     def function(x: Tensor) -> Tensor:
