@@ -19,16 +19,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func, memref, scf, vector
+from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
-from gossamer.passes.epilogue import Buffers, Epilogue
-from gossamer.passes.openmp import thread_number
+from gossamer.passes.product import Operands, Product
 from gossamer.passes.queries import walk
-from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.vectors import (
     byte_width,
-    call_narrowest,
     index,
     load_index,
     loop,
@@ -58,26 +55,15 @@ class LowerSpmm:
             _lower(spmm)
 
 
-class _Spmm:
-    """A kernel.spmm with its sizes: T tokens, K columns and M rows of the weight."""
+class _Spmm(Product):
+    """A kernel.spmm, tiled by `tokens`, `rows` of the weight and `columns` of K."""
 
     def __init__(self, op: Any) -> None:
-        self.op = op
-        self.storage: Storage = storage_of(op.operation)
-        self.lanes = ir.IntegerAttr(op.lanes).value
-        reduction = ir.IntegerAttr(op.reduction).value
-        weight = ir.RankedTensorType(op.w.type)
-        self.M, self.K = weight.shape[1 - reduction], weight.shape[reduction]
+        super().__init__(op)
         self.tokens, rows, self.columns = integers(op.tile)
         self.blocks = -(-self.K // self.columns)
-        self.groups = -(-self.M // self.lanes)
         self.rows = min(rows, self.groups * self.lanes)
         self.padded_K = -(-self.K // self.lanes) * self.lanes
-        block = op.epilogue.blocks[0]
-        self.sum_type = block.arguments[0].type
-        self.epilogue = Epilogue(block)
-        self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
-        self.buffers = [buffer_of(op.x), *sparse_buffers_of(op.w), *(buffer_of(r.operands[0]) for r in self.reads)]
 
     @property
     def workspace(self) -> int:
@@ -87,52 +73,35 @@ class _Spmm:
 
 
 def _lower(spmm: _Spmm) -> None:
-    function = spmm.op.operation.parent.opview
-    storage, lanes = spmm.storage, spmm.lanes
+    lanes = spmm.lanes
     widths = [v for v in (4, 2, 1) if v * lanes <= spmm.tokens]
     with spmm.op.location:
-        with ir.InsertionPoint(function):
-            tiles = {v * lanes: _tile_function(spmm, f"{function.name.value}_tile{v * lanes}", v) for v in widths}
+        tiles = {v * lanes: spmm.function(f"tile{v * lanes}", partial(_emit_tile, spmm, v)) for v in widths}
         with ir.InsertionPoint(spmm.op):
-            one, tile, groups = index(1), index(spmm.tokens), index(spmm.groups)
-            tokens = memref.dim(storage.output, index(0))
-            n_tiles = arith.ceildivui(tokens, tile)
+            tile = index(spmm.tokens)
+            n_tiles = arith.ceildivui(memref.dim(spmm.storage.output, index(0)), tile)
             # With fewer token tiles than threads, the rows of the weight are shared out too.
-            chunks = arith.minui(groups, arith.ceildivui(storage.threads, arith.maxui(n_tiles, one)))
-            parallel = scf.ParallelOp([], [index(0)], [arith.muli(n_tiles, chunks)], [one], [])
-            body = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [spmm.op.location])
-            with ir.InsertionPoint(body):
-                task = body.arguments[0]
+            chunks = arith.ceildivui(spmm.storage.threads, arith.maxui(n_tiles, index(1)))
+            chunks = arith.minui(index(spmm.groups), chunks)
+
+            def body(task: ir.Value, offset: ir.Value) -> None:
                 first = arith.muli(arith.divui(task, chunks), tile)
-                chunk = arith.remui(task, chunks)
-                low = arith.divui(arith.muli(chunk, groups), chunks)
-                high = arith.divui(arith.muli(arith.addi(chunk, one), groups), chunks)
-                offset = arith.muli(thread_number(), index(spmm.workspace))
-                arguments = [*spmm.buffers, storage.output, storage.workspace, offset, first, low, high]
-                call_narrowest(arith.subi(tokens, first), tiles, arguments)
-                scf.ReduceOp([], 0)
-    storage.erase()
+                spmm.call(tiles, offset, first, *spmm.row_range(arith.remui(task, chunks), chunks))
+
+            spmm.parallel(arith.muli(n_tiles, chunks), spmm.workspace, body)
+    spmm.storage.erase()
 
 
-def _tile_function(spmm: _Spmm, name: str, vectors: int) -> func.FuncOp:
-    """A function that computes `vectors` x lanes tokens from `first` on, for the row groups [low, high)."""
-    values = [*spmm.buffers, spmm.storage.output, spmm.storage.workspace]
-    types = [v.type for v in values] + [ir.IndexType.get()] * 4
-    function = func.FuncOp(name, (types, []), visibility="private")
-    with ir.InsertionPoint(function.add_entry_block()):
-        _Tile(spmm, vectors, list(function.entry_block.arguments)).emit()
-        func.ReturnOp([])
-    return function
+def _emit_tile(spmm: _Spmm, vectors: int, operands: Operands) -> None:
+    _Tile(spmm, vectors, operands).emit()
 
 
 class _Tile:
-    """Emits the body of a tile function."""
+    """Emits the body of a function that computes `vectors` x lanes tokens."""
 
-    def __init__(self, spmm: _Spmm, vectors: int, arguments: list[ir.Value]) -> None:
-        *buffers, self.out, self.workspace, self.offset, self.first, self.low, self.high = arguments
-        self.x, self.positions, self.coordinates, self.values, *reads = buffers
-        self.memory = Buffers(dict(zip((r.results[0] for r in spmm.reads), reads, strict=True)), self.out)
+    def __init__(self, spmm: _Spmm, vectors: int, operands: Operands) -> None:
         self.spmm, self.lanes, self.vectors = spmm, spmm.lanes, vectors
+        self.operands, self.memory = operands, operands.memory
         self.vec = vector_of(self.lanes, spmm.sum_type)
         self.at = [index(v * self.lanes) for v in range(vectors)]
 
@@ -141,9 +110,9 @@ class _Tile:
         packed, sums = self._scratch()
         self._pack(packed)
         step = index(spmm.rows // self.lanes)
-        with loop(self.low, self.high, step) as panels:
+        with loop(self.operands.low, self.operands.high, step) as panels:
             panel = panels.induction_variable
-            panel_end = arith.minui(arith.addi(panel, step), self.high)
+            panel_end = arith.minui(arith.addi(panel, step), self.operands.high)
             origin = arith.muli(panel, lanes)
             with loop(index(0), index(spmm.blocks), index(1)) as blocks:
                 block = blocks.induction_variable
@@ -164,23 +133,23 @@ class _Tile:
         spmm, width = self.spmm, self.vectors * self.lanes
         k_by_t = ir.MemRefType.get([spmm.padded_K, width], spmm.sum_type)
         m_by_t = ir.MemRefType.get([spmm.rows, width], spmm.sum_type)
-        packed = memref.view(k_by_t, self.workspace, self.offset, [])
-        after = arith.addi(self.offset, index(spmm.padded_K * width * byte_width(spmm.sum_type)))
-        return packed, memref.view(m_by_t, self.workspace, after, [])
+        packed = memref.view(k_by_t, self.operands.workspace, self.operands.offset, [])
+        after = arith.addi(self.operands.offset, index(spmm.padded_K * width * byte_width(spmm.sum_type)))
+        return packed, memref.view(m_by_t, self.operands.workspace, after, [])
 
     def _pack(self, packed: ir.Value) -> None:
         """x[first + t, k] -> packed[k, t]; tokens past the last one repeat it."""
-        lanes, narrow = self.lanes, vector_of(self.lanes, ir.MemRefType(self.x.type).element_type)
+        lanes, narrow = self.lanes, vector_of(self.lanes, ir.MemRefType(self.operands.x.type).element_type)
         columns, last = index(self.spmm.K), arith.subi(self.memory.tokens, index(1))
         with loop(index(0), columns, index(lanes)) as ks:
             k = ks.induction_variable
             mask = mask_of(lanes, arith.subi(columns, k))
             for t in range(self.vectors):
-                start = arith.addi(self.first, self.at[t])
+                start = arith.addi(self.operands.first, self.at[t])
                 rows = []
                 for r in range(lanes):
                     token = arith.minui(arith.addi(start, index(r)), last)
-                    loaded = vector.maskedload(narrow, self.x, [token, k], mask, zeros(narrow))
+                    loaded = vector.maskedload(narrow, self.operands.x, [token, k], mask, zeros(narrow))
                     rows.append(widened(loaded, self.vec))
                 for r, column in enumerate(transpose(rows)):
                     vector.store(column, packed, [arith.addi(k, index(r)), self.at[t]])
@@ -189,8 +158,8 @@ class _Tile:
         """Add what the row's nonzeros in this block of columns contribute; in the last block, start the epilogue."""
         spmm, types = self.spmm, [self.vec] * self.vectors
         at = arith.addi(arith.muli(block, index(spmm.M)), m)
-        begin = load_index(self.positions, at)
-        end = load_index(self.positions, arith.addi(at, index(1)))
+        begin = load_index(self.operands.positions, at)
+        end = load_index(self.operands.positions, arith.addi(at, index(1)))
         start = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, block, index(0)), types, has_else=True)
         with ir.InsertionPoint(start.then_block):
             scf.YieldOp([zeros(self.vec)] * self.vectors)
@@ -239,8 +208,8 @@ class _Tile:
 
     def _multiply_add(self, packed: ir.Value, origin: ir.Value, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """sums + values[p] * packed[column of p]."""
-        k = arith.addi(origin, load_index(self.coordinates, p))
-        weight = vector.broadcast(self.vec, widened(memref.load(self.values, [p]), self.spmm.sum_type))
+        k = arith.addi(origin, load_index(self.operands.coordinates, p))
+        weight = vector.broadcast(self.vec, widened(memref.load(self.operands.values, [p]), self.spmm.sum_type))
         return [
             vector.fma(weight, vector.load(self.vec, packed, [k, t]), total) for t, total in zip(self.at, sums, strict=True)
         ]
@@ -252,6 +221,6 @@ class _Tile:
         for t in range(self.vectors):
             group = [vector.load(self.vec, sums, [arith.addi(slot, index(r)), self.at[t]]) for r in range(lanes)]
             for r, values in enumerate(transpose(group)):
-                token = arith.addi(self.first, index(t * lanes + r))
+                token = arith.addi(self.operands.first, index(t * lanes + r))
                 finish = partial(epilogue.after, narrowed(values, crossing))
                 self.memory.store_token(token, row, lanes, finish)

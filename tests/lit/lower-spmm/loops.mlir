@@ -97,9 +97,9 @@ func.func @blocks(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<?x7
 // CHECK:         %[[CHUNKS:.*]] = arith.minui %[[WANTED]], %c4
 // CHECK:         %[[TASKS:.*]] = arith.muli %[[TILES]], %[[CHUNKS]]
 // CHECK:         scf.parallel (%[[TASK:.*]]) = (%c0) to (%[[TASKS]]) step (%c1) {
+// CHECK:           call @omp_get_thread_num()
 // CHECK:           %[[TILE:.*]] = arith.divui %[[TASK]], %[[CHUNKS]]
 // CHECK:           %[[FIRST:.*]] = arith.muli %[[TILE]], %c4
-// CHECK:           call @omp_get_thread_num()
 // CHECK:           %[[LEFT:.*]] = arith.subi %[[T]], %[[FIRST]]
 // CHECK:           %[[MANY:.*]] = arith.cmpi ugt, %[[LEFT]], %c2
 // CHECK:           scf.if %[[MANY]]

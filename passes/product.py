@@ -1,0 +1,88 @@
+"""What the lowerings of kernel.spmm and kernel.spmv share: the operands of a product, and the frame around its inner loops.
+
+scf.parallel (%task) = ...                       Product.parallel
+  func.call @region_tile64(operands, ...)        Product.call: the narrowest function that holds the tokens left
+func.func private @region_tile64(operands, %offset, %first, %low, %high)      Product.function
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, func, memref, scf
+
+from gossamer.passes.epilogue import Buffers, Epilogue
+from gossamer.passes.openmp import thread_number
+from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
+from gossamer.passes.vectors import call_narrowest, index
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a function of a product works on: memrefs, this thread's `offset` into the workspace, the `first` of its tokens
+    and the row groups [low, high)."""
+
+    x: ir.Value
+    positions: ir.Value
+    coordinates: ir.Value
+    values: ir.Value
+    memory: Buffers
+    workspace: ir.Value
+    offset: ir.Value
+    first: ir.Value
+    low: ir.Value
+    high: ir.Value
+
+
+class Product:
+    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, the rows in groups of one vector."""
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        self.storage: Storage = storage_of(op.operation)
+        self.lanes = ir.IntegerAttr(op.lanes).value
+        reduction = ir.IntegerAttr(op.reduction).value
+        weight = ir.RankedTensorType(op.w.type)
+        self.M, self.K = weight.shape[1 - reduction], weight.shape[reduction]
+        self.groups = -(-self.M // self.lanes)
+        block = op.epilogue.blocks[0]
+        self.sum_type = block.arguments[0].type
+        self.epilogue = Epilogue(block)
+        self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
+        self.buffers = [buffer_of(op.x), *sparse_buffers_of(op.w), *(buffer_of(r.operands[0]) for r in self.reads)]
+
+    def function(self, suffix: str, emit: Callable[[Operands], None]) -> func.FuncOp:
+        """A private function before the one that holds the op, with the body that `emit` builds."""
+        parent = self.op.operation.parent.opview
+        values = [*self.buffers, self.storage.output, self.storage.workspace]
+        types = [v.type for v in values] + [ir.IndexType.get()] * 4
+        with ir.InsertionPoint(parent):
+            function = func.FuncOp(f"{parent.name.value}_{suffix}", (types, []), visibility="private")
+        with ir.InsertionPoint(function.add_entry_block()):
+            *buffers, out, workspace, offset, first, low, high = function.entry_block.arguments
+            x, positions, coordinates, stored, *reads = buffers
+            memory = Buffers(dict(zip((r.results[0] for r in self.reads), reads, strict=True)), out)
+            emit(Operands(x, positions, coordinates, stored, memory, workspace, offset, first, low, high))
+            func.ReturnOp([])
+        return function
+
+    def parallel(self, tasks: ir.Value, workspace: int, body: Callable[[ir.Value, ir.Value], None]) -> None:
+        """Run body(task, offset of the thread into the workspace) for all tasks, `workspace` bytes a thread."""
+        loop = scf.ParallelOp([], [index(0)], [tasks], [index(1)], [])
+        block = ir.Block.create_at_start(loop.region, [ir.IndexType.get()], [self.op.location])
+        with ir.InsertionPoint(block):
+            body(block.arguments[0], arith.muli(thread_number(), index(workspace)))
+            scf.ReduceOp([], 0)
+
+    def row_range(self, chunk: ir.Value, chunks: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The row groups [low, high) of one of `chunks` equal parts."""
+        groups = index(self.groups)
+        low = arith.divui(arith.muli(chunk, groups), chunks)
+        return low, arith.divui(arith.muli(arith.addi(chunk, index(1)), groups), chunks)
+
+    def call(self, variants: dict[int, func.FuncOp], offset: ir.Value, first: ir.Value, low: ir.Value, high: ir.Value) -> None:
+        """Call the narrowest of the functions, keyed by their tokens, that holds the tokens from `first` on."""
+        arguments = [*self.buffers, self.storage.output, self.storage.workspace, offset, first, low, high]
+        left = arith.subi(memref.dim(self.storage.output, index(0)), first)
+        call_narrowest(left, variants, arguments)
