@@ -13,7 +13,7 @@ from torch_mlir.dialects import llvm
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.passes.context import context
-from gossamer.passes.emit_entry import ENTRY, WORDS
+from gossamer.passes.emit_entry import WORDS
 from gossamer.passes.queries import all_ops
 from gossamer.passes.registry import run_pipeline
 from gossamer.passes.vectors import WORKSPACE
@@ -63,10 +63,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Lowered:
-    """LLVM IR, the name of its entry, and for each of the entry's arguments the dynamic dimensions of its memref."""
+    """LLVM IR with a function `emit_entry.ENTRY`, for each argument the dynamic dimensions of its memref, and the bytes of
+    workspace that each thread needs."""
 
     llvm_ir: str
-    entry: str
     words: tuple[tuple[int, ...], ...]
     workspace: int
 
@@ -98,7 +98,7 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
         attributes = module.operation.attributes
         words = tuple(tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS]))
         workspace = ir.IntegerAttr(attributes[WORKSPACE]).value if WORKSPACE in attributes else 0
-        return Lowered(llvm.translate_module_to_llvmir(module.operation), ENTRY, words, workspace)
+        return Lowered(llvm.translate_module_to_llvmir(module.operation), words, workspace)
 
 
 def _check_lowered(module: ir.Module, schedule: str) -> None:

@@ -5,8 +5,8 @@ after    %y = "kernel.spmm"(%x, %w) ({epilogue}) {lanes = 16 : i64, reduction = 
    or    %y = "kernel.spmv"(%x, %w) ({epilogue}) {lanes = 16 : i64, reduction = 1 : i64, tokens = 4 : i64}
 
 The weight's format, which choose-format has given it, says which: K-blocked is for spmm, rows are for spmv. A contraction
-without a schedule is an error, and so is linalg that is no part of one: the caller then compiles the region with the
-reference pipeline.
+without a schedule is an error, and so is linalg that is no part of one: the caller leaves such a region dense, or compiles
+it with the reference pipeline.
 """
 
 from dataclasses import dataclass

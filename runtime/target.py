@@ -36,20 +36,17 @@ class Target:
     @property
     def runs_here(self) -> bool:
         """Whether this machine can run the target's code."""
-        here, needed = host(), {"avx512": "+avx512vl", "avx2": "+avx2"}
-        if self.triple.split("-")[0] != here.triple.split("-")[0]:
-            return False
-        return self == here or all(f in here.features.split(",") for f in self._needs(needed))
+        here = host()
+        needed = {256: {"+avx2"}, 512: {"+avx2", "+avx512vl"}}.get(self.vector_bits, set())
+        if self.cpu == "sapphirerapids":
+            needed = needed | {"+amx-bf16"}
+        same_architecture = self.triple.split("-")[0] == here.triple.split("-")[0]
+        return same_architecture and needed <= set(here.features.split(","))
 
     @property
     def rounds_to_bf16(self) -> bool:
         """Whether it has an instruction that rounds f32 to bf16."""
         return not {"+avx512bf16", "+avxneconvert", "+bf16"}.isdisjoint(self.features.split(","))
-
-    def _needs(self, flags: dict[str, str]) -> list[str]:
-        kinds = {256: ["avx2"], 512: ["avx2", "avx512"]}.get(self.vector_bits, [])
-        amx = ["+amx-bf16"] if self.cpu == "sapphirerapids" else []
-        return [flags[k] for k in kinds] + amx
 
     def machine(self) -> llvm.TargetMachine:
         """LLVM's target machine at O3, for code that can lie anywhere."""
