@@ -5,7 +5,9 @@ import math
 import torch
 
 from gossamer.backend.contractions import Contraction
-from gossamer.passes.cost_model import FEW_TOKENS, predict
+from gossamer.passes.cost_model import Prediction, predict
+from gossamer.passes.families import FAMILIES
+from gossamer.passes.family import Matrix
 from gossamer.runtime.target import host
 
 _NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -23,19 +25,17 @@ def predicted_gain(contraction: Contraction, density: float | None = None) -> fl
     A weight on the left costs two transposes more: x before and y after it.
     """
     c = contraction
-    density = c.weight.density if density is None else density
-    dtype = c.weight.dtype
-    found = predict(c.m, c.k, c.tokens, density, _NAMES[dtype], host().vector_bits, torch.get_num_threads())
+    found = _predicted(c, c.tokens, density)
     transposes = 0.0
     if c.side == "left" and c.tokens != 1:
-        transposes = (c.m + c.k) * (c.tokens or 1) * dtype.itemsize / (_COPY_GBS * 1e3)
+        transposes = (c.m + c.k) * (c.tokens or 1) * c.weight.dtype.itemsize / (_COPY_GBS * 1e3)
     return found.dense_us / (found.sparse_us + transposes)
 
 
 def renewing_pays(contraction: Contraction, min_gain: float) -> bool:
     """Whether sparse is faster even if the values of the weight have to be gathered before every call, as in training."""
     c = contraction
-    found = predict(c.m, c.k, c.tokens, c.weight.density, _NAMES[c.weight.dtype], host().vector_bits, torch.get_num_threads())
+    found = _predicted(c, c.tokens)
     return min_gain == 0 or found.dense_us > found.sparse_us + _RENEWAL_US * c.m * c.k
 
 
@@ -57,8 +57,26 @@ def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
     """
     if wanted != "auto":
         return [(math.inf, wanted)]
-    if host().vector_bits < 512:  # narrower vectors gather too slowly
-        return [(math.inf, "kblock")]
-    if contraction.dynamic:
-        return [(FEW_TOKENS, "gather"), (math.inf, "kblock")]
-    return [(math.inf, "gather" if (contraction.tokens or 1) <= FEW_TOKENS else "kblock")]
+    if not contraction.dynamic:
+        return [(math.inf, _predicted(contraction, contraction.tokens).schedule)]
+    chosen: list[tuple[float, str]] = []
+    limits = sorted({family.most for family in FAMILIES.values()})
+    for most in limits:
+        schedule = _predicted(contraction, contraction.tokens if most == math.inf else int(most)).schedule
+        if chosen and chosen[-1][1] == schedule:
+            chosen.pop()
+        chosen.append((most, schedule))
+    return chosen
+
+
+def _predicted(contraction: Contraction, tokens: int | None, density: float | None = None) -> Prediction:
+    weight = contraction.weight
+    matrix = Matrix(
+        contraction.m,
+        contraction.k,
+        0 if weight.transposed == (contraction.side == "right") else 1,
+        _NAMES[weight.dtype],
+        host().vector_bits,
+        weight.density if density is None else density,
+    )
+    return predict(matrix, tokens, torch.get_num_threads())

@@ -14,7 +14,6 @@ from gossamer.backend import region_op
 from gossamer.backend.cost import densest_that_pays, renewing_pays, schedules
 from gossamer.backend.dump import Dump
 from gossamer.backend.importer import WEIGHT, import_region
-from gossamer.backend.kernels import RegionKernel, compile_region
 from gossamer.backend.options import Options
 from gossamer.backend.packings import Packings
 from gossamer.backend.region_op import CompiledRegion, Variant
@@ -22,6 +21,7 @@ from gossamer.backend.regions import Region
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.dialects.format import Format
 from gossamer.passes.cost_model import UNKNOWN_TOKENS
+from gossamer.sparsity.kernels import RegionKernel, compile_region
 
 _lock = threading.RLock()
 _kernels: dict[str, RegionKernel] = {}

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.backend.kernels import RegionKernel
 from gossamer.backend.packings import Packings
 from gossamer.backend.weights import run
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.packing import Packed
+from gossamer.sparsity.kernels import RegionKernel
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,8 @@ finished sum into a result element. The epilogue reads further tensors with `ker
 
 The factors' maps go over the result's dimensions, then the reduced ones; a `kernel.read` map over the result's dimensions.
 
-`kernel.spmm` says how: the product of a dense [T, K] with a K-blocked sparse weight, in tiles of `tile` = [tokens, rows of
-the weight, columns of K], on vectors of `lanes` elements; `reduction` is the weight's dimension that is summed over.
-`kernel.spmv` says the same of a few tokens (`tokens` at a time) and a weight stored row by row.
+`kernel.spmm` says how: `schedule` is the family, `tile` the numbers that it goes by (the tokens of a tile first), on vectors
+of `lanes` elements; `reduction` is the weight's dimension that is summed over.
 """
 
 from collections.abc import Callable
@@ -84,8 +83,8 @@ def _contract_problem(op: Any) -> str | None:
     return _epilogue_problem(op)
 
 
-def _product_problem(op: Any) -> str | None:
-    """What kernel.spmm and kernel.spmv ask of x [T, K], w [M, K] (or [K, M]) and the result [T, M]."""
+def _spmm_problem(op: Any) -> str | None:
+    """What kernel.spmm asks of x [T, K], w [M, K] (or [K, M]) and the result [T, M]."""
     x, w = ir.RankedTensorType(op.x.type), ir.RankedTensorType(op.w.type)
     result = ir.RankedTensorType(op.result.type)
     if x.rank != 2 or w.rank != 2 or result.rank != 2:
@@ -101,20 +100,10 @@ def _product_problem(op: Any) -> str | None:
         return f"result has {result.shape[1]} columns, the weight gives {w.shape[1 - reduction]}"
     if ir.IntegerAttr(op.lanes).value < 1:
         return f"lanes is {op.lanes}, must be positive"
+    tile = integers(op.tile)
+    if not tile or min(tile) < 1:
+        return f"tile {tile} is not a list of positive numbers"
     return _epilogue_problem(op)
-
-
-def _spmm_problem(op: Any) -> str | None:
-    tile, lanes = integers(op.tile), ir.IntegerAttr(op.lanes).value
-    if len(tile) != 3 or lanes < 1 or min(tile) < 1 or tile[0] % lanes or tile[1] % lanes:
-        return f"tile {tile} is not [tokens, rows, K] with tokens and rows multiples of {lanes} lanes"
-    return _product_problem(op)
-
-
-def _spmv_problem(op: Any) -> str | None:
-    if ir.IntegerAttr(op.tokens).value not in (1, 2, 4):
-        return f"tokens is {ir.IntegerAttr(op.tokens).value}, must be 1, 2 or 4"
-    return _product_problem(op)
 
 
 def _read_problem(op: Any) -> str | None:
@@ -140,10 +129,11 @@ class ContractOp(KernelDialect.Operation, name="contract", traits=[ext.Pure]):
 
 
 class SpmmOp(KernelDialect.Operation, name="spmm", traits=[ext.Pure]):
-    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with a K-blocked w, scheduled."""
+    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]), scheduled."""
 
     x: ext.Operand[Any]
     w: ext.Operand[Any]
+    schedule: ir.StringAttr
     tile: ir.ArrayAttr
     lanes: ir.IntegerAttr
     reduction: ir.IntegerAttr
@@ -152,21 +142,6 @@ class SpmmOp(KernelDialect.Operation, name="spmm", traits=[ext.Pure]):
 
     verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = _verified(_spmm_problem)
-
-
-class SpmvOp(KernelDialect.Operation, name="spmv", traits=[ext.Pure]):
-    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) for a few tokens with a w stored row by row, scheduled."""
-
-    x: ext.Operand[Any]
-    w: ext.Operand[Any]
-    tokens: ir.IntegerAttr
-    lanes: ir.IntegerAttr
-    reduction: ir.IntegerAttr
-    result: ext.Result[Any]
-    epilogue: ext.Region
-
-    verify_invariants = staticmethod(lambda op: True)
-    verify_region_invariants = _verified(_spmv_problem)
 
 
 class ReadOp(KernelDialect.Operation, name="read", traits=[ext.Pure]):

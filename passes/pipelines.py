@@ -14,6 +14,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.passes.context import context
 from gossamer.passes.emit_entry import WORDS
+from gossamer.passes.families import FAMILIES
 from gossamer.passes.queries import all_ops
 from gossamer.passes.registry import run_pipeline
 from gossamer.passes.vectors import WORKSPACE
@@ -29,25 +30,14 @@ _NORMALIZE = (
     "propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,"
     f"math-expand-ops{{ops=fpowi}},{_WIDEN},canonicalize,cse"
 )
-_FUSE = f"{_NORMALIZE},fuse-epilogue,canonicalize,cse"
-_LOWER_TO_LLVM = "lower-to-llvm{bits=%d bf16=%b}"
-_FINISH = f"expand-math,parallelize,emit-entry,{_LOWER_TO_LLVM}"
+_FUSE = "fuse-epilogue,canonicalize,cse"
+_FINISH = "expand-math,parallelize,emit-entry"
 # MLIR's pipeline "sparsifier" in parts, because it frees nothing that it allocates.
 _SPARSIFY = (
     "sparsification-and-bufferization,sparse-storage-specifier-to-llvm,"
     "buffer-deallocation-pipeline,func.func(convert-linalg-to-loops)"
 )
-_PLAN = {
-    "kblock": f"{_FUSE},choose-format,schedule{{bits=%d}}",
-    "gather": f"{_FUSE},choose-format{{layout=rows}},schedule{{bits=%d}}",
-    "reference": f"{_NORMALIZE},forget-hints",
-}
-_LOWER = {
-    "kblock": f"expose-storage,lower-spmm,{_FINISH}",
-    "gather": f"expose-storage,lower-spmv,{_FINISH}",
-    "reference": f"expose-storage,{_SPARSIFY},emit-entry,{_LOWER_TO_LLVM}",
-}
-SCHEDULES = tuple(_PLAN)
+SCHEDULES = (*FAMILIES, "reference")
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,7 @@ def plan(contract: str, schedule: str, vector_bits: int, observer: Observer | No
             module = ir.Module.parse(contract)
         except ir.MLIRError as error:
             raise CompileError(f"the contract IR does not parse: {error}") from error
-        _run(module, _PLAN[schedule].replace("%d", str(vector_bits)), observer)
+        _run(module, _planning(schedule, vector_bits), observer)
         region = next(op for op in module.body.operations if op.operation.name == "func.func")
         tensors = [ir.RankedTensorType(a.type) for a in region.operation.regions[0].blocks[0].arguments]
         formats = tuple(Format.parse(str(t.encoding)) if t.encoding else None for t in tensors)
@@ -92,13 +82,24 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
     """
     module = planned.module
     with module.context, ir.Location.unknown():
-        pipeline = _LOWER[planned.schedule].replace("%d", str(planned.vector_bits)).replace("%b", str(bf16).lower())
-        _run(module, pipeline, observer)
+        _run(module, _lowering(planned.schedule, planned.vector_bits, bf16), observer)
         _check_lowered(module, planned.schedule)
         attributes = module.operation.attributes
         words = tuple(tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS]))
         workspace = ir.IntegerAttr(attributes[WORKSPACE]).value if WORKSPACE in attributes else 0
         return Lowered(llvm.translate_module_to_llvmir(module.operation), words, workspace)
+
+
+def _planning(schedule: str, bits: int) -> str:
+    if schedule == "reference":
+        return f"{_NORMALIZE},forget-hints"
+    options = f"{{schedule={schedule} bits={bits}}}"
+    return f"{_NORMALIZE},{_FUSE},choose-format{options},schedule{options}"
+
+
+def _lowering(schedule: str, bits: int, bf16: bool) -> str:
+    loops = f"{_SPARSIFY},emit-entry" if schedule == "reference" else f"{FAMILIES[schedule].lowering},{_FINISH}"
+    return f"expose-storage,{loops},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"
 
 
 def _check_lowered(module: ir.Module, schedule: str) -> None:

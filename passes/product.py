@@ -1,4 +1,4 @@
-"""What the lowerings of kernel.spmm and kernel.spmv share: the operands of a product, and the frame around its inner loops.
+"""What the lowerings of kernel.spmm share: the operands of a product, and the frame around its inner loops.
 
 scf.parallel (%task) = ...                       Product.parallel
   func.call @region_tile64(operands, ...)        Product.call: the narrowest function that holds the tokens left
@@ -14,6 +14,7 @@ from torch_mlir.dialects import arith, func, memref, scf
 
 from gossamer.passes.epilogue import Buffers, Epilogue
 from gossamer.passes.openmp import thread_number
+from gossamer.passes.queries import walk
 from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.vectors import call_narrowest, index
 
@@ -33,6 +34,12 @@ class Operands:
     first: ir.Value
     low: ir.Value
     high: ir.Value
+
+
+def products(module: ir.Module, schedule: str) -> list[Any]:
+    """The kernel.spmm ops of one schedule."""
+    found = [op.opview for op in walk(module, "kernel.spmm")]
+    return [op for op in found if ir.StringAttr(op.schedule).value == schedule]
 
 
 class Product:

@@ -1,12 +1,11 @@
 """schedule: decides how each `kernel.contract` is computed and writes it down as a scheduled op.
 
 before   %y = "kernel.contract"(%x, %w) ({epilogue}) {indexing_maps = [(t, m, k) -> (t, k), (t, m, k) -> (m, k)]}
-after    %y = "kernel.spmm"(%x, %w) ({epilogue}) {lanes = 16 : i64, reduction = 1 : i64, tile = [64, 1024, 192]}
-   or    %y = "kernel.spmv"(%x, %w) ({epilogue}) {lanes = 16 : i64, reduction = 1 : i64, tokens = 4 : i64}
+after    %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "kblock", tile = [64, 1024, 192], lanes = 16, reduction = 1}
 
-The weight's format, which choose-format has given it, says which: K-blocked is for spmm, rows are for spmv. A contraction
-without a schedule is an error, and so is linalg that is no part of one: the caller leaves such a region dense, or compiles
-it with the reference pipeline.
+The weight has the format that choose-format has given it for the same schedule. A contraction that the schedule cannot
+compute is an error, and so is linalg that is no part of one: the caller leaves such a region dense, or compiles it with the
+reference pipeline.
 """
 
 from dataclasses import dataclass
@@ -14,23 +13,26 @@ from typing import Any, ClassVar
 
 from torch_mlir import ir
 
-from gossamer.dialects.errors import CompileError
+from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import SpmmOp, SpmvOp, affine_maps
-from gossamer.passes.choose_format import by_rows, is_linear, k_blocked
+from gossamer.dialects.kernel import SpmmOp
+from gossamer.passes.choose_format import is_linear, matrix_of
+from gossamer.passes.families import FAMILIES
+from gossamer.passes.pass_options import choices
 from gossamer.passes.queries import all_ops, dims, walk
-
-_VECTORS = 4  # vectors of tokens in a register tile
-_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
-_TOKENS = 4  # tokens that share the loads of a row
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`bits` is the width of the target's vectors."""
+    """`schedule` is the name of a family, `bits` the width of the target's vectors."""
 
     name: ClassVar[str] = "schedule"
+    schedule: str = "kblock"
     bits: int = 512
+
+    def __post_init__(self) -> None:
+        if self.schedule not in FAMILIES:
+            raise OptionError(f"no schedule is called {self.schedule!r}{choices(self.schedule, FAMILIES)}")
 
     def run(self, module: ir.Module) -> None:
         for contract in walk(module, "kernel.contract"):
@@ -43,20 +45,17 @@ class Schedule:
         if not is_linear(contract):
             raise CompileError(f"no schedule for {contract.operation.name} of {contract.lhs.type} and {contract.rhs.type}")
         _check_elements(contract)
-        reduction = dims(affine_maps(contract.indexing_maps)[1]).index(2)
-        lanes = self.bits // ir.FloatType(contract.epilogue.blocks[0].arguments[0].type).width
-        x, w, type_ = contract.lhs, contract.rhs, contract.result.type
-        weight = ir.RankedTensorType(w.type)
-        stored = Format.parse(str(weight.encoding))
-        block = stored.levels[0].block
+        matrix = matrix_of(contract, self.bits)
+        stored = Format.parse(str(ir.RankedTensorType(contract.rhs.type).encoding))
+        tile = FAMILIES[self.schedule].tile(matrix, stored)
+        if tile is None:
+            raise CompileError(f"no {self.schedule} schedule for a weight stored as {stored.name}")
         with ir.InsertionPoint(contract), contract.location:
-            if block > 1 and stored == k_blocked(block, reduction):
-                tile = ir.ArrayAttr.get([_i64(n) for n in (_VECTORS * lanes, _ROWS, block)])
-                scheduled: Any = SpmmOp(x, w, tile, _i64(lanes), _i64(reduction), result=type_)
-            elif stored == by_rows(weight.shape[reduction], reduction):
-                scheduled = SpmvOp(x, w, _i64(_TOKENS), _i64(lanes), _i64(reduction), result=type_)
-            else:
-                raise CompileError(f"no schedule for a weight stored as {stored.name}")
+            scheduled = SpmmOp(
+                contract.lhs, contract.rhs, ir.StringAttr.get(self.schedule),
+                ir.ArrayAttr.get([_i64(n) for n in tile]), _i64(matrix.lanes),
+                _i64(matrix.reduction), result=contract.result.type,
+            )  # fmt: skip
         contract.epilogue.blocks[0].append_to(scheduled.epilogue)
         contract.result.replace_all_uses_with(scheduled.result)
         contract.operation.erase()

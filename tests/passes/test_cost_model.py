@@ -4,12 +4,18 @@ import itertools
 
 import pytest
 
-from gossamer.passes.cost_model import UNKNOWN_TOKENS, predict
+from gossamer.passes import cost_model
+from gossamer.passes.cost_model import UNKNOWN_TOKENS, Prediction
+from gossamer.passes.family import Matrix
 
 LAYERS = [(m, k) for m in (64, 768, 3072) for k in (64, 768, 3072)]
 TOKENS = [1, 2, 3, 8, 17, 64, 65, 128, 1000]
 DTYPES = ["f32", "f64", "bf16", "f16"]
 DENSITIES = [0.01, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0]
+
+
+def predict(m: int, k: int, tokens: int | None, density: float, dtype: str, bits: int, threads: int = 1) -> Prediction:
+    return cost_model.predict(Matrix(m, k, 1, dtype, bits, density), tokens, threads)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

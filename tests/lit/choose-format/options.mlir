@@ -1,7 +1,7 @@
-// A layout that does not exist is an error of the command line.
-// RUN: not gossamer-opt %s -p 'choose-format{layout=columns}' 2>&1 | filecheck %s
+// A schedule that does not exist is an error of the command line.
+// RUN: not gossamer-opt %s -p 'choose-format{schedule=gathr}' 2>&1 | filecheck %s
 
-// CHECK: layout of choose-format is 'columns', must be kblock or rows
+// CHECK: no schedule is called 'gathr'; did you mean gather? valid: {{.*}}gather
 func.func @f() {
   return
 }

@@ -1,9 +1,9 @@
 // The weight's type becomes the K-blocked format that fits how it is stored; uses and the function's type follow.
-// RUN: gossamer-opt %s -p 'choose-format{columns=16}' --split-input-file | filecheck %s
-// RUN: gossamer-opt %s -p 'choose-format{layout=rows}' --split-input-file | filecheck %s --check-prefix=ROWS
+// RUN: gossamer-opt %s -p choose-format --split-input-file | filecheck %s
+// RUN: gossamer-opt %s -p 'choose-format{schedule=gather}' --split-input-file | filecheck %s --check-prefix=ROWS
 
 // Stored as [M, K]: blocks of the columns.
-// CHECK:       #sparse = #sparse_tensor.encoding<{ map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16 }>
+// CHECK:       #sparse = #sparse_tensor.encoding<{ map = (d0, d1) -> (d1 floordiv 64 : dense, d0 : dense, d1 mod 64 : compressed), posWidth = 32, crdWidth = 16 }>
 // CHECK-LABEL: func.func @rows(%arg0: tensor<?x64xf32>, %arg1: tensor<32x64xf32, #sparse>) -> tensor<?x32xf32> {
 // CHECK:         "kernel.contract"(%arg0, %arg1)
 // CHECK:           : (tensor<?x64xf32>, tensor<32x64xf32, #sparse>) -> tensor<?x32xf32>
@@ -22,7 +22,7 @@ func.func @rows(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #CSR>) -> tensor<?x3
 // -----
 
 // Stored as [K, M]: blocks of the rows, and the same arrays as above for the transposed matrix.
-// CHECK:       #sparse = #sparse_tensor.encoding<{ map = (d0, d1) -> (d0 floordiv 16 : dense, d1 : dense, d0 mod 16 : compressed), posWidth = 32, crdWidth = 16 }>
+// CHECK:       #sparse = #sparse_tensor.encoding<{ map = (d0, d1) -> (d0 floordiv 64 : dense, d1 : dense, d0 mod 64 : compressed), posWidth = 32, crdWidth = 16 }>
 // CHECK-LABEL: func.func @columns(%arg0: tensor<?x64xf32>, %arg1: tensor<64x32xf32, #sparse>)
 // ROWS:       #sparse = #sparse_tensor.encoding<{ map = (d0, d1) -> (d1 : dense, d0 : compressed), posWidth = 32, crdWidth = 16 }>
 // ROWS-LABEL: func.func @columns(%arg0: tensor<?x64xf32>, %arg1: tensor<64x32xf32, #sparse>)

@@ -2,7 +2,7 @@
 // RUN: gossamer-opt %s -p schedule --split-input-file --verify-diagnostics
 
 // A format of the importer's, before choose-format.
-// expected-error @unknown {{no schedule for a weight stored as CSR}}
+// expected-error @unknown {{no kblock schedule for a weight stored as CSR}}
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @format(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #CSR>) -> tensor<?x32xf32> {
   %y = "kernel.contract"(%x, %w) ({
@@ -16,7 +16,7 @@ func.func @format(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #CSR>) -> tensor<?
 // -----
 
 // Blocks of K with 32-bit coordinates are not what the kernel reads.
-// expected-error @unknown {{no schedule for a weight stored as KBlock(32)}}
+// expected-error @unknown {{no kblock schedule for a weight stored as KBlock(32)}}
 #KB = #sparse_tensor.encoding<{
   map = (d0, d1) -> (d1 floordiv 32 : dense, d0 : dense, d1 mod 32 : compressed), posWidth = 32, crdWidth = 32
 }>

@@ -9,12 +9,12 @@
 // CHECK-NEXT:    ^bb0(%[[SUM:.*]]: f32):
 // CHECK-NEXT:      %[[B:.*]] = "kernel.read"(%arg2)
 // CHECK-NEXT:      arith.addf %[[SUM]], %[[B]] : f32
-// CHECK:         }) {lanes = 16 : i64, reduction = 1 : i64, tile = [64, 1024, 32]} : (tensor<?x64xf32>, tensor<32x64xf32, #sparse>) -> tensor<?x32xf32>
+// CHECK:         }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "kblock", tile = [64, 1024, 32]} : (tensor<?x64xf32>, tensor<32x64xf32, #sparse>) -> tensor<?x32xf32>
 // CHECK-NOT:     kernel.contract
 // AVX2-LABEL: func.func @kblock(
-// AVX2:         {lanes = 8 : i64, reduction = 1 : i64, tile = [32, 1024, 32]}
+// AVX2:         {lanes = 8 : i64, reduction = 1 : i64, schedule = "kblock", tile = [32, 1024, 32]}
 // NEON-LABEL: func.func @kblock(
-// NEON:         {lanes = 4 : i64, reduction = 1 : i64, tile = [16, 1024, 32]}
+// NEON:         {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [16, 1024, 32]}
 #KB = #sparse_tensor.encoding<{
   map = (d0, d1) -> (d1 floordiv 32 : dense, d0 : dense, d1 mod 32 : compressed), posWidth = 32, crdWidth = 16
 }>
@@ -33,7 +33,7 @@ func.func @kblock(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #KB>, %bias: tenso
 
 // Stored as [K, M], the weight is summed over its dimension 0.
 // CHECK-LABEL: func.func @stored_transposed(
-// CHECK:         lanes = 16 : i64, reduction = 0 : i64, tile = [64, 1024, 32]
+// CHECK:         lanes = 16 : i64, reduction = 0 : i64, schedule = "kblock", tile = [64, 1024, 32]
 // AVX2-LABEL: func.func @stored_transposed(
 // NEON-LABEL: func.func @stored_transposed(
 #KB = #sparse_tensor.encoding<{
@@ -73,11 +73,11 @@ func.func @bf16(%x: tensor<?x64xbf16>, %w: tensor<32x64xbf16, #KB>) -> tensor<?x
 
 // Half as many doubles as floats.
 // CHECK-LABEL: func.func @f64(
-// CHECK:         lanes = 8 : i64, reduction = 1 : i64, tile = [32, 1024, 32]
+// CHECK:         lanes = 8 : i64, reduction = 1 : i64, schedule = "kblock", tile = [32, 1024, 32]
 // AVX2-LABEL: func.func @f64(
-// AVX2:         lanes = 4 : i64, reduction = 1 : i64, tile = [16, 1024, 32]
+// AVX2:         lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [16, 1024, 32]
 // NEON-LABEL: func.func @f64(
-// NEON:         lanes = 2 : i64, reduction = 1 : i64, tile = [8, 1024, 32]
+// NEON:         lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [8, 1024, 32]
 #KB = #sparse_tensor.encoding<{
   map = (d0, d1) -> (d1 floordiv 32 : dense, d0 : dense, d1 mod 32 : compressed), posWidth = 32, crdWidth = 16
 }>
@@ -88,22 +88,4 @@ func.func @f64(%x: tensor<?x64xf64>, %w: tensor<32x64xf64, #KB>) -> tensor<?x32x
   }) {indexing_maps = [affine_map<(t, m, k) -> (t, k)>, affine_map<(t, m, k) -> (m, k)>]}
     : (tensor<?x64xf64>, tensor<32x64xf64, #KB>) -> tensor<?x32xf64>
   return %y : tensor<?x32xf64>
-}
-
-// -----
-
-// A weight stored by rows: one token after the other, in groups of four.
-// CHECK-LABEL: func.func @rows(
-// CHECK:         "kernel.spmv"(%arg0, %arg1)
-// CHECK:         {lanes = 16 : i64, reduction = 1 : i64, tokens = 4 : i64} : (tensor<?x64xf32>, tensor<32x64xf32, #sparse>) -> tensor<?x32xf32>
-// AVX2-LABEL: func.func @rows(
-// NEON-LABEL: func.func @rows(
-#ROWS = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed), posWidth = 32, crdWidth = 16}>
-func.func @rows(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #ROWS>) -> tensor<?x32xf32> {
-  %y = "kernel.contract"(%x, %w) ({
-  ^bb0(%sum: f32):
-    "kernel.yield"(%sum) : (f32) -> ()
-  }) {indexing_maps = [affine_map<(t, m, k) -> (t, k)>, affine_map<(t, m, k) -> (m, k)>]}
-    : (tensor<?x64xf32>, tensor<32x64xf32, #ROWS>) -> tensor<?x32xf32>
-  return %y : tensor<?x32xf32>
 }

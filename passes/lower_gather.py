@@ -1,6 +1,6 @@
-"""lower-spmv: every `kernel.spmv` becomes loops that gather x along each row, for one or a few tokens.
+"""lower-gather: a `kernel.spmm` of the schedule "gather" becomes loops that gather x along each row, for a few tokens.
 
-before   %y = "kernel.spmv"(%x, %w) ({epilogue}) {lanes = 16, reduction = 1, tokens = 4} : ... tensor<3072x768xf32, #CSR>
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gather", tile = [4], ...} : ... tensor<3072x768xf32, #CSR>
 after    scf.parallel (%task) = ...                    // chunks of the weight's rows
            for each 4 tokens: func.call @region_rows4  // or _rows2, _rows1 for what is left of the tokens
          func.func private @region_rows4(...)
@@ -16,13 +16,17 @@ row is masked; tokens past the last one repeat it and are not stored.
 
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
-from gossamer.passes.product import Operands, Product
-from gossamer.passes.queries import walk
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.kernel import integers
+from gossamer.passes.family import Family, Matrix
+from gossamer.passes.product import Operands, Product, products
 from gossamer.passes.vectors import (
     byte_width,
     index,
@@ -35,75 +39,104 @@ from gossamer.passes.vectors import (
     zeros,
 )
 
+_TOKENS = 4  # tokens that share the loads of a row
+_NONZERO, _ROW = 10.5, 10.0
+_FEW = 3  # tokens up to which it may be the fastest
+
+
+def _storage(matrix: Matrix) -> Format:
+    """CSR (CSC if the matrix is stored transposed) with coordinates as narrow as they can be."""
+    rows = Format.CSR if matrix.reduction == 1 else Format.CSC
+    return rows.with_widths(32, 16 if matrix.columns <= 1 << 16 else 32)
+
+
+def _tile(matrix: Matrix, stored: Format) -> tuple[int, ...] | None:
+    """[tokens]"""
+    return (_TOKENS,) if stored == _storage(matrix) else None
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """Per token: 10.5 nnz / L for the gathers, 10 M for start, end and total of the rows. Narrow vectors gather too slowly."""
+    if matrix.bits < 512:
+        return inf
+    several = 4 if tokens == 3 else tokens
+    return several * (_NONZERO * matrix.nonzeros / matrix.lanes + _ROW * matrix.rows)
+
+
+GATHER = Family("gather", "lower-gather", _storage, _tile, _cycles, most=_FEW)
+
 
 @dataclass(frozen=True)
-class LowerSpmv:
-    """Lower `kernel.spmv` to scf and vector."""
+class LowerGather:
+    """Lower products that gather to scf and vector."""
 
-    name: ClassVar[str] = "lower-spmv"
+    name: ClassVar[str] = "lower-gather"
 
     def run(self, module: ir.Module) -> None:
-        for op in walk(module, "kernel.spmv"):
-            spmv = _Spmv(op.opview)
-            reserve_workspace(module, spmv.workspace)
-            _lower(spmv)
+        for op in products(module, GATHER.name):
+            gather = _Gather(op)
+            reserve_workspace(module, gather.workspace)
+            _lower(gather)
 
 
-class _Spmv(Product):
-    """A kernel.spmv, `tokens` at a time."""
+class _Gather(Product):
+    """A product, `tokens` at a time."""
 
     def __init__(self, op: Any) -> None:
         super().__init__(op)
-        self.tokens = ir.IntegerAttr(op.tokens).value
+        tile = integers(op.tile)
+        if tile not in ([1], [2], [4]):
+            raise CompileError(f"tile {tile} is not one of 1, 2 or 4 tokens")
+        (self.tokens,) = tile
         self.workspace = self.tokens * self.lanes * byte_width(self.sum_type)
 
 
-def _lower(spmv: _Spmv) -> None:
-    widths = [n for n in (4, 2, 1) if n <= spmv.tokens]
-    with spmv.op.location:
-        variants = {n: spmv.function(f"rows{n}", partial(_emit_rows, spmv, n)) for n in widths}
-        with ir.InsertionPoint(spmv.op):
-            chunks = arith.minui(index(spmv.groups), spmv.storage.threads)
+def _lower(gather: _Gather) -> None:
+    widths = [n for n in (4, 2, 1) if n <= gather.tokens]
+    with gather.op.location:
+        variants = {n: gather.function(f"rows{n}", partial(_emit_rows, gather, n)) for n in widths}
+        with ir.InsertionPoint(gather.op):
+            chunks = arith.minui(index(gather.groups), gather.storage.threads)
 
             def body(chunk: ir.Value, offset: ir.Value) -> None:
-                low, high = spmv.row_range(chunk, chunks)
-                tokens = memref.dim(spmv.storage.output, index(0))
-                with loop(index(0), tokens, index(spmv.tokens)) as tiles:
-                    spmv.call(variants, offset, tiles.induction_variable, low, high)
+                low, high = gather.row_range(chunk, chunks)
+                tokens = memref.dim(gather.storage.output, index(0))
+                with loop(index(0), tokens, index(gather.tokens)) as tiles:
+                    gather.call(variants, offset, tiles.induction_variable, low, high)
 
-            spmv.parallel(chunks, spmv.workspace, body)
-    spmv.storage.erase()
+            gather.parallel(chunks, gather.workspace, body)
+    gather.storage.erase()
 
 
-def _emit_rows(spmv: _Spmv, count: int, operands: Operands) -> None:
-    _Rows(spmv, count, operands).emit()
+def _emit_rows(gather: _Gather, count: int, operands: Operands) -> None:
+    _Rows(gather, count, operands).emit()
 
 
 class _Rows:
     """Emits the body of a function that computes `count` tokens."""
 
-    def __init__(self, spmv: _Spmv, count: int, operands: Operands) -> None:
-        self.spmv, self.lanes, self.count = spmv, spmv.lanes, count
+    def __init__(self, gather: _Gather, count: int, operands: Operands) -> None:
+        self.gather, self.lanes, self.count = gather, gather.lanes, count
         self.operands, self.memory = operands, operands.memory
-        self.vec = vector_of(self.lanes, spmv.sum_type)
+        self.vec = vector_of(self.lanes, gather.sum_type)
         last = arith.subi(self.memory.tokens, index(1))
         self.tokens = [arith.addi(operands.first, index(t)) for t in range(count)]
         self.safe_tokens = [arith.minui(t, last) for t in self.tokens]
 
     def emit(self) -> None:
-        lanes, totals_type = index(self.lanes), ir.MemRefType.get([self.count, self.lanes], self.spmv.sum_type)
+        lanes, totals_type = index(self.lanes), ir.MemRefType.get([self.count, self.lanes], self.gather.sum_type)
         totals = memref.view(totals_type, self.operands.workspace, self.operands.offset, [])
         with loop(self.operands.low, self.operands.high, index(1)) as groups:
             row = arith.muli(groups.induction_variable, lanes)
-            row_end = arith.minui(arith.addi(row, lanes), index(self.spmv.M))
+            row_end = arith.minui(arith.addi(row, lanes), index(self.gather.M))
             with loop(row, row_end, index(1)) as rows:
                 m = rows.induction_variable
                 for t, sums in enumerate(self._row(m)):
                     fast = ir.Attribute.parse("#arith.fastmath<reassoc>")
-                    total = vector.reduction(self.spmv.sum_type, _add(), sums, fastmath=fast)
+                    total = vector.reduction(self.gather.sum_type, _add(), sums, fastmath=fast)
                     memref.store(total, totals, [index(t), arith.subi(m, row)])
             for t, token in enumerate(self.tokens):
-                finish = partial(self.spmv.epilogue.whole, vector.load(self.vec, totals, [index(t), index(0)]))
+                finish = partial(self.gather.epilogue.whole, vector.load(self.vec, totals, [index(t), index(0)]))
                 self.memory.store_token(token, row, self.lanes, finish)
 
     def _row(self, m: ir.Value) -> list[ir.Value]:

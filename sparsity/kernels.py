@@ -28,7 +28,7 @@ class RegionKernel:
     """A region's kernel.
 
     formats   one entry per argument of the region's function: the format its packed operand must have, None if dense
-    schedule  "kblock", "gather" or "reference"
+    schedule  one of pipelines.SCHEDULES
     key       hash of kernel IR and target: equal keys are the same machine code
     """
 

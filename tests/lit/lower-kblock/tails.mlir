@@ -1,5 +1,5 @@
 // Nothing is read or written past the end of a tensor.
-// RUN: gossamer-opt %s -p 'expose-storage,lower-spmm,canonicalize,cse' --split-input-file | filecheck %s
+// RUN: gossamer-opt %s -p 'expose-storage,lower-kblock,canonicalize,cse' --split-input-file | filecheck %s
 
 // What is left of the columns is masked where x is packed; tokens past the last one repeat it.
 // CHECK-LABEL: func.func private @tails_tile4(
@@ -26,6 +26,6 @@ func.func @tails(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<?x7x
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }

@@ -1,6 +1,6 @@
-"""lower-spmm: every `kernel.spmm` becomes loops over vectors, register-tiled over tokens.
+"""lower-kblock: a `kernel.spmm` of the schedule "kblock" becomes loops over vectors, register-tiled over tokens.
 
-before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {lanes = 16, reduction = 1, tile = [64, 1024, 192]} : ...
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "kblock", tile = [64, 1024, 192], ...} : ...
 after    scf.parallel (%task) = ...                    // token tiles x chunks of the weight's rows
            func.call @region_tile64(...)               // or _tile32, _tile16 for what is left of the tokens
          func.func private @region_tile64(...)
@@ -21,9 +21,11 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
-from gossamer.passes.product import Operands, Product
-from gossamer.passes.queries import walk
+from gossamer.passes.family import Family, Matrix
+from gossamer.passes.product import Operands, Product, products
 from gossamer.passes.vectors import (
     byte_width,
     index,
@@ -40,17 +42,62 @@ from gossamer.passes.vectors import (
 
 _CACHE_LINE = 64
 _LONG_ROW = 48  # nonzeros of a row in a block from which on a row counts as long
+_VECTORS = 4  # vectors of tokens in a register tile
+_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
+_NONZERO = {1: 2.0, 2: 2.7, 4: 4.0}  # cycles by vectors of tokens
+_ROW, _ELEMENT = 15.0, 0.4
+
+
+def _storage(matrix: Matrix) -> Format:
+    """K-blocked CSR with 32-bit positions and 16-bit coordinates."""
+    return _k_blocked(matrix, block_width(matrix.rows, matrix.columns, matrix.density))
+
+
+def _k_blocked(matrix: Matrix, columns: int) -> Format:
+    blocked = Format.kblock(columns)
+    return blocked if matrix.reduction == 1 else blocked.permuted((1, 0))
+
+
+def block_width(rows: int, size: int, density: float) -> int:
+    """Columns of a block of a weight with `rows` rows, summed over `size`.
+
+    Under a block lies a panel of x of 256 bytes a column: 192 columns stay in the first-level cache. But the sums of a
+    row are loaded and stored once a block, which pays for many sparse rows in wider blocks.
+    """
+    widest = 384 if density <= 0.15 and rows >= 768 else 192
+    blocks = -(-size // widest)
+    return max(16, -(-size // (16 * blocks)) * 16)
+
+
+def _tile(matrix: Matrix, stored: Format) -> tuple[int, ...] | None:
+    """[tokens, rows of the weight, columns of K]"""
+    columns = stored.levels[0].block
+    return (_VECTORS * matrix.lanes, _ROWS, columns) if columns > 1 and stored == _k_blocked(matrix, columns) else None
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """Per tile of v vectors of tokens: nnz c(v), bound by loads; 15 M blocks for starts and ends of rows; 0.4 (K + M) v L for
+    the transposes of x and y."""
+    m, k, lanes = matrix.rows, matrix.columns, matrix.lanes
+    blocks = -(-k // block_width(m, k, matrix.density))
+    full, left = divmod(tokens, 4 * lanes)
+    tiles = [4] * full + ([1 if left <= lanes else 2 if left <= 2 * lanes else 4] if left else [])
+    a_row = _ROW * m * blocks
+    return sum(matrix.nonzeros * _NONZERO[v] + a_row + _ELEMENT * (k + m) * v * lanes for v in tiles)
+
+
+KBLOCK = Family("kblock", "lower-kblock", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)
-class LowerSpmm:
-    """Lower `kernel.spmm` to scf and vector."""
+class LowerKblock:
+    """Lower K-blocked products to scf and vector."""
 
-    name: ClassVar[str] = "lower-spmm"
+    name: ClassVar[str] = "lower-kblock"
 
     def run(self, module: ir.Module) -> None:
-        for op in walk(module, "kernel.spmm"):
-            spmm = _Spmm(op.opview)
+        for op in products(module, KBLOCK.name):
+            spmm = _Spmm(op)
             reserve_workspace(module, spmm.workspace)
             _lower(spmm)
 
@@ -60,7 +107,10 @@ class _Spmm(Product):
 
     def __init__(self, op: Any) -> None:
         super().__init__(op)
-        self.tokens, rows, self.columns = integers(op.tile)
+        tile = integers(op.tile)
+        if len(tile) != 3 or tile[0] % self.lanes or tile[1] % self.lanes:
+            raise CompileError(f"tile {tile} is not [tokens, rows, K] with tokens and rows multiples of {self.lanes} lanes")
+        self.tokens, rows, self.columns = tile
         self.blocks = -(-self.K // self.columns)
         self.rows = min(rows, self.groups * self.lanes)
         self.padded_K = -(-self.K // self.lanes) * self.lanes

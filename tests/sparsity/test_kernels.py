@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.backend import kernels
-from gossamer.backend.kernels import RegionKernel, compile_region
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.runtime.packing import Packed, pack
+from gossamer.sparsity import kernels
+from gossamer.sparsity.kernels import RegionKernel, compile_region
 from tests.contracts import STEPS, Region, assert_near
 
 SCHEDULES = ("kblock", "gather", "reference")
@@ -347,7 +347,7 @@ def test_the_observer_sees_every_stage_in_order() -> None:
     stages: list[tuple[str, str, str]] = []
     compile_region(Region(24, 40).text(), schedule="kblock", observer=lambda *stage: stages.append(stage))
     names = [name for name, _, _ in stages]
-    ours = ["propagate-encodings", "fuse-epilogue", "choose-format", "schedule", "expose-storage", "lower-spmm"]
+    ours = ["propagate-encodings", "fuse-epilogue", "choose-format", "schedule", "expose-storage", "lower-kblock"]
     assert [n for n in names if n in ours] == ours
     assert names[-3:] == ["lower-to-llvm", "llvm", "assembly"]
     assert [suffix for _, suffix, _ in stages[-3:]] == ["mlir", "ll", "s"]

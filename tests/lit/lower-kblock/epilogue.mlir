@@ -1,5 +1,5 @@
 // Where the epilogue runs: on the sums of a row, once they are complete, or on results of a token, after the transpose.
-// RUN: gossamer-opt %s -p 'expose-storage,lower-spmm,canonicalize,cse' --split-input-file | filecheck %s
+// RUN: gossamer-opt %s -p 'expose-storage,lower-kblock,canonicalize,cse' --split-input-file | filecheck %s
 
 // Bias and tanh run on the sums. The residual lies by tokens, so it is read after the transpose, masked like the result.
 // CHECK-LABEL: func.func private @both_tile4(
@@ -29,7 +29,7 @@ func.func @both(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %bias: tensor<7
     %r = "kernel.read"(%residual) {map = affine_map<(t, m) -> (t, m)>} : (tensor<?x7xf32>) -> f32
     %2 = arith.mulf %1, %r : f32
     "kernel.yield"(%2) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -53,7 +53,7 @@ func.func @scales(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %alpha: tenso
     %0 = arith.mulf %sum, %a : f32
     %1 = arith.mulf %0, %s : f32
     "kernel.yield"(%1) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -80,7 +80,7 @@ func.func @gate(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %residual: tens
     %0 = arith.cmpf ogt, %sum, %zero : f32
     %1 = arith.select %0, %r, %zero : f32
     "kernel.yield"(%1) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -102,6 +102,6 @@ func.func @bf16(%x: tensor<?x30xbf16>, %w: tensor<7x30xbf16, #KB>) -> tensor<?x7
   ^bb0(%sum: f32):
     %0 = arith.truncf %sum : f32 to bf16
     "kernel.yield"(%0) : (bf16) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, tile = [4, 4, 16]} : (tensor<?x30xbf16>, tensor<7x30xbf16, #KB>) -> tensor<?x7xbf16>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xbf16>, tensor<7x30xbf16, #KB>) -> tensor<?x7xbf16>
   return %y : tensor<?x7xbf16>
 }

@@ -1,5 +1,5 @@
 // The loops over a tile, and what is where in them.
-// RUN: gossamer-opt %s -p 'expose-storage,lower-spmm,canonicalize,cse' --split-input-file | filecheck %s
+// RUN: gossamer-opt %s -p 'expose-storage,lower-kblock,canonicalize,cse' --split-input-file | filecheck %s
 
 // The innermost loops carry the sums of all tokens of a tile in registers: they load, multiply, add, and store nothing. Here
 // a tile is two vectors of two tokens, and a long row takes two nonzeros at a time, each with sums of its own.
@@ -27,7 +27,7 @@ func.func @registers(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -50,7 +50,7 @@ func.func @wide(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<?x7xf
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, tile = [16, 8, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [16, 8, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -79,7 +79,7 @@ func.func @blocks(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<?x7
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -113,6 +113,6 @@ func.func @tasks(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<?x7x
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }

@@ -1,5 +1,5 @@
 // A few tokens: x is gathered along each row as it lies in memory.
-// RUN: gossamer-opt %s -p 'expose-storage,lower-spmv,canonicalize,cse' --split-input-file | filecheck %s
+// RUN: gossamer-opt %s -p 'expose-storage,lower-gather,canonicalize,cse' --split-input-file | filecheck %s
 
 // One vector of sums a token, carried in registers; all tokens share the loads of coordinates and values. The end of the row
 // is masked, and so reads nothing past the last nonzero.
@@ -42,12 +42,12 @@
 // CHECK:             call @region_rows1
 #ROWS = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed), posWidth = 32, crdWidth = 16}>
 func.func @region(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #ROWS>, %bias: tensor<7xf32>) -> tensor<?x7xf32> {
-  %y = "kernel.spmv"(%x, %w) ({
+  %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     %b = "kernel.read"(%bias) {map = affine_map<(t, m) -> (m)>} : (tensor<7xf32>) -> f32
     %0 = arith.addf %sum, %b : f32
     "kernel.yield"(%0) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, tokens = 2 : i64} : (tensor<?x30xf32>, tensor<7x30xf32, #ROWS>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "gather", tile = [2]} : (tensor<?x30xf32>, tensor<7x30xf32, #ROWS>) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -64,10 +64,10 @@ func.func @region(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #ROWS>, %bias: tens
 // CHECK:         vector.maskedstore %{{.*}} : memref<?x7xbf16>
 #ROWS = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed), posWidth = 32, crdWidth = 32}>
 func.func @narrow(%x: tensor<?x30xbf16>, %w: tensor<7x30xbf16, #ROWS>) -> tensor<?x7xbf16> {
-  %y = "kernel.spmv"(%x, %w) ({
+  %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     %0 = arith.truncf %sum : f32 to bf16
     "kernel.yield"(%0) : (bf16) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, tokens = 1 : i64} : (tensor<?x30xbf16>, tensor<7x30xbf16, #ROWS>) -> tensor<?x7xbf16>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "gather", tile = [1]} : (tensor<?x30xbf16>, tensor<7x30xbf16, #ROWS>) -> tensor<?x7xbf16>
   return %y : tensor<?x7xbf16>
 }

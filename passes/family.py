@@ -1,0 +1,59 @@
+"""A family of schedules: one way to compute y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with a sparse w.
+
+A family says how it stores the weight, how it tiles the product, which pass lowers it, and what it costs. It is declared at
+the top of the file of its lowering, and listed in `families.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gossamer.dialects.format import Format
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The weight of a product, as far as a schedule may know it: kernels never depend on values or positions.
+
+    rows, columns  M and K: results, and elements summed over
+    reduction      the dimension of the stored tensor that is summed over: 1 if it is stored as [M, K], 0 as [K, M]
+    element        "f32", "f64", "bf16" or "f16"
+    bits           width of the target's vectors
+    density        share of nonzeros, rounded
+    """
+
+    rows: int
+    columns: int
+    reduction: int
+    element: str
+    bits: int
+    density: float = 0.1
+
+    @property
+    def lanes(self) -> int:
+        """Sums in a vector: narrow floats are summed in f32."""
+        return self.bits // (64 if self.element == "f64" else 32)
+
+    @property
+    def nonzeros(self) -> float:
+        """Expected number of nonzeros."""
+        return self.rows * self.columns * self.density
+
+
+@dataclass(frozen=True)
+class Family:
+    """One way to schedule a product.
+
+    name      as in the option `schedule` and in the attribute of `kernel.spmm`
+    lowering  name of the pass that lowers it
+    storage   the format of the weight; None where the family cannot compute with such a matrix
+    tile      the numbers in the attribute `tile`, the tokens of a tile first; None for a format that it cannot read
+    cycles    predicted cycles of one core for a matrix and a number of tokens, but for the call
+    most      tokens up to which it is worth considering
+    """
+
+    name: str
+    lowering: str
+    storage: Callable[[Matrix], Format | None]
+    tile: Callable[[Matrix, Format], tuple[int, ...] | None]
+    cycles: Callable[[Matrix, int], float]
+    most: float = float("inf")
