@@ -8,7 +8,8 @@
 All mean y[t, m] = sum_k x[t, k] w[m, k], up to views and, for a weight on the left, two transposes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
@@ -17,6 +18,7 @@ from torch import SymInt, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.elementwise import VIEWS, kind_of
+from gossamer.backend.times import Times
 from gossamer.backend.weights import Weight, cut, static_nodes
 
 aten = torch.ops.aten
@@ -44,6 +46,7 @@ class Contraction:
     side    where the weight stands
     m, k    sizes of the weight: results and reduced elements
     addend  y = alpha * product + beta * addend, where there is one
+    times   what was measured of the product, by `tokens_class`; empty where nothing was
     """
 
     node: fx.Node
@@ -55,6 +58,7 @@ class Contraction:
     addend: fx.Node | None
     alpha: float
     beta: float
+    times: Mapping[int, Times] = field(default_factory=dict, compare=False)
 
     @property
     def tokens(self) -> int | None:

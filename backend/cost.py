@@ -1,16 +1,28 @@
 """Whether a sparse kernel pays, and which schedules to compile: the cost model asked about a contraction on this machine."""
 
 import math
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
+from gossamer.backend.calibrate import this_machine
 from gossamer.backend.contractions import Contraction
-from gossamer.passes.cost_model import Prediction, predict
-from gossamer.passes.families import FAMILIES
+from gossamer.backend.times import DENSE, tokens_class
+from gossamer.passes.cost_model import UNKNOWN_TOKENS, Prediction, predict
 from gossamer.passes.family import Matrix
 from gossamer.runtime.target import host
 
 _NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
+"""Numbers of tokens up to each of which one schedule is chosen, where the number is not known at compile time."""
+
+_CHAIN_GAIN = 1.4
+"""How much faster a layer is as part of a chain, about."""
+
+FEW_TOKENS = 8
+"""Tokens up to which layers run one by one: a tile of a chain has a whole vector of tokens."""
 
 _COPY_GBS = 5.0
 """Speed at which a matrix is transposed, in GB/s."""
@@ -46,8 +58,11 @@ def densest_that_pays(contraction: Contraction, min_gain: float) -> float:
     """
     if min_gain == 0:
         return 1.0
-    paying = [p / 100 for p in range(1, 101) if predicted_gain(contraction, p / 100) >= 1]
-    return max([*paying[-1:], contraction.weight.density])
+    pays, loses = 0, 101
+    while loses - pays > 1:
+        percent = (pays + loses) // 2
+        pays, loses = (percent, loses) if predicted_gain(contraction, percent / 100) >= 1 else (pays, percent)
+    return max(pays / 100, contraction.weight.density)
 
 
 def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
@@ -60,23 +75,50 @@ def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
     if not contraction.dynamic:
         return [(math.inf, _predicted(contraction, contraction.tokens).schedule)]
     chosen: list[tuple[float, str]] = []
-    limits = sorted({family.most for family in FAMILIES.values()})
-    for most in limits:
-        schedule = _predicted(contraction, contraction.tokens if most == math.inf else int(most)).schedule
+    usual = usual_tokens(contraction)
+    for most in (*TOKEN_CLASSES, math.inf):
+        tokens = max(usual, 2 * TOKEN_CLASSES[-1]) if most == math.inf else int(most)
+        schedule = _predicted(contraction, tokens).schedule
         if chosen and chosen[-1][1] == schedule:
             chosen.pop()
         chosen.append((most, schedule))
     return chosen
 
 
+def suits_chain(contraction: Contraction) -> bool:
+    """Whether the K-blocked schedule, in which chains run, is about as fast as the best one for this contraction."""
+    found = _predicted(contraction, contraction.tokens)
+    kblock = dict(found.by_schedule).get("kblock", math.inf)
+    return contraction.side == "right" and usual_tokens(contraction) > FEW_TOKENS and kblock <= _CHAIN_GAIN * found.sparse_us
+
+
+def usual_tokens(contraction: Contraction) -> int:
+    """The number of tokens to expect."""
+    return UNKNOWN_TOKENS if contraction.tokens is None else contraction.tokens
+
+
+def matrix_of(contraction: Contraction) -> Matrix:
+    """The weight of a contraction, as the families see it: its pattern is rounded to that of similar weights."""
+    c, weight = contraction, contraction.weight
+    by_rows = weight.transposed == (c.side == "right")  # stored as [M, K]
+    pattern = (weight.pattern if by_rows else weight.pattern.transposed).rounded
+    return Matrix(
+        c.m, c.k, 1 if by_rows else 0, _NAMES[weight.dtype], host().vector_bits, pattern.density,
+        pattern.block, pattern.fill, pattern.rows.nm, pattern.rows.skew, host().instructions,
+    )  # fmt: skip
+
+
+_predict = lru_cache(maxsize=1024)(predict)  # layers of one shape are asked about again and again
+
+
 def _predicted(contraction: Contraction, tokens: int | None, density: float | None = None) -> Prediction:
-    weight = contraction.weight
-    matrix = Matrix(
-        contraction.m,
-        contraction.k,
-        0 if weight.transposed == (contraction.side == "right") else 1,
-        _NAMES[weight.dtype],
-        host().vector_bits,
-        weight.density if density is None else density,
-    )
-    return predict(matrix, tokens, torch.get_num_threads())
+    """The prediction for this machine; where the product was measured, what is wrong with its prediction is put right."""
+    matrix, threads, machine = matrix_of(contraction), torch.get_num_threads(), this_machine()
+    own = replace(matrix, density=contraction.weight.density)
+    found = _predict(own if density is None else replace(matrix, density=density), tokens, threads, machine)
+    times = contraction.times.get(tokens_class(UNKNOWN_TOKENS if tokens is None else tokens))
+    if times is None:
+        return found
+    base = _predict(own, tokens, threads, machine)
+    factors = {name: (times.us[name] + machine.call_us) / us for name, us in base.by_schedule if name in times.us}
+    return found.scaled(times.us[DENSE] / base.dense_us, factors) if factors else found

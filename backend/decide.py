@@ -7,19 +7,19 @@ import torch
 from torch import fx
 
 from gossamer.backend.contractions import Contraction
-from gossamer.backend.cost import predicted_gain
+from gossamer.backend.cost import predicted_gain, usual_tokens
 from gossamer.backend.detect import DTYPES, Static, density, zero_heavy
 from gossamer.backend.options import Options
 from gossamer.backend.report import Decision
+from gossamer.backend.times import tokens_class
 from gossamer.backend.weights import Weight
 
 
 def judge(contraction: Contraction, options: Options) -> tuple[str | None, float | None]:
     """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain."""
-    weight, x = contraction.weight, contraction.x.meta["val"]
-    refusal = _refusal(weight, x)
-    if refusal:
-        return refusal, None
+    refused = refusal(contraction)
+    if refused:
+        return refused, None
     gain = predicted_gain(contraction)
     if gain >= options.min_gain:
         return None, gain
@@ -27,10 +27,33 @@ def judge(contraction: Contraction, options: Options) -> tuple[str | None, float
     return f"too {what} for a gain of {options.min_gain:g}x", gain
 
 
+def refusal(contraction: Contraction) -> str | None:
+    """Why no kernel can compute this contraction, None if one may."""
+    return _refusal(contraction.weight, contraction.x.meta["val"])
+
+
 def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None) -> Decision:
     """The Decision about a contraction that stays dense."""
     weight = contraction.weight
-    return Decision(name, contraction.op, weight.shape, weight.density, None, None, False, reason, gain)
+    return Decision(
+        name, contraction.op, weight.shape, weight.density, None, None, False, with_times(reason, contraction), gain,
+        bool(contraction.times),
+    )  # fmt: skip
+
+
+def taken(contraction: Contraction, name: str, format: str, schedule: str, reason: str, gain: float | None) -> Decision:
+    """The Decision about a contraction that a sparse kernel takes."""
+    weight = contraction.weight
+    return Decision(
+        name, contraction.op, weight.shape, weight.density, format, schedule, True, with_times(reason, contraction), gain,
+        bool(contraction.times),
+    )  # fmt: skip
+
+
+def with_times(reason: str, contraction: Contraction) -> str:
+    """A reason, and what was measured for the number of tokens to be expected."""
+    times = contraction.times.get(tokens_class(usual_tokens(contraction)))
+    return f"{reason}; {times}" if times is not None else reason
 
 
 def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Iterator[Decision]:
@@ -40,9 +63,9 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
             continue
         op = _first_use(node, statics)
         reason = f"no sparse kernel for {op}" if op else "not used in this graph"
-        refusal = _refusal(static.tensor, static.tensor)
+        refused = _refusal(static.tensor, static.tensor)
         tensor = static.tensor
-        yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refusal or reason, None)
+        yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refused or reason, None)
 
 
 def unmatched(statics: Iterable[Static], problem: str) -> Iterator[Decision]:

@@ -132,7 +132,7 @@ def user_name(source: str) -> str:
         names = names[1:]
     name = ".".join(names)
     name = re.sub(r"(^|\.)parametrizations\.(\w+)\.original\d*$", r"\1\2", name)
-    return re.sub(r"_orig$", "", name) or source
+    return re.sub(r"_(orig|handle)$", "", name) or source
 
 
 def _is_static(source: Any, tensor: torch.Tensor) -> bool:

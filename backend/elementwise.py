@@ -1,5 +1,6 @@
 """Which nodes of an ATen graph a region's epilogue can take, and how it reads the tensors around it."""
 
+import operator
 from typing import Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-Kind = Literal["scalar", "vector", "matrix"]
+Kind = Literal["scalar", "vector", "column", "matrix", "mask"]
 
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 
@@ -23,6 +24,9 @@ ELEMENTWISE: set[torch._ops.OpOverload] = {
     *(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.where.self),
     *(prims.convert_element_type.default, aten._to_copy.default),
 }
+_ROW_REDUCTIONS = {
+    aten.sum.dim_IntList, aten.mean.dim, aten.var_mean.correction, aten.native_layer_norm.default
+}  # fmt: skip
 _IDENTITIES = {*VIEWS, aten.clone.default, aten.alias.default, aten.detach.default}
 _MEMORY_FORMATS = (None, torch.contiguous_format, torch.preserve_format)
 
@@ -50,6 +54,21 @@ def is_identity(node: fx.Node) -> bool:
     return node.kwargs.get("memory_format") in _MEMORY_FORMATS
 
 
+def is_row_reduction(node: fx.Node) -> bool:
+    """Whether this node sums, averages or normalizes along the last dimension of one tensor and keeps the dimension."""
+    if node.op != "call_function" or node.target not in _ROW_REDUCTIONS:
+        return False
+    x = node.args[0].meta["val"]  # type: ignore[union-attr]
+    if not isinstance(x.shape[-1], int) or x.dtype not in (torch.float32, torch.float64):
+        return False
+    if node.target is aten.native_layer_norm.default:
+        only_the_result = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+        return len(node.args[1]) == 1 and only_the_result  # type: ignore[arg-type]
+    dims = node.args[1] if len(node.args) > 1 else None
+    keeps = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+    return dims in ([-1], [x.dim() - 1]) and keeps is True and node.kwargs.get("dtype") in (None, x.dtype)
+
+
 def constant_of(node: fx.Node) -> float | int | bool | None:
     """The number that a tensor holds everywhere, where the graph says so."""
     value = None
@@ -72,6 +91,8 @@ def kind_of(node: fx.Node, shape: torch.Size) -> Kind | None:
         return "matrix" if len(sizes) == len(shape) and all(_is(s, 1) for s in shape[:-1]) else "vector"
     if len(sizes) == len(shape) and all(_is(a, b) for a, b in zip(sizes, shape, strict=True)):
         return "matrix"
+    if len(sizes) == len(shape) and _is(sizes[-1], 1) and all(_is(a, b) for a, b in zip(sizes[:-1], shape[:-1], strict=True)):
+        return "column"
     return None
 
 

@@ -10,6 +10,7 @@ from gossamer.backend.detect import Inputs
 from gossamer.backend.graph_breaks import watch_for_sparse
 from gossamer.backend.options import Options
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.backend.tune import MODES
 
 
 def sparse(
@@ -22,7 +23,8 @@ def sparse(
     """Compiles one of Dynamo's graphs: sparse regions by Gossamer, the rest by Inductor (or eagerly).
 
     gm, example_inputs  as Dynamo passes them: the graph, and a real tensor for each of its inputs
-    mode                as in torch.compile, for what Inductor compiles
+    mode                as in torch.compile, for what Inductor compiles; with "max-autotune" (and its kin without CUDA
+                        graphs) the sparse schedules are measured, too, instead of predicted (see `tune`)
     options             see `Options`
 
     Raises OptionError for an unknown mode or option; with {"strict": True}, CompileError for a region that fails.
@@ -30,9 +32,9 @@ def sparse(
     watch_for_sparse(sparse)
     parsed = Options.parse(options)
     check_mode(mode)
-    rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed)
+    rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed, measuring=parsed.max_autotune or mode in MODES)
     if parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler()):
-        compiled = with_inductor(gm, example_inputs, rewrite, mode)
+        compiled = with_inductor(gm, example_inputs, rewrite, mode or (MODES[-1] if parsed.max_autotune else None))
     else:
         compiled = eagerly(gm, example_inputs, rewrite)
     rewrite.finish()

@@ -16,38 +16,48 @@ from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 from torch_mlir.fx import stateless_fx_import
 
+from gossamer.backend.bodies import with_values
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.passes.family import Matrix
+from gossamer.passes.hints import hints
 
 WEIGHT = 1
 """Position of the weight among the arguments of a region."""
 
 
-def import_region(body: fx.GraphModule, density: float, tokens: int | None) -> str:
+def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None) -> str:
     """The contract IR of a region, as text.
 
-    `body` takes (x, w, *extras) as matrices; every node carries a fake tensor in meta["val"]. `density` is the weight's
-    share of nonzeros, `tokens` the expected number of rows of x. Raises CompileError if torch-mlir refuses the graph.
+    `body` takes (x, w, *extras) as matrices (see `bodies`). `matrix` is the weight, of
+    which the hints are noted, `tokens` the expected number of rows of x. Raises CompileError if torch-mlir refuses the graph.
     """
-    placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
-    context = ir.Context()
-    torch_dialect.register_dialect(context)
-    importer = FxImporter(context=context)
-    weight = placeholders[WEIGHT].meta["val"]
-    importer._cc = _EncodedTypes(context, weight, py_attr_tracker=importer._py_attr_tracker)
-    try:
-        module = stateless_fx_import(body, output_type="linalg-on-tensors", fx_importer=importer, model_name="region")
-    except Exception as error:
-        raise CompileError(f"import of a region by torch-mlir failed: {_first_line(error)}\n{body.code}") from error
+    module = import_body(body, WEIGHT)
     function = next(op for op in module.body.operations if op.operation.name == "func.func")
-    _drop_size_checks(module)
-    with context, ir.Location.unknown():
-        arguments: list[ir.Attribute] = [ir.DictAttr.get({}) for _ in placeholders]
-        arguments[WEIGHT] = ir.DictAttr.get({"kernel.density": ir.FloatAttr.get(ir.F64Type.get(), density)})
+    with module.context, ir.Location.unknown():
+        arguments: list[ir.Attribute] = [ir.DictAttr.get({}) for _ in function.operation.regions[0].blocks[0].arguments]
+        arguments[WEIGHT] = hints(matrix)
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
         if tokens is not None:
             function.attributes["kernel.tokens"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), tokens)
     return str(module)
+
+
+def import_body(body: fx.GraphModule, weight: int | None) -> ir.Module:
+    """A body as a function @region; the type of the argument at position `weight` is sparse. Raises CompileError."""
+    placeholders = [n for n in with_values(body).graph.nodes if n.op == "placeholder"]
+    context = ir.Context()
+    torch_dialect.register_dialect(context)
+    importer = FxImporter(context=context)
+    if weight is not None:
+        sparse = placeholders[weight].meta["val"]
+        importer._cc = _EncodedTypes(context, sparse, py_attr_tracker=importer._py_attr_tracker)
+    try:
+        module = stateless_fx_import(body, output_type="linalg-on-tensors", fx_importer=importer, model_name="region")
+    except Exception as error:
+        raise CompileError(f"import of a region by torch-mlir failed: {_first_line(error)}\n{body.code}") from error
+    _drop_size_checks(module)
+    return module
 
 
 class _EncodedTypes(ContextCache):

@@ -12,7 +12,9 @@ from typing import Any, Literal, get_args
 from gossamer.dialects.errors import OptionError
 
 Dense = Literal["auto", "inductor", "eager"]
-Schedule = Literal["auto", "kblock", "gather", "reference"]
+Schedule = Literal[
+    "auto", "kblock", "gather", "lookup", "bitmap", "broadcast", "bf16dot", "pairs", "amx", "block", "blockvec", "reference",
+]
 Verify = Literal["version", "full"]
 
 
@@ -21,10 +23,14 @@ class Options:
     """What can be set, with its default.
 
     dense     who runs what is not sparse: "inductor", "eager", or "auto" (Inductor where a C++ compiler is found).
-    schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles), "gather" (row by row, for
-              a few tokens) or "reference" (MLIR's own sparsifier: slow and simple, to compare with).
+    schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles), "lookup",
+              "bitmap", "gather" (for a few tokens), "broadcast" (for some), "block" and "blockvec"
+              (for blocks, large and few tokens), those for other types and patterns, or
+              "reference" (MLIR's own sparsifier: slow and simple, to compare with).
     min_gain  predicted speed-up over dense that a region needs to be replaced; 0 replaces every contraction whose
               weight is static.
+    max_autotune  measure the schedules of every sparse layer, and dense, instead of predicting them; what
+              mode="max-autotune" does, which torch.compile does not take beside options.
     dump_ir   directory for the text of every compilation stage; default: environment variable GOSSAMER_DUMP_IR.
     strict    raise when a region fails to compile, instead of warning and leaving it dense.
     verify    how a changed weight is noticed: "version" compares data pointer and version counter; "full" compares
@@ -34,6 +40,7 @@ class Options:
     dense: Dense = "auto"
     schedule: Schedule = "auto"
     min_gain: float = 1.1
+    max_autotune: bool = False
     dump_ir: str | None = field(default_factory=lambda: os.environ.get("GOSSAMER_DUMP_IR") or None)
     strict: bool = False
     verify: Verify = "version"
@@ -42,8 +49,9 @@ class Options:
         _one_of("dense", self.dense, get_args(Dense))
         _one_of("schedule", self.schedule, get_args(Schedule))
         _one_of("verify", self.verify, get_args(Verify))
-        if not isinstance(self.strict, bool):
-            raise OptionError(f"option strict is {self.strict!r}; it must be True or False")
+        for name in ("strict", "max_autotune"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise OptionError(f"option {name} is {value!r}; it must be True or False")
         gain: Any = self.min_gain
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not gain >= 0:
             raise OptionError(f"option min_gain is {gain!r}; it must be a number of at least 0 (1.1 by default)")

@@ -19,13 +19,19 @@ import torch
 
 from gossamer.backend.weights import run
 from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
+from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
+from gossamer.sparsity.weight_store import store_of
 
 _SETTLED = 2
 """Calls that a packing must have served before a new pattern is packed at once."""
 
 _RESTLESS = 3
 """Changes in a row, each after a single call, by which a weight counts as changing at every call."""
+
+_Key = int | tuple[int, ...]
+"""Addresses of the leaves; of a single one, that is of most weights, without a tuple around it."""
 
 _HOLLOW = 0.75
 """Share of the nonzeros below which a pattern that lost values is packed again."""
@@ -51,7 +57,8 @@ class _Entry:
 
     def is_current(self, leaves: Sequence[torch.Tensor]) -> bool:
         for leaf, storage, version in zip(leaves, self.storages, self.versions, strict=True):
-            if storage() is not leaf.untyped_storage() or version != _version(leaf):
+            # Most leaves have a version, so that one look at it is enough.
+            if storage() is not leaf.untyped_storage() or version != (leaf._version if version >= 0 else _version(leaf)):
                 return False
         return True
 
@@ -65,8 +72,8 @@ class Packings:
     """
 
     evaluate: Callable[..., torch.Tensor]
-    format: Format
-    _entries: dict[tuple[int, ...], _Entry] = field(default_factory=dict)
+    format: Format | Packing
+    _entries: dict[_Key, _Entry] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _unsettled: int = 0
 
@@ -75,7 +82,7 @@ class Packings:
 
         `renew` tells whether sparse pays even where new values have to be gathered before every call.
         """
-        entry = self._entries.get(tuple([leaf.data_ptr() for leaf in leaves]))
+        entry = self._entries.get(_key(leaves))
         if entry is None or not entry.is_current(leaves) or (entry.packed is None and entry.density <= densest):
             entry = self._renewed(leaves, densest, renew)
         entry.calls += 1
@@ -89,7 +96,7 @@ class Packings:
         if packed is None or packed.matches(run(self.evaluate, leaves)):
             return packed
         with self._lock:
-            self._entries.pop(tuple([leaf.data_ptr() for leaf in leaves]), None)
+            self._entries.pop(_key(leaves), None)
         return self.current(leaves, densest, renew)
 
     def __len__(self) -> int:
@@ -97,7 +104,7 @@ class Packings:
 
     def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> _Entry:
         with self._lock:
-            key = tuple([leaf.data_ptr() for leaf in leaves])
+            key = _key(leaves)
             old = self._entries.get(key)
             if old is not None and not _same_storages(old, leaves):
                 old = None
@@ -126,21 +133,21 @@ class Packings:
         versions, value = _versions(leaves), run(self.evaluate, leaves)
         if not old.packed.refresh(value):
             return None
-        nonzeros = int(torch.count_nonzero(old.packed.values))
+        nonzeros = count_nonzeros(old.packed.values)
         if nonzeros < _HOLLOW * old.nonzeros:
             return None
-        density = nonzeros / value.numel()
-        return _Entry((), versions, old.packed, old.nonzeros, density, old.calls, old.calls, changes)
+        density, packed = nonzeros / value.numel(), _adopted(old.packed, leaves)
+        return _Entry((), versions, packed, old.nonzeros, density, old.calls, old.calls, changes)
 
     def _packed(self, leaves: Sequence[torch.Tensor], densest: float) -> _Entry:
         self._unsettled += 1
         versions, value = _versions(leaves), run(self.evaluate, leaves)
-        nonzeros = int(torch.count_nonzero(value))
+        nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()
-        packed = pack(value, self.format) if density <= densest else None
+        packed = _adopted(pack(value, self.format), leaves) if density <= densest else None
         return _Entry((), versions, packed, nonzeros, density)
 
-    def _watched(self, entry: _Entry, key: tuple[int, ...], leaves: Sequence[torch.Tensor]) -> _Entry:
+    def _watched(self, entry: _Entry, key: _Key, leaves: Sequence[torch.Tensor]) -> _Entry:
         """The entry, to be dropped when one of the storages under it dies."""
         entries = self._entries
 
@@ -151,6 +158,16 @@ class Packings:
 
         entry.storages = tuple(weakref.ref(leaf.untyped_storage(), drop) for leaf in leaves)
         return entry
+
+
+def _key(leaves: Sequence[torch.Tensor]) -> _Key:
+    return leaves[0].data_ptr() if len(leaves) == 1 else tuple([leaf.data_ptr() for leaf in leaves])
+
+
+def _adopted(packed: Packed, leaves: Sequence[torch.Tensor]) -> Packed:
+    """What has been packed, kept in place of the dense weight if that is to be freed."""
+    store = store_of(leaves[0]) if len(leaves) == 1 else None
+    return packed if store is None else store.adopt(packed)
 
 
 def _dense(leaves: Sequence[torch.Tensor]) -> _Entry:

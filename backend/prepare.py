@@ -1,27 +1,31 @@
 """Region → something that runs: import to contract IR, compile, pack the weight. Equal regions are done once.
 
-Two regions are equal where their bodies, types, options and rounded densities are; the values and positions of their
+Two regions are equal where their bodies, types, options and rounded patterns are; the values and positions of their
 weights are arguments of the kernel and do not count.
 """
 
 import hashlib
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from gossamer.backend import region_op
-from gossamer.backend.cost import densest_that_pays, renewing_pays, schedules
+from gossamer.backend.bodies import signature
+from gossamer.backend.cost import densest_that_pays, matrix_of, renewing_pays, schedules
 from gossamer.backend.dump import Dump
-from gossamer.backend.importer import WEIGHT, import_region
 from gossamer.backend.options import Options
 from gossamer.backend.packings import Packings
 from gossamer.backend.region_op import CompiledRegion, Variant
 from gossamer.backend.regions import Region
+from gossamer.backend.weights import Weight
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
 from gossamer.passes.cost_model import UNKNOWN_TOKENS
-from gossamer.sparsity.kernels import RegionKernel, compile_region
+from gossamer.passes.family import Matrix
+from gossamer.sparsity.kernels import RegionKernel, compile_region, recall_region, source_hash
 
 _lock = threading.RLock()
 _kernels: dict[str, RegionKernel] = {}
@@ -53,25 +57,25 @@ def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Opti
     """
     contraction = region.contraction
     weight = contraction.weight
-    density, tokens = _rounded_density(weight.density), _rounded_tokens(contraction.tokens)
+    matrix, tokens = matrix_of(contraction), rounded_tokens(contraction.tokens)
     densest = densest_that_pays(contraction, options.min_gain)
     with _lock:
         variants, keys = [], []
         for most_tokens, schedule in schedules(contraction, options.schedule):
-            kernel_key = _hash(_signature(region), density, tokens, schedule)
+            kernel_key = content_hash(signature(region.body), matrix, tokens, schedule)
             kernel = _kernels.get(kernel_key)
             if kernel is None or (dump is not None and kernel_key not in dump.written):
-                kernel = _kernels[kernel_key] = _compile(region, name, density, tokens, schedule, dump)
+                kernel = _kernels[kernel_key] = _compile(region, name, matrix, tokens, schedule, dump)
             if dump is not None:
                 dump.written.add(kernel_key)
             format = _format(kernel)
-            packings = _packings.setdefault((weight.key, str(format)), Packings(weight.evaluate, format))
+            packings = packings_of(weight, format)
             variants.append(Variant(most_tokens, kernel, packings))
             keys.append(f"{kernel_key} {most_tokens} {format}")
         renew = renewing_pays(contraction, options.min_gain)
-        key = _hash(*keys, weight.key, densest, renew, options.verify)
+        key = content_hash(*keys, weight.key, densest, renew, options.verify)
         if region_op.find(key) is None:
-            out = region.body.graph.output_node().args[0].meta["val"]  # type: ignore[union-attr]
+            out = region.output.meta["val"]
             compiled = CompiledRegion(
                 tuple(variants), region.body, len(leaves), densest, renew, options.verify == "full", contraction.m, out.dtype
             )
@@ -85,42 +89,43 @@ def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Opti
     return Prepared(key, tuple(v.kernel for v in variants))
 
 
-def _format(kernel: RegionKernel) -> Format:
-    format = kernel.formats[WEIGHT]
+def packings_of(weight: Weight, format: Format | Packing) -> Packings:
+    """The packings that all regions share which have this weight in this format."""
+    return _packings.setdefault((weight.key, str(format)), Packings(weight.evaluate, format))
+
+
+def _format(kernel: RegionKernel) -> Format | Packing:
+    format = next((f for f in kernel.formats if f is not None), None)
     if format is None:
         raise CompileError("the kernel of a region reads the weight densely")
     return format
 
 
-def _compile(region: Region, name: str, density: float, tokens: int | None, schedule: str, dump: Dump | None) -> RegionKernel:
+def _compile(region: Region, name: str, matrix: Matrix, tokens: int | None, schedule: str, dump: Dump | None) -> RegionKernel:
     stages = dump.stages(name) if dump is not None else None
     if stages is not None:
         stages("fx", "py", region.body.code.strip() + "\n")
+    request = "\n".join(map(str, (signature(region.body), matrix, tokens, schedule, source_hash(str(Path(__file__).parent)))))
+    known = recall_region(request) if dump is None else None
+    if known is not None:
+        return known
+    from gossamer.backend.importer import import_region  # torch-mlir's front end takes half a second to load
+
     try:
-        contract = import_region(region.body, density, tokens)
+        contract = import_region(region.body, matrix, tokens)
         if stages is not None:
             stages("contract", "mlir", contract)
-        return compile_region(contract, schedule=schedule, observer=stages)
+        return compile_region(contract, schedule=schedule, observer=stages, request=request)
     except CompileError as error:
         where = f"; the stages before are in {dump.directory}" if dump is not None else ""
         raise CompileError(f"region {name}: {error}{where}") from error
 
 
-def _signature(region: Region) -> str:
-    """The body and the types of its arguments; rows are dynamic in every region."""
-    arguments = [n.meta["val"] for n in region.body.graph.nodes if n.op == "placeholder"]
-    sizes = [[s if isinstance(s, int) else "?" for s in a.shape] for a in arguments]
-    return f"{region.body.code}{sizes}{[a.dtype for a in arguments]}"
-
-
-def _rounded_density(density: float) -> float:
-    return max(0.01, round(round(density * 20) / 20, 2))
-
-
-def _rounded_tokens(tokens: int | None) -> int | None:
+def rounded_tokens(tokens: int | None) -> int | None:
     """The next power of two, so that one kernel serves similar batches."""
     return None if tokens is None else 1 << max(0, tokens - 1).bit_length()
 
 
-def _hash(*parts: object) -> str:
+def content_hash(*parts: object) -> str:
+    """A hash of the texts of its arguments."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24]

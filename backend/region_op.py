@@ -9,6 +9,7 @@ argument that the dispatcher converts costs on every call.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -50,10 +51,14 @@ class CompiledRegion:
     m: int
     dtype: torch.dtype
 
+    def rows(self, x: torch.Tensor) -> int:
+        """Rows of the result for this first operand."""
+        return x.shape[0]
+
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
         x = operands[0]
         tokens = x.size(0)
-        out = _empty((tokens, self.m), (self.m, 1), self.dtype)
+        out = allocate((tokens, self.m), (self.m, 1), self.dtype)
         if tokens * self.m == 0:
             return out
         variant = self.variants[0]
@@ -74,17 +79,29 @@ class CompiledRegion:
 
 
 # What Inductor's own code allocates with: a third of the time of torch.empty.
-_empty = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 
-_regions: dict[str, CompiledRegion] = {}
+class Callee(Protocol):
+    """What a key stands for: a region or a chain of them."""
+
+    m: int
+    dtype: torch.dtype
+
+    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor: ...
+
+    def rows(self, x: torch.Tensor) -> int:
+        """Rows of the result, by the first operand."""
 
 
-def find(key: str) -> CompiledRegion | None:
+_regions: dict[str, Callee] = {}
+
+
+def find(key: str) -> Callee | None:
     """The region of this content hash, if this process has compiled it."""
     return _regions.get(key)
 
 
-def add(key: str, region: CompiledRegion) -> None:
+def add(key: str, region: Callee) -> None:
     """Makes a region known under its content hash."""
     _regions[key] = region
 
@@ -100,7 +117,7 @@ def _on_meta(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     region = _regions.get(key)
     if region is None:
         raise _unknown(key)
-    return operands[0].new_empty((operands[0].shape[0], region.m), dtype=region.dtype)
+    return operands[0].new_empty((region.rows(operands[0]), region.m), dtype=region.dtype)
 
 
 def _unknown(key: str) -> CompileError:

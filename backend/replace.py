@@ -7,6 +7,8 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from gossamer.backend.bodies import Extra
+from gossamer.backend.chains import Chain
 from gossamer.backend.elementwise import VIEWS
 from gossamer.backend.region_op import region as region_op
 from gossamer.backend.regions import Region
@@ -29,7 +31,7 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
         x = emit(aten.reshape.default, x, [-1, contraction.k])
     extras = []
     for extra in region.extras:
-        size = {"scalar": [], "vector": [contraction.m], "matrix": [-1, contraction.m]}[extra.kind]
+        size = {"scalar": [], "vector": [contraction.m], "column": [-1, 1], "matrix": [-1, contraction.m]}[extra.kind]
         node = emit.now(extra.node)
         fits = node.meta["val"].dim() == len(size)
         extras.append(node if fits else emit(aten.reshape.default, node, size))
@@ -42,6 +44,62 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
         y = emit(aten.reshape.default, y, _shape(region, output, emit))
     output.replace_all_uses_with(y)
     replaced[output] = y
+
+
+def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
+    """Replaces the chain's output by a call of the region op with views around it."""
+    output = chain.output
+    emit = _Emitter(output, replaced)
+    x = emit.now(chain.inputs[0].node)
+    width = x.meta["val"].shape[-1]
+    if chain.attention is not None:
+        x = emit(aten.reshape.default, x, [*map(emit.now, chain.attention.sizes), width])
+    elif x.meta["val"].dim() > 2:
+        x = emit(aten.reshape.default, x, [-1, width])
+    leaves = [leaf for contraction in chain.contractions for leaf in contraction.weight.leaves]
+    others = [_operand(i, chain, emit) for i in chain.inputs[1:]]
+    y = emit(region_op, [x, *leaves, *others], key)
+    if not _same_shape(y, output):
+        y = emit(aten.reshape.default, y, _chain_shape(chain, emit))
+    output.replace_all_uses_with(y)
+    replaced[output] = y
+
+
+def _operand(operand: Extra, chain: Chain, emit: "_Emitter") -> fx.Node:
+    """An input as the chain reads it: a matrix has a row a token, a mask a row a query or a sequence."""
+    node = emit.now(operand.node)
+    value = node.meta["val"]
+    width = value.shape[-1] if value.dim() else 1
+    if operand.kind == "mask":
+        assert chain.attention is not None
+        batch = chain.attention.sizes[0]
+        shape = [batch, -1, -1, -1]
+        node = emit(aten.expand.default, node, shape)
+        length = node.meta["val"].shape[-1]
+        columns = length if isinstance(length, int) else emit(aten.sym_size.int, node, 3)
+        return emit(aten.reshape.default, node, [-1, columns])
+    sizes: dict[str, list[Any]] = {"scalar": [], "vector": [width], "column": [-1, 1], "matrix": [-1, width]}
+    size = sizes[operand.kind]
+    return node if value.dim() == len(size) else emit(aten.reshape.default, node, size)
+
+
+def _chain_shape(chain: Chain, emit: "_Emitter") -> list[Any]:
+    """The sizes of the output: elementwise nodes and sums of rows have the shape of a view before them."""
+    value = chain.output.meta["val"]
+    if all(isinstance(s, int) for s in value.shape):
+        return list(value.shape)
+    node, members = chain.output, set(chain.members)
+    while node.target not in VIEWS:
+        inside = [n for n in node.all_input_nodes if n in members and _rank(n) == value.dim()]
+        if not inside:
+            return [*emit.sizes(node, tuple(range(value.dim() - 1))), value.shape[-1]]
+        node = inside[0]
+    return [*node.args[1][:-1], value.shape[-1]]  # type: ignore[index]
+
+
+def _rank(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return value.dim() if isinstance(value, torch.Tensor) else -1
 
 
 class _Emitter:
@@ -59,8 +117,8 @@ class _Emitter:
             node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
         return node
 
-    def now(self, node: fx.Node) -> fx.Node:
-        """The node that computes this value now."""
+    def now(self, node: Any) -> Any:
+        """The node that computes this value now; a number stays what it is."""
         return self._replaced.get(node, node)
 
     def sizes(self, node: fx.Node, axes: tuple[int, ...]) -> list[int | fx.Node]:

@@ -27,7 +27,8 @@ class Decision:
     schedule  schedule of its kernel, None if it stays dense
     sparse    whether a sparse kernel took it
     reason    why, in a few words
-    gain      predicted speed-up over dense, None where no prediction was made
+    gain      speed-up of the product over dense, None where no prediction was made
+    measured  whether the gain was measured (mode="max-autotune"), not predicted
     """
 
     name: str
@@ -39,11 +40,12 @@ class Decision:
     sparse: bool
     reason: str
     gain: float | None
+    measured: bool = False
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         what = f"sparse as {self.format} ({self.schedule})" if self.sparse else "dense"
-        gain = f", predicted {self.gain:.2g}x of dense" if self.gain is not None else ""
+        gain = f", {'measured' if self.measured else 'predicted'} {self.gain:.2g}x of dense" if self.gain is not None else ""
         return f"{self.name} {shape}, {self.density:.0%} nonzero, {self.op}: {what}, {self.reason}{gain}"
 
 

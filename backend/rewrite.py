@@ -16,24 +16,26 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gossamer.backend import contractions
-from gossamer.backend.contractions import Contraction
-from gossamer.backend.decide import judge, left_out, stays_dense, unmatched
+from gossamer.backend.chains import Chain
+from gossamer.backend.decide import left_out, unmatched
 from gossamer.backend.detect import Inputs, Unmatched, zero_heavy
 from gossamer.backend.dump import Dump
 from gossamer.backend.options import Options
-from gossamer.backend.prepare import Prepared, prepare
-from gossamer.backend.regions import Region, grow
-from gossamer.backend.replace import replace
-from gossamer.backend.report import Decision, record
-from gossamer.dialects.errors import CompileError
+from gossamer.backend.plan import fix_sizes, plan
+from gossamer.backend.replace import replace, replace_chain
+from gossamer.backend.report import record
+from gossamer.backend.tune import tuned
 
 
 class SparseRewrite(CustomGraphPass):
-    """Rewrites the graphs of one compilation in place, and records the decisions about them."""
+    """Rewrites the graphs of one compilation in place, and records the decisions about them.
 
-    def __init__(self, inputs: Inputs, options: Options) -> None:
+    With `measuring` (mode="max-autotune"), decisions are made by measurement where the tuning database does not know better.
+    """
+
+    def __init__(self, inputs: Inputs, options: Options, measuring: bool = False) -> None:
         self._inputs: Inputs | None = inputs
-        self._options = options
+        self._options, self._measuring = options, measuring
         self._dump = Dump(options.dump_ir) if options.dump_ir else None
         self._seen = False
 
@@ -52,17 +54,19 @@ class SparseRewrite(CustomGraphPass):
             return
         for node, static in statics.items():
             if zero_heavy(static.tensor):
-                _fix_sizes(node)
+                fix_sizes(node)
         values = {node: static.tensor for node, static in statics.items()} | _constants(graph)
         names = {node: statics[node].name if node in statics else str(node.target) for node in values}
         contractions.split_addends(graph, values)
         found = contractions.find(graph, values)
-        decisions, plans = self._plan(found, names, values)
+        if self._measuring:
+            found = tuned(found, values, self._options)
+        decisions, plans = plan(found, names, values, self._options, self._dump)
         covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
         decisions += left_out(statics, covered)
         replaced: dict[fx.Node, fx.Node] = {}
         for region, prepared in plans:
-            replace(region, prepared.key, replaced)
+            (replace_chain if isinstance(region, Chain) else replace)(region, prepared.key, replaced)  # type: ignore[arg-type]
         graph.eliminate_dead_code()
         record(decisions, [kernel.key for _, prepared in plans for kernel in prepared.kernels])
 
@@ -76,58 +80,10 @@ class SparseRewrite(CustomGraphPass):
         """Cache key of the pass; what it decided is in the graph, as region keys that hash the regions' content."""
         return "gossamer-1"
 
-    def _plan(
-        self, found: list[Contraction], names: dict[fx.Node, str], values: dict[fx.Node, torch.Tensor]
-    ) -> tuple[list[Decision], list[tuple[Region, Prepared]]]:
-        """Decides about every contraction, and compiles the regions of those that become sparse."""
-        decisions: list[Decision] = []
-        plans: list[tuple[Region, Prepared]] = []
-        claimed: set[fx.Node] = set()
-        failures: list[CompileError] = []
-        for contraction in found:
-            weight, name = contraction.weight, names[contraction.weight.main]
-            if weight.density == 1 and self._options.min_gain > 0:
-                continue
-            refusal, gain = judge(contraction, self._options)
-            if refusal is not None:
-                decisions.append(stays_dense(contraction, name, refusal, gain))
-                continue
-            for leaf in weight.leaves:
-                _fix_sizes(leaf)
-            region = grow(contraction, claimed)
-            try:
-                prepared = prepare(region, name, [values[leaf] for leaf in weight.leaves], self._options, self._dump)
-            except CompileError as error:
-                if self._options.strict:
-                    raise
-                failures.append(error)
-                decisions.append(stays_dense(contraction, name, "it failed to compile", gain))
-                continue
-            claimed.update(region.members)
-            plans.append((region, prepared))
-            reason = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
-            decisions.append(
-                Decision(
-                    name, contraction.op, weight.shape, weight.density, prepared.format,
-                    prepared.schedule, True, reason, gain,
-                )
-            )  # fmt: skip
-        if failures:
-            others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
-            advice = "" if self._dump else " options={'dump_ir': DIR} writes every stage to files."
-            warnings.warn(f"{failures[0]}\nIt{others} stays dense.{advice}", stacklevel=2)
-        return decisions, plans
-
 
 def _give_up(inputs: Inputs, problem: str) -> None:
     warnings.warn(f"gossamer leaves a graph dense: {problem}", stacklevel=2)
     record(unmatched(inputs.statics.values(), problem), [])
-
-
-def _fix_sizes(node: fx.Node) -> None:
-    """Makes Dynamo guard the sizes of a weight: another size is another kernel."""
-    for size in node.meta["val"].shape if "val" in node.meta else ():
-        int(size)
 
 
 def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from gossamer.backend.detect import density
+from gossamer.backend.pattern import Pattern
+from gossamer.sparsity.weight_store import only_reading
 
 aten = torch.ops.aten
 
@@ -28,7 +29,7 @@ class Weight:
     evaluate    leaf values → the matrix as it is stored, rows first
     transposed  whether the graph uses the transpose of the stored matrix
     key         content hash of the expression and of its leaves' types
-    density     share of its elements that are not zero, at compile time
+    pattern     where its nonzeros lie, at compile time
     """
 
     leaves: tuple[fx.Node, ...]
@@ -39,7 +40,12 @@ class Weight:
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    density: float
+    pattern: Pattern
+
+    @property
+    def density(self) -> float:
+        """Share of its elements that are not zero."""
+        return self.pattern.density
 
 
 def static_nodes(graph: fx.Graph, leaves: Iterable[fx.Node]) -> set[fx.Node]:
@@ -82,12 +88,12 @@ def cut(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> Weight | 
     key = hashlib.sha256(f"{evaluate.code}{types}".encode()).hexdigest()[:16]
     main = max(leaves, key=lambda n: _prominence(leaf_values[n]))
     shape = (value.shape[0], value.shape[1])
-    return Weight(tuple(leaves), main, evaluate, transposed, key, shape, value.dtype, value.device, density(value))
+    return Weight(tuple(leaves), main, evaluate, transposed, key, shape, value.dtype, value.device, Pattern.of(value))
 
 
 def run(evaluate: Callable[..., torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Evaluates a weight expression on real values, out of reach of autograd and autocast."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), only_reading():
         return evaluate(*values)
 
 

@@ -9,12 +9,11 @@ alike. A sample is a run of calls of at least `min_sample` seconds, divided by t
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,25 +21,21 @@ from torch import Tensor
 from torch._inductor.utils import fresh_cache
 
 from benchmarks.machine import cpu_seconds_elsewhere
-from benchmarks.registry import Contender, Prepared, Problem, Unsupported
-
-BASELINES = ("dense", "inductor")  # the contenders that speed-ups are given over
+from benchmarks.registry import BASELINES, Contender, Outcome, Prepared, Problem, Settings, Unsupported
+from benchmarks.roofline import counted, placed
 
 FINAL = {"skipped", "error"}  # outcomes after which a contender is out
 
+_LEAST = 5  # samples of a contender that is too slow for more
+
+# Idle threads of PyTorch's team spin this long before they sleep: in the way of whoever brings threads of its own.
+_SPINNING = 0.015
+
 Clock = Callable[[], float]
-Outcome = dict[str, Any]
 
 
 class WrongResult(Exception):
     """A contender's result is not the dense model's."""
-
-
-def reference(problem: Problem) -> Tensor:
-    """The problem's result in float64."""
-    model = copy.deepcopy(problem.model).double()
-    result: Tensor = model(*(x.double() if x.is_floating_point() else x for x in problem.inputs))
-    return result
 
 
 def checked(result: Tensor, expected: Tensor, tolerance: float) -> float:
@@ -62,45 +57,59 @@ def timed(call: Callable[[], object], times: int, clock: Clock) -> float:
     return clock() - start
 
 
-def repetitions(call: Callable[[], object], min_sample: float, clock: Clock) -> int:
-    """How many calls fill `min_sample` seconds. The calls made to find out are the last warm-up."""
+def repetitions(call: Callable[[], object], min_sample: float, clock: Clock) -> tuple[int, float]:
+    """How many calls fill `min_sample` seconds, and the seconds of such a sample. The calls are the last warm-up."""
     times = 1
     while (elapsed := timed(call, times, clock)) < min_sample:
         times = max(2 * times, math.ceil(1.1 * times * min_sample / max(elapsed, 1e-9)))
-    return times
+    return times, elapsed
 
 
 def summary(milliseconds: list[float]) -> Outcome:
     low, median, high = statistics.quantiles(milliseconds, n=4, method="inclusive")
-    return {"median_ms": median, "min_ms": min(milliseconds), "iqr_ms": high - low}
+    return {"median_ms": median, "min_ms": min(milliseconds), "iqr_ms": high - low, "samples": len(milliseconds)}
+
+
+def turned(names: Sequence[str], by: int) -> list[str]:
+    """The names in the same order, but from another one on."""
+    first = by % max(1, len(names))
+    return [*names[first:], *names[:first]]
 
 
 def rounds(
     calls: Mapping[str, Callable[[], object]],
-    repeats: int,
-    min_sample: float,
+    settings: Settings,
+    apart: Collection[str] = (),
     clock: Clock = time.perf_counter,
 ) -> dict[str, Outcome]:
     """Times `calls` in turns: the median, minimum and interquartile range of each, in milliseconds a call.
 
+    Those that are `apart` take their turns after the others, when the others' threads have come to rest.
     `cores_elsewhere` is how many cores other processes kept busy meanwhile: near 0, or the figures mislead.
     """
-    inner = {name: repetitions(call, min_sample, clock) for name, call in calls.items()}
+    repeats = settings.repeats
+    inner, turns = {}, {}
+    for name, call in calls.items():
+        inner[name], sample = repetitions(call, settings.min_sample, clock)
+        turns[name] = max(min(_LEAST, repeats), min(repeats, int(settings.seconds / sample)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    order = list(calls)
     before, start = cpu_seconds_elsewhere(), time.monotonic()
     gc.collect()
     gc.disable()
     try:
         for turn in range(repeats):
-            first = turn % max(1, len(order))
-            for name in order[first:] + order[:first]:
-                samples[name].append(1e3 * timed(calls[name], inner[name], clock) / inner[name])
+            due = [name for name in calls if (turn + 1) * turns[name] // repeats > turn * turns[name] // repeats]
+            for group in ([name for name in due if name not in apart], [name for name in due if name in apart]):
+                if group and group[0] in apart:
+                    time.sleep(_SPINNING)
+                for name in turned(group, turn):
+                    if inner[name] > 1:
+                        calls[name]()  # its weights come back to the caches
+                    samples[name].append(1e3 * timed(calls[name], inner[name], clock) / inner[name])
     finally:
         gc.enable()
     elsewhere = max(0.0, cpu_seconds_elsewhere() - before) / (time.monotonic() - start)
-    common = {"samples": repeats, "cores_elsewhere": elsewhere}
-    return {name: summary(times) | common | {"inner": inner[name]} for name, times in samples.items()}
+    return {name: summary(times) | {"cores_elsewhere": elsewhere, "inner": inner[name]} for name, times in samples.items()}
 
 
 def speedups(outcomes: Mapping[str, Outcome]) -> None:
@@ -111,36 +120,45 @@ def speedups(outcomes: Mapping[str, Outcome]) -> None:
             outcome["speedup"] = {name: ms / outcome["median_ms"] for name, ms in base.items()}
 
 
-def measure(
+def race(
     problem: Problem,
     contenders: Mapping[str, Contender],
-    *,
     threads: int = 1,
-    repeats: int = 20,
-    min_sample: float = 2e-3,
-    cold: bool = False,
+    settings: Settings | None = None,
+    machine: dict[str, Any] | None = None,
 ) -> dict[str, Outcome]:
     """What came of each contender: times and facts, {"error": why} or {"skipped": why}.
 
-    `cold` empties Inductor's caches before each preparation, so that the `compile_s` of contenders compare.
+    With `machine`, the peaks at this number of threads, contenders that say how large their weights are get their
+    place under the roof too.
     """
+    settings = settings or Settings()
     torch.set_num_threads(threads)
     torch._dynamo.reset()  # else the shapes of the last case make Dynamo compile this one for dynamic shapes
+    gc.collect()  # what was packed for the last case
     with torch.no_grad():
-        expected = reference(problem)
+        expected, work = counted(problem)
         outcomes: dict[str, Outcome] = {name: {} for name in contenders}
         ready: dict[str, Prepared] = {}
 
+        def precision(name: str) -> str:
+            return contenders[name].precision or problem.precision
+
         def prepare(name: str) -> Outcome:
             start = time.perf_counter()
-            with fresh_cache() if cold else contextlib.nullcontext():
+            with fresh_cache() if settings.cold else contextlib.nullcontext():
                 ready[name] = contenders[name].prepare(problem)
                 ready[name].call()
             return {"compile_s": time.perf_counter() - start}
 
         def check(name: str) -> Outcome:
-            tolerance = problem.tolerance[contenders[name].precision]
-            return {"error_max": checked(ready[name].call(), expected, tolerance)}
+            return {"error_max": checked(ready[name].call(), expected, problem.tolerance[precision(name)])}
+
+        def place(name: str) -> Outcome:
+            weights = outcomes[name]["notes"].get("weight_bytes")
+            if machine is None or weights is None:
+                return {}
+            return {"roofline": placed(outcomes[name]["median_ms"], work, weights, precision(name), machine)}
 
         def attempt(step: Callable[[str], Outcome]) -> None:
             """Takes the step with every contender that has not failed before."""
@@ -157,9 +175,11 @@ def measure(
                     ready.pop(name, None)
 
         attempt(prepare)
+        attempt(check)
         attempt(lambda name: {"notes": ready[name].notes()})
-        attempt(check)  # after the notes: taking them may have thrown away what was compiled
-        times = rounds({name: prepared.call for name, prepared in ready.items()}, repeats, min_sample)
+        apart = [name for name in ready if threads > 1 and contenders[name].own_threads]
+        times = rounds({name: prepared.call for name, prepared in ready.items()}, settings, apart)
         attempt(lambda name: check(name) | times[name])
+        attempt(place)
     speedups(outcomes)
     return outcomes

@@ -5,21 +5,24 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from argparse import Namespace, _ActionsContainer
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+Outcome = dict[str, Any]  # what came of a contender in a case, as the JSON holds it
 
 
 class Unsupported(Exception):
     """A contender cannot run this problem; the message says why. Recorded as skipped, not as an error."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
-    """A float32 model in eval mode (its zeros are the sparsity) and the tensors that it is called with.
+    """A model in eval mode (its zeros are the sparsity), in one floating-point type, and the tensors that it is called with.
 
     `tolerance` maps a precision ("f32", "bf16") to the largest error allowed, relative to the largest
     magnitude of the float64 result. Contenders share the model: whoever changes it copies it first.
@@ -29,23 +32,36 @@ class Problem:
     inputs: tuple[Tensor, ...]
     tolerance: Mapping[str, float]
 
+    @property
+    def precision(self) -> str:
+        return "bf16" if next(self.model.parameters()).dtype == torch.bfloat16 else "f32"
+
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a table, with its coordinates (e.g. "tokens": 32); `build` makes the problem."""
+    """One line of a table, with its coordinates (e.g. "tokens": 32); `build` makes the problem.
+
+    `gflop` is what the dense model computes in a call, to foretell how long the case will take.
+    """
 
     name: str
     parameters: Mapping[str, str | int | float]
     build: Callable[[], Problem]
+    gflop: float = 0.0
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A family of cases, with the command-line options that select among them."""
+class Settings:
+    """How samples are taken: `repeats` of them, each of at least `min_sample` seconds.
 
-    summary: str
-    add_arguments: Callable[[_ActionsContainer], None]
-    cases: Callable[[Namespace], list[Case]]
+    A contender that would need more than `seconds` for that gives fewer, but at least 5. `cold` empties Inductor's
+    caches before each preparation.
+    """
+
+    repeats: int = 20
+    min_sample: float = 1e-3
+    seconds: float = 2.0
+    cold: bool = False
 
 
 def nothing() -> dict[str, Any]:
@@ -62,12 +78,47 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to run a problem. `missing` says why it cannot run on this machine, or None."""
+    """A way to run a problem.
+
+    precision    what it computes in, None for that of the model
+    own_threads  whether its threads are not those of PyTorch
+    missing      says why it cannot run on this machine, or None
+    """
 
     label: str
     prepare: Callable[[Problem], Prepared]
-    precision: str = "f32"
+    precision: str | None = None
+    own_threads: bool = False
     missing: Callable[[], str | None] = field(default=lambda: None)
+
+
+def plugins() -> dict[str, Contender]:
+    """Every contender that has a file, the baselines first."""
+    return {name: contender(name) for name in sorted(names("contenders"), key=lambda name: name not in BASELINES)}
+
+
+def nothing_to_add(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A family of cases, with the command-line options that select among them.
+
+    contenders  who may run; by default all plug-ins
+    measure     (case, contenders, threads, settings) → an outcome each; by default the race of `measure.py`
+    conclude    lines of Markdown to put under the table of these cases of a report
+    """
+
+    summary: str
+    add_arguments: Callable[[_ActionsContainer], None]
+    cases: Callable[[Namespace], list[Case]]
+    contenders: Callable[[], Mapping[str, Contender]] = plugins
+    measure: Callable[[Case, Mapping[str, Contender], int, Settings], dict[str, Outcome]] | None = None
+    conclude: Callable[[Sequence[Mapping[str, Any]]], list[str]] = nothing_to_add
+
+
+BASELINES = ("dense", "inductor")  # the contenders that speed-ups are given over
 
 
 def names(package: str) -> list[str]:

@@ -1,21 +1,44 @@
-"""Markdown from the JSON of `python -m benchmarks`: `python -m benchmarks.tables FILE.json`."""
+"""Markdown from the JSON of `python -m benchmarks`.
+
+python -m benchmarks.tables FILE.json                                           every case
+python -m benchmarks.tables FILE.json --where tokens=128 --over best            over the faster of dense and Inductor
+python -m benchmarks.tables FILE.json --pivot tokens,sparsity --of sparse       mean speed-ups by two parameters
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import counted
+from benchmarks.registry import BASELINES, workload
+
 Record = Mapping[str, Any]
+
+_TYPES = {"f32": "float32", "bf16": "bfloat16"}
+_MEASURED = re.compile(r"(<!-- measured: ([^\n]+) -->\n)(.*?)(<!-- /measured -->)", re.DOTALL)
+
+BEST = "best"  # the faster of the baselines, case by case
 
 
 def timed(case: Record, name: str) -> float | None:
+    """Milliseconds of a contender, or of the best of the baselines; None if it has no time."""
+    if name == BEST:
+        return min((ms for base in BASELINES if (ms := timed(case, base)) is not None), default=None)
     median: float | None = case["results"].get(name, {}).get("median_ms")
     return median
+
+
+def other_precision(case: Record, found: Record) -> bool:
+    """Whether a contender computes in another precision than the case's model has."""
+    own: str = case["parameters"].get("dtype", "f32")
+    return (found["precision"] or own) != own
 
 
 def digits(ms: float) -> str:
@@ -24,12 +47,13 @@ def digits(ms: float) -> str:
 
 
 def cell(case: Record, name: str, over: str, fastest: str | None) -> str:
-    """Milliseconds and the speed-up; bold for the fastest in float32; "failed" or "-" for no time."""
+    """Milliseconds and the speed-up; bold for the fastest in the model's precision; "failed" or "-" for no time."""
     median = timed(case, name)
     if median is None:
         return "failed" if "error" in case["results"].get(name, {}) else "-"
     base = timed(case, over)
     text = digits(median) + (f" ({base / median:.2f}x)" if base and name != over else "")
+    text += " ‡" * (case["results"][name].get("notes", {}).get("sparse") == 0)
     return f"**{text}**" if name == fastest else text
 
 
@@ -52,10 +76,18 @@ def fits(case: Record, where: Mapping[str, str]) -> bool:
     return all(str(found.get(key)) == value for key, value in where.items())
 
 
+def chosen(report: Record, where: Mapping[str, str]) -> list[Record]:
+    """The cases whose parameters (or threads) read so. ValueError if there is none."""
+    kept = [case for case in report["cases"] if fits(case, where)]
+    if not kept:
+        raise ValueError(f"no case of the report has {where}" if where else "the report holds no case")
+    return kept
+
+
 def table(cases: Sequence[Record], contenders: Mapping[str, Record], over: str) -> list[str]:
     """Rows of one workload at one thread count, and the geometric mean of the speed-ups."""
     shown = [name for name in contenders if any(timed(case, name) is not None for case in cases)]
-    other = {name for name in shown if contenders[name]["precision"] != "f32"}
+    other = {name for name in shown if other_precision(cases[0], contenders[name])}
     shown.sort(key=other.__contains__)
     label = {name: contenders[name]["label"] for name in shown}
     labels = [f"*{label[name]}*" if name in other else label[name] for name in shown]
@@ -69,17 +101,35 @@ def table(cases: Sequence[Record], contenders: Mapping[str, Record], over: str) 
     return lines
 
 
+def pivot(cases: Sequence[Record], rows: str, columns: str, of: str, over: str) -> list[str]:
+    """The geometric means, and the least, of a contender's speed-ups, by two parameters of the cases."""
+    ratios: dict[tuple[Any, Any], list[float]] = {}
+    for case in cases:
+        base, own = timed(case, over), timed(case, of)
+        if base and own:
+            ratios.setdefault((case["parameters"][rows], case["parameters"][columns]), []).append(base / own)
+    across = sorted({column for _, column in ratios})
+    lines = [row([f"{rows} \\ {columns}", *map(str, across)]), row(["---", *["--:"] * len(across)])]
+    for down in dict.fromkeys(line for line, _ in ratios):
+        cells = (ratios.get((down, column)) for column in across)
+        texts = (f"{statistics.geometric_mean(found):.2f} ({min(found):.2f})" if found else "-" for found in cells)
+        lines.append(row([str(down), *texts]))
+    return lines
+
+
 def row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def failures(cases: Sequence[Record]) -> list[str]:
-    """One line for each outcome without a time."""
+    """One line for each reason for which a contender has no time."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for case in cases:
+        for name, result in case["results"].items():
+            if why := result.get("error") or result.get("skipped"):
+                where.setdefault((name, why), []).append(f"{case['name']}, {case['threads']}T")
     return [
-        f"- {case['name']}, {case['threads']}T, {name}: {result.get('error') or result['skipped']}"
-        for case in cases
-        for name, result in case["results"].items()
-        if "median_ms" not in result
+        f"- {name}: {why} ({found[0] if len(found) == 1 else f'{len(found)} cases'})" for (name, why), found in where.items()
     ]
 
 
@@ -99,17 +149,24 @@ def render(report: Record, *, where: Mapping[str, str] | None = None, over: str 
     `where` keeps the cases whose parameters (or threads) read so, e.g. {"tokens": "32"}; speed-ups are over
     the contender `over`. ValueError if no case is left.
     """
-    kept = [case for case in report["cases"] if fits(case, where or {})]
-    if not kept:
-        raise ValueError(f"no case of the report has {where}" if where else "the report holds no case")
+    kept = chosen(report, where or {})
     parts: list[str] = []
-    for workload, threads in dict.fromkeys((case["workload"], case["threads"]) for case in kept):
-        cases = [case for case in kept if (case["workload"], case["threads"]) == (workload, threads)]
-        count = f"{threads} thread{'s' * (threads > 1)}"
-        title = f"**{workload}, {count}**: ms (speed-up over {report['contenders'][over]['label']})"
-        parts += [title, "", *table(cases, report["contenders"], over), ""]
-    if any(found["precision"] != "f32" for found in report["contenders"].values()):
-        parts += ["*Italic*: another precision. Bold: the fastest in float32.", ""]
+    for family, threads in dict.fromkeys((case["workload"], case["threads"]) for case in kept):
+        cases = [case for case in kept if (case["workload"], case["threads"]) == (family, threads)]
+        count = counted(threads, "thread")
+        baseline = "the best dense in f32" if over == BEST else report["contenders"][over]["label"]
+        if any("median_ms" in result for case in cases for result in case["results"].values()):
+            parts += [f"**{family}, {count}**: ms (speed-up over {baseline})", ""]
+            parts += [*table(cases, report["contenders"], over), ""]
+        else:
+            parts += [f"**{family}, {count}**", ""]
+        if concluded := workload(family).conclude(cases):
+            parts += [*concluded, ""]
+    if any(other_precision(case, found) for case in kept for found in report["contenders"].values()):
+        own = " or ".join(sorted({_TYPES[case["parameters"].get("dtype", "f32")] for case in kept}))
+        parts += [f"*Italic*: another precision. Bold: the fastest in {own}.", ""]
+    if any(result.get("notes", {}).get("sparse") == 0 for case in kept for result in case["results"].values()):
+        parts += ["‡: left dense.", ""]
     if any(disturbed(case) for case in kept):
         parts += ["†: other processes were running; the figures are not to be trusted.", ""]
     absent = {name: found["skipped"] for name, found in report["contenders"].items() if found["skipped"]}
@@ -125,19 +182,74 @@ def condition(value: str) -> tuple[str, str]:
     return key, wanted
 
 
+def roofline(cases: Sequence[Record], of: str, peaks: Record) -> list[str]:
+    """Where a contender's results lie under the roof that was measured in the same run."""
+    lines = [row(["case", "ms", "useful GF/s", "GB/s", "flop/byte", "roof, GF/s", "of it"])]
+    lines.append(row(["---", *["--:"] * 6]))
+    for case in cases:
+        result = case["results"].get(of, {})
+        if found := result.get("roofline"):
+            figures = (found["useful_gflops"], found["gbytes_s"], found["intensity"], found["roof_gflops"])
+            share = f"{found['of_roof']:.0%}"
+            lines.append(row([case["name"], digits(result["median_ms"]), *(digits(figure) for figure in figures), share]))
+    for threads in dict.fromkeys(case["threads"] for case in cases):
+        machine = peaks[str(threads)]
+        copies = ", ".join(f"{name} {level['copy_gbytes_s']:.0f}" for name, level in machine["levels"].items())
+        products = f"{machine['f32_gflops']:.0f} GF/s in float32, {machine['bf16_gflops']:.0f} in bfloat16"
+        lines += ["", f"{counted(threads, 'thread')}: dense products {products}; copies, GB/s: {copies}."]
+    return lines
+
+
+def updated(text: str, folder: Path) -> str:
+    """A document with its tables between `<!-- measured: FILE.json … -->` and `<!-- /measured -->` made anew."""
+    return _MEASURED.sub(lambda block: f"{block[1]}{made(block[2].split(), folder)}{block[4]}", text)
+
+
+def made(arguments: Sequence[str], folder: Path = Path()) -> str:
+    """What the command line prints for its arguments; ValueError if they do not fit the report."""
+    args = parser().parse_args(arguments)
+    report = json.loads((folder / args.file).read_text())
+    for name in {args.over, args.of} - {BEST, None}:
+        if name not in report["contenders"]:
+            raise ValueError(f"'{name}' did not run; there are {', '.join(report['contenders'])}")
+    where = dict(args.where)
+    if not (args.pivot or args.roofline):
+        return render(report, where=where, over=args.over)
+    of, cases = args.of or "sparse", chosen(report, where)
+    lines = roofline(cases, of, report["peaks"]) if args.roofline else pivot(cases, *args.pivot, of, args.over)
+    return "\n".join([*lines, "", footer(report)]) + "\n"
+
+
+def axes(value: str) -> tuple[str, str]:
+    rows, comma, columns = value.partition(",")
+    if not comma:
+        raise argparse.ArgumentTypeError(f"'{value}' is not a pair of parameters such as tokens,sparsity")
+    return rows, columns
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="python -m benchmarks.tables", allow_abbrev=False)
+    found.add_argument("file", type=Path, help="JSON written by python -m benchmarks, or a document to --update")
+    found.add_argument("--where", type=condition, action="append", default=[], help="keep, e.g., tokens=32")
+    found.add_argument(
+        "--over", default="dense", help="what speed-ups are over (default dense), or best: of dense and inductor"
+    )
+    found.add_argument("--pivot", type=axes, help="mean (least) speed-up by two parameters, e.g. tokens,sparsity")
+    found.add_argument("--roofline", action="store_true", help="GF/s and GB/s beside the machine's peaks")
+    found.add_argument("--of", help="the contender of --pivot and --roofline (default sparse)")
+    found.add_argument("--update", action="store_true", help="make the document's tables anew from the runs that they name")
+    return found
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", allow_abbrev=False)
-    parser.add_argument("file", type=Path, help="JSON written by python -m benchmarks")
-    parser.add_argument("--where", type=condition, action="append", default=[], help="keep, e.g., tokens=32")
-    parser.add_argument("--over", default="dense", help="what speed-ups are over (default dense)")
-    args = parser.parse_args(argv)
-    report = json.loads(args.file.read_text())
-    if args.over not in report["contenders"]:
-        parser.error(f"'{args.over}' did not run; there are {', '.join(report['contenders'])}")
+    args = parser().parse_args(argv)
     try:
-        print(render(report, where=dict(args.where), over=args.over), end="")
+        if args.update:
+            args.file.write_text(updated(args.file.read_text(), args.file.parent))
+        else:
+            print(made(sys.argv[1:] if argv is None else argv), end="")
     except ValueError as error:
-        parser.error(str(error))
+        parser().error(str(error))
     return 0
 
 

@@ -15,3 +15,7 @@ class FormatError(GossamerError, ValueError):
 
 class CompileError(GossamerError):
     """A region could not be compiled; the message names the stage, the reason and the dump, if there is one."""
+
+
+class DeviceError(GossamerError):
+    """A GPU or its driver is missing, too old, or refused a kernel; the message has the driver's words."""

@@ -15,9 +15,15 @@ The factors' maps go over the result's dimensions, then the reduced ones; a `ker
 
 `kernel.spmm` says how: `schedule` is the family, `tile` the numbers that it goes by (the tokens of a tile first), on vectors
 of `lanes` elements; `reduction` is the weight's dimension that is summed over.
+
+Between the products of a chain stand `kernel.map` (elementwise, [T, N] or [T, 1]) and `kernel.sum` (of the rows of a matrix,
+to [T, 1]), whose bodies read all they need with `kernel.read`, and `kernel.attend` (scaled dot-product attention
+among the tokens of each sequence).
+
+    %total = "kernel.sum"() ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {size = 384} : () -> tensor<?x1xf32>
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_mlir import ir
@@ -51,19 +57,52 @@ def integers(attribute: ir.ArrayAttr) -> list[int]:
 
 
 def _epilogue_problem(op: Any) -> str | None:
-    result = ir.RankedTensorType(op.result.type)
     if len(op.epilogue.blocks) != 1 or len(op.epilogue.blocks[0].arguments) != 1:
         return "needs one epilogue block that takes the sum"
-    operations = list(op.epilogue.blocks[0].operations)
+    return _block_problem(op, op.epilogue.blocks[0], "epilogue")
+
+
+def _body_problem(op: Any) -> str | None:
+    if len(op.body.blocks) != 1 or len(op.body.blocks[0].arguments) != 0:
+        return "needs one block without arguments"
+    return _block_problem(op, op.body.blocks[0], "body")
+
+
+def _sum_problem(op: Any) -> str | None:
+    result = ir.RankedTensorType(op.result.type)
+    if result.rank != 2 or result.shape[1] != 1:
+        return f"gives {result}, must be [T, 1]"
+    return _body_problem(op)
+
+
+def _attend_problem(op: Any) -> str | None:
+    heads, kv_heads, size = (ir.IntegerAttr(a).value for a in (op.heads, op.kv_heads, op.head_size))
+    result = ir.RankedTensorType(op.result.type)
+    if result.rank != 2 or result.shape[1] != heads * size:
+        return f"gives {result}, {heads} heads of {size} make {heads * size} columns"
+    if kv_heads < 1 or heads % kv_heads:
+        return f"has {heads} heads for {kv_heads} of keys and values"
+    offsets, needed = integers(op.offsets), (heads * size, kv_heads * size, kv_heads * size)
+    for name, tensor, offset, columns in zip("qkv", (op.q, op.k, op.v), offsets, needed, strict=True):
+        if offset + columns > ir.RankedTensorType(tensor.type).shape[1]:
+            return f"reads columns {offset} to {offset + columns - 1} of {name}, which is {tensor.type}"
+    if len(op.mask) > 1:
+        return f"has {len(op.mask)} masks"
+    return None
+
+
+def _block_problem(op: Any, block: ir.Block, name: str) -> str | None:
+    result = ir.RankedTensorType(op.result.type)
+    operations = list(block.operations)
     if not operations or operations[-1].operation.name != "kernel.yield":
-        return "epilogue must end in kernel.yield"
+        return f"{name} must end in kernel.yield"
     if operations[-1].operands[0].type != result.element_type:
-        return f"epilogue yields {operations[-1].operands[0].type}, the result holds {result.element_type}"
+        return f"{name} yields {operations[-1].operands[0].type}, the result holds {result.element_type}"
     for inner in operations:
         if inner.operation.name == "kernel.read":
             dims = ir.AffineMapAttr(inner.attributes["map"]).value.n_dims
             if dims != result.rank:
-                return f"epilogue reads with a map over {dims} dimensions, the result has {result.rank}"
+                return f"{name} reads with a map over {dims} dimensions, the result has {result.rank}"
     return None
 
 
@@ -106,6 +145,24 @@ def _spmm_problem(op: Any) -> str | None:
     return _epilogue_problem(op)
 
 
+def _sample_problem(op: Any) -> str | None:
+    pattern, result = ir.RankedTensorType(op.pattern.type), ir.RankedTensorType(op.result.type)
+    tensors = [op.pattern, *op.factors]
+    if pattern.encoding is None:
+        return "needs a pattern with a sparse encoding"
+    if result.rank != 1:
+        return f"gives {result}, must be one value for each stored entry"
+    maps = affine_maps(op.indexing_maps)
+    if len(maps) != len(tensors):
+        return f"has {len(maps)} indexing maps for a pattern and {len(tensors) - 1} factors"
+    if [ir.AffineDimExpr(e).position for e in maps[0].results] != list(range(pattern.rank)):
+        return f"reads the pattern by {maps[0]}, must be its dimensions in order"
+    for tensor, affine_map in zip(tensors, maps, strict=True):
+        if len(affine_map.results) != ir.RankedTensorType(tensor.type).rank:
+            return f"map {affine_map} does not fit {tensor.type}"
+    return None
+
+
 def _read_problem(op: Any) -> str | None:
     tensor, affine_map = ir.RankedTensorType(op.source.type), ir.AffineMapAttr(op.map).value
     if len(affine_map.results) != tensor.rank:
@@ -142,6 +199,70 @@ class SpmmOp(KernelDialect.Operation, name="spmm", traits=[ext.Pure]):
 
     verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = _verified(_spmm_problem)
+
+
+class SampleOp(KernelDialect.Operation, name="sample", traits=[ext.Pure]):
+    """values[p] = sum of the products of the factors, at the coordinates of each stored entry p of a sparse pattern.
+
+    The maps, the pattern's first, go over the pattern's dimensions, then the reduced ones.
+    """
+
+    pattern: ext.Operand[Any]
+    factors: Sequence[ext.Operand[Any]]
+    indexing_maps: ir.ArrayAttr
+    result: ext.Result[Any]
+
+    verify_invariants = _verified(_sample_problem)
+    verify_region_invariants = staticmethod(lambda op: True)
+
+
+class MapOp(KernelDialect.Operation, name="map", traits=[ext.Pure]):
+    """y[t, n] = body, element by element."""
+
+    result: ext.Result[Any]
+    body: ext.Region
+
+    verify_invariants = staticmethod(lambda op: True)
+    verify_region_invariants = _verified(_body_problem)
+
+
+class SumOp(KernelDialect.Operation, name="sum", traits=[ext.Pure]):
+    """y[t, 0] = the sum of body over n < size."""
+
+    size: ir.IntegerAttr
+    result: ext.Result[Any]
+    body: ext.Region
+
+    verify_invariants = staticmethod(lambda op: True)
+    verify_region_invariants = _verified(_sum_problem)
+
+
+class AttendOp(KernelDialect.Operation, name="attend", traits=[ext.Pure]):
+    """Scaled dot-product attention of the tokens of each sequence of `length` tokens.
+
+    q, k, v    [T, columns]; head h has the columns offset + h * head_size on, offsets in the order q, k, v
+    length     index: tokens of a sequence, T is a multiple of it
+    mask       none, or one tensor that is added to the scores: [T, length], or [sequences, length] for all queries alike,
+               which `key_mask` says
+    kv_heads   heads of k and v, each of which serves heads / kv_heads heads of q
+    """
+
+    q: ext.Operand[Any]
+    k: ext.Operand[Any]
+    v: ext.Operand[Any]
+    length: ext.Operand[Any]
+    mask: Sequence[ext.Operand[Any]]
+    heads: ir.IntegerAttr
+    kv_heads: ir.IntegerAttr
+    head_size: ir.IntegerAttr
+    offsets: ir.ArrayAttr
+    scale: ir.FloatAttr
+    causal: ir.IntegerAttr
+    key_mask: ir.IntegerAttr
+    result: ext.Result[Any]
+
+    verify_invariants = _verified(_attend_problem)
+    verify_region_invariants = staticmethod(lambda op: True)
 
 
 class ReadOp(KernelDialect.Operation, name="read", traits=[ext.Pure]):

@@ -11,12 +11,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gossamer.backend.calibrate import calibrate
     from gossamer.backend.explain import explain
     from gossamer.backend.options import Options
     from gossamer.backend.report import Decision, Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.sparsity.einsum import EinsumError, einsum
     from gossamer.sparsity.prepare import prepare
+    from gossamer.sparsity.tensor import SparseTensor
 
 try:
     __version__ = version("gossamer")
@@ -24,6 +27,7 @@ except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0+unknown"
 
 _HOMES = {
+    "calibrate": "gossamer.backend.calibrate",
     "explain": "gossamer.backend.explain",
     "Options": "gossamer.backend.options",
     "Decision": "gossamer.backend.report",
@@ -33,19 +37,26 @@ _HOMES = {
     "CompileError": "gossamer.dialects.errors",
     "FormatError": "gossamer.dialects.errors",
     "OptionError": "gossamer.dialects.errors",
+    "EinsumError": "gossamer.sparsity.einsum",
+    "einsum": "gossamer.sparsity.einsum",
     "prepare": "gossamer.sparsity.prepare",
+    "SparseTensor": "gossamer.sparsity.tensor",
 }
 
 __all__ = [
     "CompileError",
     "Decision",
+    "EinsumError",
     "Format",
     "FormatError",
     "GossamerError",
     "OptionError",
     "Options",
     "Report",
+    "SparseTensor",
     "__version__",
+    "calibrate",
+    "einsum",
     "explain",
     "prepare",
 ]

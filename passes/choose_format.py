@@ -12,28 +12,31 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import func
 
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.dialects.kernel import affine_maps
-from gossamer.passes.families import FAMILIES
+from gossamer.passes.encodings import stored_as
+from gossamer.passes.families import ALL_FAMILIES
 from gossamer.passes.family import Matrix
-from gossamer.passes.forget_hints import DENSITY, ForgetHints
+from gossamer.passes.forget_hints import ForgetHints
+from gossamer.passes.hints import hints_of
 from gossamer.passes.pass_options import choices
 from gossamer.passes.queries import dims, public_functions, walk
 
 
 @dataclass(frozen=True)
 class ChooseFormat:
-    """`schedule` is the name of a family, `bits` the width of the target's vectors."""
+    """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides
+    (`amx+avx512bf16`)."""
 
     name: ClassVar[str] = "choose-format"
     schedule: str = "kblock"
     bits: int = 512
+    features: str = ""
 
     def __post_init__(self) -> None:
-        if self.schedule not in FAMILIES:
-            raise OptionError(f"no schedule is called {self.schedule!r}{choices(self.schedule, FAMILIES)}")
+        if self.schedule not in ALL_FAMILIES:
+            raise OptionError(f"no schedule is called {self.schedule!r}{choices(self.schedule, ALL_FAMILIES)}")
 
     def run(self, module: ir.Module) -> None:
         for contract in walk(module, "kernel.contract"):
@@ -47,14 +50,13 @@ class ChooseFormat:
         weight = contract.rhs
         if not isinstance(weight.owner, ir.Block) or not is_linear(contract):
             return
-        density = _density(weight.owner.owner.opview, ir.BlockArgument(weight).arg_number)
-        matrix = matrix_of(contract, self.bits, density)
-        chosen = FAMILIES[self.schedule].storage(matrix)
+        matrix = matrix_of(
+            contract, self.bits, self.features, **hints_of(weight.owner.owner.opview, ir.BlockArgument(weight).arg_number)
+        )
+        chosen = ALL_FAMILIES[self.schedule].storage(matrix)
         if chosen is None:
             raise CompileError(f"no {self.schedule} schedule for a weight of type {weight.type}")
-        tensor = ir.RankedTensorType(weight.type)
-        encoding = ir.Attribute.parse(str(chosen))
-        weight.set_type(ir.RankedTensorType.get(tensor.shape, tensor.element_type, encoding))
+        weight.set_type(stored_as(ir.RankedTensorType(weight.type), chosen))
 
 
 def is_linear(contract: Any) -> bool:
@@ -67,16 +69,10 @@ def is_linear(contract: Any) -> bool:
     return x.encoding is None and w.encoding is not None and w.has_static_shape and not x.is_dynamic_dim(1)
 
 
-def matrix_of(contract: Any, bits: int, density: float = 0.1) -> Matrix:
-    """The weight of a linear kernel.contract, as the families see it."""
+def matrix_of(contract: Any, bits: int, features: str, **hints: Any) -> Matrix:
+    """The weight of a linear kernel.contract, as the families see it; `hints` are what its shape and type do not say."""
     weight = ir.RankedTensorType(contract.rhs.type)
     reduction = dims(affine_maps(contract.indexing_maps)[1]).index(2)
     rows, columns = weight.shape[1 - reduction], weight.shape[reduction]
-    return Matrix(rows, columns, reduction, str(weight.element_type), bits, density)
-
-
-def _density(function: func.FuncOp, argument: int) -> float:
-    if "arg_attrs" not in function.attributes:
-        return 0.1
-    attributes = ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[argument])
-    return ir.FloatAttr(attributes[DENSITY]).value if DENSITY in attributes else 0.1
+    known = frozenset(filter(None, features.split("+")))
+    return Matrix(rows, columns, reduction, str(weight.element_type), bits, features=known, **hints)

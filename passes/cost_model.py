@@ -1,35 +1,45 @@
-"""Predicts what a sparse linear layer costs beside the dense one, in cycles of one core.
+"""Predicts what a sparse linear layer costs beside the dense one, in microseconds.
 
-y[t, m] = sum_k x[t, k] w[m, k], T tokens, vectors of L lanes. All constants were fitted to medians measured on AVX-512
-servers; ratios carry over better than times.
+y[t, m] = sum_k x[t, k] w[m, k], T tokens:
 
-    dense    M K (T + 24 s) / 2 L       two FMAs a cycle, less efficient for few tokens (s = (T - 1) / 7 up to 1),
-             at least M K bytes / b     the weight has to be read: b = 20 from the second-level caches, 10 from beyond;
-                                        bf16 and f16 count as 4.7 times faster (AMX)
-    sparse   Family.cycles              each family of schedules has its own terms
-    each     15000                      the call
+    dense    Machine.speeds        measured products, by element type, bytes of the weight and T
+    sparse   Family.cycles         each family of schedules has its own terms, in cycles of a core of 3 GHz;
+             Speed.cycles_a_us     a calibration finds how many of them pass here, by family and T
+    each     Machine.call_us       the call
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gossamer.passes.families import FAMILIES
 from gossamer.passes.family import Matrix
+from gossamer.passes.machine import Machine, element_width
 
 UNKNOWN_TOKENS = 32  # assumed where the number of tokens is not known at compile time
-_CALL = 15_000.0
-_WIDTH = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
-_NARROW_SPEEDUP = 4.7
-_CACHE = 4 << 20  # bytes of weight a thread keeps close
-_CYCLES_A_MICROSECOND = 3000.0
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted microseconds of a call on a core of 3 GHz, dense and with the fastest schedule."""
+    """Predicted microseconds of a call, dense and with each schedule, the fastest first."""
 
-    schedule: str
     dense_us: float
-    sparse_us: float
+    by_schedule: tuple[tuple[str, float], ...]
+
+    @property
+    def schedule(self) -> str:
+        """The fastest schedule."""
+        return self.by_schedule[0][0]
+
+    @property
+    def sparse_us(self) -> float:
+        """Microseconds of the fastest schedule."""
+        return self.by_schedule[0][1]
+
+    def scaled(self, dense: float, by_schedule: Mapping[str, float]) -> "Prediction":
+        """The prediction corrected by factors found in a measurement, of the schedules that have one."""
+        able = [(name, us * by_schedule[name]) for name, us in self.by_schedule if name in by_schedule]
+        return Prediction(self.dense_us * dense, tuple(sorted(able, key=lambda item: item[1])))
 
     @property
     def gain(self) -> float:
@@ -37,20 +47,12 @@ class Prediction:
         return self.dense_us / self.sparse_us
 
 
-def predict(matrix: Matrix, tokens: int | None, threads: int = 1) -> Prediction:
-    """The cost of a layer with this weight. More threads divide all but the call."""
-    t = UNKNOWN_TOKENS if tokens is None else max(tokens, 1)
-    dense = _dense(matrix, t, threads) / threads
+def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machine | None = None) -> Prediction:
+    """The cost of a layer with this weight, by default on the usual machine. More threads divide all but the call."""
+    machine = machine or Machine.usual(matrix.bits)
+    t, speed = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), machine.speeds[matrix.element]
+    dense = speed.dense_us(matrix.rows * matrix.columns, element_width(matrix.element), t) / threads
     possible = [f for f in FAMILIES.values() if t <= f.most and f.storage(matrix) is not None]
-    sparse, schedule = min((family.cycles(matrix, t), family.name) for family in possible)
-    sparse = sparse / threads + _CALL
-    return Prediction(schedule, dense / _CYCLES_A_MICROSECOND, sparse / _CYCLES_A_MICROSECOND)
-
-
-def _dense(matrix: Matrix, t: int, threads: int) -> float:
-    elements, width = matrix.rows * matrix.columns, _WIDTH[matrix.element]
-    compute = elements * (t + 24 * min(1.0, (t - 1) / 7)) / (2 * matrix.lanes)
-    if width == 2:
-        compute /= _NARROW_SPEEDUP
-    size = elements * width
-    return max(compute, size / (20 if size <= _CACHE * threads else 10))
+    sparse = {f.name: f.cycles(matrix, t) / speed.cycles_a_us(f.name, t) / threads + machine.call_us for f in possible}
+    able = [(name, us) for name, us in sparse.items() if us < math.inf]
+    return Prediction(dense, tuple(sorted(able, key=lambda item: item[1])))

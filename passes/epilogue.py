@@ -54,19 +54,26 @@ class Epilogue:
 
     def _emit(self, body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, read: Read) -> ir.Value:
         lanes = ir.VectorType(next(iter(mapping.values())).type).shape[0]
-        for op in body:
-            types = [vector_of(lanes, r.type) for r in op.results]
-            if op.name == "kernel.read":
-                mapping[op.results[0]] = read(op, types[0])
-                continue
-            operands = [mapping[v] if v in mapping else mapping.setdefault(v, splat(v, lanes)) for v in op.operands]
-            if op.name == "arith.constant":
-                mapping[op.results[0]] = splat(op.results[0], lanes)
-                continue
-            attributes = {name: op.attributes[name] for name in op.attributes}
-            clone = ir.Operation.create(op.name, results=types, operands=operands, attributes=attributes)
-            mapping.update(zip(op.results, clone.results, strict=True))
-        return mapping[wanted] if wanted in mapping else splat(wanted, lanes)
+        return on_lanes(body, mapping, wanted, lanes, read)
+
+
+def on_lanes(
+    body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, lanes: int, read: Read
+) -> ir.Value:
+    """Emit the scalar ops of a body on vectors; `mapping` holds the vectors of what they take from elsewhere."""
+    for op in body:
+        types = [vector_of(lanes, r.type) for r in op.results]
+        if op.name == "kernel.read":
+            mapping[op.results[0]] = read(op, types[0])
+            continue
+        operands = [mapping[v] if v in mapping else mapping.setdefault(v, splat(v, lanes)) for v in op.operands]
+        if op.name == "arith.constant":
+            mapping[op.results[0]] = splat(op.results[0], lanes)
+            continue
+        attributes = {name: op.attributes[name] for name in op.attributes}
+        clone = ir.Operation.create(op.name, results=types, operands=operands, attributes=attributes)
+        mapping.update(zip(op.results, clone.results, strict=True))
+    return mapping[wanted] if wanted in mapping else splat(wanted, lanes)
 
 
 class Buffers:

@@ -10,7 +10,9 @@ after    func.func @region(%x: memref<?x768xf32>,
            bufferization.materialize_in_destination %y in restrict writable %out
 
 Every schedule and the reference share this calling convention. The memory of a sparse operand comes in the order of
-sparse_tensor.assemble: positions and coordinates level by level, then values.
+sparse_tensor.assemble: positions and coordinates level by level, then values. A packing has arrays of its own, its values
+last too, and a builtin.unrealized_conversion_cast in place of the assemble. MLIR assembles tensors of static shape only: a
+sparse operand of any other shape, and a sparse result, are left to expose-specifiers.
 """
 
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from torch_mlir.dialects import bufferization, func, sparse_tensor
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
+from gossamer.passes.encodings import storage_of_type
 from gossamer.passes.queries import public_functions
 
 
@@ -43,28 +47,39 @@ def _expose(function: func.FuncOp) -> None:
     types: list[ir.Type] = []
     with ir.InsertionPoint.at_block_begin(block), function.location:
         for argument in list(block.arguments):
+            if isinstance(argument.type, ir.IndexType):
+                types.append(argument.type)
+                argument.replace_all_uses_with(block.add_argument(argument.type, function.location))
+                continue
             tensor = ir.RankedTensorType(argument.type)
+            if tensor.encoding is not None and not tensor.has_static_shape:
+                types.append(tensor)
+                argument.replace_all_uses_with(block.add_argument(tensor, function.location))
+                continue
             dense = tensor.encoding is None
             memory = [ir.MemRefType.get(tensor.shape, tensor.element_type)] if dense else _components(tensor)
             buffers = [block.add_argument(t, function.location) for t in memory]
             types += memory
             tensors = [_tensor(b) for b in buffers]
-            replacement = tensors[0] if dense else sparse_tensor.assemble(tensor, tensors[:-1], tensors[-1])
+            replacement = tensors[0] if dense else _assembled(tensor, tensors)
             argument.replace_all_uses_with(replacement)
         result = ir.RankedTensorType(returned.operands[0].type)
         extra = [
-            ir.MemRefType.get(result.shape, result.element_type),
+            *([ir.MemRefType.get(result.shape, result.element_type)] if result.encoding is None else []),
             ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], ir.IntegerType.get_signless(8)),
             ir.IndexType.get(),
         ]
         out, *_ = (block.add_argument(t, function.location) for t in extra)
     for _ in range(len(block.arguments) - len(types) - len(extra)):
         block.erase_argument(0)
-    with ir.InsertionPoint(returned), function.location:
-        bufferization.materialize_in_destination(None, returned.operands[0], out, restrict=True, writable=True)
-        func.ReturnOp([])
-    returned.operation.erase()
-    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([*types, *extra], []))
+    results = [result]
+    if result.encoding is None:
+        results = []
+        with ir.InsertionPoint(returned), function.location:
+            bufferization.materialize_in_destination(None, returned.operands[0], out, restrict=True, writable=True)
+            func.ReturnOp([])
+        returned.operation.erase()
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([*types, *extra], results))
     for attribute in ("arg_attrs", "res_attrs"):
         if attribute in function.attributes:
             del function.attributes[attribute]
@@ -76,11 +91,23 @@ def _tensor(buffer: ir.Value) -> ir.Value:
     return bufferization.to_tensor(tensor, buffer, restrict=True)
 
 
+def _assembled(tensor: ir.RankedTensorType, components: list[ir.Value]) -> ir.Value:
+    """The sparse tensor that is made of these components."""
+    if isinstance(storage_of_type(tensor), Format):
+        return sparse_tensor.assemble(tensor, components[:-1], components[-1])
+    cast = ir.Operation.create("builtin.unrealized_conversion_cast", results=[tensor], operands=components)
+    return cast.results[0]
+
+
 def _components(tensor: ir.RankedTensorType) -> list[ir.Type]:
-    """The memrefs of a sparse tensor's positions, coordinates and values."""
-    fmt = Format.parse(str(tensor.encoding))
-    widths = {"positions": fmt.pos_width, "coordinates": fmt.crd_width}
-    elements = [_integer(widths[kind]) if kind in widths else tensor.element_type for _, kind in fmt.components()]
+    """The memrefs of a sparse tensor's positions, coordinates and values, or of the arrays of its packing."""
+    storage = storage_of_type(tensor)
+    if isinstance(storage, Packing):
+        elements = [_integer(c.bits) if c.bits else tensor.element_type for c in storage.components()]
+    else:
+        assert storage is not None
+        widths = {"positions": storage.pos_width, "coordinates": storage.crd_width}
+        elements = [_integer(widths[kind]) if kind in widths else tensor.element_type for _, kind in storage.components()]
     return [ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], e) for e in elements]
 
 

@@ -1,7 +1,19 @@
-"""The families of schedules, by name. A new one is a file with its lowering and a line here."""
+"""The families of schedules by name: those of CPUs and those of GPUs. A new one is a file with its lowering and a line here."""
 
 from gossamer.passes.family import Family
+from gossamer.passes.lower_amx import AMX
+from gossamer.passes.lower_bf16dot import BF16DOT
+from gossamer.passes.lower_bitmap import BITMAP
+from gossamer.passes.lower_block import BLOCK
+from gossamer.passes.lower_blockvec import BLOCKVEC
+from gossamer.passes.lower_broadcast import BROADCAST
 from gossamer.passes.lower_gather import GATHER
+from gossamer.passes.lower_gpu_blocks import GPU_BLOCKS
+from gossamer.passes.lower_gpu_kblock import GPU_KBLOCK
 from gossamer.passes.lower_kblock import KBLOCK
+from gossamer.passes.lower_lookup import LOOKUP
+from gossamer.passes.lower_pairs import PAIRS
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (KBLOCK, GATHER)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (KBLOCK, GATHER, LOOKUP, BITMAP, BROADCAST, BF16DOT, PAIRS, AMX, BLOCK, BLOCKVEC)}
+GPU_FAMILIES: dict[str, Family] = {family.name: family for family in (GPU_KBLOCK, GPU_BLOCKS)}
+ALL_FAMILIES = FAMILIES | GPU_FAMILIES

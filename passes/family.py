@@ -5,9 +5,10 @@ the top of the file of its lowering, and listed in `families.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,12 @@ class Matrix:
     element        "f32", "f64", "bf16" or "f16"
     bits           width of the target's vectors
     density        share of nonzeros, rounded
+    block          rows x columns of the aligned blocks that the nonzeros fill, None where they lie at random; smaller blocks
+                   that divide it are as full
+    fill           share of nonzeros in those blocks, rounded; 1 where there are none
+    nm             (n, m) where of every m aligned neighbours along K at most n are nonzero
+    skew           nonzeros of the longest row over the mean of all rows, rounded up; 1 where all rows have equally many
+    features       instructions of the target that not all have: "avx512bf16", "avx512vbmi2", "amx"
     """
 
     rows: int
@@ -27,6 +34,11 @@ class Matrix:
     element: str
     bits: int
     density: float = 0.1
+    block: tuple[int, int] | None = None
+    fill: float = 1.0
+    nm: tuple[int, int] | None = None
+    skew: float = 1.25
+    features: frozenset[str] = frozenset()
 
     @property
     def lanes(self) -> int:
@@ -38,22 +50,27 @@ class Matrix:
         """Expected number of nonzeros."""
         return self.rows * self.columns * self.density
 
+    def __str__(self) -> str:
+        """The same text in every process, for keys of caches: a set has no order of its own."""
+        texts = (f"{f.name}={sorted(v) if isinstance(v := getattr(self, f.name), frozenset) else v}" for f in fields(self))
+        return f"Matrix({', '.join(texts)})"
+
 
 @dataclass(frozen=True)
 class Family:
     """One way to schedule a product.
 
     name      as in the option `schedule` and in the attribute of `kernel.spmm`
-    lowering  name of the pass that lowers it
-    storage   the format of the weight; None where the family cannot compute with such a matrix
-    tile      the numbers in the attribute `tile`, the tokens of a tile first; None for a format that it cannot read
+    lowering  the pass that lowers it, or several
+    storage   the format or packing of the weight; None where the family cannot compute with such a matrix
+    tile      the numbers in the attribute `tile`, the tokens of a tile first; None for a storage that it cannot read
     cycles    predicted cycles of one core for a matrix and a number of tokens, but for the call
     most      tokens up to which it is worth considering
     """
 
     name: str
     lowering: str
-    storage: Callable[[Matrix], Format | None]
-    tile: Callable[[Matrix, Format], tuple[int, ...] | None]
+    storage: Callable[[Matrix], Format | Packing | None]
+    tile: Callable[[Matrix, Format | Packing], tuple[int, ...] | None]
     cycles: Callable[[Matrix, int], float]
     most: float = float("inf")

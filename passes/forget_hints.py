@@ -13,13 +13,12 @@ from torch_mlir import ir
 
 from gossamer.passes.queries import public_functions
 
-DENSITY = "kernel.density"  # argument attribute: share of nonzeros
 TOKENS = "kernel.tokens"  # function attribute: how many rows x is expected to have
 
 
 @dataclass(frozen=True)
 class ForgetHints:
-    """Remove `kernel.density` and `kernel.tokens`."""
+    """Remove the attributes of the arguments and `kernel.tokens`."""
 
     name: ClassVar[str] = "forget-hints"
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch_mlir import ir
 
 from gossamer.dialects.kernel import ContractOp, ReadOp, YieldOp
-from gossamer.passes.queries import clone_into, defining, dims, is_zero_fill, parallel, reductions, sole_user, walk
+from gossamer.passes.queries import clone_into, defining, dims, filled_with, parallel, reductions, sole_user, walk
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def _is_contraction(op: ir.Operation) -> bool:
     if len(op.operands) != 3 or len(op.results) != 1 or not reductions(op):
         return False
     factors = [ir.RankedTensorType(v.type) for v in list(op.operands)[:2]]
-    if all(f.encoding is None for f in factors) or not is_zero_fill(op.operands[2]):
+    if all(f.encoding is None for f in factors) or filled_with(op.operands[2]) != 0:
         return False
     maps = _maps(op)
     if not all(m.is_projected_permutation for m in maps):

@@ -25,6 +25,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
+from gossamer.dialects.packing import Packing
 from gossamer.passes.family import Family, Matrix
 from gossamer.passes.product import Operands, Product, products
 from gossamer.passes.vectors import (
@@ -50,7 +51,7 @@ def _storage(matrix: Matrix) -> Format:
     return rows.with_widths(32, 16 if matrix.columns <= 1 << 16 else 32)
 
 
-def _tile(matrix: Matrix, stored: Format) -> tuple[int, ...] | None:
+def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
     """[tokens]"""
     return (_TOKENS,) if stored == _storage(matrix) else None
 

@@ -24,12 +24,13 @@ from torch_mlir.dialects import arith, memref, scf, vector
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
+from gossamer.dialects.packing import Packing
 from gossamer.passes.family import Family, Matrix
+from gossamer.passes.kblock_rows import KBlockRows
 from gossamer.passes.product import Operands, Product, products
 from gossamer.passes.vectors import (
     byte_width,
     index,
-    load_index,
     loop,
     mask_of,
     narrowed,
@@ -41,7 +42,6 @@ from gossamer.passes.vectors import (
 )
 
 _CACHE_LINE = 64
-_LONG_ROW = 48  # nonzeros of a row in a block from which on a row counts as long
 _VECTORS = 4  # vectors of tokens in a register tile
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _NONZERO = {1: 2.0, 2: 2.7, 4: 4.0}  # cycles by vectors of tokens
@@ -69,9 +69,9 @@ def block_width(rows: int, size: int, density: float) -> int:
     return max(16, -(-size // (16 * blocks)) * 16)
 
 
-def _tile(matrix: Matrix, stored: Format) -> tuple[int, ...] | None:
+def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
     """[tokens, rows of the weight, columns of K]"""
-    columns = stored.levels[0].block
+    columns = stored.levels[0].block if isinstance(stored, Format) else 1
     return (_VECTORS * matrix.lanes, _ROWS, columns) if columns > 1 and stored == _k_blocked(matrix, columns) else None
 
 
@@ -86,7 +86,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(matrix.nonzeros * _NONZERO[v] + a_row + _ELEMENT * (k + m) * v * lanes for v in tiles)
 
 
-KBLOCK = Family("kblock", "lower-kblock", _storage, _tile, _cycles)
+KBLOCK = Family("kblock", "lower-chain,lower-kblock", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)
@@ -207,16 +207,15 @@ class _Tile:
     def _row(self, packed: ir.Value, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value) -> None:
         """Add what the row's nonzeros in this block of columns contribute; in the last block, start the epilogue."""
         spmm, types = self.spmm, [self.vec] * self.vectors
-        at = arith.addi(arith.muli(block, index(spmm.M)), m)
-        begin = load_index(self.operands.positions, at)
-        end = load_index(self.operands.positions, arith.addi(at, index(1)))
         start = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, block, index(0)), types, has_else=True)
         with ir.InsertionPoint(start.then_block):
             scf.YieldOp([zeros(self.vec)] * self.vectors)
         with ir.InsertionPoint(start.else_block):
             scf.YieldOp([vector.load(self.vec, sums, [slot, t]) for t in self.at])
-        origin = arith.muli(block, index(spmm.columns))
-        totals = self._nonzeros(packed, origin, begin, end, list(start.results))
+        operands = self.operands
+        weight = operands.positions, operands.coordinates, operands.values
+        nonzeros = KBlockRows(spmm.M, spmm.columns, *weight, packed, self.vec, self.vectors)
+        totals = nonzeros.add(block, m, list(start.results))
         if not spmm.epilogue.trivial:
             finish = scf.IfOp(last, types, has_else=True)
             with ir.InsertionPoint(finish.then_block):
@@ -227,42 +226,6 @@ class _Tile:
             totals = list(finish.results)
         for t, total in zip(self.at, totals, strict=True):
             vector.store(total, sums, [slot, t])
-
-    def _nonzeros(
-        self, packed: ir.Value, origin: ir.Value, begin: ir.Value, end: ir.Value, sums: list[ir.Value]
-    ) -> list[ir.Value]:
-        """sums + the products of the nonzeros [begin, end) with their columns of x.
-
-        A fused multiply-add takes four cycles, so long rows are taken several nonzeros at a time, each with sums of its
-        own. In short rows the loop for what is left over would cost more than that gains.
-        """
-        ways, width = max(2, 4 // self.vectors), self.vectors
-        count = arith.subi(end, begin)
-        long = arith.cmpi(arith.CmpIPredicate.uge, count, index(_LONG_ROW))
-        in_groups = arith.select(long, arith.subi(count, arith.remui(count, index(ways))), index(0))
-        middle = arith.addi(begin, in_groups)
-        several = sums + [zeros(self.vec)] * (width * (ways - 1))
-        with loop(begin, middle, index(ways), several) as groups:
-            totals = list(groups.inner_iter_args)
-            for way in range(ways):
-                at, mine = arith.addi(groups.induction_variable, index(way)), slice(way * width, (way + 1) * width)
-                totals[mine] = self._multiply_add(packed, origin, at, totals[mine])
-            scf.YieldOp(totals)
-        first, *others = (list(groups.results)[way * width : (way + 1) * width] for way in range(ways))
-        with loop(middle, end, index(1), first) as rest:
-            scf.YieldOp(self._multiply_add(packed, origin, rest.induction_variable, list(rest.inner_iter_args)))
-        totals = list(rest.results)
-        for other in others:
-            totals = [arith.addf(a, b) for a, b in zip(totals, other, strict=True)]
-        return totals
-
-    def _multiply_add(self, packed: ir.Value, origin: ir.Value, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + values[p] * packed[column of p]."""
-        k = arith.addi(origin, load_index(self.operands.coordinates, p))
-        weight = vector.broadcast(self.vec, widened(memref.load(self.operands.values, [p]), self.spmm.sum_type))
-        return [
-            vector.fma(weight, vector.load(self.vec, packed, [k, t]), total) for t, total in zip(self.at, sums, strict=True)
-        ]
 
     def _unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value) -> None:
         """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for one group of rows."""

@@ -17,7 +17,7 @@ _STEPS = (
     "convert-scf-to-cf",
     "expand-strided-metadata",
     "lower-affine",
-    "convert-vector-to-llvm{force-32bit-vector-indices=true}",
+    "convert-vector-to-llvm{force-32bit-vector-indices=true enable-x86=true}",
     "convert-math-to-llvm",
     "convert-math-to-libm",
     "arith-expand{include-bf16=%s}",

@@ -36,7 +36,7 @@ class Parallelize:
 
 
 def _outline(parallel: Any, number: int) -> None:
-    function = parallel.operation.parent.opview
+    function = _function_of(parallel.operation)
     body = parallel.region.blocks[0]
     operands = list(parallel.operation.operands)
     if len(operands) != 3 or not is_constant(operands[0], 0) or not is_constant(operands[2], 1):
@@ -66,6 +66,12 @@ def _outline(parallel: Any, number: int) -> None:
                 func.CallOp(team, [context])
                 scf.YieldOp([])
     parallel.operation.erase()
+
+
+def _function_of(op: ir.Operation) -> Any:
+    while op.name != "func.func":
+        op = op.parent
+    return op.opview
 
 
 def _captured(parallel: ir.Operation) -> list[ir.Value]:

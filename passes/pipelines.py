@@ -12,10 +12,13 @@ from torch_mlir.dialects import llvm
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
 from gossamer.passes.context import context
 from gossamer.passes.emit_entry import WORDS
+from gossamer.passes.encodings import storage_of_type
 from gossamer.passes.families import FAMILIES
-from gossamer.passes.queries import all_ops
+from gossamer.passes.lower_chain import TILE_WORKSPACE
+from gossamer.passes.queries import all_ops, public_functions
 from gossamer.passes.registry import run_pipeline
 from gossamer.passes.vectors import WORKSPACE
 
@@ -30,49 +33,67 @@ _NORMALIZE = (
     "propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,"
     f"math-expand-ops{{ops=fpowi}},{_WIDEN},canonicalize,cse"
 )
-_FUSE = "fuse-epilogue,canonicalize,cse"
+_FUSE = "fuse-epilogue,lift-rows,inline-stages,canonicalize,cse"
 _FINISH = "expand-math,parallelize,emit-entry"
-# MLIR's pipeline "sparsifier" in parts, because it frees nothing that it allocates.
+# MLIR's pipeline "sparsifier" in parts, because it frees nothing that it allocates. A sparse result grows array by array,
+# and what is left in the end is the caller's: there only the arrays that were outgrown are freed.
 _SPARSIFY = (
-    "sparsification-and-bufferization,sparse-storage-specifier-to-llvm,"
-    "buffer-deallocation-pipeline,func.func(convert-linalg-to-loops)"
+    "lower-sample,eliminate-empty-tensors,sparsification-and-bufferization,expose-specifiers,"
+    "sparse-storage-specifier-to-llvm,%s,func.func(convert-linalg-to-loops)"
 )
+_FREE, _FREE_OUTGROWN = "buffer-deallocation-pipeline", "expand-realloc{emit-deallocs=true}"
 SCHEDULES = (*FAMILIES, "reference")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A region in kernel IR: `formats` holds one entry per argument, None for a dense one."""
+    """A region in kernel IR.
+
+    formats  one entry per argument, None for a dense one
+    sized    one entry per argument: whether the sizes of its levels follow its arrays (a sparse operand of open shape)
+    numbers  one entry per argument: whether it is a number and no tensor
+    """
 
     text: str
     schedule: str
     vector_bits: int
-    formats: tuple[Format | None, ...]
+    formats: tuple[Format | Packing | None, ...]
+    sized: tuple[bool, ...]
+    numbers: tuple[bool, ...]
     module: ir.Module
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """LLVM IR with a function `emit_entry.ENTRY`, for each argument the dynamic dimensions of its memref, and the bytes of
-    workspace that each thread needs."""
+    """LLVM IR with a function `emit_entry.ENTRY`, for each argument the dynamic dimensions of its memref, the bytes of
+    workspace that each thread needs, and those of the tiles of a chain (see `lower_chain.TILE_WORKSPACE`)."""
 
     llvm_ir: str
     words: tuple[tuple[int, ...], ...]
     workspace: int
+    tile_workspace: tuple[int, ...]
 
 
-def plan(contract: str, schedule: str, vector_bits: int, observer: Observer | None = None) -> Plan:
-    """Contract IR (text) to kernel IR. CompileError if the text is wrong or the schedule has no way to compute it."""
+def plan(
+    contract: str, schedule: str, vector_bits: int, observer: Observer | None = None, features: frozenset[str] = frozenset()
+) -> Plan:
+    """Contract IR (text) to kernel IR. CompileError if the text is wrong or the schedule has no way to compute it.
+
+    `features` are those of the target that schedules ask for (`Target.instructions`).
+    """
     with context(), ir.Location.unknown():
         try:
             module = ir.Module.parse(contract)
         except ir.MLIRError as error:
             raise CompileError(f"the contract IR does not parse: {error}") from error
-        _run(module, _planning(schedule, vector_bits), observer)
+        _run(module, _planning(schedule, vector_bits, features), observer)
         region = next(op for op in module.body.operations if op.operation.name == "func.func")
-        tensors = [ir.RankedTensorType(a.type) for a in region.operation.regions[0].blocks[0].arguments]
-        formats = tuple(Format.parse(str(t.encoding)) if t.encoding else None for t in tensors)
-        return Plan(str(module), schedule, vector_bits, formats, module)
+        types = [a.type for a in region.operation.regions[0].blocks[0].arguments]
+        tensors = [ir.RankedTensorType(t) if isinstance(t, ir.RankedTensorType) else None for t in types]
+        formats = tuple(storage_of_type(t) if t is not None else None for t in tensors)
+        sized = tuple(t is not None and t.encoding is not None and not t.has_static_shape for t in tensors)
+        numbers = tuple(t is None for t in tensors)
+        return Plan(str(module), schedule, vector_bits, formats, sized, numbers, module)
 
 
 def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -> Lowered:
@@ -82,23 +103,31 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
     """
     module = planned.module
     with module.context, ir.Location.unknown():
-        _run(module, _lowering(planned.schedule, planned.vector_bits, bf16), observer)
+        _run(module, _lowering(planned.schedule, planned.vector_bits, bf16, _returns_sparse(module)), observer)
         _check_lowered(module, planned.schedule)
         attributes = module.operation.attributes
         words = tuple(tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS]))
         workspace = ir.IntegerAttr(attributes[WORKSPACE]).value if WORKSPACE in attributes else 0
-        return Lowered(llvm.translate_module_to_llvmir(module.operation), words, workspace)
+        tiles = ir.ArrayAttr(attributes[TILE_WORKSPACE]) if TILE_WORKSPACE in attributes else []
+        tile_workspace = tuple(ir.IntegerAttr(n).value for n in tiles)
+        return Lowered(llvm.translate_module_to_llvmir(module.operation), words, workspace, tile_workspace)
 
 
-def _planning(schedule: str, bits: int) -> str:
+def _planning(schedule: str, bits: int, features: frozenset[str]) -> str:
     if schedule == "reference":
         return f"{_NORMALIZE},forget-hints"
-    options = f"{{schedule={schedule} bits={bits}}}"
+    options = f"{{schedule={schedule} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}}}"
     return f"{_NORMALIZE},{_FUSE},choose-format{options},schedule{options}"
 
 
-def _lowering(schedule: str, bits: int, bf16: bool) -> str:
-    loops = f"{_SPARSIFY},emit-entry" if schedule == "reference" else f"{FAMILIES[schedule].lowering},{_FINISH}"
+def _returns_sparse(module: ir.Module) -> bool:
+    results = [r for function in public_functions(module) for r in function.type.results]
+    return any(ir.RankedTensorType(r).encoding is not None for r in results)
+
+
+def _lowering(schedule: str, bits: int, bf16: bool, sparse_result: bool) -> str:
+    sparsify = _SPARSIFY % (_FREE_OUTGROWN if sparse_result else _FREE)
+    loops = f"{sparsify},emit-entry" if schedule == "reference" else f"{FAMILIES[schedule].lowering},{_FINISH}"
     return f"expose-storage,{loops},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"
 
 

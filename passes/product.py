@@ -18,22 +18,37 @@ from gossamer.passes.queries import walk
 from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.vectors import call_narrowest, index
 
+_MANY = 4  # tiles a thread from which on it does not matter that some threads have one more
+
 
 @dataclass(frozen=True)
 class Operands:
-    """What a function of a product works on: memrefs, this thread's `offset` into the workspace, the `first` of its tokens
-    and the row groups [low, high)."""
+    """What a function of a product works on: memrefs (the arrays of the weight in `weight`), this thread's `offset` into the
+    workspace, the `first` of its tokens and the row groups [low, high)."""
 
     x: ir.Value
-    positions: ir.Value
-    coordinates: ir.Value
-    values: ir.Value
+    weight: tuple[ir.Value, ...]
     memory: Buffers
     workspace: ir.Value
     offset: ir.Value
     first: ir.Value
     low: ir.Value
     high: ir.Value
+
+    @property
+    def positions(self) -> ir.Value:
+        """Of a weight with positions: where its rows begin."""
+        return self.weight[0]
+
+    @property
+    def coordinates(self) -> ir.Value:
+        """Of a weight with positions and coordinates: the latter."""
+        return self.weight[1]
+
+    @property
+    def values(self) -> ir.Value:
+        """The values of the weight."""
+        return self.weight[-1]
 
 
 def products(module: ir.Module, schedule: str) -> list[Any]:
@@ -57,7 +72,9 @@ class Product:
         self.sum_type = block.arguments[0].type
         self.epilogue = Epilogue(block)
         self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
-        self.buffers = [buffer_of(op.x), *sparse_buffers_of(op.w), *(buffer_of(r.operands[0]) for r in self.reads)]
+        stored = sparse_buffers_of(op.w)
+        self.components = len(stored)
+        self.buffers = [buffer_of(op.x), *stored, *(buffer_of(r.operands[0]) for r in self.reads)]
 
     def function(self, suffix: str, emit: Callable[[Operands], None]) -> func.FuncOp:
         """A private function before the one that holds the op, with the body that `emit` builds."""
@@ -68,11 +85,30 @@ class Product:
             function = func.FuncOp(f"{parent.name.value}_{suffix}", (types, []), visibility="private")
         with ir.InsertionPoint(function.add_entry_block()):
             *buffers, out, workspace, offset, first, low, high = function.entry_block.arguments
-            x, positions, coordinates, stored, *reads = buffers
+            x, weight, reads = buffers[0], tuple(buffers[1 : 1 + self.components]), buffers[1 + self.components :]
             memory = Buffers(dict(zip((r.results[0] for r in self.reads), reads, strict=True)), out)
-            emit(Operands(x, positions, coordinates, stored, memory, workspace, offset, first, low, high))
+            emit(Operands(x, weight, memory, workspace, offset, first, low, high))
             func.ReturnOp([])
         return function
+
+    def by_tiles(self, variants: dict[int, func.FuncOp], workspace: int) -> None:
+        """Replace the op by calls of functions for tiles of tokens, keyed by their tokens, the widest first.
+
+        The rows are shared out too where there are too few tiles to keep all threads equally busy.
+        """
+        with ir.InsertionPoint(self.op):
+            tile, threads = index(next(iter(variants))), self.storage.threads
+            n_tiles = arith.ceildivui(memref.dim(self.storage.output, index(0)), tile)
+            uneven = arith.cmpi(arith.CmpIPredicate.ne, arith.remui(n_tiles, threads), index(0))
+            few = arith.cmpi(arith.CmpIPredicate.ult, n_tiles, arith.muli(threads, index(_MANY)))
+            chunks = arith.minui(index(self.groups), arith.select(arith.andi(uneven, few), threads, index(1)))
+
+            def body(task: ir.Value, offset: ir.Value) -> None:
+                first = arith.muli(arith.divui(task, chunks), tile)
+                self.call(variants, offset, first, *self.row_range(arith.remui(task, chunks), chunks))
+
+            self.parallel(arith.muli(n_tiles, chunks), workspace, body)
+        self.storage.erase()
 
     def parallel(self, tasks: ir.Value, workspace: int, body: Callable[[ir.Value, ir.Value], None]) -> None:
         """Run body(task, offset of the thread into the workspace) for all tasks, `workspace` bytes a thread."""

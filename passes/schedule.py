@@ -14,25 +14,26 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError, OptionError
-from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import SpmmOp
 from gossamer.passes.choose_format import is_linear, matrix_of
-from gossamer.passes.families import FAMILIES
+from gossamer.passes.encodings import storage_of_type
+from gossamer.passes.families import ALL_FAMILIES
 from gossamer.passes.pass_options import choices
 from gossamer.passes.queries import all_ops, dims, walk
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`schedule` is the name of a family, `bits` the width of the target's vectors."""
+    """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides."""
 
     name: ClassVar[str] = "schedule"
     schedule: str = "kblock"
     bits: int = 512
+    features: str = ""
 
     def __post_init__(self) -> None:
-        if self.schedule not in FAMILIES:
-            raise OptionError(f"no schedule is called {self.schedule!r}{choices(self.schedule, FAMILIES)}")
+        if self.schedule not in ALL_FAMILIES:
+            raise OptionError(f"no schedule is called {self.schedule!r}{choices(self.schedule, ALL_FAMILIES)}")
 
     def run(self, module: ir.Module) -> None:
         for contract in walk(module, "kernel.contract"):
@@ -45,9 +46,10 @@ class Schedule:
         if not is_linear(contract):
             raise CompileError(f"no schedule for {contract.operation.name} of {contract.lhs.type} and {contract.rhs.type}")
         _check_elements(contract)
-        matrix = matrix_of(contract, self.bits)
-        stored = Format.parse(str(ir.RankedTensorType(contract.rhs.type).encoding))
-        tile = FAMILIES[self.schedule].tile(matrix, stored)
+        matrix = matrix_of(contract, self.bits, self.features)
+        stored = storage_of_type(ir.RankedTensorType(contract.rhs.type))
+        assert stored is not None, "a linear contraction has a sparse weight"
+        tile = ALL_FAMILIES[self.schedule].tile(matrix, stored)
         if tile is None:
             raise CompileError(f"no {self.schedule} schedule for a weight stored as {stored.name}")
         with ir.InsertionPoint(contract), contract.location:

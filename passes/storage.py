@@ -45,8 +45,8 @@ def buffer_of(tensor: ir.Value) -> ir.Value:
 
 
 def sparse_buffers_of(tensor: ir.Value) -> list[ir.Value]:
-    """The memrefs of a sparse tensor: positions and coordinates by level, then values."""
+    """The memrefs of a sparse tensor: positions and coordinates by level, or the arrays of its packing, then values."""
     op = defining(tensor)
-    if op is None or op.name != "sparse_tensor.assemble":
+    if op is None or op.name not in ("sparse_tensor.assemble", "builtin.unrealized_conversion_cast"):
         raise CompileError(f"{tensor} has no buffers, for {_WHY}")
     return [buffer_of(v) for v in op.operands]

@@ -26,8 +26,12 @@ def mask_of(lanes: int, valid: ir.Value) -> ir.Value:
 
 def zeros(type_: ir.VectorType) -> ir.Value:
     """A vector of 0.0."""
-    zero = ir.FloatAttr.get(type_.element_type, 0.0)
-    return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, zero))
+    return splat_of(type_, 0.0)
+
+
+def splat_of(type_: ir.VectorType, value: float) -> ir.Value:
+    """A vector of one float everywhere."""
+    return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(type_.element_type, value)))
 
 
 def byte_width(type_: ir.Type) -> int:
@@ -48,6 +52,14 @@ def widened(value: ir.Value, to: ir.Type) -> ir.Value:
 def narrowed(value: ir.Value, to: ir.Type) -> ir.Value:
     """The inverse of `widened`."""
     return value if value.type == to else arith.truncf(to, value)
+
+
+def in_all_lanes(pair: ir.Value) -> ir.Value:
+    """Sixteen times a pair of bf16, as a vector of 512 bits."""
+    i32 = ir.IntegerType.get_signless(32)
+    word = vector.extract(vector.bitcast(vector_of(1, i32), pair), [], [0])
+    line = vector_of(32, ir.VectorType(pair.type).element_type)
+    return vector.bitcast(line, vector.broadcast(vector_of(16, i32), word))
 
 
 @contextmanager
@@ -76,6 +88,14 @@ def transpose(rows: Sequence[ir.Value]) -> list[ir.Value]:
             values[i + span] = vector.shuffle(a, b, [n + j if j & span else j + span for j in range(n)])
         span //= 2
     return values
+
+
+def interleaved(a: ir.Value, b: ir.Value, size: int) -> tuple[ir.Value, ir.Value]:
+    """Two vectors as one of twice the length, `size` elements of a and of b in turn, in halves."""
+    lanes = ir.VectorType(a.type).shape[0]
+    order = [half * lanes + at + i for at in range(0, lanes, size) for half in (0, 1) for i in range(size)]
+    first, second = (vector.shuffle(a, b, half) for half in (order[:lanes], order[lanes:]))
+    return first, second
 
 
 def call_narrowest(left: ir.Value, variants: dict[int, func.FuncOp], arguments: Sequence[ir.Value]) -> None:

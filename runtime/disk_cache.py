@@ -31,37 +31,43 @@ class Entry:
 
 def read(key: str) -> Entry | None:
     """The entry of this key, None if there is none that is whole."""
-    directory = _directory()
-    if directory is None:
+    base = directory()
+    if base is None:
         return None
+    path = base / f"{key}.o"
     try:
-        header, _, code = (directory / f"{key}.o").read_bytes().partition(b"\n")
+        header, _, code = path.read_bytes().partition(b"\n")
         call = json.loads(header)
         if call.pop("sha256") == hashlib.sha256(code).hexdigest():
             return Entry(code, call)
-        log.warning("kernel cache: %s is damaged, it is compiled anew", directory / f"{key}.o")
+        log.warning("kernel cache: %s is damaged, it is compiled anew", path)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        log.warning("kernel cache: %s cannot be read (%s), it is compiled anew", directory / f"{key}.o", problem)
+        log.warning("kernel cache: %s cannot be read (%s), it is compiled anew", path, problem)
     return None
 
 
 def write(key: str, entry: Entry) -> None:
     """Store an entry; a disk that cannot be written is no error."""
-    directory = _directory()
-    if directory is None:
+    base = directory()
+    if base is None:
         return
     header = json.dumps({**entry.call, "sha256": hashlib.sha256(entry.code).hexdigest()})
     try:
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=f"{key}.", delete=False) as file:
-            file.write(header.encode() + b"\n" + entry.code)
-        os.replace(file.name, directory / f"{key}.o")
+        replace(base / f"{key}.o", header.encode() + b"\n" + entry.code)
     except OSError as problem:
-        log.warning("kernel cache: %s cannot be written (%s)", directory, problem)
+        log.warning("kernel cache: %s cannot be written (%s)", base, problem)
 
 
-def _directory() -> Path | None:
+def replace(path: Path, content: bytes) -> None:
+    """Write a file as a whole: who reads it meanwhile finds the old content or the new one. OSError if that fails."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)
+
+
+def directory() -> Path | None:
     """The cache directory, made if need be; None if the cache is off or the directory is not ours alone to write."""
     given = os.environ.get("GOSSAMER_CACHE_DIR")
     if given == "":

@@ -22,13 +22,14 @@ class Kernel:
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
         self._arguments = _Arguments(words + 3)
 
-    def run(self, words: list[int]) -> None:
-        """Call with the words of all operands and of the output (see emit-entry), on torch.get_num_threads() threads.
+    def run(self, words: list[int], shared: int = 0, scratch: int = 0) -> None:
+        """Call with the words of all operands and of the output (see emit-entry), on torch.get_num_threads() threads, with
+        `shared` more bytes of workspace for all, and `scratch` for each thread.
 
         Takes the list over. Nothing is checked: every address must hold what the kernel's types say.
         """
         threads = _get_num_threads()
-        size = self._workspace * threads
+        size = (self._workspace + scratch) * threads + shared
         if size > _workspace.size:
             _workspace.grow(size)
         words += (_workspace.address, size, threads)

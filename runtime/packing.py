@@ -1,18 +1,23 @@
 """Packing: a dense tensor and a format go in, the arrays that a kernel reads come out.
 
-The arrays have the order and content of `sparse_tensor.assemble`'s operands: level by level the positions,
-then the coordinates, where the level has them; the values last. Arrays of 8, 16 and 32 bits hold unsigned
-numbers in torch's signed types, so a 16-bit coordinate of 65535 reads as -1 in torch.
+The arrays of a `Packing` are in its own order, filled by `packers.py`. Those of a `Format` have the order and content of
+`sparse_tensor.assemble`'s operands: level by level the positions, then the coordinates, where the level has them; the values
+last. Arrays of 8, 16 and 32 bits hold unsigned numbers in torch's signed types, so a 16-bit coordinate of 65535 reads as -1
+in torch.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+import numpy as np
 import torch
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
+from gossamer.runtime import packers
+from gossamer.runtime.nonzeros import count_nonzeros, divided, nonzero_mask, nonzero_places
 
 _INTEGER = {0: torch.int64, 8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
@@ -21,13 +26,24 @@ _INTEGER = {0: torch.int64, 8: torch.int8, 16: torch.int16, 32: torch.int32, 64:
 class Packed:
     """A packed tensor: `components` as `sparse_tensor.assemble` takes them, of a dense tensor of `shape`.
 
-    `source` says where each stored value lies in the dense tensor, filled up to `padded_shape`, row-major.
+    `source` says where each stored value lies in the dense tensor, row-major: filled up to `padded_shape` for a Format; for a
+    Packing followed by one 0, which is the source of what it stores to fill up. It takes 4 bytes a value, so `compact` keeps
+    a bit an element instead, in `pattern`, from which it is worked out when it is asked for.
     """
 
-    format: Format
+    format: Format | Packing
     shape: tuple[int, ...]
     components: tuple[torch.Tensor, ...]
-    source: torch.Tensor = field(repr=False)
+    source_or_none: torch.Tensor | None = field(repr=False)
+    pattern: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def source(self) -> torch.Tensor:
+        """Where each stored value lies in the dense tensor."""
+        if self.source_or_none is not None:
+            return self.source_or_none
+        assert self.pattern is not None
+        return pack(_unpacked_bits(self.pattern, self.shape), self.format).source
 
     @property
     def values(self) -> torch.Tensor:
@@ -48,6 +64,22 @@ class Packed:
     def words(self) -> tuple[int, ...]:
         """Address and length of each component, as a kernel's entry takes them."""
         return tuple(word for component in self.components for word in (component.data_ptr(), component.numel()))
+
+    def unpack(self) -> torch.Tensor:
+        """The dense tensor, row-major."""
+        filled = self.shape if isinstance(self.format, Packing) else self.format.padded_shape(self.shape)
+        flat = self.values.new_zeros(prod(filled) + isinstance(self.format, Packing))
+        flat[self.source] = self.values
+        return flat[: prod(filled)].view(filled)[tuple(slice(extent) for extent in self.shape)].contiguous()
+
+    def compact(self) -> "Packed":
+        """The same arrays without `source`, where a bit an element is smaller and tells as much."""
+        if self.source_or_none is None or prod(self.shape) / 8 >= self.source_or_none.nbytes:
+            return self
+        stored = replace(self, components=(torch.ones(self.nnz, dtype=torch.bool),)).unpack()
+        bits = torch.from_numpy(np.packbits(stored.numpy()))
+        compacted = replace(self, source_or_none=None, pattern=bits)
+        return compacted if torch.equal(compacted.source, self.source_or_none) else self
 
     def refresh(self, dense: torch.Tensor) -> bool:
         """Take over the values of `dense` (same shape and dtype) if its nonzeros all lie in the pattern.
@@ -73,11 +105,11 @@ class Packed:
                 f"got {dense.dtype} of shape {tuple(dense.shape)}: pack it anew"
             )
         dense = dense.detach()
-        values = _filled(dense, self.format).flatten().index_select(0, self.source)
-        return values if torch.count_nonzero(values) == torch.count_nonzero(dense) else None
+        values = _flat(dense, self.format).index_select(0, self.source)
+        return values if count_nonzeros(values) == count_nonzeros(dense) else None
 
 
-def pack(dense: torch.Tensor, format: Format) -> Packed:
+def pack(dense: torch.Tensor, format: Format | Packing) -> Packed:
     """Store the nonzeros of `dense` (any strides, any dtype; NaN is a nonzero) in `format`.
 
     Coordinates ascend. Dense levels below a sparse one store their zeros too; an N:M group of fewer than N
@@ -86,11 +118,14 @@ def pack(dense: torch.Tensor, format: Format) -> Packed:
     if a unique level would need a coordinate twice, and for levels whose arrays MLIR cannot assemble.
     """
     dense = dense.detach()
+    if isinstance(format, Packing):
+        arrays, source = packers.fill(format, dense)
+        return Packed(format, tuple(dense.shape), (*arrays, _flat(dense, format).index_select(0, source)), source)
     layout = _Layout(format, tuple(dense.shape))
-    occupied = layout.by_entry(_in_level_order(dense != 0, format))
+    occupied = layout.by_entry(_in_level_order(nonzero_mask(dense), format))
     arrays, stored = layout.walk((occupied if occupied.shape[1] == 1 else occupied.any(1)).flatten())
-    source = layout.places(dense.device).index_select(0, stored).flatten()
-    values = _filled(dense, format).flatten().index_select(0, source)
+    source = layout.source(stored)
+    values = _flat(dense, format).index_select(0, source)
     return Packed(format, layout.shape, (*arrays, values), source)
 
 
@@ -126,15 +161,25 @@ class _Layout:
         """A tensor in level order as [entries of the last level, block]."""
         return in_level_order.view(prod(self.sizes), self.block)
 
-    def places(self, device: torch.device) -> torch.Tensor:
-        """Where the block of each entry lies in the tensor filled up to whole blocks, row-major and flat."""
-        filled = self.format.padded_shape(self.shape)
-        places = torch.arange(prod(filled), dtype=self.integer, device=device).view(filled)
-        return self.by_entry(_in_level_order(places, self.format))
+    def source(self, entries: torch.Tensor) -> torch.Tensor:
+        """Where the blocks of entries of the last level lie in the tensor filled up to whole blocks, row-major and flat."""
+        filled, sizes = self.format.padded_shape(self.shape), self.format.level_sizes(self.shape)
+        places, rest = torch.zeros_like(entries), entries
+        inside = entries.new_zeros(1)
+        for number, (level, size) in enumerate(zip(self.format.levels, sizes, strict=True)):
+            stride = prod(filled[level.dim + 1 :]) * (1 if level.inner else level.block)
+            if number >= len(self.levels):
+                coordinates = torch.arange(size, dtype=self.integer, device=entries.device)
+                inside = (inside[:, None] + coordinates * stride).flatten()
+                continue
+            below = prod(self.sizes[number + 1 :])
+            coordinate, rest = divided(rest, below) if below > 1 else (rest, torch.zeros_like(rest))
+            places += coordinate * stride
+        return places if self.block == 1 else (places[:, None] + inside).flatten()
 
     def walk(self, occupied: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Positions and coordinates, and the stored entries of the last level; `occupied` has a nonzero."""
-        leaves = occupied.nonzero().flatten().to(self.integer)
+        leaves = nonzero_places(occupied, self.integer)
         arrays: list[torch.Tensor] = []
         stored = leaves.new_zeros(1)
         at = 0
@@ -150,8 +195,8 @@ class _Layout:
                 while end < len(self.levels) and self.levels[end].kind == "singleton":
                     end += 1
                 below, span = prod(self.sizes[end:]), prod(self.sizes[at:end])
-                entries = leaves if below <= 1 else torch.unique_consecutive(leaves // below)
-                arrays.append(self._positions(entries // max(span, 1), stored, at))
+                entries = leaves if below <= 1 else torch.unique_consecutive(divided(leaves, below)[0])
+                arrays.append(self._positions(divided(entries, max(span, 1))[0], stored, at))
                 arrays += self._coordinates(entries, at, end)
                 stored = entries
             at = end
@@ -165,7 +210,7 @@ class _Layout:
                 f"'{level}': positions up to {count} do not fit {pos} bits, "
                 f"use format.with_widths({_width_for(count)}, {self.format.crd_width})"
             )
-        edges = torch.cat([torch.searchsorted(parents, stored), stored.new_full((1,), count)])
+        edges = torch.cat([torch.searchsorted(parents, stored, out_int32=True), stored.new_full((1,), count)])
         if level.kind == "loose_compressed":
             edges = torch.stack([edges[:-1], edges[1:]], 1).flatten()
         return edges.to(_INTEGER[pos])
@@ -175,13 +220,13 @@ class _Layout:
         arrays = []
         for number in range(at, end):
             below, size = prod(self.sizes[number + 1 : end]), self.sizes[number]
-            prefixes = entries // below if below > 1 else entries
+            prefixes = divided(entries, below)[0] if below > 1 else entries
             if number + 1 < end and not self.levels[number].nonunique:
                 twice = (prefixes[1:] == prefixes[:-1]).nonzero()
                 if twice.numel():
                     coordinate = int(prefixes[twice[0]]) % size
                     raise FormatError(f"'{self.levels[number]}' needs {coordinate} twice, make it nonunique")
-            coordinates = prefixes % size if size and number else prefixes
+            coordinates = divided(prefixes, size)[1] if size and number else prefixes
             arrays.append(coordinates.to(_INTEGER[self.format.crd_width]))
         if end == at + 1 or self.levels[at + 1].soa:
             return arrays
@@ -200,7 +245,7 @@ class _Layout:
         full = (spare < 0).nonzero()
         if full.numel():
             group = int(full[0])
-            place = self.places(groups.device).view(count, size)[group, 0]
+            place = self.source(torch.tensor([group * size]))[0]
             index = torch.unravel_index(place, self.format.padded_shape(self.shape))
             start = int(index[structured.dim])
             row = ", ".join(str(int(i)) for dim, i in enumerate(index) if dim != structured.dim)
@@ -210,7 +255,20 @@ class _Layout:
                 f"prune it to {n}:{m} or choose another format"
             )
         chosen = groups | ((~groups).cumsum(1, dtype=self.integer) <= spare[:, None])
-        return chosen.flatten().nonzero().flatten().to(self.integer)
+        return nonzero_places(chosen, self.integer)
+
+
+def _unpacked_bits(bits: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A bool tensor from a bit an element."""
+    flat = np.unpackbits(bits.numpy(), count=prod(shape)).view(np.bool_)
+    return torch.from_numpy(flat).view(shape)
+
+
+def _flat(dense: torch.Tensor, format: Format | Packing) -> torch.Tensor:
+    """What `source` is an index into."""
+    if isinstance(format, Packing):
+        return torch.cat([dense.flatten(), dense.new_zeros(1)])
+    return _filled(dense, format).flatten()
 
 
 def _filled(dense: torch.Tensor, format: Format) -> torch.Tensor:

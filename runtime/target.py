@@ -1,5 +1,6 @@
 """The machines that kernels are compiled for: LLVM triple, CPU, features, and the width of a vector."""
 
+import ctypes
 import platform
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,7 @@ from gossamer.dialects.errors import OptionError
 _NAMED = {
     "avx2": ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
     "avx512": ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
-    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "+avx512bf16,+amx-bf16", 512),
+    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "+avx512f,+avx512bf16,+amx-tile,+amx-bf16", 512),
     "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon", 128),
 }
 
@@ -48,6 +49,17 @@ class Target:
         """Whether it has an instruction that rounds f32 to bf16."""
         return not {"+avx512bf16", "+avxneconvert", "+bf16"}.isdisjoint(self.features.split(","))
 
+    @property
+    def instructions(self) -> frozenset[str]:
+        """Those that schedules ask for: "avx512bf16", dot products of bf16, "avx512vbmi2", which expands elements of 16 bits,
+        and "amx", products of tiles of bf16."""
+        asked = {
+            "avx512bf16": {"+avx512bf16", "+avx512f"},
+            "avx512vbmi2": {"+avx512vbmi2"},
+            "amx": {"+amx-bf16", "+amx-tile"},
+        }
+        return frozenset(name for name, needed in asked.items() if needed <= set(self.features.split(",")))
+
     def machine(self) -> llvm.TargetMachine:
         """LLVM's target machine at O3, for code that can lie anywhere."""
         initialize()
@@ -61,6 +73,8 @@ def host() -> Target:
     """This machine."""
     initialize()
     features = llvm.get_host_cpu_features()
+    if features.get("amx-tile") and not _may_use_tiles():
+        features.update({name: False for name in features if name.startswith("amx")})
     if platform.machine() in ("aarch64", "arm64"):
         bits = 128
     elif features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"):
@@ -68,6 +82,12 @@ def host() -> Target:
     else:
         bits = 256 if features.get("avx2") and features.get("fma") else 128
     return Target(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten(), bits)
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for AMX's tile registers, which it gives only to processes that did (Documentation/arch/x86/xstate.rst)."""
+    request, permission, tile_data = 158, 0x1023, 18  # SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return ctypes.CDLL(None).syscall(request, permission, tile_data) == 0
 
 
 @cache

@@ -12,12 +12,14 @@ import torch
 from gossamer import dialects, passes, runtime
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
 from gossamer.passes import pipelines
 from gossamer.passes.emit_entry import ENTRY
 from gossamer.runtime import disk_cache, jit
 from gossamer.runtime.kernel import Kernel
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.target import Target, host
+from gossamer.sparsity.recall import Note
 
 _lock = threading.Lock()
 _by_contract: dict[tuple[str, str, Target], "RegionKernel"] = {}
@@ -27,53 +29,99 @@ _by_key: dict[str, "RegionKernel"] = {}
 class RegionKernel:
     """A region's kernel.
 
-    formats   one entry per argument of the region's function: the format its packed operand must have, None if dense
+    formats   one entry per argument of the region's function: how its packed operand must be stored, None if dense
     schedule  one of pipelines.SCHEDULES
     key       hash of kernel IR and target: equal keys are the same machine code
     """
 
-    def __init__(self, plan: pipelines.Plan, key: str, entry: disk_cache.Entry) -> None:
-        self.formats: tuple[Format | None, ...] = plan.formats
+    def __init__(self, plan: pipelines.Plan | Note, key: str, entry: disk_cache.Entry) -> None:
+        self.formats: tuple[Format | Packing | None, ...] = plan.formats
+        self.note = Note(key, plan.schedule, plan.formats, tuple(plan.sized), tuple(plan.numbers))
         self.schedule, self.key = plan.schedule, key
         *dynamic, _workspace, _threads = entry.call["words"]
         code = jit.load(entry.code, ENTRY)
         self._kernel = Kernel(code, sum(1 + len(dims) for dims in dynamic), entry.call["workspace"])
-        self._words = _word_list(plan.formats, dynamic)
+        self._words = _word_list(plan.formats, plan.sized, plan.numbers, dynamic)
+        self._tiles = tuple(entry.call["tile_workspace"])
 
-    def __call__(self, operands: Sequence[torch.Tensor | Packed], out: torch.Tensor) -> None:
-        """Compute into `out`; dense tensors are contiguous CPU tensors of the types the region was compiled for."""
-        self._kernel.run(self._words(operands, out))
+    def __call__(self, operands: Sequence[torch.Tensor | Packed | int], out: torch.Tensor, length: int = 0) -> None:
+        """Compute into `out`; dense tensors are contiguous CPU tensors of the types the region was compiled for.
+
+        `length` is that of a sequence where the region has attention.
+
+        A region with a sparse result fills `out` (int64) with address and elements of each of its arrays, for the caller to
+        free (see expose-specifiers).
+        """
+        if not self._tiles:
+            self._kernel.run(self._words(operands, out))
+            return
+        tokens, shared, scratch = self._tiles
+        length = length or out.size(0)
+        tiles = -(-length // tokens)
+        self._kernel.run(self._words(operands, out), out.size(0) // length * tiles * shared, tiles * scratch)
 
 
 def _word_list(
-    formats: Sequence[Format | None], dynamic: Sequence[tuple[int, ...]]
-) -> Callable[[Sequence[torch.Tensor | Packed], torch.Tensor], list[int]]:
+    formats: Sequence[Format | Packing | None],
+    sized: Sequence[bool],
+    numbers: Sequence[bool],
+    dynamic: Sequence[tuple[int, ...]],
+) -> Callable[[Sequence[torch.Tensor | Packed | int], torch.Tensor], list[int]]:
     """A function from operands and output to the words of a call: one flat expression, for it runs at every call.
 
     [o[0].data_ptr(), o[0].size(0), *o[1].words, o[2].data_ptr(), out.data_ptr(), out.size(0)]
+
+    The words of a sparse operand are its arrays' and, where its shape is open, the sizes of its levels.
     """
     remaining = iter(dynamic)
     terms: list[str] = []
     for position, format in enumerate((*formats, None)):
         name = f"o[{position}]" if position < len(formats) else "out"
-        if format is None:
+        if position < len(numbers) and numbers[position]:
+            terms.append(name)
+            next(remaining)
+        elif format is None:
             terms += [f"{name}.data_ptr()", *(f"{name}.size({dim})" for dim in next(remaining))]
         else:
             terms.append(f"*{name}.words")
-            for _ in format.components():
+            sizes = len(format.levels) if isinstance(format, Format) and sized[position] else 0
+            for _ in range(len(format.components()) + sizes):
                 next(remaining)
-    function: Callable[[Sequence[torch.Tensor | Packed], torch.Tensor], list[int]] = eval(
+    function: Callable[[Sequence[torch.Tensor | Packed | int], torch.Tensor], list[int]] = eval(
         f"lambda o, out: [{', '.join(terms)}]"
     )
     return function
 
 
+def recall_region(request: str, target: Target | None = None) -> RegionKernel | None:
+    """The kernel that `compile_region` made for the same request before, if code and plan are still in the cache on disk.
+
+    `request` is any text that determines the contract IR and the schedule.
+    """
+    note = Note.read(_full(request, target or host()))
+    if note is None:
+        return None
+    with _lock:
+        if note.key not in _by_key:
+            entry = disk_cache.read(note.key)
+            if entry is None:
+                return None
+            _by_key[note.key] = RegionKernel(note, note.key, entry)
+        return _by_key[note.key]
+
+
 def compile_region(
-    contract: str, *, schedule: str = "auto", observer: pipelines.Observer | None = None, target: Target | None = None
+    contract: str,
+    *,
+    schedule: str = "auto",
+    observer: pipelines.Observer | None = None,
+    target: Target | None = None,
+    request: str | None = None,
 ) -> RegionKernel:
     """The kernel for a module of contract IR with one function, for this machine unless a target is given.
 
     observer(stage, suffix, text) is called for every stage in order and makes the region be compiled anew.
+    `request` is what `recall_region` will ask for.
     Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
     """
     if schedule not in ("auto", *pipelines.SCHEDULES):
@@ -83,7 +131,13 @@ def compile_region(
         known = _by_contract.get((contract, schedule, target)) if observer is None else None
         if known is None:
             known = _by_contract[contract, schedule, target] = _choose(contract, schedule, observer, target)
+        if request is not None:
+            known.note.write(_full(request, target))
         return known
+
+
+def _full(request: str, target: Target) -> str:
+    return f"{request}\n{target}\n{compiler()}"
 
 
 def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
@@ -97,8 +151,8 @@ def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, t
 
 
 def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
-    plan = pipelines.plan(contract, schedule, target.vector_bits, observer)
-    key = hashlib.sha256(f"{plan.text}\n{target}\n{_compiler()}".encode()).hexdigest()[:32]
+    plan = pipelines.plan(contract, schedule, target.vector_bits, observer, target.instructions)
+    key = hashlib.sha256(f"{plan.text}\n{target}\n{compiler()}".encode()).hexdigest()[:32]
     if observer is None and key in _by_key:
         return _by_key[key]
     entry = disk_cache.read(key) if observer is None else None
@@ -109,12 +163,18 @@ def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, 
 
 
 @cache
-def _compiler() -> str:
+def compiler() -> str:
     """What turns kernel IR into code: the versions of MLIR and LLVM, and a hash of our own source, which a version does not
     pin down while it is worked on."""
-    sources = (path for room in (dialects, passes, runtime) for path in sorted(Path(room.__path__[0]).glob("*.py")))
-    source = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    source = source_hash(*(room.__path__[0] for room in (dialects, passes, runtime)))
     return f"torch-mlir {version('torch-mlir')} llvmlite {version('llvmlite')} gossamer {source}"
+
+
+@cache
+def source_hash(*directories: str) -> str:
+    """A hash of the Python files in some directories."""
+    files = (path for directory in directories for path in sorted(Path(directory).glob("*.py")))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Observer | None) -> disk_cache.Entry:
@@ -123,4 +183,5 @@ def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Obse
     if observer is not None:
         observer("llvm", "ll", str(module))
         observer("assembly", "s", jit.assembly(module, target))
-    return disk_cache.Entry(jit.object_code(module, target), {"words": lowered.words, "workspace": lowered.workspace})
+    call = {"words": lowered.words, "workspace": lowered.workspace, "tile_workspace": lowered.tile_workspace}
+    return disk_cache.Entry(jit.object_code(module, target), call)

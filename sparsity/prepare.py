@@ -7,11 +7,16 @@ A hook writes the masked weight back into the module, so that a compiled graph m
 sparse kernel reads it. A parametrization is read, never written, and its mask also reaches the gradient.
 """
 
+from collections import Counter
 from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize, prune
+
+from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.sparsity.packed_linear import PackedLinear
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -30,7 +35,7 @@ class Mask(nn.Module):
         return original * self.mask
 
 
-def prepare(model: Model) -> Model:
+def prepare(model: Model, *, free_dense: bool = False) -> Model:
     """Make a pruned model ready for `torch.compile(model, backend="sparse")`; changes it in place and returns it.
 
     - Pruning by `torch.nn.utils.prune` becomes a mask parametrization. The parameters stay the same objects, so that an
@@ -38,6 +43,11 @@ def prepare(model: Model) -> Model:
       `weight_mask` becomes `parametrizations.weight.0.mask`.
     - If the model has attention or transformer layers of torch.nn, their fused inference path, which compilers cannot look
       into, is turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
+    - With `free_dense`, for inference: the weight of every linear layer that has a tenth of zeros or more is kept dense only
+      until a compiled graph has packed it. Masks are multiplied in. Such a weight is no parameter any more and has no
+      gradient; `layer.weight` and the state dict give dense copies under the usual names, checkpoints load as before, and
+      what still needs it dense (a call without torch.compile, a layer that stays dense) rebuilds it. Weights that several
+      modules share stay as they are.
     """
     for module in model.modules():
         for hook_id, hook in list(module._forward_pre_hooks.items()):
@@ -46,7 +56,28 @@ def prepare(model: Model) -> Model:
                 _parametrize(module, hook._tensor_name)
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
             torch.backends.mha.set_fastpath_enabled(False)
+    if free_dense:
+        _free_dense(model)
     return model
+
+
+def _free_dense(model: nn.Module) -> None:
+    for module in model.modules():
+        if parametrize.is_parametrized(module, "weight") and _masks_only(module.parametrizations["weight"]):  # type: ignore[index]
+            parametrize.remove_parametrizations(module, "weight")
+    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    for module in model.modules():
+        if type(module) in (nn.Linear, NonDynamicallyQuantizableLinear) and _is_pruned(module.weight):
+            if uses[id(module.weight)] == 1:
+                PackedLinear.of(module)  # type: ignore[arg-type]
+
+
+def _masks_only(parametrization: nn.Module) -> bool:
+    return all(isinstance(child, Mask) for child in parametrization.children())
+
+
+def _is_pruned(weight: torch.Tensor) -> bool:
+    return weight.is_floating_point() and not weight.is_meta and count_nonzeros(weight) <= 0.9 * weight.numel()
 
 
 def _parametrize(module: nn.Module, name: str) -> None:

@@ -62,7 +62,10 @@ STEPS = {
 
 @dataclass(frozen=True)
 class Region:
-    """y = epilogue(x @ w.T) with x [T, k] and a sparse w, stored as [m, k] or, if `transposed`, as [k, m]."""
+    """y = epilogue(x @ w.T) with x [T, k] and a sparse w, stored as [m, k] or, if `transposed`, as [k, m].
+
+    `density`, `tokens` and `block`, of the [m, k] matrix, are hints.
+    """
 
     m: int
     k: int
@@ -71,6 +74,7 @@ class Region:
     transposed: bool = False
     density: float | None = None
     tokens: int | None = None
+    block: tuple[int, int] | None = None
 
     @property
     def steps(self) -> list[Step]:
@@ -86,7 +90,9 @@ class Region:
         x, xt = f"tensor<?x{self.k}x{e}>", f"tensor<{self.k}x{self.m}x{e}>"
         w = f"tensor<{self.k}x{self.m}x{e}, #CSR>" if self.transposed else f"tensor<{self.m}x{self.k}x{e}, #CSR>"
         y, sums = f"tensor<?x{self.m}x{e}>", f"tensor<?x{self.m}x{total}>"
-        hint = f" {{kernel.density = {self.density:e} : f64}}" if self.density is not None else ""
+        hints = [f"kernel.density = {self.density:e} : f64"] if self.density is not None else []
+        hints += [f"kernel.block = [{self.block[0]} : i64, {self.block[1]} : i64]"] if self.block is not None else []
+        hint = f" {{{', '.join(hints)}}}" if hints else ""
         tokens = f" attributes {{kernel.tokens = {self.tokens} : i64}}" if self.tokens is not None else ""
         extras = [self._extra_type(s) for s in self.steps]
         arguments = [f"%x: {x}", f"%w: {w}{hint}", *(f"%e{i}: {t}" for i, t in enumerate(extras) if t)]
@@ -144,7 +150,10 @@ class Region:
 
     def operands(self, tokens: int, density: float = 0.3) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Random x, w as it is stored, and the extra operands: whole eighths, so that all sums are exact in f32."""
-        w = _eighths(self.m, self.k) * (torch.rand(self.m, self.k) < density)
+        r, c = self.block or (1, 1)
+        blocks = torch.rand(-(-self.m // r), -(-self.k // c)) < density
+        mask = blocks.repeat_interleave(r, 0).repeat_interleave(c, 1)[: self.m, : self.k]
+        w = _eighths(self.m, self.k) * mask
         sizes = {"m": (self.m,), "tm": (tokens, self.m), "t1": (tokens, 1), "": ()}
         extras = [_eighths(*sizes[s.extra]).to(self.dtype) for s in self.steps if s.extra is not None]
         stored = (w.t() if self.transposed else w).contiguous()

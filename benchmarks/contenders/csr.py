@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.registry import Contender, Prepared, Problem, Unsupported
+from benchmarks.linears import with_sparse_linears
+from benchmarks.registry import Contender, Prepared, Problem
 
 
 class CsrLinear(nn.Module):
@@ -34,22 +34,8 @@ class CsrLinear(nn.Module):
         return y.reshape(*x.shape[:-1], -1)
 
 
-def converted(model: nn.Module) -> nn.Module:
-    """A copy of `model` in which every Linear with at least a tenth of zeros is a CsrLinear."""
-    model = copy.deepcopy(model)
-    replaced = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and (child.weight == 0).float().mean() >= 0.1:
-                setattr(parent, name, CsrLinear(child))
-                replaced += 1
-    if not replaced:
-        raise Unsupported("no Linear of the model has a tenth of zeros")
-    return model
-
-
 def prepare(problem: Problem) -> Prepared:
-    model = converted(problem.model)
+    model = with_sparse_linears(problem, CsrLinear)
     return Prepared(lambda: model(*problem.inputs))
 
 

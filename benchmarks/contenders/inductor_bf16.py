@@ -6,10 +6,12 @@ import copy
 
 import torch
 
-from benchmarks.registry import Contender, Prepared, Problem
+from benchmarks.registry import Contender, Prepared, Problem, Unsupported
 
 
 def prepare(problem: Problem) -> Prepared:
+    if problem.precision == "bf16":
+        raise Unsupported("the model is bf16 by itself: see inductor")
     compiled = torch.compile(copy.deepcopy(problem.model).bfloat16())
     inputs = tuple(x.bfloat16() if x.is_floating_point() else x for x in problem.inputs)
     return Prepared(lambda: compiled(*inputs))

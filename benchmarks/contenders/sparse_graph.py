@@ -5,30 +5,39 @@ Guards are checked at every call of a compiled model, by any backend. On small m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from benchmarks.contenders.sparse import missing
+from benchmarks.contenders.sparse import missing, noted
 from benchmarks.registry import Contender, Prepared, Problem, Unsupported
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepared(problem: Problem, options: Mapping[str, Any] | None = None) -> Prepared:
+    """The graph that `torch.compile(model, backend="sparse", options=options)` makes."""
     from gossamer.backend import sparse
+    from gossamer.backend.report import collect
 
     graphs: list[tuple[Callable[..., Sequence[Tensor]], list[Any]]] = []
 
     def capture(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        graphs.append((sparse(gm, example_inputs), list(example_inputs)))
+        graphs.append((sparse(gm, example_inputs, options=options), list(example_inputs)))
         return graphs[-1][0]
 
-    torch.compile(problem.model, backend=capture)(*problem.inputs)
+    torch._dynamo.reset_code(type(problem.model).forward.__code__)
+    with collect() as collected:
+        torch.compile(problem.model, backend=capture)(*problem.inputs)
     if len(graphs) != 1:
         raise Unsupported(f"Dynamo made {len(graphs)} graphs of the model, this needs one")
     function, inputs = graphs[0]
-    return Prepared(lambda: function(*inputs)[0])
+    decisions = list(collected.decisions)
+    return Prepared(lambda: function(*inputs)[0], lambda: noted(decisions, problem))
+
+
+def prepare(problem: Problem) -> Prepared:
+    return prepared(problem)
 
 
 CONTENDER = Contender("Gossamer, no guards", prepare, missing=missing)

@@ -8,62 +8,54 @@ from functools import partial
 import torch
 from torch import nn
 
+from benchmarks.arguments import DTYPES, add_dtype, add_list, counted, shapes, shares, sizes
+from benchmarks.pruning import prune
 from benchmarks.registry import Case, Problem, Workload
 
 # Float32 results differ by the order of the sums: about √K · 6e-8 of the largest entry, for K terms.
 TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}
-
-
-def shape(value: str) -> tuple[int, int]:
-    inputs, cross, outputs = value.partition("x")
-    if not (cross and inputs.isdecimal() and outputs.isdecimal() and int(inputs) and int(outputs)):
-        raise argparse.ArgumentTypeError(f"'{value}' is not a shape such as 768x3072 (in_features x out_features)")
-    return int(inputs), int(outputs)
-
-
-def shapes(value: str) -> list[tuple[int, int]]:
-    return [shape(part) for part in value.split(",")]
-
-
-def shares(value: str) -> list[float]:
-    found = [float(part) for part in value.split(",")]
-    if not all(0 <= share < 1 for share in found):
-        raise argparse.ArgumentTypeError(f"'{value}' is not a list of shares from 0 to below 1, such as .8,.9")
-    return found
-
-
-def sizes(value: str) -> list[int]:
-    return [int(part) for part in value.split(",")]
+SHAPES = "768x3072,3072x768,384x1536,1536x384,1000x1333"
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
-    default = "768x3072,3072x768,384x1536,1536x384,1000x1333"
-    parser.add_argument("--shapes", type=shapes, default=shapes(default), help=f"in x out (default {default})")
-    parser.add_argument("--sparsity", type=shares, default=shares(".5,.7,.8,.9,.95"), help="shares of zeros")
-    parser.add_argument("--tokens", type=sizes, default=sizes("1,8,32,128,512"), help="rows of the input")
+    add_list(parser, "--shapes", shapes, SHAPES, "in x out")
+    add_list(parser, "--sparsity", shares, ".5,.7,.8,.9,.95", "shares of zeros")
+    add_list(parser, "--tokens", sizes, "1,8,32,128,512", "rows of the input")
+    add_dtype(parser)
 
 
-def build(features: tuple[int, int], sparsity: float, tokens: int) -> Problem:
-    """Normally distributed weights without the smallest ones: zeros that lie at random."""
+def build(features: tuple[int, int], pattern: str, sparsity: float, tokens: int, dtype: str = "f32") -> Problem:
+    """Normally distributed weights, pruned."""
     generator = torch.Generator().manual_seed(0)
     linear = nn.Linear(*features)
     with torch.no_grad():
         linear.weight.normal_(generator=generator)
         linear.bias.normal_(generator=generator)
-        weight = linear.weight.view(-1)
-        weight[weight.abs().argsort()[: round(sparsity * weight.numel())]] = 0
+        prune(linear.weight, pattern, sparsity)
     inputs = torch.randn(tokens, features[0], generator=generator)
-    return Problem(nn.Sequential(linear, nn.ReLU()).eval(), (inputs,), TOLERANCE)
+    model = nn.Sequential(linear, nn.ReLU()).eval().to(DTYPES[dtype])
+    return Problem(model, (inputs.to(DTYPES[dtype]),), TOLERANCE)
+
+
+def case(features: tuple[int, int], pattern: str, sparsity: float, tokens: int, dtype: str = "f32") -> Case:
+    """The case of one Linear; a pattern that is not "unstructured" is in its name and its parameters."""
+    k, m = features
+    shape = f"{k}x{m}"
+    named = [] if pattern == "unstructured" else [pattern]
+    share = [] if ":" in pattern else [f"{sparsity:.0%}"]
+    typed = {} if dtype == "f32" else {"dtype": dtype}
+    return Case(
+        " ".join([shape, *named, *share, counted(tokens, "token"), *typed.values()]),
+        {"shape": shape, "pattern": pattern, "sparsity": sparsity, "tokens": tokens, **typed},
+        partial(build, features, pattern, sparsity, tokens, dtype),
+        2e-9 * tokens * k * m,
+    )
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
     return [
-        Case(
-            f"{k}x{m} {sparsity:.0%} {tokens} token{'s' * (tokens > 1)}",
-            {"shape": f"{k}x{m}", "sparsity": sparsity, "tokens": tokens},
-            partial(build, (k, m), sparsity, tokens),
-        )
-        for k, m in args.shapes
+        case(features, "unstructured", sparsity, tokens, args.dtype)
+        for features in args.shapes
         for sparsity in args.sparsity
         for tokens in args.tokens
     ]

@@ -1,7 +1,6 @@
 """The real all-MiniLM-L6-v2 as a sentence encoder, its 36 encoder Linears pruned by magnitude.
 
-The model, its pruning and its text are those of `examples/pruned_transformer.py`: what a user is shown is
-what is measured.
+The model and its text are those of `examples/pruned_transformer.py`: what a user is shown is what is measured.
 """
 
 from __future__ import annotations
@@ -9,17 +8,20 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import re
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from benchmarks.arguments import DTYPES, add_dtype, add_list, shares
+from benchmarks.pruning import pattern, prune_linears
 from benchmarks.registry import Case, Problem, Workload
-from benchmarks.workloads.linear import shares
 
 TOLERANCE = {"f32": 1e-5, "bf16": 5e-2}
-INPUTS = ("8x128", "1x128", "1x16", "8x128-padded")
+INPUTS = "8x128,1x128,1x16,8x128-padded,8x100,8x37,1x100,1x37"
+WEIGHTS = 6 * (4 * 384 * 384 + 2 * 384 * 1536)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pruned_transformer.py"
 
 
@@ -39,16 +41,23 @@ def pretrained() -> tuple[nn.Module, Any]:
     return encoder, tokenizer
 
 
+def size(text: str) -> tuple[int, int]:
+    batch, tokens = text.removesuffix("-padded").split("x")
+    return int(batch), int(tokens)
+
+
 def inputs(value: str) -> list[str]:
     found = value.split(",")
-    if unknown := sorted(set(found) - set(INPUTS)):
-        raise argparse.ArgumentTypeError(f"unknown input {', '.join(unknown)}; there are {', '.join(INPUTS)}")
+    if wrong := [part for part in found if not re.fullmatch(r"[1-9]\d*x[1-9]\d*(-padded)?", part)]:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is not batch x tokens such as 8x128 or 8x128-padded")
     return found
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--sparsity", type=shares, default=shares(".3,.8,.9,.95"), help="shares of zeros")
-    parser.add_argument("--inputs", type=inputs, default=list(INPUTS), help=f"of {', '.join(INPUTS)} (default: all)")
+    add_list(parser, "--sparsity", shares, ".3,.5,.8,.9,.95", "shares of zeros")
+    add_list(parser, "--inputs", inputs, INPUTS, "batch x tokens")
+    parser.add_argument("--pattern", type=pattern, default="unstructured", help="what is pruned (default unstructured)")
+    add_dtype(parser)
 
 
 def passages(batch: int, tokens: int, padded: bool, tokenizer: Any) -> list[str]:
@@ -60,20 +69,27 @@ def passages(batch: int, tokens: int, padded: bool, tokenizer: Any) -> list[str]
     return [" ".join(text.split()[:count]) for text, count in zip(long, words, strict=True)]
 
 
-def build(size: str, sparsity: float) -> Problem:
+def build(text: str, pattern: str, sparsity: float, dtype: str = "f32") -> Problem:
     dense, tokenizer = pretrained()
     encoder = copy.deepcopy(dense)
-    example().prune(encoder, sparsity)
-    batch, tokens = (int(part) for part in size.removesuffix("-padded").split("x"))
-    rows = passages(batch, tokens, size.endswith("-padded"), tokenizer)
-    return Problem(encoder, example().tokenize(tokenizer, rows, tokens), TOLERANCE)
+    prune_linears(encoder, pattern, sparsity)
+    batch, tokens = size(text)
+    rows = passages(batch, tokens, text.endswith("-padded"), tokenizer)
+    return Problem(encoder.to(DTYPES[dtype]), example().tokenize(tokenizer, rows, tokens), TOLERANCE)
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
+    typed = {} if args.dtype == "f32" else {"dtype": args.dtype}
+    named = [] if args.pattern == "unstructured" else [args.pattern]
     return [
-        Case(f"{sparsity:.0%} {size}", {"sparsity": sparsity, "input": size}, partial(build, size, sparsity))
+        Case(
+            " ".join([*named, f"{sparsity:.0%}", text, *typed.values()]),
+            {"pattern": args.pattern, "sparsity": sparsity, "input": text, **typed},
+            partial(build, text, args.pattern, sparsity, args.dtype),
+            2e-9 * size(text)[0] * size(text)[1] * WEIGHTS,
+        )
         for sparsity in args.sparsity
-        for size in args.inputs
+        for text in args.inputs
     ]
 
 

@@ -5,6 +5,7 @@ import mmap
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 
 import pytest
@@ -19,7 +20,9 @@ from gossamer.sparsity import kernels
 from gossamer.sparsity.kernels import RegionKernel, compile_region
 from tests.contracts import STEPS, Region, assert_near
 
-SCHEDULES = ("kblock", "gather", "reference")
+SCHEDULES = ("kblock", "gather", "lookup", "bitmap", "broadcast", "block", "blockvec", "reference")
+BLOCKS = {"block": (4, 2), "blockvec": (4, 4)}
+"""What schedules for blocks are told of weights, whether it is so or not."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +44,13 @@ def run(kernel: RegionKernel, x: Tensor, w: Tensor, extras: list[Tensor], m: int
     return out
 
 
+def suited(region: Region, schedule: str) -> Region:
+    """The region with the hints that the schedule needs."""
+    return replace(region, block=BLOCKS[schedule]) if schedule in BLOCKS and region.block is None else region
+
+
 def check(region: Region, schedule: str, tokens: int, density: float = 0.3) -> None:
+    region = suited(region, schedule)
     x, w, extras = region.operands(tokens, density)
     kernel = compile_region(region.text(), schedule=schedule)
     assert kernel.schedule == schedule
@@ -110,7 +119,7 @@ def test_regions_at_random(region: Region, tokens: int, density: float) -> None:
         check(region, schedule, tokens, density)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - set(BLOCKS)))
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_infinity_and_nan_reach_the_results_that_use_them_and_no_others(value: float, schedule: str) -> None:
     region = Region(33, 50)
@@ -129,7 +138,7 @@ def test_infinity_and_nan_reach_the_results_that_use_them_and_no_others(value: f
 def test_the_schedules_agree_to_the_last_bit_where_sums_are_exact() -> None:
     region = Region(50, 300)
     x, w, _ = region.operands(45)
-    results = [run(compile_region(region.text(), schedule=s), x, w, [], region.m) for s in SCHEDULES]
+    results = [run(compile_region(suited(region, s).text(), schedule=s), x, w, [], region.m) for s in SCHEDULES]
     assert all(torch.equal(r, results[0]) for r in results)
 
 
@@ -145,6 +154,45 @@ def test_the_reference_frees_what_it_allocates() -> None:
     for _ in range(100):
         kernel(operands, out)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB; the sums alone take 400 a call
+
+
+# Blocks
+
+
+BLOCKED = [
+    *(Region(97, 101, block=block) for block in ((1, 1), (1, 40), (16, 1), (3, 5), (32, 32), (7, 11))),
+    *(Region(64, 96, block=block) for block in ((16, 16), (1, 16))),
+    Region(70, 140, "f32", ("bias",), transposed=True, block=(2, 8)),
+    Region(40, 70, "f64", ("bias",), block=(8, 2)),
+]
+
+
+@pytest.mark.parametrize("region", BLOCKED, ids=lambda r: f"{r.m}x{r.k} {r.element} {r.block[0]}x{r.block[1]}")
+def test_blocks_of_any_size(region: Region) -> None:
+    """Sizes that are multiples of the block's and sizes that are not."""
+    for tokens in (1, 5, 70):
+        check(region, "block", tokens)
+        if fits_vectors(region):
+            check(region, "blockvec", tokens)
+
+
+def test_blocks_of_more_rows_and_columns_than_stay_in_a_cache() -> None:
+    check(Region(1100, 900, block=(4, 4)), "block", 70, density=0.05)
+
+
+@pytest.mark.parametrize("block", [(2, 2), (4, 1), (3, 3)])
+def test_blocks_that_do_not_fill_vectors(block: tuple[int, int]) -> None:
+    assert not fits_vectors(Region(32, 32, block=block))
+
+
+def fits_vectors(region: Region) -> bool:
+    """Whether the schedule "blockvec" takes the region's blocks."""
+    try:
+        compile_region(region.text(), schedule="blockvec")
+    except CompileError as error:
+        assert "no blockvec schedule" in str(error)
+        return False
+    return True
 
 
 # Bounds of memory
@@ -176,7 +224,7 @@ class Guarded:
 @pytest.mark.parametrize("element", ["f32", "bf16"])
 def test_nothing_is_touched_outside_of_the_tensors(element: str, schedule: str) -> None:
     """A read or a write past the end of any operand or of the output would end this process."""
-    region = Region(35, 51, element, ("bias", "residual", "token_scale"))
+    region = suited(Region(35, 51, element, ("bias", "residual", "token_scale")), schedule)
     kernel = compile_region(region.text(), schedule=schedule)
     format_ = kernel.formats[1]
     assert format_ is not None
@@ -237,7 +285,7 @@ def test_code_comes_from_the_disk_in_the_next_process(
 def test_the_source_of_the_compiler_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Region(22, 45).text()
     before = compile_region(text, schedule="gather").key
-    monkeypatch.setattr(kernels, "_compiler", lambda: "another compiler")
+    monkeypatch.setattr(kernels, "compiler", lambda: "another compiler")
     monkeypatch.setattr(kernels, "_by_contract", {})
     assert compile_region(text, schedule="gather").key != before
 
@@ -245,9 +293,9 @@ def test_the_source_of_the_compiler_is_part_of_the_key(monkeypatch: pytest.Monke
 # Threads
 
 
-@pytest.mark.parametrize("schedule", ["kblock", "gather"])
+@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - {"reference"}))
 def test_threads_call_one_kernel_at_once(schedule: str) -> None:
-    region = Region(97, 101, epilogue=("bias", "residual"))
+    region = suited(Region(97, 101, epilogue=("bias", "residual")), schedule)
     kernel = compile_region(region.text(), schedule=schedule)
     work = [region.operands(tokens) for tokens in (3, 65, 130, 20)]
     expected = [run(kernel, *operands, region.m) for operands in work]

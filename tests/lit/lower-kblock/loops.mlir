@@ -62,16 +62,16 @@ func.func @wide(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<?x7xf
 // CHECK:           scf.for %[[BLOCK:.*]] = %c0 to %c2 step %c1
 // CHECK:             scf.for
 // CHECK:               scf.for %[[ROW:.*]] =
-// CHECK:                 %[[FIRST:.*]] = arith.muli %[[BLOCK]], %c7
-// CHECK:                 %[[AT:.*]] = arith.addi %[[FIRST]], %[[ROW]]
-// CHECK:                 memref.load %{{.*}}[%[[AT]]] : memref<?xi32>
-// CHECK:                 %[[NEXT:.*]] = arith.addi %[[AT]], %c1
-// CHECK:                 memref.load %{{.*}}[%[[NEXT]]] : memref<?xi32>
 // CHECK:                 %[[NEW:.*]] = arith.cmpi eq, %[[BLOCK]], %c0
 // CHECK:                 scf.if %[[NEW]]
 // CHECK-NEXT:              scf.yield %[[ZERO:.*]], %[[ZERO]]
 // CHECK:                 else
 // CHECK-NEXT:              vector.load
+// CHECK:                 %[[FIRST:.*]] = arith.muli %[[BLOCK]], %c7
+// CHECK:                 %[[AT:.*]] = arith.addi %[[FIRST]], %[[ROW]]
+// CHECK:                 memref.load %{{.*}}[%[[AT]]] : memref<?xi32>
+// CHECK:                 %[[NEXT:.*]] = arith.addi %[[AT]], %c1
+// CHECK:                 memref.load %{{.*}}[%[[NEXT]]] : memref<?xi32>
 #KB = #sparse_tensor.encoding<{
   map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
 }>

@@ -1,0 +1,211 @@
+"""Calibration: measures how fast this machine is, for the cost model.
+
+Dense products of three sizes and the kernels of every family on a few reference weights are timed on one thread, each for
+several numbers of tokens. It takes some seconds for an element type and happens once: at the first compilation with
+mode="max-autotune", or by
+
+    python -m gossamer.backend.calibrate            or            gossamer.calibrate()
+
+The result is kept beside the kernel cache, for this CPU and these versions; from then on every compilation predicts by it.
+"""
+
+import argparse
+import hashlib
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+
+import torch
+
+from gossamer.backend.measure import Product, fastest, random
+from gossamer.backend.progress import Progress, progress
+from gossamer.backend.times import DENSE
+from gossamer.dialects.errors import OptionError
+from gossamer.passes.families import FAMILIES
+from gossamer.passes.family import Matrix
+from gossamer.passes.machine import Curve, Machine, Speed
+from gossamer.runtime import records
+from gossamer.runtime.target import host
+from gossamer.sparsity.kernels import compiler
+
+ELEMENTS = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
+
+_DENSE_SIZES = ((384, 384), (768, 1536), (2048, 2048))
+_DENSE_TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
+_TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
+_ROWS, _COLUMNS = 1024, 768
+
+# density, block and n:m of the reference weights; a family is measured on those that its storage is for
+_WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ...] = (
+    (0.1, None, None),
+    (0.4, None, None),
+    (0.1, (4, 4), None),
+    (0.1, (32, 32), None),
+    (0.5, None, (2, 4)),
+)
+
+
+def calibrate(elements: Sequence[str] = ("f32",)) -> Machine:
+    """Measures this machine for some element types ("f32", "f64", "bf16", "f16"), keeps what was found, and returns it.
+
+    Raises OptionError for an unknown element type.
+    """
+    if unknown := [e for e in elements if e not in ELEMENTS]:
+        raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(ELEMENTS)}")
+    machine = replace(this_machine(), name=_cpu_name() or host().cpu)
+    steps = len(elements) * (len(_DENSE_SIZES) + len(_WEIGHTS))
+    with _one_thread(), progress("gossamer calibrates", steps) as bar:
+        for element in elements:
+            machine = machine.with_speed(element, _speed(element, bar))
+    records.write(_record(), machine.to_json())
+    _stored.cache_clear()
+    return machine
+
+
+def this_machine() -> Machine:
+    """This machine as calibrated; what was not measured is that of a usual machine."""
+    return _stored(_record(), os.environ.get("GOSSAMER_CACHE_DIR"))
+
+
+@cache
+def identity() -> str:
+    """A hash of the CPU and of all versions that its speed depends on."""
+    return hashlib.sha256(f"{_cpu_name()}\n{host()}\n{torch.__version__}\n{compiler()}".encode()).hexdigest()[:16]
+
+
+def _speed(element: str, bar: Progress) -> Speed:
+    dense = []
+    for rows, columns in _DENSE_SIZES:
+        bar.advance(f"dense {element} {rows}x{columns}")
+        dense.append((rows * columns * ELEMENTS[element].itemsize, _dense(rows, columns, ELEMENTS[element])))
+    found: dict[str, dict[int, list[float]]] = {}
+    for density, block, nm in _WEIGHTS:
+        matrix = Matrix(
+            _ROWS, _COLUMNS, 1, element, host().vector_bits, density, block, nm=nm, skew=1.5, features=host().instructions
+        )
+        names = _specialists(matrix)
+        bar.advance(f"{', '.join(names) or 'no kernel'} {element} {density:.0%}")
+        _families(matrix, names, found)
+    curves = {name: Curve(tuple((t, _mean(found[name][t])) for t in sorted(found[name]))) for name in found}
+    return Speed(tuple(dense), curves)
+
+
+def _dense(rows: int, columns: int, dtype: torch.dtype) -> Curve:
+    """Nanoseconds a token for 1000 elements."""
+    weight = random(rows, columns).to(dtype)
+    found = []
+    for tokens in _DENSE_TOKENS:
+        x = random(tokens, columns).to(dtype)
+        us = fastest({DENSE: partial(torch.mm, x, weight.t())}, 1)[DENSE]
+        found.append((tokens, us * 1e6 / (rows * columns * tokens)))
+    return Curve(tuple(found))
+
+
+def _specialists(matrix: Matrix) -> list[str]:
+    """The families to be measured on a reference weight: if it has a structure, those that need one."""
+    plain = Matrix(matrix.rows, matrix.columns, 1, matrix.element, matrix.bits, matrix.density, features=matrix.features)
+    able = [f for f in FAMILIES.values() if f.storage(matrix) is not None and f.cycles(matrix, 1) < math.inf]
+    if matrix.block or matrix.nm:
+        able = [f for f in able if f.storage(plain) is None]
+    return [f.name for f in able]
+
+
+def _families(matrix: Matrix, names: list[str], found: dict[str, dict[int, list[float]]]) -> None:
+    """Adds the cycles a microsecond of each family, by tokens, on one reference weight."""
+    if not names:
+        return
+    product = Product(reference_weight(matrix), matrix)
+    for tokens in _TOKENS:
+        calls = product.calls(tokens, [name for name in names if tokens <= FAMILIES[name].most])
+        del calls[DENSE]
+        for name, us in fastest(calls, 1).items():
+            rate = FAMILIES[name].cycles(matrix, tokens) / us
+            found.setdefault(name, {}).setdefault(tokens, []).append(rate)
+
+
+def reference_weight(matrix: Matrix) -> torch.Tensor:
+    """A random weight [M, K] with the density and the structure of a matrix."""
+    generator = torch.Generator().manual_seed(0)
+    m, k = matrix.rows, matrix.columns
+    weight = torch.randn(m, k, generator=generator)
+    if matrix.nm:
+        n, group = matrix.nm
+        kept = torch.rand(m, k // group, group, generator=generator).argsort(-1) < n
+        weight *= kept.view(m, k)
+    else:
+        r, c = matrix.block or (1, 1)
+        kept = torch.rand(-(-m // r), -(-k // c), generator=generator) < matrix.density
+        weight *= kept.repeat_interleave(r, 0)[:m].repeat_interleave(c, 1)[:, :k]
+    return weight.to(ELEMENTS[matrix.element])
+
+
+@lru_cache(maxsize=4)
+def _stored(record: str, _directory: str | None) -> Machine:
+    here = host()
+    can = here.instructions
+    bf16 = 4.7 if "amx" in can else 2.1 if "avx512bf16" in can else 0.4 if here.vector_bits == 512 else 0.25
+    f16 = 4.7 if "+avx512fp16" in here.features.split(",") else 0.25
+    usual, found = Machine.usual(here.vector_bits, bf16, f16), records.read(record)
+    try:
+        return usual.updated(found) if found is not None else usual
+    except (ValueError, KeyError, TypeError, IndexError):
+        return usual
+
+
+def _record() -> str:
+    return f"machine-{identity()}"
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        return ""
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _show(machine: Machine) -> None:
+    """Prints what was measured."""
+    for element in sorted(machine.measured):
+        speed = machine.speeds[element]
+        print(f"\n{machine.name}, {element}, one thread")
+        tokens = [t for t, _ in speed.dense[0][1].points]
+        print(f"{'tokens':<22}" + "".join(f"{t:>8}" for t in tokens))
+        for size, curve in speed.dense:
+            rates = [2e3 / ns for _, ns in curve.points]
+            print(f"{f'dense GF/s {size / 1e6:.1f} MB':<22}" + "".join(f"{r:8.1f}" for r in rates))
+        for name, curve in speed.families.items():
+            cells = {t: f"{rate:8.0f}" for t, rate in curve.points}
+            print(f"{f'{name} cycles/us':<22}" + "".join(cells.get(t, " " * 8) for t in tokens))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m gossamer.backend.calibrate", description=calibrate.__doc__)
+    parser.add_argument("--elements", default="f32", help="element types, with commas (default f32)")
+    try:
+        _show(calibrate([e.strip() for e in parser.parse_args(arguments).elements.split(",")]))
+    except OptionError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Where the nonzeros of a weight lie, read from the weight itself, as far as kernels and predictions care.
+
+    Pattern.of(weight)            density 0.1003, block (16, 16) full to 0.98, rows (nm None, skew 1.31), columns (...)
+    Pattern.of(weight).rounded    density 0.1,    block (16, 16) full to 1.0,  rows (nm None, skew 1.5),  columns (...)
+
+Rounded patterns are few, so that similar layers share kernels and measurements.
+"""
+
+from dataclasses import dataclass
+from math import comb
+
+import torch
+
+_FULL = 0.75
+"""Share of nonzeros from which on blocks count as filled."""
+
+_LARGEST = 64
+"""Longest side of a block; sides are powers of two."""
+
+_GROUPS = ((1, 2), (1, 4), (2, 4), (1, 8), (2, 8), (4, 8), (1, 16), (2, 16), (4, 16), (8, 16))
+_SKEWS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
+_SAMPLE = 64
+"""Lines that are looked at first."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The rows of a matrix, or its columns.
+
+    nm    (n, m) where of every m aligned neighbours in a line at most n are nonzero, and not by chance
+    skew  nonzeros of the longest line over the mean; 1 where all have equally many
+    """
+
+    nm: tuple[int, int] | None
+    skew: float
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Where the nonzeros of a matrix lie.
+
+    density        share of nonzeros
+    block          (rows, columns) of the aligned blocks that the nonzeros fill; None where they do not
+    fill           share of nonzeros in the blocks that have any; 1 without blocks
+    rows, columns  what is regular along them
+    """
+
+    density: float
+    block: tuple[int, int] | None
+    fill: float
+    rows: Lines
+    columns: Lines
+
+    @classmethod
+    def of(cls, matrix: torch.Tensor) -> "Pattern":
+        """The pattern of a matrix of any dtype and strides; a NaN is a nonzero."""
+        mask = (matrix.detach() != 0).contiguous()
+        nonzeros, elements = int(torch.count_nonzero(mask)), mask.numel()
+        density = nonzeros / elements if elements else 1.0
+        if nonzeros in (0, elements):
+            even = Lines(None, 1.0)
+            return cls(density, None, 1.0, even, even)
+        block, fill = _block(mask, nonzeros)
+        across = mask.t().contiguous()
+        return cls(density, block, fill, _lines(mask, density), _lines(across, density))
+
+    @property
+    def transposed(self) -> "Pattern":
+        """The pattern of the transposed matrix."""
+        block = self.block and (self.block[1], self.block[0])
+        return Pattern(self.density, block, self.fill, self.columns, self.rows)
+
+    @property
+    def rounded(self) -> "Pattern":
+        """The class of similar patterns: density to 5 % (finer below 5 %), fill to 10 %, skew up to one of a few numbers."""
+        rows, columns = (Lines(lines.nm, _rounded_skew(lines.skew)) for lines in (self.rows, self.columns))
+        return Pattern(rounded_density(self.density), self.block, round(self.fill, 1), rows, columns)
+
+
+def rounded_density(density: float) -> float:
+    """To the nearest 5 %, below that to 1, 2, 3 or 5 %."""
+    steps = (0.01, 0.02, 0.03, 0.05)
+    return min(steps, key=lambda s: abs(s - density)) if density < 0.05 else round(round(density * 20) / 20, 2)
+
+
+def _rounded_skew(skew: float) -> float:
+    return next((s for s in _SKEWS if skew <= s), _SKEWS[-1])
+
+
+def _block(mask: torch.Tensor, nonzeros: int) -> tuple[tuple[int, int] | None, float]:
+    """The block that is best filled, larger ones preferred, and its fill.
+
+    A block has at least one nonzero if one of its halves does, so sizes grow from 1 x 1 as long as they are filled.
+    """
+    rows, columns = mask.shape
+    padded = torch.nn.functional.pad(mask, (0, -columns % _LARGEST, 0, -rows % _LARGEST))
+    most = (rows * columns + nonzeros) / 2  # at least half the zeros have to lie outside
+    found, waiting = {(1, 1): 1.0}, {(1, 1): padded}
+    while waiting:
+        (r, c), occupied = waiting.popitem()
+        for size in ((2 * r, c), (r, 2 * c)):
+            if size in found or max(size) > _LARGEST:
+                continue
+            pairs = occupied.unflatten(0, (-1, 2)) if size[0] > r else occupied.unflatten(1, (-1, 2))
+            halved = pairs[:, 0] | pairs[:, 1] if size[0] > r else occupied.view(torch.int16) != 0
+            stored = int(torch.count_nonzero(halved)) * size[0] * size[1]
+            fill = nonzeros / stored
+            if fill >= _FULL and stored <= most:
+                found[size] = fill
+                waiting[size] = halved
+    best = max(found, key=lambda size: found[size] * (size[0] * size[1]) ** 0.1)
+    return (best, found[best]) if best != (1, 1) else (None, 1.0)
+
+
+def _lines(mask: torch.Tensor, density: float) -> Lines:
+    """What is regular along the rows of a mask that has nonzeros."""
+    counts = mask.sum(1, dtype=torch.int32)
+    skew = int(counts.max()) / (density * mask.shape[1])
+    return Lines(_groups(mask, density), skew)
+
+
+def _groups(mask: torch.Tensor, density: float) -> tuple[int, int] | None:
+    """The tightest n:m that holds everywhere and would not hold by chance."""
+    count, sample = mask.numel(), mask[:: -(-mask.shape[0] // _SAMPLE)]
+    for n, m in sorted(_GROUPS, key=lambda nm: (nm[0] / nm[1], nm[1])):
+        exceeded = sum(comb(m, k) * density**k * (1 - density) ** (m - k) for k in range(n + 1, m + 1))
+        if exceeded * count / m >= 20 and _holds(sample, n, m) and _holds(mask, n, m):
+            return n, m
+    return None
+
+
+def _holds(mask: torch.Tensor, n: int, m: int) -> bool:
+    padded = torch.nn.functional.pad(mask, (0, -mask.shape[1] % m))
+    return int(padded.unflatten(1, (-1, m)).sum(2, dtype=torch.uint8).max()) <= n

@@ -1,0 +1,133 @@
+"""From the contractions of a graph to compiled regions: which become sparse, which of them make chains, and the Decisions."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import fx
+
+from gossamer.backend.chains import Chain, find_chains
+from gossamer.backend.contractions import Contraction
+from gossamer.backend.cost import suits_chain
+from gossamer.backend.decide import judge, stays_dense, taken
+from gossamer.backend.dump import Dump
+from gossamer.backend.options import Options
+from gossamer.backend.prepare import Prepared, prepare
+from gossamer.backend.prepare_chain import prepare_chain
+from gossamer.backend.regions import Region, grow
+from gossamer.backend.report import Decision
+from gossamer.dialects.errors import CompileError
+
+Planned = tuple[Region | Chain, Prepared]
+
+
+def plan(
+    found: list[Contraction],
+    names: dict[fx.Node, str],
+    values: dict[fx.Node, torch.Tensor],
+    options: Options,
+    dump: Dump | None,
+) -> tuple[list[Decision], list[Planned]]:
+    """Decides about every contraction, and compiles the regions of those that become sparse, in the order of the graph.
+
+    `names` and `values` are those of the static leaves. What fails to compile warns and stays dense, or raises under `strict`.
+    """
+    planner = _Planner(names, values, options, dump)
+    for contraction in found:
+        planner.judge(contraction)
+    # A schedule that was asked for runs layer by layer.
+    chained = {c.node: c for c in planner.sparse.values() if options.schedule == "auto" and suits_chain(c)}
+    for chain in find_chains(found[0].node.graph, chained) if len(chained) > 1 else []:
+        planner.take_chain(chain)
+    for contraction in planner.sparse.values():
+        if contraction.node not in planner.decisions:
+            planner.take(contraction)
+    planner.warn()
+    decisions = [planner.decisions[c.node] for c in found if c.node in planner.decisions]
+    order = {node: number for number, node in enumerate(found[0].node.graph.nodes)} if found else {}
+    return decisions, sorted(planner.planned, key=lambda planned: order[planned[0].output])
+
+
+def fix_sizes(node: fx.Node) -> None:
+    """Makes Dynamo guard the sizes of a weight: another size is another kernel."""
+    for size in node.meta["val"].shape if "val" in node.meta else ():
+        int(size)
+
+
+class _Planner:
+    """What is decided so far, by the contractions' nodes."""
+
+    def __init__(
+        self, names: dict[fx.Node, str], values: dict[fx.Node, torch.Tensor], options: Options, dump: Dump | None
+    ) -> None:
+        self.names, self.values, self.options, self.dump = names, values, options, dump
+        self.sparse: dict[fx.Node, Contraction] = {}
+        self.decisions: dict[fx.Node, Decision] = {}
+        self.planned: list[Planned] = []
+        self._gains: dict[fx.Node, float | None] = {}
+        self._claimed: set[fx.Node] = set()
+        self._failures: list[CompileError] = []
+
+    def judge(self, contraction: Contraction) -> None:
+        """Note the contraction as sparse, or decide that it stays dense."""
+        if contraction.weight.density == 1 and self.options.min_gain > 0:
+            return
+        refusal, gain = judge(contraction, self.options)
+        if refusal is not None:
+            self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), refusal, gain)
+            return
+        for leaf in contraction.weight.leaves:
+            fix_sizes(leaf)
+        self.sparse[contraction.node], self._gains[contraction.node] = contraction, gain
+
+    def take_chain(self, chain: Chain) -> None:
+        """Compile a chain; if that fails, its contractions are left to be taken one by one."""
+        members = chain.contractions
+        names, leaves = [self._name(c) for c in members], [self._leaves(c) for c in members]
+        prepared = self._compiled(partial(prepare_chain, chain, names, leaves, self.options, self.dump), chain)
+        if prepared is not None:
+            formats = [f.name for f in prepared.kernels[0].formats if f is not None]
+            for contraction, format in zip(members, formats, strict=True):
+                self._decide(contraction, format, prepared.schedule, f"in a chain of {len(members)}")
+
+    def take(self, contraction: Contraction) -> None:
+        """Compile the region of a contraction; if that fails, it stays dense."""
+        region, name = grow(contraction, self._claimed), self._name(contraction)
+        leaves = self._leaves(contraction)
+        prepared = self._compiled(partial(prepare, region, name, leaves, self.options, self.dump), region)
+        if prepared is not None:
+            fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
+            self._decide(contraction, prepared.format, prepared.schedule, fused)
+        else:
+            gain = self._gains[contraction.node]
+            self.decisions[contraction.node] = stays_dense(contraction, name, "it failed to compile", gain)
+
+    def warn(self) -> None:
+        """One warning about all that failed to compile."""
+        if self._failures:
+            others = f" and {len(self._failures) - 1} more" if len(self._failures) > 1 else ""
+            advice = "" if self.dump else " options={'dump_ir': DIR} writes every stage to files."
+            warnings.warn(f"{self._failures[0]}\nIt{others} stays dense.{advice}", stacklevel=3)
+
+    def _compiled(self, compile_: Callable[[], Prepared], region: Region | Chain) -> Prepared | None:
+        try:
+            prepared = compile_()
+        except CompileError as error:
+            if self.options.strict:
+                raise
+            self._failures.append(error)
+            return None
+        self._claimed.update(region.members)
+        self.planned.append((region, prepared))
+        return prepared
+
+    def _decide(self, contraction: Contraction, format: str, schedule: str, reason: str) -> None:
+        name, gain = self._name(contraction), self._gains[contraction.node]
+        self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain)
+
+    def _name(self, contraction: Contraction) -> str:
+        return self.names[contraction.weight.main]
+
+    def _leaves(self, contraction: Contraction) -> list[torch.Tensor]:
+        return [self.values[leaf] for leaf in contraction.weight.leaves]

@@ -1,0 +1,102 @@
+"""Chain → something that runs: import to contract IR, compile, pack every weight. Equal chains are compiled once."""
+
+import threading
+from pathlib import Path
+
+import torch
+
+from gossamer.backend import region_op
+from gossamer.backend.bodies import signature
+from gossamer.backend.chain_call import ChainWeight, CompiledChain
+from gossamer.backend.chains import Chain, Stage
+from gossamer.backend.cost import densest_that_pays, matrix_of, renewing_pays
+from gossamer.backend.dump import Dump
+from gossamer.backend.options import Options
+from gossamer.backend.prepare import Prepared, content_hash, packings_of, rounded_tokens
+from gossamer.dialects.errors import CompileError, FormatError
+from gossamer.sparsity.kernels import RegionKernel, compile_region, recall_region, source_hash
+
+SCHEDULE = "kblock"
+"""The schedule of a chain's products."""
+
+_lock = threading.RLock()
+_kernels: dict[str, RegionKernel] = {}
+
+
+def prepare_chain(
+    chain: Chain, names: list[str], leaves: list[list[torch.Tensor]], options: Options, dump: Dump | None
+) -> Prepared:
+    """Compiles the chain, packs its weights from the values of their leaves, and makes it known to `gossamer::region`.
+
+    `names` are the weights'. Raises CompileError.
+    """
+    contractions = chain.contractions
+    name = f"{names[0]} to {names[-1]}"
+    with _lock:
+        request = _signature(chain)
+        kernel = _kernels.get(request)
+        if kernel is None or (dump is not None and request not in dump.written):
+            kernel = _kernels[request] = _compile(chain, name, request, dump)
+        if dump is not None:
+            dump.written.add(request)
+        formats = [format for format in kernel.formats if format is not None]
+        weights = []
+        for contraction, format, values in zip(contractions, formats, leaves, strict=True):
+            densest = densest_that_pays(contraction, options.min_gain)
+            renew = renewing_pays(contraction, options.min_gain)
+            weights.append(ChainWeight(packings_of(contraction.weight, format), len(values), densest, renew))
+        facts = [(c.weight.key, w.densest, w.renew) for c, w in zip(contractions, weights, strict=True)]
+        key = content_hash(request, *facts, options.verify)
+        if region_op.find(key) is None:
+            region_op.add(key, CompiledChain.of(chain, kernel, tuple(weights), options.verify == "full"))
+    for weight, values, own in zip(weights, leaves, names, strict=True):
+        try:
+            weight.packings.current(values, weight.densest)
+        except FormatError as error:
+            raise CompileError(f"region {own}: its weight cannot be packed: {error}") from error
+    return Prepared(key, (kernel,))
+
+
+def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> RegionKernel:
+    stages = dump.stages(name) if dump is not None else None
+    request = f"{signature_}\n{source_hash(str(Path(__file__).parent))}"
+    known = recall_region(request) if dump is None else None
+    if known is not None:
+        return known
+    from gossamer.backend.chain_importer import import_chain  # torch-mlir's front end takes half a second to load
+
+    try:
+        first = chain.contractions[0]
+        contract = import_chain(chain, [matrix_of(c) for c in chain.contractions], rounded_tokens(first.tokens))
+        if stages is not None:
+            stages("contract", "mlir", contract)
+        return compile_region(contract, schedule=SCHEDULE, observer=stages, request=request)
+    except CompileError as error:
+        where = f"; the stages before are in {dump.directory}" if dump is not None else ""
+        raise CompileError(f"chain {name}: {error}{where}") from error
+
+
+def _signature(chain: Chain) -> str:
+    """All that the chain's kernel depends on."""
+    numbers = {i.node: f"input {n}" for n, i in enumerate(chain.inputs)}
+    numbers |= {s.output: f"stage {n}" for n, s in enumerate(chain.stages)}
+    kinds = [(i.kind, i.node.meta["val"].dtype, _width(i.node, i.kind)) for i in chain.inputs]
+    lines = [f"chain {kinds} {rounded_tokens(chain.contractions[0].tokens)}"]
+    for stage in chain.stages:
+        operands = [(numbers[o.node], o.kind) for o in stage.operands]
+        lines.append(f"{operands} {_content(stage)}")
+    return "\n".join(lines)
+
+
+def _content(stage: Stage) -> str:
+    if stage.body is not None:
+        matrix = matrix_of(stage.contraction) if stage.contraction is not None else None
+        return f"{signature(stage.body)} {matrix}"
+    found = stage.attention
+    assert found is not None
+    offsets = [offset for _, offset in found.operands]
+    return f"{found.heads} {found.kv_heads} {found.head_size} {found.scale} {found.causal} {found.key_mask} {offsets}"
+
+
+def _width(node: object, kind: str) -> object:
+    return None if kind == "mask" else node.meta["val"].shape[-1:]  # type: ignore[attr-defined]

@@ -1,0 +1,13 @@
+"""OpenVINO that computes in bfloat16, from float32 weights, inputs and outputs."""
+
+from __future__ import annotations
+
+from benchmarks.contenders.openvino import missing, prepared
+from benchmarks.registry import Contender, Prepared, Problem
+
+
+def prepare(problem: Problem) -> Prepared:
+    return prepared(problem, "bf16")
+
+
+CONTENDER = Contender("OpenVINO bf16", prepare, precision="bf16", own_threads=True, missing=missing)

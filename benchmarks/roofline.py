@@ -1,0 +1,139 @@
+"""What the machine can do, measured in the same run, and what a result makes of it.
+
+The roof of a kernel that computes `flops` on `bytes` is min(peak, flops / bytes · bandwidth): the peak is that of the
+fastest dense product found here, the bandwidth that of a copy within the innermost cache that holds the bytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.registry import Outcome, Problem
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_TYPICAL = {"l2": 1 << 20, "l3": 32 << 20}
+_MINIMUM_OF = 7
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the Linears of a problem compute in a call: `flops` densely, `nonzero_flops` without the zeros.
+
+    `activations` counts the bytes of what they read and write, `weights` those of their dense weights and biases.
+    """
+
+    flops: float
+    nonzero_flops: float
+    weights: int
+    activations: int
+
+
+def counted(problem: Problem) -> tuple[Tensor, Work]:
+    """The problem's result in float64, and the work that its Linears do for it."""
+    itemsize = next(problem.model.parameters()).element_size()
+    total: dict[str, float] = dict.fromkeys(("flops", "nonzero_flops", "weights", "activations"), 0)
+    model = copy.deepcopy(problem.model).double()
+
+    def count(linear: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(linear, nn.Linear)
+        rows = output.numel() // linear.out_features
+        total["flops"] += 2 * rows * linear.weight.numel()
+        total["nonzero_flops"] += 2 * rows * int(torch.count_nonzero(linear.weight))
+        total["weights"] += itemsize * sum(parameter.numel() for parameter in linear.parameters())
+        total["activations"] += itemsize * (inputs[0].numel() + output.numel())
+
+    for linear in [module for module in model.modules() if isinstance(module, nn.Linear)]:
+        linear.register_forward_hook(count)
+    result: Tensor = model(*(x.double() if x.is_floating_point() else x for x in problem.inputs))
+    work = Work(total["flops"], total["nonzero_flops"], int(total["weights"]), int(total["activations"]))
+    return result, work
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """The least of a few runs, after one that is not timed."""
+    call()
+    found = math.inf
+    for _ in range(_MINIMUM_OF):
+        start = time.perf_counter()
+        call()
+        found = min(found, time.perf_counter() - start)
+    return found
+
+
+def peak_gflops(dtype: torch.dtype) -> float:
+    """The fastest of MKL's and oneDNN's square products, in GF/s, with the threads that torch has now."""
+    best = 0.0
+    for size in (512, 1024, 1536):
+        a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
+        out = torch.empty(size, size, dtype=dtype)
+        calls: list[Callable[[], object]] = [lambda a=a, b=b, out=out: torch.mm(a, b, out=out)]
+        if torch.backends.mkldnn.is_available():
+            x, w, bias = a.to_mkldnn(), b.to_mkldnn(), torch.zeros(size, dtype=dtype).to_mkldnn()
+            calls.append(lambda x=x, w=w, bias=bias: torch._C._nn.mkldnn_linear(x, w, bias))
+        best = max(best, *(2 * size**3 / seconds(call) / 1e9 for call in calls))
+    return best
+
+
+def copy_gbytes(footprint: int) -> float:
+    """GB/s, read and written, of copying one half of `footprint` bytes to the other."""
+    source = torch.ones(footprint // 8)
+    target = torch.empty_like(source)
+    times = max(1, (64 << 20) // footprint)
+
+    def copies() -> None:
+        for _ in range(times):
+            target.copy_(source)
+
+    return times * 2 * source.nbytes / seconds(copies) / 1e9
+
+
+def cache_sizes() -> dict[str, int]:
+    """Bytes of a core's second-level cache and of the third level."""
+    found = dict(_TYPICAL)
+    for index in _CACHES.glob("index*"):
+        level = f"l{(index / 'level').read_text().strip()}"
+        size = (index / "size").read_text().strip()
+        if level in found and size.endswith("K"):
+            found[level] = int(size[:-1]) << 10
+    return found
+
+
+def peaks(threads: int) -> dict[str, Any]:
+    """GF/s of dense products and GB/s of copies within each level of memory; about two seconds."""
+    torch.set_num_threads(threads)
+    caches = cache_sizes()
+    levels = {"l2": caches["l2"] * threads, "l3": caches["l3"], "dram": None}
+    copied = {"l2": levels["l2"] // 2, "l3": min(levels["l3"] // 2, 12 << 20), "dram": 512 << 20}
+    return {
+        "f32_gflops": peak_gflops(torch.float32),
+        "bf16_gflops": peak_gflops(torch.bfloat16),
+        "levels": {name: {"bytes": size, "copy_gbytes_s": copy_gbytes(copied[name])} for name, size in levels.items()},
+    }
+
+
+def placed(milliseconds: float, work: Work, weights: int, precision: str, machine: dict[str, Any]) -> Outcome:
+    """Where a result lies under the roof: useful GF/s, GB/s, and the share of the roof that it reaches.
+
+    `weights` is the number of bytes that the contender's weights take, `machine` the peaks at its number of threads.
+    """
+    moved = weights + work.activations
+    level = next(found for found in machine["levels"].values() if found["bytes"] is None or moved <= found["bytes"])
+    intensity = work.nonzero_flops / moved
+    roof = min(machine[f"{precision}_gflops"], intensity * level["copy_gbytes_s"])
+    useful = work.nonzero_flops / milliseconds / 1e6
+    return {
+        "useful_gflops": useful,
+        "gbytes_s": moved / milliseconds / 1e6,
+        "intensity": intensity,
+        "roof_gflops": roof,
+        "of_roof": useful / roof,
+    }

@@ -1,0 +1,214 @@
+"""Packings: storage of a weight that `sparse_tensor` encodings cannot say.
+
+A `Packing` stands where a `Format` can stand. In IR it is a string in place of the encoding,
+`tensor<768x3072xf32, "bitmap(reduction=1, lanes=16)">`; `parse` reads either. A kind is a frozen dataclass whose fields, all
+integers, are what the kernel must know; `runtime/packers.py` has a function that fills its arrays.
+"""
+
+import re
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple
+
+from gossamer.dialects.errors import FormatError
+from gossamer.dialects.format import Format
+
+
+class Component(NamedTuple):
+    """One array of a packing: what it holds and the bits of an integer of it; 0 for elements of the tensor."""
+
+    name: str
+    bits: int
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What all kinds share. `reduction` is the dimension that is summed over: 1 if the tensor is [M, K], 0 if it is [K, M]."""
+
+    kind: ClassVar[str]
+    reduction: int
+
+    def components(self) -> tuple[Component, ...]:
+        """The arrays that hold a tensor, one-dimensional, the values last."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return str(self)
+
+    @classmethod
+    def parse(cls, text: str) -> "Packing":
+        """The packing of `kind(field=1, ...)`, with or without quotes. FormatError for anything else."""
+        match = re.fullmatch(r'"?(\w+)\((.*)\)"?', text.strip())
+        kind = KINDS.get(match[1]) if match else None
+        if match is None or kind is None:
+            raise FormatError(f"{text} is no packing, there are {', '.join(KINDS)}")
+        given = dict(re.findall(r"(\w+)=(\d+)", match[2]))
+        names = [field.name for field in fields(kind)]
+        if list(given) != names or match[2] != ", ".join(f"{name}={given[name]}" for name in names):
+            raise FormatError(f"{text} must be {match[1]}({', '.join(f'{name}=…' for name in names)})")
+        return kind(**{name: int(number) for name, number in given.items()})
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(f'{field.name}={getattr(self, field.name)}' for field in fields(self))})"
+
+    def _check(self, *conditions: tuple[bool, str]) -> None:
+        for holds, problem in ((self.reduction in (0, 1), "reduction must be 0 or 1"), *conditions):
+            if not holds:
+                raise FormatError(f"{self}: {problem}")
+
+
+@dataclass(frozen=True)
+class Bitmap(Packing):
+    """A bit for each element of a row, one mask for each vector of `lanes` columns, and the nonzeros in that order.
+
+    `positions` say where the values of each row begin.
+    """
+
+    kind: ClassVar[str] = "bitmap"
+    lanes: int
+
+    def __post_init__(self) -> None:
+        self._check((self.lanes in (8, 16), "lanes must be 8 or 16"))
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("masks", self.lanes), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class Windows(Packing):
+    """Rows in groups of `lanes`, one row a lane, their nonzeros sorted into windows of columns that two registers hold.
+
+    Columns are in blocks of `lanes`; a window is two neighbouring blocks. It takes a few steps, each one nonzero of every row
+    at most. The steps of a window come in runs of 3 and of 2 (`RUNS`). Per group: the runs of 3, then those of 2.
+
+    bounds   per group four numbers: its first step, its first run, its first run of 2, the end of its runs
+    origins  per run: the first block of its window
+    places   per step and lane: 128 + the column in the window; 0 where the row has nothing
+    values   per step and lane; 0 where the row has nothing
+    """
+
+    kind: ClassVar[str] = "windows"
+    RUNS: ClassVar[tuple[int, ...]] = (3, 2)
+    lanes: int
+
+    def __post_init__(self) -> None:
+        self._check((self.lanes in (2, 4, 8, 16), "lanes must be 2, 4, 8 or 16"))
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("bounds", 32), Component("origins", 32), Component("places", 8), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class Padded(Packing):
+    """K-blocked CSR whose rows are filled up: panels of `columns` columns, in each the rows one after the other.
+
+    The nonzeros of a row in a panel come in groups of 4 (`GROUP`). `positions` say where they begin, `coordinates` in which
+    column of the panel they are, times 8 (`SCALE`), so that x86 finds x there without a shift. To fill up: the value 0 in
+    column `columns`, which no nonzero has.
+    """
+
+    kind: ClassVar[str] = "padded"
+    GROUP: ClassVar[int] = 4
+    SCALE: ClassVar[int] = 8
+    columns: int
+
+    def __post_init__(self) -> None:
+        most = (1 << 16) // self.SCALE - 1
+        self._check((0 < self.columns <= most, f"columns must be from 1 to {most}"))
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class Vnni(Packing):
+    """Blocks of `rows` x `columns`, row by row of blocks, laid out for instructions that multiply pairs of bf16.
+
+    A block is rows / 16 tiles, one of which has a line for every two neighbours along K: the pairs of 16 rows one after the
+    other. `positions` say where each row of blocks begins, `coordinates` where along K its blocks lie, counted in blocks.
+    What a block holds beyond the edge of the tensor is 0.
+    """
+
+    kind: ClassVar[str] = "vnni"
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        self._check(
+            (self.rows > 0 and self.rows % 16 == 0, "rows must be a multiple of 16"),
+            (self.columns in (2, 4, 8, 16, 32), "columns must be 2, 4, 8, 16 or 32"),
+        )
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("coordinates", 32), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class Blocks(Packing):
+    """Dense blocks of `rows` x `columns`, panel by panel of `width` columns, in a panel row by row of blocks.
+
+    `positions` say where in each panel the blocks of each row of blocks begin, `coordinates` in which column of the panel each
+    block begins. The values of a column of a block lie together; beyond the edge of the tensor they are 0.
+    """
+
+    kind: ClassVar[str] = "blocks"
+    rows: int
+    columns: int
+    width: int
+
+    def __post_init__(self) -> None:
+        self._check(
+            (self.rows > 0 and self.columns > 0, "rows and columns must be positive"),
+            (self.width > 0 and self.width % max(self.columns, 1) == 0, "width must be a multiple of columns"),
+            (self.width <= 1 << 16, f"width must be at most {1 << 16}"),
+        )
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class BlockVectors(Packing):
+    """Dense blocks in vectors of `rows` x `columns` elements, row by row; `depth` vectors side by side make a block.
+
+    `positions` say where the blocks of each `rows` rows begin, `coordinates` in which column each begins, counted in vectors.
+    Beyond the edge of the tensor the values are 0.
+    """
+
+    kind: ClassVar[str] = "blockvec"
+    rows: int
+    columns: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        self._check((min(self.rows, self.columns, self.depth) > 0, "rows, columns and depth must be positive"))
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class Pairs(Packing):
+    """The nonzeros of each row two by two, in blocks of `width` columns; an odd one is followed by a 0 in the same column.
+
+    `positions` say where the pairs of each row of a block begin, block by block. Each pair has two `coordinates`, the columns
+    within the block.
+    """
+
+    kind: ClassVar[str] = "pairs"
+    width: int
+
+    def __post_init__(self) -> None:
+        self._check((0 < self.width <= 1 << 16, "width must be 1 to 65536"))
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
+
+
+KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in (Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, Pairs)}
+
+
+def parse(text: str) -> Format | Packing:
+    """The storage that the text of a tensor type's encoding stands for. FormatError if it is neither."""
+    return Packing.parse(text) if text.startswith('"') else Format.parse(text)

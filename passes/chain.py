@@ -1,0 +1,206 @@
+"""Plans a chain: which stages a function of several kernel ops has, in which order, and where their values lie.
+
+A tile of tokens goes through all stages while it is in cache. Its values are feature-major, [N][tokens], so that lanes are
+tokens and nothing is transposed between products.
+
+    stages   pack (a matrix from outside, into the tile) · product · rows (maps and sums of rows) · attend · unpack
+    phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
+             before the next begins
+    places   a value that lives in one phase lies in the scratch memory of its thread; one that crosses phases in memory that
+             each tile has for itself. Values that do not live at the same time share a place.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch_mlir import ir
+
+from gossamer.dialects.errors import CompileError
+from gossamer.passes.epilogue import reads_tokens
+from gossamer.passes.vectors import byte_width
+
+Kind = Literal["pack", "product", "rows", "attend", "unpack"]
+
+_LINE = 64
+
+
+@dataclass(eq=False)
+class Place:
+    """A tile's part of a tensor: `rows` x tokens in the type of the sums, at `offset` in the tile's or the thread's memory."""
+
+    rows: int
+    born: int = -1
+    dies: int = -1
+    shared: bool = False
+    offset: int = -1
+
+
+@dataclass(eq=False)
+class Stage:
+    """One step of a chain on a tile.
+
+    ops     the kernel ops it computes; none for pack and unpack
+    value   the tensor from outside that is packed, or the result that is unpacked
+    phase   steps of one phase run tile by tile
+    splits  into how many parts threads may share it out
+    """
+
+    kind: Kind
+    ops: list[Any]
+    value: ir.Value | None
+    phase: int
+    splits: int = 1
+
+
+@dataclass(eq=False)
+class Chain:
+    """The stages of a function in the order in which they run, and the places of its values."""
+
+    function: ir.Operation
+    lanes: int
+    sum_type: ir.Type
+    stages: list[Stage] = field(default_factory=list)
+    places: dict[ir.Value, Place] = field(default_factory=dict)
+    shared_bytes: int = 0
+    private_bytes: int = 0
+
+    @property
+    def phases(self) -> int:
+        """Number of phases."""
+        return 1 + max(stage.phase for stage in self.stages)
+
+
+def plan_chain(function: ir.Operation, ops: list[Any], result: ir.Value, lanes: int, tokens: int) -> Chain:
+    """The chain of the kernel ops of a function, which returns `result`, in tiles of `tokens`. CompileError if their sums
+    differ in type."""
+    chain = Chain(function, lanes, _sum_type(ops))
+    phases = _phases(ops)
+    staged: list[Stage] = []
+    for op in ops:
+        name, phase = op.operation.name, phases[op.operation.results[0]]
+        if name in ("kernel.map", "kernel.sum"):
+            if staged and staged[-1].kind == "rows" and staged[-1].phase == phase:
+                staged[-1].ops.append(op)
+                continue
+            staged.append(Stage("rows", [op], None, phase))
+        elif name == "kernel.attend":
+            staged.append(Stage("attend", [op], None, phase, ir.IntegerAttr(op.heads).value))
+        else:
+            staged.append(Stage("product", [op], None, phase, ir.RankedTensorType(op.result.type).shape[1]))
+    staged.append(Stage("unpack", [], result, phases[result]))
+    staged.sort(key=lambda stage: stage.phase)
+    _add_packs(chain, staged)
+    _place(chain, tokens)
+    return chain
+
+
+def tile_operands(stage: Stage) -> list[ir.Value]:
+    """The matrices and columns that a stage reads from the tile (keys and values from all tiles of the sequence)."""
+    if stage.kind == "pack":
+        return []
+    if stage.kind == "unpack":
+        assert stage.value is not None
+        return [stage.value]
+    found: dict[ir.Value, None] = {}
+    inside = {op.operation.results[0] for op in stage.ops}
+    for op in stage.ops:
+        if stage.kind == "attend":
+            found.update(dict.fromkeys([op.q, op.k, op.v]))
+            continue
+        if stage.kind == "product":
+            found[op.x] = None
+        found.update(dict.fromkeys(r.operands[0] for r in reads(op) if reads_tokens(r) and r.operands[0] not in inside))
+    return list(found)
+
+
+def results(stage: Stage) -> list[ir.Value]:
+    """The tensors that a stage puts into the tile."""
+    if stage.kind == "pack":
+        assert stage.value is not None
+        return [stage.value]
+    return [op.operation.results[0] for op in stage.ops]
+
+
+def reads(op: Any) -> list[ir.Operation]:
+    """The kernel.read ops in the body of a kernel op."""
+    block = op.operation.regions[0].blocks[0]
+    return [o.operation for o in block.operations if o.operation.name == "kernel.read"]
+
+
+def columns(tensor: ir.Value) -> int:
+    """N of a matrix [T, N]."""
+    return ir.RankedTensorType(tensor.type).shape[1]
+
+
+def _sum_type(ops: list[Any]) -> ir.Type:
+    types = {op.epilogue.blocks[0].arguments[0].type for op in ops if op.operation.name == "kernel.spmm"}
+    if len(types) != 1:
+        raise CompileError(f"a chain sums in one type, this one in {', '.join(sorted(map(str, types))) or 'none'}")
+    return types.pop()
+
+
+def _phases(ops: list[Any]) -> dict[ir.Value, int]:
+    """The phase in which the result of each op is computed."""
+    phases: dict[ir.Value, int] = {}
+    for op in ops:
+        attends = op.operation.name == "kernel.attend"
+        sources = list(op.operation.operands)
+        if op.operation.regions:
+            sources += [r.operands[0] for r in reads(op)]
+        phases[op.operation.results[0]] = max([0, *(phases[v] + attends for v in sources if v in phases)], default=0)
+    return phases
+
+
+def _add_packs(chain: Chain, staged: list[Stage]) -> None:
+    """Before the first stage that reads a matrix from outside comes a stage that packs it; for attention a phase earlier."""
+    computed = {v for stage in staged for v in results(stage) if stage.kind != "unpack"}
+    packed: set[ir.Value] = set()
+    early: list[Stage] = []
+    for stage in staged:
+        for value in tile_operands(stage):
+            if value in computed or value in packed:
+                continue
+            packed.add(value)
+            if stage.kind == "attend":
+                early.append(Stage("pack", [], value, max(stage.phase - 1, 0)))
+            else:
+                chain.stages.append(Stage("pack", [], value, stage.phase))
+        chain.stages.append(stage)
+    chain.stages = sorted([*early, *chain.stages], key=lambda stage: stage.phase)
+
+
+def _place(chain: Chain, tokens: int) -> None:
+    """Give every value a place; those that do not live at the same time may have the same one."""
+    born_in: dict[ir.Value, int] = {}
+    last = {stage.phase: number for number, stage in enumerate(chain.stages)}
+    for number, stage in enumerate(chain.stages):
+        for value in tile_operands(stage):
+            place = chain.places[value]
+            # Other tiles may still read keys and values when this one is past its attention.
+            place.dies = last[stage.phase] if stage.kind == "attend" else number
+            place.shared = place.shared or born_in[value] != stage.phase
+        for value in results(stage) if stage.kind != "unpack" else []:
+            rows = -(-columns(value) // chain.lanes) * chain.lanes
+            chain.places[value] = Place(rows, number, number)
+            born_in[value] = stage.phase
+    width = tokens * byte_width(chain.sum_type)
+    for shared in (True, False):
+        laid: list[Place] = []
+        for place in chain.places.values():
+            if place.shared is shared:
+                size = place.rows * width
+                others = sorted(
+                    (p.offset, p.offset + p.rows * width) for p in laid if p.born <= place.dies and place.born <= p.dies
+                )
+                place.offset = 0
+                for low, high in others:
+                    if place.offset + size <= low:
+                        break
+                    place.offset = max(place.offset, high)
+                laid.append(place)
+        used = max((p.offset + p.rows * width for p in laid), default=0)
+        if shared:
+            chain.shared_bytes = -(-used // _LINE) * _LINE
+        else:
+            # a line apart, so that the threads' memory does not fall on the same cache sets
+            chain.private_bytes = -(-used // _LINE) * _LINE + _LINE

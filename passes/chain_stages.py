@@ -1,0 +1,219 @@
+"""The bodies of a chain's stages: functions on the tile's memory, for a width of so many vectors of tokens.
+
+    pack     buffer[n][t] = matrix[first + t, n], transposed in squares of one vector
+    product  sums[m][t] = epilogue(sum_k w[m, k] x[k][t]) over the blocks of a K-blocked weight
+    rows     sums and maps, sweep by sweep
+    unpack   matrix[first + t, n] = buffer[n][t]
+
+Tokens past the last one of a tile repeat it, and are not stored.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector
+
+from gossamer.dialects.kernel import integers
+from gossamer.passes.chain import columns
+from gossamer.passes.epilogue import Epilogue, on_lanes, reads_tokens
+from gossamer.passes.kblock_rows import KBlockRows
+from gossamer.passes.queries import dims
+from gossamer.passes.vectors import (
+    index,
+    loop,
+    mask_of,
+    narrowed,
+    transpose,
+    vector_of,
+    widened,
+    zeros,
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile; where the tile's values and
+    the memory from outside are; the range [low, high) of its parts."""
+
+    vec: ir.VectorType
+    vectors: int
+    buffers: dict[ir.Value, ir.Value]
+    outside: dict[ir.Value, tuple[ir.Value, ...]]
+    low: ir.Value
+    high: ir.Value
+
+    @property
+    def lanes(self) -> int:
+        """Tokens in a vector."""
+        return self.vec.shape[0]
+
+    def at(self, v: int) -> ir.Value:
+        """Where vector v of a row begins."""
+        return index(v * self.lanes)
+
+    def load(self, value: ir.Value, row: ir.Value, v: int) -> ir.Value:
+        """Vector v of a row of a value of the tile."""
+        return vector.load(self.vec, self.buffers[value], [row, self.at(v)])
+
+    def store(self, vector_: ir.Value, value: ir.Value, row: ir.Value, v: int) -> None:
+        """The inverse of `load`, for a vector of any float type."""
+        vector.store(widened(vector_, self.vec), self.buffers[value], [row, self.at(v)])
+
+    def reader(self, row: ir.Value, v: int) -> Callable[[ir.Operation, ir.VectorType], ir.Value]:
+        """kernel.read where the lanes are tokens, of feature `row`."""
+
+        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+            source, positions = op.operands[0], dims(ir.AffineMapAttr(op.attributes["map"]).value)
+            if reads_tokens(op):
+                return narrowed(self.load(source, index(0) if positions[1] is None else row, v), type_)
+            (buffer,) = self.outside[source]
+            at = [index(0) if d is None else row for d in positions]
+            return vector.broadcast(type_, memref.load(buffer, at))
+
+        return read
+
+
+def emit_pack(value: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value) -> None:
+    """The tile's tokens of a matrix from outside, feature-major."""
+    (source,) = frame.outside[value]
+    emit_transposed(source, frame.buffers[value], index(columns(value)), frame, first, valid)
+
+
+def emit_transposed(
+    source: ir.Value, buffer: ir.Value, width: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value
+) -> None:
+    """source[first + t, n] -> buffer[n, t] for n < width."""
+    lanes, narrow = frame.lanes, vector_of(frame.lanes, ir.MemRefType(source.type).element_type)
+    last = arith.subi(arith.addi(first, valid), index(1))
+    with loop(index(0), width, index(lanes)) as ns:
+        n = ns.induction_variable
+        mask = mask_of(lanes, arith.subi(width, n))
+        for v in range(frame.vectors):
+            rows = []
+            for r in range(lanes):
+                token = arith.minui(arith.addi(first, index(v * lanes + r)), last)
+                rows.append(widened(vector.maskedload(narrow, source, [token, n], mask, zeros(narrow)), frame.vec))
+            for r, column in enumerate(transpose(rows)):
+                vector.store(column, buffer, [arith.addi(n, index(r)), frame.at(v)])
+
+
+def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, valid: ir.Value) -> None:
+    """The tile's part of the result, token-major."""
+    lanes, width = frame.lanes, index(columns(value))
+    stored = vector_of(lanes, ir.MemRefType(out.type).element_type)
+    none = arith.constant(
+        vector_of(lanes, ir.IntegerType.get_signless(1)),
+        ir.DenseElementsAttr.get_splat(vector_of(lanes, ir.IntegerType.get_signless(1)), ir.BoolAttr.get(False)),
+    )
+    with loop(index(0), width, index(lanes)) as ns:
+        n = ns.induction_variable
+        mask = mask_of(lanes, arith.subi(width, n))
+        for v in range(frame.vectors):
+            rows = [frame.load(value, arith.addi(n, index(r)), v) for r in range(lanes)]
+            for r, row in enumerate(transpose(rows)):
+                t = index(v * lanes + r)
+                exists = arith.cmpi(arith.CmpIPredicate.ult, t, valid)
+                token = arith.addi(first, arith.minui(t, arith.subi(valid, index(1))))
+                vector.maskedstore(out, [token, n], arith.select(exists, mask, none), narrowed(row, stored))
+
+
+def emit_product(op: Any, frame: Frame) -> None:
+    """The rows [low, high) of a product, panel by panel of rows, block by block of K."""
+    weight, result = ir.RankedTensorType(op.w.type), op.operation.results[0]
+    reduction = ir.IntegerAttr(op.reduction).value
+    rows, size = weight.shape[1 - reduction], weight.shape[reduction]
+    _, panel, width = integers(op.tile)
+    blocks = -(-size // width)
+    epilogue = Epilogue(op.epilogue.blocks[0])
+    nonzeros = KBlockRows(rows, width, *frame.outside[op.w], frame.buffers[op.x], frame.vec, frame.vectors)
+    types = [frame.vec] * frame.vectors
+    with loop(frame.low, frame.high, index(panel)) as panels:
+        start = panels.induction_variable
+        end = arith.minui(arith.addi(start, index(panel)), frame.high)
+        with loop(index(0), index(blocks), index(1)) as steps:
+            block = steps.induction_variable
+            begins, ends = (arith.cmpi(arith.CmpIPredicate.eq, block, index(b)) for b in (0, blocks - 1))
+            with loop(start, end, index(1)) as ms:
+                m = ms.induction_variable
+                sums = [zeros(frame.vec)] * frame.vectors
+                if blocks > 1:
+                    old = scf.IfOp(begins, types, has_else=True)
+                    with ir.InsertionPoint(old.then_block):
+                        scf.YieldOp(sums)
+                    with ir.InsertionPoint(old.else_block):
+                        scf.YieldOp([frame.load(result, m, v) for v in range(frame.vectors)])
+                    sums = list(old.results)
+                totals = nonzeros.add(block, m, sums)
+                finish = partial(_finished, epilogue, frame, m)
+                if blocks > 1:
+                    new = scf.IfOp(ends, types, has_else=True)
+                    with ir.InsertionPoint(new.then_block):
+                        scf.YieldOp([finish(v, total) for v, total in enumerate(totals)])
+                    with ir.InsertionPoint(new.else_block):
+                        scf.YieldOp(totals)
+                    totals = list(new.results)
+                else:
+                    totals = [finish(v, total) for v, total in enumerate(totals)]
+                for v, total in enumerate(totals):
+                    frame.store(total, result, m, v)
+
+
+def _finished(epilogue: Epilogue, frame: Frame, m: ir.Value, v: int, total: ir.Value) -> ir.Value:
+    return widened(epilogue.whole(total, frame.reader(m, v)), frame.vec)
+
+
+def emit_rows(ops: list[Any], frame: Frame) -> None:
+    """Sums and maps, one sweep over the features each."""
+    for op in ops:
+        (_sum if op.operation.name == "kernel.sum" else _map)(op, frame)
+
+
+def _map(op: Any, frame: Frame) -> None:
+    result, body = op.operation.results[0], _Body(op, frame)
+    with loop(index(0), index(columns(result)), index(1)) as ns:
+        for v in range(frame.vectors):
+            frame.store(body.at(ns.induction_variable, v), result, ns.induction_variable, v)
+
+
+def _sum(op: Any, frame: Frame) -> None:
+    """The sums of all tokens stay in registers."""
+    result, body = op.operation.results[0], _Body(op, frame)
+    start = zeros(vector_of(frame.lanes, ir.RankedTensorType(result.type).element_type))
+    with loop(index(0), index(ir.IntegerAttr(op.size).value), index(1), [start] * frame.vectors) as ns:
+        values = [body.at(ns.induction_variable, v) for v in range(frame.vectors)]
+        scf.YieldOp([arith.addf(a, b) for a, b in zip(ns.inner_iter_args, values, strict=True)])
+    for v, total in enumerate(ns.results):
+        frame.store(total, result, index(0), v)
+
+
+class _Body:
+    """The body of a sum or a map; what does not depend on the feature is emitted here, once, before the sweep."""
+
+    def __init__(self, op: Any, frame: Frame) -> None:
+        *body, terminator = [o.operation for o in op.body.blocks[0].operations]
+        self.frame, self.result = frame, terminator.operands[0]
+        varying: set[ir.Value] = set()
+        for o in body:
+            reads_feature = o.name == "kernel.read" and 1 in dims(ir.AffineMapAttr(o.attributes["map"]).value)
+            if reads_feature or any(v in varying for v in o.operands):
+                varying.update(o.results)
+        self.varying = [o for o in body if any(r in varying for r in o.results)]
+        fixed = [o for o in body if o not in self.varying]
+        self.fixed: list[dict[ir.Value, ir.Value]] = []
+        for v in range(frame.vectors):
+            mapping: dict[ir.Value, ir.Value] = {}
+            for o in fixed:
+                on_lanes([o], mapping, o.results[0], frame.lanes, frame.reader(index(0), v))
+            self.fixed.append(mapping)
+
+    def at(self, n: ir.Value, v: int) -> ir.Value:
+        """The body's value for feature n, vector v of the tokens."""
+        return on_lanes(self.varying, dict(self.fixed[v]), self.result, self.frame.lanes, self.frame.reader(n, v))
+
+
+def view(workspace: ir.Value, rows: int, width: int, element: ir.Type, offset: ir.Value) -> ir.Value:
+    """[rows][width] of the workspace, from byte `offset` on."""
+    return memref.view(ir.MemRefType.get([rows, width], element), workspace, offset, [])

@@ -1,0 +1,17 @@
+"""The encoding of a tensor type, read and written as what it stands for: a `Format` or a `Packing`."""
+
+from torch_mlir import ir
+
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing, parse
+
+
+def storage_of_type(tensor: ir.RankedTensorType) -> Format | Packing | None:
+    """How a tensor of this type is stored; None for a dense one."""
+    return None if tensor.encoding is None else parse(str(tensor.encoding))
+
+
+def stored_as(tensor: ir.RankedTensorType, storage: Format | Packing) -> ir.RankedTensorType:
+    """The type of the same tensor in another storage."""
+    encoding = ir.StringAttr.get(str(storage)) if isinstance(storage, Packing) else ir.Attribute.parse(str(storage))
+    return ir.RankedTensorType.get(tensor.shape, tensor.element_type, encoding)

@@ -1,0 +1,61 @@
+"""The pipeline for GPUs: from a region's kernel IR to LLVM IR for NVPTX, and how each kernel is launched.
+
+The first half, from contract IR to kernel IR, is `pipelines.plan`, with the name of a GPU family and vectors of a warp.
+"""
+
+from dataclasses import dataclass
+
+from torch_mlir import ir
+from torch_mlir.dialects import llvm
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.launch import Launch
+from gossamer.passes.emit_entry import WORDS
+from gossamer.passes.families import GPU_FAMILIES
+from gossamer.passes.gpu_product import LAUNCH, read_launch
+from gossamer.passes.pipelines import Observer, Plan
+from gossamer.passes.queries import all_ops, walk
+from gossamer.passes.registry import run_pipeline
+
+WARP_BITS = 1024  # 32 lanes of f32: the width of vectors that the GPU families plan with
+
+
+@dataclass(frozen=True)
+class GpuKernels:
+    """LLVM IR with kernels, how to launch each, and for each argument the dynamic dimensions of its memref."""
+
+    llvm_ir: str
+    launches: dict[str, Launch]
+    words: tuple[tuple[int, ...], ...]
+
+
+def lower(planned: Plan, observer: Observer | None = None) -> GpuKernels:
+    """Kernel IR of a GPU family to LLVM IR; uses up the plan's module. CompileError if a pass fails."""
+
+    def observe(label: str, after: ir.Module) -> None:
+        if observer is not None:
+            observer(label, "mlir", str(after))
+
+    module = planned.module
+    with module.context, ir.Location.unknown():
+        loops = f"expose-storage,{GPU_FAMILIES[planned.schedule].lowering},expand-math,emit-gpu-entry"
+        run_pipeline(module, loops, observe)
+        launches = {
+            ir.StringAttr(op.attributes["sym_name"]).value: read_launch(op.attributes[LAUNCH])
+            for op in walk(module, "gpu.func")
+        }
+        run_pipeline(module, "lower-to-nvvm", observe)
+        (kernels,) = walk(module, "gpu.module")
+        _check_lowered(kernels, planned.schedule)
+        words = tuple(
+            tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims))
+            for dims in ir.ArrayAttr(module.operation.attributes[WORDS])
+        )
+        return GpuKernels(llvm.translate_module_to_llvmir(kernels), launches, words)
+
+
+def _check_lowered(kernels: ir.Operation, schedule: str) -> None:
+    """CompileError if an op is left that LLVM does not have: the translation would end the process."""
+    for op in all_ops(kernels)[1:]:
+        if not op.name.startswith(("llvm.", "nvvm.")):
+            raise CompileError(f"the {schedule} schedule cannot compile the region: {op.name} is left at {op.location}")

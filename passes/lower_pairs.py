@@ -1,0 +1,255 @@
+"""lower-pairs: a `kernel.spmm` of the schedule "pairs" multiplies two nonzeros of a row at once, by dot products of bf16.
+
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "pairs", tile = [64, 1024]}
+             : (..., tensor<3072x768xbf16, "pairs(reduction=1, width=384)">) -> ...
+after    scf.parallel (%task) = ...                    // token tiles x chunks of the weight's rows, see token_tile.py
+         func.func private @region_tile64(...)
+           pack:    the tile of x, transposed, into the workspace as [K][64] of bf16
+           for each 1024 rows, each block of 384 columns, each row:
+             scf.for %p ... iter_args(4 vectors)       // the row's pairs of nonzeros in the block
+               for each 32 tokens: two columns of x, interleaved by two shuffles
+                 x86.avx512.dot(sums, the pair of weights in all lanes, 16 tokens' pairs)
+           unpack:  16 rows of sums at a time, transposed, through the epilogue into y
+
+The two columns need not be neighbours. Interleaving works on 128 bits at a time, so packing puts the 32 tokens of a line in
+the order that makes two vectors of 16 consecutive tokens of it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector, x86
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.kernel import integers
+from gossamer.dialects.packing import Packing, Pairs
+from gossamer.passes.encodings import storage_of_type
+from gossamer.passes.family import Family, Matrix
+from gossamer.passes.product import Product, products
+from gossamer.passes.token_tile import TokenTile, lower_by_tiles, tile_bytes
+from gossamer.passes.vectors import (
+    in_all_lanes,
+    index,
+    load_index,
+    loop,
+    mask_of,
+    narrowed,
+    reserve_workspace,
+    transpose,
+    vector_of,
+    zeros,
+)
+
+_FEATURE = "avx512bf16"
+_LANES = 16
+_VECTORS = 4  # vectors of tokens in a tile
+_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
+_WIDEST = ((768, 0.075), (384, 0.3), (192, 1.0))  # columns of a block, by the density up to which
+_PAIR = {1: 3.0, 2: 4.0, 4: 6.0}  # cycles by vectors of tokens
+_ROW, _ELEMENT = 15.0, 0.4
+_LINE = 32  # bf16 in a cache line
+_LONG_ROW = 8  # pairs of a row in a block from which on a row counts as long
+_WAYS = 2  # pairs of a long row that are multiplied independently
+
+
+def _storage(matrix: Matrix) -> Pairs | None:
+    if matrix.element != "bf16" or _FEATURE not in matrix.features:
+        return None
+    return Pairs(matrix.reduction, _block_width(matrix))
+
+
+def _block_width(matrix: Matrix) -> int:
+    """Columns of a block: K in equal parts, under each of which lies a panel of x of 128 bytes a column.
+
+    192 columns stay in the first-level cache, but the sums of a row are loaded and stored once a block: the sparser the
+    row, the wider the block that pays.
+    """
+    widest = next(width for width, densest in _WIDEST if matrix.density <= densest)
+    blocks = -(-matrix.columns // widest)
+    return -(-matrix.columns // (_LINE * blocks)) * _LINE
+
+
+def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
+    """[tokens, rows of the weight]"""
+    fits = isinstance(stored, Pairs) and stored.reduction == matrix.reduction and _FEATURE in matrix.features
+    return (_VECTORS * _LANES, _ROWS) if fits and matrix.element == "bf16" else None
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """Per tile of v vectors of tokens: (nnz / 2 + M blocks / 4) c(v) for the pairs, filled up; 15 M blocks for starts and ends
+    of rows; 0.4 (K + M) v L for the transposes of x and y."""
+    m, k = matrix.rows, matrix.columns
+    starts = m * -(-k // _block_width(matrix))
+    full, left = divmod(tokens, _VECTORS * _LANES)
+    tiles = [4] * full + ([1 if left <= _LANES else 2 if left <= 2 * _LANES else 4] if left else [])
+    pairs = matrix.nonzeros / 2 + starts / 4
+    return sum(pairs * _PAIR[v] + _ROW * starts + _ELEMENT * (k + m) * v * _LANES for v in tiles)
+
+
+PAIRS = Family("pairs", "lower-pairs", _storage, _tile, _cycles)
+
+
+@dataclass(frozen=True)
+class LowerPairs:
+    """Lower products of pairs of nonzeros to scf and vector."""
+
+    name: ClassVar[str] = "lower-pairs"
+
+    def run(self, module: ir.Module) -> None:
+        for op in products(module, PAIRS.name):
+            pairs = _Pairs(op)
+            reserve_workspace(module, pairs.workspace)
+            lower_by_tiles(pairs, pairs.tokens, pairs.workspace, pairs.emit)
+
+
+class _Pairs(Product):
+    """A product in tiles of `tokens`, `rows` rows of the weight at a time, in blocks of `width` columns.
+
+    padded  K, filled up to whole cache lines of x
+    """
+
+    def __init__(self, op: Any) -> None:
+        super().__init__(op)
+        stored = storage_of_type(ir.RankedTensorType(op.w.type))
+        tile = integers(op.tile)
+        if not isinstance(stored, Pairs) or self.lanes != _LANES:
+            raise CompileError(f"a weight stored as {stored} is not stored in pairs for vectors of {_LANES} sums")
+        if len(tile) != 2 or tile[0] % _LANES or tile[1] % _LANES:
+            raise CompileError(f"tile {tile} is not [tokens, rows] in multiples of {_LANES}")
+        self.tokens, self.width = tile[0], stored.width
+        self.element = ir.RankedTensorType(op.w.type).element_type
+        self.blocks = -(-self.K // self.width)
+        self.rows = min(tile[1], self.groups * _LANES)
+        self.padded = -(-self.K // _LINE) * _LINE
+        self.workspace = tile_bytes(self, self.tokens, self.rows + self.padded // 2)
+
+    def emit(self, tile: TokenTile) -> None:
+        """The body of a function for one tile."""
+        (sums,) = tile.scratch(self.rows)
+        after = arith.addi(tile.operands.offset, index(self.rows * tile.vectors * _LANES * 4))
+        self._pack(tile, self._columns(tile, after, self.padded))
+        low, high, step = tile.operands.low, tile.operands.high, index(self.rows // _LANES)
+        with loop(low, high, step) as chunks:
+            start = chunks.induction_variable
+            end = arith.minui(arith.addi(start, step), high)
+            origin = arith.muli(start, index(_LANES))
+            with loop(index(0), index(self.blocks), index(1)) as blocks:
+                block = blocks.induction_variable
+                last = arith.cmpi(arith.CmpIPredicate.eq, block, index(self.blocks - 1))
+                size = index(self.width * tile.vectors * _LANES * 2)
+                panel = self._columns(tile, arith.addi(after, arith.muli(block, size)), self.width)
+                with loop(start, end, index(1)) as groups:
+                    row = arith.muli(groups.induction_variable, index(_LANES))
+                    with loop(row, arith.minui(arith.addi(row, index(_LANES)), index(self.M)), index(1)) as rows:
+                        m = rows.induction_variable
+                        self._row(tile, panel, sums, block, m, arith.subi(m, origin), last)
+                    finished = scf.IfOp(last)
+                    with ir.InsertionPoint(finished.then_block):
+                        tile.unpack(sums, arith.subi(row, origin), row)
+                        scf.YieldOp([])
+
+    def _columns(self, tile: TokenTile, offset: ir.Value, count: int) -> ir.Value:
+        """`count` columns of x at an offset of the workspace: [count, tokens] of bf16."""
+        type_ = ir.MemRefType.get([count, tile.vectors * _LANES], self.element)
+        return memref.view(type_, tile.operands.workspace, offset, [])
+
+    def _pack(self, tile: TokenTile, packed: ir.Value) -> None:
+        """x[first + t, k] -> packed[k, place of t], zeros after column K; tokens past the last one repeat it."""
+        given, word = ir.MemRefType(tile.operands.x.type).element_type, ir.IntegerType.get_signless(32)
+        read, line = vector_of(_LINE, given), vector_of(_LINE, self.element)
+        last = arith.subi(tile.operands.memory.tokens, index(1))
+        lines = min(tile.vectors, 2)  # vectors of tokens that share a line
+        with loop(index(0), index(self.padded), index(_LINE)) as columns:
+            k = columns.induction_variable
+            mask = mask_of(_LINE, arith.subi(index(self.K), k))
+            for v in range(0, tile.vectors, lines):
+                halves = []
+                for u in range(v, v + lines):
+                    tokens = [arith.addi(tile.operands.first, index(u * _LANES + t)) for t in range(_LANES)]
+                    places = [[arith.minui(token, last), k] for token in tokens]
+                    found = [vector.maskedload(read, tile.operands.x, at, mask, zeros(read)) for at in places]
+                    words = [vector.bitcast(vector_of(_LANES, word), narrowed(f, line)) for f in found]
+                    halves.append([vector.bitcast(line, column) for column in transpose(words)])
+                for c in range(_LANES):
+                    for odd in (0, 1):
+                        order = _places(lines, odd)
+                        tokens_of_column = vector.shuffle(halves[0][c], halves[-1][c], order)
+                        vector.store(tokens_of_column, packed, [arith.addi(k, index(2 * c + odd)), index(v * _LANES)])
+
+    def _row(
+        self, tile: TokenTile, panel: ir.Value, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value
+    ) -> None:
+        """Add what the row's nonzeros in this block of columns contribute; in the last block, start the epilogue."""
+        types = [tile.vec] * tile.vectors
+        places = [[slot, tile.at(v)] for v in range(tile.vectors)]
+        start = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, block, index(0)), types, has_else=True)
+        with ir.InsertionPoint(start.then_block):
+            scf.YieldOp([zeros(tile.vec)] * tile.vectors)
+        with ir.InsertionPoint(start.else_block):
+            scf.YieldOp([vector.load(tile.vec, sums, place) for place in places])
+        totals = self._nonzeros(tile, panel, block, m, list(start.results))
+        if not self.epilogue.trivial:
+            finish = scf.IfOp(last, types, has_else=True)
+            with ir.InsertionPoint(finish.then_block):
+                scf.YieldOp(tile.before(totals, m))
+            with ir.InsertionPoint(finish.else_block):
+                scf.YieldOp(totals)
+            totals = list(finish.results)
+        for place, total in zip(places, totals, strict=True):
+            vector.store(total, sums, place)
+
+    def _nonzeros(self, tile: TokenTile, panel: ir.Value, block: ir.Value, m: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + the products of row m's pairs in this block, whose columns of x are `panel`.
+
+        Long rows are taken several pairs at a time, each with sums of its own.
+        """
+        positions, count = tile.operands.positions, len(sums)
+        at = arith.addi(arith.muli(block, index(self.M)), m)
+        begin, end = load_index(positions, at), load_index(positions, arith.addi(at, index(1)))
+        pairs = arith.subi(end, begin)
+        long = arith.cmpi(arith.CmpIPredicate.uge, pairs, index(_LONG_ROW))
+        whole = arith.select(long, arith.subi(pairs, arith.remui(pairs, index(_WAYS))), index(0))
+        middle = arith.addi(begin, whole)
+        with loop(begin, middle, index(_WAYS), sums + [zeros(tile.vec)] * (count * (_WAYS - 1))) as several:
+            totals = list(several.inner_iter_args)
+            for way in range(_WAYS):
+                mine = slice(way * count, (way + 1) * count)
+                pair = arith.addi(several.induction_variable, index(way))
+                totals[mine] = self._pair(tile, panel, pair, totals[mine])
+            scf.YieldOp(totals)
+        first, *others = (list(several.results)[way * count : (way + 1) * count] for way in range(_WAYS))
+        with loop(middle, end, index(1), first) as rest:
+            scf.YieldOp(self._pair(tile, panel, rest.induction_variable, list(rest.inner_iter_args)))
+        totals = list(rest.results)
+        for other in others:
+            totals = [arith.addf(a, b) for a, b in zip(totals, other, strict=True)]
+        return totals
+
+    def _pair(self, tile: TokenTile, panel: ir.Value, pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + two values of the weight * their columns of x."""
+        at = arith.muli(pair, index(2))
+        coordinates, values = tile.operands.coordinates, tile.operands.values
+        columns = [load_index(coordinates, arith.addi(at, index(i))) for i in (0, 1)]
+        weights = in_all_lanes(vector.load(vector_of(2, self.element), values, [at]))
+        width = min(_LINE, tile.vectors * _LANES)
+        found = []
+        for start in range(0, tile.vectors * _LANES, width):
+            a, b = (vector.load(vector_of(width, self.element), panel, [k, index(start)]) for k in columns)
+            found += [vector.shuffle(a, b, _interleaved(width, half)) for half in range(width // _LANES)]
+        return [x86.DotBF16Op(total, weights, x).result for total, x in zip(sums, found, strict=True)]
+
+
+def _places(lines: int, odd: int) -> list[int]:
+    """Out of one or two vectors of words, each a token's two columns: one column of all tokens, in the order of a line."""
+    if lines == 1:
+        return [2 * t + odd for t in range(_LANES)]
+    return [_LINE * half + 2 * (4 * lane + t) + odd for lane in range(4) for half in (0, 1) for t in range(4)]
+
+
+def _interleaved(width: int, half: int) -> list[int]:
+    """16 tokens' pairs out of two columns of `width` tokens; the first or second 16 tokens of a line."""
+    if width == _LANES:
+        return [i for t in range(_LANES) for i in (t, width + t)]
+    return [i for lane in range(4) for t in range(4) for i in (8 * lane + 4 * half + t, width + 8 * lane + 4 * half + t)]

@@ -1,0 +1,148 @@
+"""How fast a machine is, as the cost model sees it: dense products, and the cycles of each family of schedules.
+
+All of it goes by the number of tokens, since few and many run on different code and out of different caches: a `Curve` holds
+values at some numbers of tokens and is interpolated between their logarithms. `Machine.usual` is what servers with AVX-512
+were found to be; a calibration measures the machine at hand, element type by element type.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
+_WIDTH = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
+_CYCLES_A_US = 3000.0
+_CALL_US = 5.0
+_NEAR, _FAR = 1 << 20, 1 << 24  # bytes of weights out of the second-level cache, and from beyond
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A positive quantity by the number of tokens, in ascending order."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def at(self, tokens: int) -> float:
+        """The quantity, a straight line between logarithms; beyond the ends that of the end."""
+        place = bisect_left(self.points, (tokens, 0.0))
+        if place == 0 or place == len(self.points):
+            return self.points[min(place, len(self.points) - 1)][1]
+        (t0, low), (t1, high) = self.points[place - 1 : place + 1]
+        return _between(math.log(t0), low, math.log(t1), high, math.log(tokens))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a machine is with one element type.
+
+    dense     by the bytes of the weight: nanoseconds a token for each 1000 elements of the weight
+    families  by the name of the family: cycles of its prediction a microsecond; `usual` for one that was not measured
+    """
+
+    dense: tuple[tuple[int, Curve], ...]
+    families: Mapping[str, Curve]
+
+    def dense_us(self, elements: int, width: int, tokens: int) -> float:
+        """Microseconds of a dense product with a weight of so many elements, each `width` bytes."""
+        size, sizes = elements * width, [size for size, _ in self.dense]
+        place = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+        (low, near), (high, far) = self.dense[max(place - 1, 0)], self.dense[place]
+        near_at, far_at = near.at(tokens), far.at(tokens)
+        within = min(max(size, low), high)
+        each = near_at if low == high else _between(math.log(low), near_at, math.log(high), far_at, math.log(within))
+        return each * elements * tokens * 1e-6
+
+    def cycles_a_us(self, family: str, tokens: int) -> float:
+        """Cycles of a family's prediction that pass in a microsecond."""
+        curve = self.families.get(family)
+        return curve.at(tokens) if curve is not None else self._typical(tokens)
+
+    def _typical(self, tokens: int) -> float:
+        known = [math.log(curve.at(tokens)) for curve in self.families.values()]
+        return math.exp(sum(known) / len(known)) if known else _CYCLES_A_US
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A machine: its name, its speeds by element type, the microseconds of a call, and whether they were measured."""
+
+    name: str
+    speeds: Mapping[str, Speed]
+    call_us: float = _CALL_US
+    measured: frozenset[str] = frozenset()
+
+    @staticmethod
+    @cache
+    def usual(bits: int, bf16: float = 4.7, f16: float = 4.7) -> "Machine":
+        """A server of 3 GHz with vectors of `bits`, fitted to medians measured on AVX-512 servers; ratios carry over better
+        than times. `bf16` and `f16` say how many times faster than f32 dense products of narrow floats are (4.7 with AMX).
+
+            dense    M K (T + 24 s) / 2 L cycles    two FMAs a cycle on L lanes, less efficient for few tokens
+                                                    (s = (T - 1) / 7 up to 1),
+                     at least M K bytes / b         the weight has to be read: b = 20 from near caches, 10 from beyond
+        """
+        narrow = {"bf16": bf16, "f16": f16}
+        speeds = {
+            element: Speed(
+                tuple(
+                    (size, Curve(tuple((t, _usual(t, width, bits, read, narrow.get(element, 1.0))) for t in _TOKENS)))
+                    for size, read in ((_NEAR, 20.0), (4 * _NEAR, 20.0), (_FAR, 10.0))
+                ),
+                {},
+            )
+            for element, width in _WIDTH.items()
+        }
+        return Machine(f"a usual server with vectors of {bits} bits", speeds)
+
+    def with_speed(self, element: str, speed: Speed) -> "Machine":
+        """The machine with the measured speed of an element type."""
+        return Machine(self.name, {**self.speeds, element: speed}, self.call_us, self.measured | {element})
+
+    def to_json(self) -> dict[str, Any]:
+        """What was measured, as JSON can hold it."""
+        speeds = {
+            element: {
+                "dense": [[size, curve.points] for size, curve in self.speeds[element].dense],
+                "families": {name: curve.points for name, curve in self.speeds[element].families.items()},
+            }
+            for element in sorted(self.measured)
+        }
+        return {"name": self.name, "call_us": self.call_us, "speeds": speeds}
+
+    def updated(self, found: Mapping[str, Any]) -> "Machine":
+        """The machine with what `to_json` wrote. ValueError, KeyError or TypeError if that is not what it wrote."""
+        machine = Machine(str(found["name"]), self.speeds, float(found["call_us"]))
+        for element, speed in found["speeds"].items():
+            dense = tuple((int(size), _curve(points)) for size, points in speed["dense"])
+            families = {str(name): _curve(points) for name, points in speed["families"].items()}
+            if element not in _WIDTH or not dense:
+                raise ValueError(f"no speeds of {element!r}")
+            machine = machine.with_speed(element, Speed(dense, families))
+        return machine
+
+
+def element_width(element: str) -> int:
+    """Bytes of an element."""
+    return _WIDTH[element]
+
+
+def _usual(tokens: int, width: int, bits: int, read: float, faster: float) -> float:
+    """Nanoseconds a token for 1000 elements on the usual server."""
+    lanes = bits // (64 if width == 8 else 32)
+    compute = (tokens + 24 * min(1.0, (tokens - 1) / 7)) / (2 * lanes) / faster
+    return max(compute, width / read) / tokens / _CYCLES_A_US * 1e6
+
+
+def _curve(points: Any) -> Curve:
+    found = tuple((int(tokens), float(value)) for tokens, value in points)
+    if not found or list(found) != sorted(found) or any(not 0 < value < math.inf for _, value in found):
+        raise ValueError(f"{points!r} is no curve")
+    return Curve(found)
+
+
+def _between(x0: float, low: float, x1: float, high: float, x: float) -> float:
+    share = (x - x0) / (x1 - x0)
+    return math.exp((1 - share) * math.log(low) + share * math.log(high))

@@ -1,0 +1,191 @@
+"""NVIDIA's driver, by ctypes: devices, modules and launches. Nothing is loaded before it is first needed.
+
+Kernels run in the primary context of a device, which is the one that PyTorch works in, on a stream that the caller names.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gossamer.dialects.errors import DeviceError
+
+_Pointer = ctypes.c_void_p
+_Out = ctypes.POINTER(ctypes.c_void_p)
+_Int, _IntOut, _Word = ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_uint
+PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (_Word,),
+    "cuDriverGetVersion": (_IntOut,),
+    "cuDeviceGet": (_IntOut, _Int),
+    "cuDeviceGetName": (ctypes.c_char_p, _Int, _Int),
+    "cuDeviceGetAttribute": (_IntOut, _Int, _Int),
+    "cuDevicePrimaryCtxRetain": (_Out, _Int),
+    "cuCtxGetCurrent": (_Out,),
+    "cuCtxPushCurrent_v2": (_Pointer,),
+    "cuCtxPopCurrent_v2": (_Out,),
+    "cuModuleLoadDataEx": (_Out, ctypes.c_char_p, _Word, ctypes.POINTER(_Int), _Out),
+    "cuModuleGetFunction": (_Out, _Pointer, ctypes.c_char_p),
+    "cuFuncSetAttribute": (_Pointer, _Int, _Int),
+    "cuLaunchKernel": (_Pointer, *[_Word] * 7, _Pointer, _Out, _Pointer),
+    "cuGetErrorName": (_Int, ctypes.POINTER(ctypes.c_char_p)),
+    "cuGetErrorString": (_Int, ctypes.POINTER(ctypes.c_char_p)),
+}
+# Numbers of cuda.h.
+_MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED = 16, 75, 76, 97
+_MAX_DYNAMIC_SHARED = 8
+_INFO_LOG, _INFO_LOG_SIZE, _ERROR_LOG, _ERROR_LOG_SIZE = 3, 4, 5, 6
+_LOG_BYTES = 16 << 10
+_LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+
+
+class Driver:
+    """The driver's functions, each of which raises DeviceError instead of returning an error's number.
+
+    `function(name, argument types)` gives the C function; it is another one in tests.
+    """
+
+    def __init__(self, function: Callable[[str, tuple[Any, ...]], Callable[..., int]]) -> None:
+        self._functions = {name: function(name, types) for name, types in PROTOTYPES.items()}
+        self.call("cuInit", 0)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function; what it says if it fails becomes a DeviceError."""
+        if code := self._functions[name](*arguments):
+            raise DeviceError(f"{name} failed: {self.error(code)}")
+
+    def error(self, code: int) -> str:
+        """Name and description of an error's number."""
+        texts = []
+        for function in ("cuGetErrorName", "cuGetErrorString"):
+            text = ctypes.c_char_p()
+            self._functions[function](code, ctypes.byref(text))
+            texts.append((text.value or b"unknown").decode())
+        return f"{texts[0]} ({texts[1]})"
+
+    def try_call(self, name: str, *arguments: Any) -> int:
+        """Call a function; returns its error's number, 0 for none."""
+        return self._functions[name](*arguments)
+
+    def integer(self, name: str, *arguments: Any) -> int:
+        """The number that a function stores at its first argument."""
+        value = ctypes.c_int()
+        self.call(name, ctypes.byref(value), *arguments)
+        return value.value
+
+    def handle(self, name: str, *arguments: Any) -> int:
+        """The handle that a function stores at its first argument; 0 for none."""
+        value = ctypes.c_void_p()
+        self.call(name, ctypes.byref(value), *arguments)
+        return value.value or 0
+
+
+@cache
+def driver() -> Driver:
+    """The driver of this machine. DeviceError if there is none."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError as problem:
+        raise DeviceError(f"there is no NVIDIA driver on this machine: {problem}. Keep the model on the CPU.") from None
+
+    def function(name: str, types: tuple[Any, ...]) -> Callable[..., int]:
+        try:
+            found = getattr(library, name)
+        except AttributeError:
+            raise DeviceError(f"the NVIDIA driver is too old: {_LIBRARY} has no {name}. Update it.") from None
+        found.argtypes, found.restype = types, ctypes.c_int
+        return found
+
+    return Driver(function)
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """A GPU: its number, and what kernels are made and chosen by."""
+
+    driver: Driver
+    index: int
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared: int
+    context: int
+
+    @classmethod
+    def open(cls, index: int, driver: Driver) -> "Device":
+        """The GPU that torch calls cuda:index."""
+        number = driver.integer("cuDeviceGet", index)
+        attribute = lambda which: driver.integer("cuDeviceGetAttribute", which, number)
+        name = ctypes.create_string_buffer(256)
+        driver.call("cuDeviceGetName", name, len(name), number)
+        context = driver.handle("cuDevicePrimaryCtxRetain", number)
+        capability = attribute(_MAJOR), attribute(_MINOR)
+        return cls(driver, index, name.value.decode(), capability, attribute(_MULTIPROCESSORS), attribute(_SHARED), context)
+
+    def within(self, action: Callable[[], None]) -> None:
+        """Run with the device's context current in this thread."""
+        if self.driver.handle("cuCtxGetCurrent") == self.context:
+            action()
+            return
+        self.driver.call("cuCtxPushCurrent_v2", self.context)
+        try:
+            action()
+        finally:
+            self.driver.handle("cuCtxPopCurrent_v2")
+
+    def __str__(self) -> str:
+        return f"cuda:{self.index} ({self.name}, compute capability {'.'.join(map(str, self.capability))})"
+
+
+_devices: dict[int, Device] = {}
+_lock = threading.Lock()
+
+
+def device(index: int) -> Device:
+    """The GPU that torch calls cuda:index. DeviceError if there is no driver or no such GPU."""
+    found = _devices.get(index)
+    if found is None:
+        with _lock:
+            found = _devices.setdefault(index, Device.open(index, driver()))
+    return found
+
+
+class Module:
+    """Kernels on one device, made from PTX by the driver: its compiler's words are in the DeviceError if it refuses."""
+
+    def __init__(self, device: Device, ptx: str) -> None:
+        self.device = device
+        device.within(lambda: self._load(ptx))
+
+    def _load(self, ptx: str) -> None:
+        driver, module = self.device.driver, ctypes.c_void_p()
+        logs = [ctypes.create_string_buffer(_LOG_BYTES) for _ in range(2)]
+        options = (ctypes.c_int * 4)(_INFO_LOG, _INFO_LOG_SIZE, _ERROR_LOG, _ERROR_LOG_SIZE)
+        size = ctypes.c_void_p(_LOG_BYTES)
+        values = (ctypes.c_void_p * 4)(ctypes.addressof(logs[0]), size, ctypes.addressof(logs[1]), size)
+        code = driver.try_call("cuModuleLoadDataEx", ctypes.byref(module), ptx.encode(), 4, options, values)
+        if code:
+            made = " ".join(line for line in ptx.splitlines() if line.startswith((".version", ".target")))
+            version = driver.integer("cuDriverGetVersion")
+            log = logs[1].value.decode(errors="replace").strip()
+            raise DeviceError(
+                f"the driver (CUDA {version // 1000}.{version % 1000 // 10}) of {self.device} refuses a kernel with {made}: "
+                f"{driver.error(code)}{chr(10) + log if log else ''}"
+            )
+        self._module = module
+
+    def function(self, name: str, shared: int) -> int:
+        """A kernel's handle, allowed `shared` bytes of shared memory a block. DeviceError if the device has less."""
+        if shared > self.device.shared:
+            raise DeviceError(f"{name} needs {shared} bytes of shared memory a block, {self.device} has {self.device.shared}")
+        found = 0
+
+        def get() -> None:
+            nonlocal found
+            found = self.device.driver.handle("cuModuleGetFunction", self._module, name.encode())
+            self.device.driver.call("cuFuncSetAttribute", found, _MAX_DYNAMIC_SHARED, shared)
+
+        self.device.within(get)
+        return found

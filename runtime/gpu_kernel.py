@@ -1,0 +1,80 @@
+"""The kernels of a region on GPUs: one module a device, and the launch of the one that suits the number of tokens."""
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gossamer.dialects.errors import DeviceError
+from gossamer.dialects.launch import Launch, choose
+from gossamer.runtime import cuda
+
+
+class GpuKernel:
+    """PTX with one or more kernels that compute the same; calls are safe from any number of threads.
+
+    launches  by the kernel's name
+    words     how many 64-bit words each kernel takes: addresses and sizes (see emit-gpu-entry)
+    open      gives the device of a number; it is another one in tests
+    """
+
+    def __init__(
+        self, ptx: str, launches: Mapping[str, Launch], words: int, open: Callable[[int], cuda.Device] = cuda.device
+    ) -> None:
+        self._ptx, self._launches, self._words, self._open = ptx, dict(launches), words, open
+        self._loaded: dict[int, _Loaded] = {}
+        self._lock = threading.Lock()
+        self._arguments = _Arguments(words)
+
+    def load(self, index: int) -> "_Loaded":
+        """Have the driver compile the kernels for cuda:index, which it cannot do while a CUDA graph is captured."""
+        with self._lock:
+            if index not in self._loaded:
+                self._loaded[index] = _Loaded.on(self._open(index), self._ptx, self._launches)
+            return self._loaded[index]
+
+    def run(self, words: list[int], tokens: int, index: int, stream: int) -> None:
+        """Launch on a stream of cuda:index, and do not wait.
+
+        Nothing is checked: every address must be a multiple of 16 and hold what the kernel's types say, until it has run.
+        """
+        if tokens == 0:
+            return
+        loaded = self._loaded.get(index) or self.load(index)
+        name = choose(loaded.launches, tokens, loaded.device.multiprocessors)
+        launch, arguments, driver = loaded.launches[name], self._arguments, loaded.device.driver
+        arguments.array[:] = words  # type: ignore[assignment]  # ctypes converts the numbers
+        grid = launch.grid(tokens)
+        loaded.device.within(
+            lambda: driver.call(
+                "cuLaunchKernel", loaded.functions[name], grid, 1, 1, launch.threads, 1, 1, launch.shared, stream,
+                arguments.addresses, None,
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The kernels on one device: those that fit into its shared memory."""
+
+    device: cuda.Device
+    launches: dict[str, Launch]
+    functions: dict[str, int]
+
+    @classmethod
+    def on(cls, device: cuda.Device, ptx: str, launches: Mapping[str, Launch]) -> "_Loaded":
+        fitting = {name: launch for name, launch in launches.items() if launch.shared <= device.shared}
+        if not fitting:
+            least = min(launch.shared for launch in launches.values())
+            raise DeviceError(f"the kernel needs {least} bytes of shared memory a block, {device} has {device.shared}")
+        module = cuda.Module(device, ptx)
+        return cls(device, fitting, {name: module.function(name, launch.shared) for name, launch in fitting.items()})
+
+
+class _Arguments(threading.local):
+    """The words that a thread passes to a kernel, and the addresses of each, as the driver wants them."""
+
+    def __init__(self, length: int) -> None:
+        self.array = (ctypes.c_int64 * length)()
+        first, step = ctypes.addressof(self.array), ctypes.sizeof(ctypes.c_int64)
+        self.addresses = (ctypes.c_void_p * length)(*(first + i * step for i in range(length)))

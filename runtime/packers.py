@@ -1,0 +1,150 @@
+"""The arrays of each kind of packing, from the positions of the nonzeros."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from gossamer.dialects.errors import FormatError
+from gossamer.dialects.packing import Bitmap, Blocks, BlockVectors, Packing, Padded, Pairs, Vnni, Windows
+from gossamer.runtime import windows
+
+_INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The matrix to pack, rows first however it is stored.
+
+    nonzero  [M, K] of bool
+    places   [M, K], where each element lies in the stored tensor, row-major
+    """
+
+    nonzero: torch.Tensor
+    places: torch.Tensor
+
+    @cached_property
+    def counts(self) -> torch.Tensor:
+        """Nonzeros of each row."""
+        return self.nonzero.sum(1)
+
+    @property
+    def nowhere(self) -> int:
+        """The source of what is stored to fill up."""
+        return self.places.numel()
+
+
+Fill = Callable[[Any, Rows], tuple[list[torch.Tensor], torch.Tensor]]
+
+
+def fill(packing: Packing, dense: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The arrays of a packing of `dense` but for the values, and the sources of these (see `packing.Packed`).
+
+    Raises FormatError for what is no matrix, and for one that does not fit the packing.
+    """
+    if dense.ndim != 2:
+        raise FormatError(f"{packing} stores matrices, the shape is {tuple(dense.shape)}")
+    places = torch.arange(dense.numel(), dtype=torch.int32 if dense.numel() < 1 << 31 else torch.int64).view(dense.shape)
+    nonzero = (dense != 0).cpu()
+    if packing.reduction == 0:
+        nonzero, places = nonzero.t().contiguous(), places.t()
+    arrays, source = _FILL[type(packing)](packing, Rows(nonzero, places))
+    for array, component in zip(arrays, packing.components()[:-1], strict=True):
+        if component.name == "positions" and array.numel() and int(array.max()) >= 1 << component.bits - 1:
+            raise FormatError(f"{packing}: {component.name} up to {int(array.max())} do not fit {component.bits} bits")
+    widths = [_INTEGER[component.bits] for component in packing.components()[:-1]]
+    return [array.to(width).flatten() for array, width in zip(arrays, widths, strict=True)], source
+
+
+def positions(counts: torch.Tensor) -> torch.Tensor:
+    """Where each of the consecutive pieces of these lengths begins, and the last one ends."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _bitmap(packing: Bitmap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    columns, lanes = rows.nonzero.shape[1], packing.lanes
+    filled = torch.nn.functional.pad(rows.nonzero, (0, -columns % lanes))
+    bits = filled.view(-1, lanes).to(torch.int32) << torch.arange(lanes, dtype=torch.int32)
+    return [positions(rows.counts), bits.sum(1)], rows.places[rows.nonzero]
+
+
+def _vnni(packing: Vnni, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    m, k = rows.nonzero.shape
+    r, c = packing.rows, packing.columns
+    edges, (high, wide) = (0, -k % c, 0, -m % r), (-(-m // r), -(-k // c))
+    occupied = torch.nn.functional.pad(rows.nonzero, edges).view(high, r, wide, c).any(3).any(1)
+    places = torch.nn.functional.pad(rows.places, edges, value=rows.nowhere)
+    pairs = places.reshape(high, r // 16, 16, wide, c // 2, 2).permute(0, 3, 1, 4, 2, 5)
+    return [positions(occupied.sum(1)), occupied.nonzero()[:, 1]], pairs[occupied].flatten()
+
+
+def _blocks(packing: Blocks, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    (m, k), r, c, width = rows.nonzero.shape, packing.rows, packing.columns, packing.width
+    edges, panels = (0, -k % width, 0, -m % r), -(-k // width)
+    cut = (-(-m // r), r, panels, width // c, c)
+    nonzero = torch.nn.functional.pad(rows.nonzero, edges).view(cut)
+    occupied = nonzero.any(4).any(1).transpose(0, 1)
+    places = torch.nn.functional.pad(rows.places, edges, value=rows.nowhere)
+    by_block = places.reshape(cut).permute(2, 0, 3, 4, 1)
+    return [positions(occupied.sum(2).flatten()), occupied.nonzero()[:, 2] * c], by_block[occupied].flatten()
+
+
+def _padded(packing: Padded, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    (m, k), width = rows.nonzero.shape, packing.columns
+    panels = -(-k // width)
+    # In the order of storage: panel, row, column.
+    nonzero = torch.nn.functional.pad(rows.nonzero, (0, -k % width)).view(m, panels, width).transpose(0, 1)
+    panel, row, column = nonzero.nonzero(as_tuple=True)
+    counts = nonzero.sum(2).flatten()
+    filled = -(-counts // packing.GROUP) * packing.GROUP
+    begins = positions(filled)
+    moved = (begins[:-1] - positions(counts)[:-1]).repeat_interleave(counts)
+    at = torch.arange(column.numel()) + moved
+    coordinates, source = begins.new_full((int(begins[-1]),), width), rows.places.new_full((int(begins[-1]),), rows.nowhere)
+    coordinates[at] = column
+    source[at] = rows.places[row, panel * width + column]
+    return [begins, coordinates * packing.SCALE], source
+
+
+def _windows(packing: Windows, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    return windows.fill(packing, rows.nonzero, rows.places)
+
+
+def _block_vectors(packing: BlockVectors, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    (m, k), r, c, depth = rows.nonzero.shape, packing.rows, packing.columns, packing.depth
+    edges, high, wide = (0, -k % (c * depth), 0, -m % r), -(-m // r), -(-k // (c * depth))
+    occupied = torch.nn.functional.pad(rows.nonzero, edges).view(high, r, wide, c * depth).any(3).any(1)
+    places = torch.nn.functional.pad(rows.places, edges, value=rows.nowhere)
+    vectors = places.reshape(high, r, wide, depth, c).permute(0, 2, 3, 1, 4)
+    return [positions(occupied.sum(1)), occupied.nonzero()[:, 1] * depth], vectors[occupied].flatten()
+
+
+def _pairs(packing: Pairs, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    (m, k), width = rows.nonzero.shape, packing.width
+    blocks = -(-k // width)
+    by_block = torch.nn.functional.pad(rows.nonzero, (0, blocks * width - k)).view(m, blocks, width).transpose(0, 1)
+    counts = by_block.sum(2).flatten()
+    starts = positions((counts + 1) // 2)
+    block, row, column = by_block.nonzero().unbind(1)
+    line = block * m + row
+    place = 2 * starts[line] + torch.arange(line.numel()) - positions(counts)[line]
+    coordinates = torch.zeros(2 * int(starts[-1]), dtype=column.dtype)
+    coordinates[place] = column
+    source = torch.full((coordinates.numel(),), rows.nowhere, dtype=rows.places.dtype)
+    source[place] = rows.places[row, block * width + column]
+    spare = 2 * starts[1:][counts % 2 == 1] - 1
+    coordinates[spare] = coordinates[spare - 1]
+    return [starts, coordinates], source
+
+
+_FILL: dict[type[Packing], Fill] = {
+    Bitmap: _bitmap,
+    Padded: _padded,
+    Windows: _windows,
+    Vnni: _vnni,
+    Blocks: _blocks,
+    BlockVectors: _block_vectors,
+    Pairs: _pairs,
+}

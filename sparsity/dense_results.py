@@ -1,0 +1,145 @@
+"""The operations with dense results, each the other's derivative, so that gradients of any order are compiled too.
+
+    gossamer::einsum(arrays, sizes, spec) -> Tensor    sums of products
+    gossamer::sample(arrays, sizes, spec) -> Tensor    the same at the stored entries of the first operand, one value each
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity import contract_ir
+from gossamer.sparsity.contract_ir import Operand
+from gossamer.sparsity.launch import launch
+from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, Bound, Spec, bind, dense, extents, flat, padded
+
+
+def einsum(operands: Sequence[Bound], result: str) -> Tensor:
+    """out[result] = sum over all other letters of the product of the operands, of which one or more are sparse."""
+    out: Tensor = torch.ops.gossamer.einsum.default(*flat(operands, Operand(result)))
+    return out
+
+
+def sample(pattern: Bound, factors: Sequence[Bound]) -> Tensor:
+    """The sum over the letters that the pattern lacks of the product of dense factors, at each stored entry (flat)."""
+    out: Tensor = torch.ops.gossamer.sample.default(*flat([pattern, *factors], Operand("p")))
+    return out
+
+
+def densified(operand: Bound) -> Bound:
+    """The operand itself if it is dense, else all its elements."""
+    return dense(operand.letters, einsum([operand], operand.letters)) if operand.sparse else operand
+
+
+# How they run
+
+
+def _einsum_ir(spec: Spec, dtype: torch.dtype) -> str:
+    return contract_ir.einsum(spec.operands, spec.result, dtype)
+
+
+def _sample_ir(spec: Spec, dtype: torch.dtype) -> str:
+    return contract_ir.sample(spec.operands[0], spec.operands[1:], dtype)
+
+
+def _einsum_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    spec = Spec.parse(text)
+    operands = bind(arrays, sizes, spec)
+    exact, whole = extents(operands), padded(operands)
+    out = arrays[-1].new_empty([whole[letter] for letter in spec.result.letters])
+    if out.numel():
+        launch(_einsum_ir, operands, spec, out)
+    for dim, letter in enumerate(spec.result.letters):
+        out = out.narrow(dim, 0, exact[letter])
+    return out.contiguous()
+
+
+def _sample_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    spec = Spec.parse(text)
+    operands = bind(arrays, sizes, spec)
+    out = operands[0].values.new_empty(operands[0].values.numel())
+    if out.numel():
+        launch(_sample_ir, operands, spec, out)
+    return out
+
+
+# What tracing sees
+
+
+def _einsum_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    spec = Spec.parse(text)
+    exact = extents(bind(arrays, sizes, spec))
+    return arrays[-1].new_empty([exact[letter] for letter in spec.result.letters])
+
+
+def _sample_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    values = bind(arrays, sizes, Spec.parse(text))[0].values
+    return values.new_empty(values.shape)
+
+
+# How they are differentiated
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    arrays, ctx.sizes, ctx.spec = inputs
+    ctx.save_for_backward(*arrays)
+
+
+def _einsum_backward(ctx: Any, grad: Tensor) -> tuple[Any, None, None]:
+    spec = Spec.parse(ctx.spec)
+    operands = bind(ctx.saved_tensors, ctx.sizes, spec)
+    result = dense(spec.result.letters, grad)
+    return gradients(ctx, operands, lambda at: _derivative(operands, at, [result])), None, None
+
+
+def _sample_backward(ctx: Any, grad: Tensor) -> tuple[Any, None, None]:
+    pattern, *factors = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
+    weighted = [pattern.with_values(grad), *factors]
+    return gradients(ctx, weighted, lambda at: _derivative(weighted, at, []) if at else None), None, None
+
+
+def gradients(ctx: Any, operands: Sequence[Bound], gradient: Callable[[int], Tensor | None]) -> list[Tensor | None]:
+    """One entry for each array of a call: the gradient of each operand's values where it is needed, None for the others."""
+    needed: Iterator[bool] = iter(ctx.needs_input_grad[0])
+    found: list[Tensor | None] = []
+    for at, operand in enumerate(operands):
+        needs = [next(needed) for _ in operand.arrays]
+        found += [None] * (len(needs) - 1)
+        found.append(gradient(at) if needs[-1] else None)
+    return found
+
+
+def _derivative(operands: Sequence[Bound], at: int, more: Sequence[Bound]) -> Tensor:
+    """The derivative of the sum of the product of all operands, and of `more`, with respect to the values of one."""
+    own, others = operands[at], [*operands[:at], *operands[at + 1 :], *more]
+    if own.format is not None:
+        # What fills up edge blocks is no part of the tensor: zeros beyond the edge keep its gradient 0.
+        filled = zip(own.letters, own.shape, own.format.padded_shape(own.shape), strict=True)
+        edges = [dense(letter, own.values.new_ones(n)) for letter, n, whole in filled if n != whole]
+        return sample(own, [*(densified(other) for other in others), *edges])
+    known = {letter for other in others for letter in other.letters}
+    gradient = _product(others, "".join(letter for letter in own.letters if letter in known))
+    for dim, letter in enumerate(own.letters):
+        if letter not in known:
+            gradient = gradient.unsqueeze(dim)
+    return gradient.expand(own.shape)
+
+
+def _product(operands: Sequence[Bound], result: str) -> Tensor:
+    """einsum, by torch if no operand is sparse."""
+    if any(operand.sparse for operand in operands):
+        return einsum(operands, result)
+    equation = ",".join(operand.letters for operand in operands)
+    return torch.einsum(f"{equation}->{result}", *(operand.values for operand in operands))
+
+
+for _name, _kernel, _fake, _backward in (
+    ("einsum", _einsum_cpu, _einsum_fake, _einsum_backward),
+    ("sample", _sample_cpu, _sample_fake, _sample_backward),
+):
+    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(_name, _kernel, "CPU")
+    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+    torch.library.register_autograd(f"gossamer::{_name}", _backward, setup_context=_setup, lib=LIBRARY)

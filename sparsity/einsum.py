@@ -1,0 +1,147 @@
+"""`gossamer.einsum`: products of sparse and dense tensors, summed over what the result does not name.
+
+    einsum("ij,jk->ik", a, x)        SpMM
+    einsum("ij,ik,jk->ij", a, x, y)  SDDMM: the result has the pattern of a
+    einsum("ijk,jr,kr->ir", t, b, c) MTTKRP
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import FormatError, GossamerError
+from gossamer.dialects.format import Format
+from gossamer.sparsity.contract_ir import Operand
+from gossamer.sparsity.dense_results import einsum as einsum_dense
+from gossamer.sparsity.dense_results import sample
+from gossamer.sparsity.loop_order import dense_result_order, takes_any_pattern, unblocked
+from gossamer.sparsity.operands import Bound
+from gossamer.sparsity.sparse_results import conforming, einsum_sparse
+from gossamer.sparsity.tensor import SparseTensor, bound_to, like, made_of, values_of, wrap
+
+
+class EinsumError(GossamerError, ValueError):
+    """An expression that cannot be read, or operands that do not fit it."""
+
+
+def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"] | None = None) -> Tensor:
+    """The sum of products that `expression` says, as torch.einsum, of sparse and dense operands of one dtype.
+
+    expression  letters for the dimensions of each operand, "->", letters of the result; without "->" the result has the
+                letters that come once, in alphabetic order. A letter may stand only once in an operand; no ellipsis.
+    format      of the result: a Format, "dense", or None to infer it: the pattern of the sparse operand if there is one only
+                and it has the letters of the result, in that order; the format of the first if all are sparse (without
+                blocks: CSR or CSF) and the result is a matrix or more; else dense
+
+    Gradients flow to dense operands and to the values of sparse ones.
+    EinsumError if operands and expression do not fit, FormatError if the result cannot be stored in `format`.
+    """
+    inputs, result = _parse(expression, operands)
+    bound = [bound_to(letters, operand) for letters, operand in zip(inputs, operands, strict=True)]
+    _check(expression, bound)
+    if not any(isinstance(operand, SparseTensor) for operand in operands):
+        equation = ",".join(inputs)
+        out = torch.einsum(f"{equation}->{result}", *operands)
+        return SparseTensor.from_dense(out, format) if isinstance(format, Format) else out
+    if format is None:
+        format = _inferred(bound, result)
+    if format == "dense":
+        return _dense(bound, result)
+    return _sparse(expression, bound, operands, result, format)
+
+
+def _parse(expression: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
+    """The letters of each operand and of the result."""
+    text = expression.replace(" ", "")
+    left, arrow, result = text.partition("->")
+    inputs = left.split(",")
+    if not all(letters.isalpha() or not letters for letters in [*inputs, result]):
+        raise EinsumError(f"einsum '{expression}': only letters, commas and one -> can be read (no ellipsis)")
+    if len(inputs) != len(operands):
+        raise EinsumError(f"einsum '{expression}' has {len(inputs)} operands, got {len(operands)}")
+    if not arrow:
+        result = "".join(sorted(letter for letter in set(left) - {","} if left.count(letter) == 1))
+    for letters in (*inputs, result):
+        twice = next((letter for letter in letters if letters.count(letter) > 1), None)
+        if twice is not None:
+            raise EinsumError(f"einsum '{expression}': '{twice}' stands twice in '{letters}'; diagonals are not supported")
+    for letters, operand in zip(inputs, operands, strict=True):
+        if len(letters) != operand.dim():
+            raise EinsumError(f"einsum '{expression}': '{letters}' names {len(letters)} dimensions of {_described(operand)}")
+    unknown = sorted(set(result) - set(left))
+    if unknown:
+        raise EinsumError(f"einsum '{expression}': the result has '{unknown[0]}', which no operand has")
+    return inputs, result
+
+
+def _check(expression: str, bound: Sequence[Bound]) -> None:
+    """EinsumError unless sizes and dtypes agree."""
+    sizes: dict[str, int] = {}
+    for operand in bound:
+        for letter, extent in zip(operand.letters, operand.shape, strict=True):
+            if sizes.setdefault(letter, extent) != extent:
+                raise EinsumError(f"einsum '{expression}': '{letter}' is {sizes[letter]} and {extent}")
+    types = {operand.values.dtype for operand in bound}
+    if len(types) > 1:
+        found = " and ".join(sorted(str(dtype) for dtype in types))
+        raise EinsumError(f"einsum '{expression}' of {found}: convert the operands to one dtype with .to()")
+
+
+def _inferred(bound: Sequence[Bound], result: str) -> Format | Literal["dense"]:
+    sparse = [operand.operand for operand in bound if operand.operand.format is not None]
+    same = next((operand.format for operand in sparse if operand.letters == result), None)
+    if same is not None and len(sparse) == 1:
+        return same
+    first = sparse[0].format
+    assert first is not None
+    if len(sparse) == len(bound) > 1 and len(result) > 1:
+        return first if first.rank == len(result) and takes_any_pattern(first) else unblocked(first, len(result))
+    return "dense"
+
+
+def _sparse(
+    expression: str, bound: Sequence[Bound], operands: Sequence[Tensor], result: str, format: Format
+) -> SparseTensor:
+    """The result in a format."""
+    if format.rank != len(result):
+        raise FormatError(f"einsum '{expression}' has a result of {len(result)} dimensions, {format.name} stores {format.rank}")
+    if sum(operand.sparse for operand in bound) == 1:
+        at = next(number for number, operand in enumerate(bound) if operand.sparse)
+        pattern, tensor = bound[at], operands[at]
+        assert isinstance(tensor, SparseTensor)
+        if set(pattern.letters) == set(result) and len(bound) > 1:
+            factors = [operand for number, operand in enumerate(bound) if number != at]
+            values = pattern.values * sample(pattern, factors)
+            order = [pattern.letters.index(letter) for letter in result]
+            return transposed(like(tensor, values), order).to_format(format)
+    if not all(operand.sparse for operand in bound) or not takes_any_pattern(format):
+        return SparseTensor.from_dense(_dense(bound, result), format)
+    return made_of(einsum_sparse(bound, Operand(result, format)))
+
+
+def _dense(bound: Sequence[Bound], result: str) -> Tensor:
+    if sum(operand.sparse for operand in bound) > 1:
+        bound = conforming(bound, dense_result_order([operand.operand for operand in bound]))
+    return einsum_dense(bound, result)
+
+
+def transposed(tensor: SparseTensor, order: Sequence[int]) -> SparseTensor:
+    """The tensor with its dimensions in another order: the same arrays in the permuted format.
+
+    MLIR has no permutation of a format that blocks its last dimensions only, such as N:M: that is stored as CSR or CSF first.
+    """
+    order = [dim % tensor.dim() for dim in order]
+    if order == sorted(order):
+        return tensor
+    blocked = [level.block > 1 for level in sorted(tensor.format.levels, key=lambda level: order.index(level.dim))]
+    if blocked != sorted(blocked):
+        tensor = tensor.to_format(unblocked(tensor.format, tensor.dim()))
+    shape = [tensor.shape[dim] for dim in order]
+    return wrap(tensor.format.permuted(order), shape, tensor.components[:-1], values_of(tensor))
+
+
+def _described(operand: Tensor) -> str:
+    kind = operand.format.name if isinstance(operand, SparseTensor) else "a tensor"
+    return f"{kind} of shape {tuple(operand.shape)}"

@@ -1,0 +1,120 @@
+"""Operands of the operations on sparse tensors, as torch's dispatcher passes them.
+
+    arrays  the operands one after the other: the tensor itself if it is dense, its components if it is sparse
+    sizes   the shapes of the sparse operands
+    spec    a line for each operand and one for the result: its letters and, if it is sparse, its format
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.format import Format
+from gossamer.sparsity.contract_ir import Operand
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What `spec` says."""
+
+    operands: tuple[Operand, ...]
+    result: Operand
+
+    def __str__(self) -> str:
+        lines = [f"{o.letters} {o.format}" if o.format is not None else o.letters for o in (*self.operands, self.result)]
+        return "\n".join(lines)
+
+    @staticmethod
+    @lru_cache(4096)
+    def parse(text: str) -> "Spec":
+        """The inverse of `str`."""
+        *operands, result = [
+            Operand(letters, Format.parse(format) if format else None)
+            for letters, _, format in (line.partition(" ") for line in text.split("\n"))
+        ]
+        return Spec(tuple(operands), result)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An operand with its arrays (one if it is dense) and its shape."""
+
+    operand: Operand
+    arrays: tuple[Tensor, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def letters(self) -> str:
+        """One a dimension."""
+        return self.operand.letters
+
+    @property
+    def format(self) -> Format | None:
+        """None if it is dense."""
+        return self.operand.format
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it has a format."""
+        return self.operand.format is not None
+
+    @property
+    def values(self) -> Tensor:
+        """What gradients flow to: the stored values, or the tensor itself."""
+        return self.arrays[-1]
+
+    def with_values(self, values: Tensor) -> "Bound":
+        """The same pattern with other values."""
+        return Bound(self.operand, (*self.arrays[:-1], values), self.shape)
+
+    def named(self, letters: str) -> "Bound":
+        """The same tensor with other letters."""
+        return Bound(Operand(letters, self.format), self.arrays, self.shape)
+
+
+def dense(letters: str, tensor: Tensor) -> Bound:
+    """A dense operand."""
+    return Bound(Operand(letters), (tensor,), tuple(tensor.shape))
+
+
+def flat(operands: Sequence[Bound], result: Operand) -> tuple[list[Tensor], list[int], str]:
+    """arrays, sizes and spec of a call."""
+    arrays = [array for operand in operands for array in operand.arrays]
+    sizes = [extent for operand in operands if operand.sparse for extent in operand.shape]
+    return arrays, sizes, str(Spec(tuple(operand.operand for operand in operands), result))
+
+
+def bind(arrays: Iterable[Tensor], sizes: Iterable[int], spec: Spec) -> list[Bound]:
+    """The operands of a call: the inverse of `flat`."""
+    remaining, extents = iter(arrays), iter(sizes)
+    bound = []
+    for operand in spec.operands:
+        if operand.format is None:
+            bound.append(dense(operand.letters, next(remaining)))
+        else:
+            own = tuple(next(remaining) for _ in operand.format.components())
+            bound.append(Bound(operand, own, tuple(next(extents) for _ in operand.letters)))
+    return bound
+
+
+def extents(operands: Sequence[Bound]) -> dict[str, int]:
+    """The size of each letter."""
+    return {letter: extent for o in operands for letter, extent in zip(o.letters, o.shape, strict=True)}
+
+
+def padded(operands: Sequence[Bound]) -> dict[str, int]:
+    """The size of each letter, filled up to whole blocks of the sparse operands."""
+    sizes = extents(operands)
+    for operand in operands:
+        if operand.format is not None:
+            sizes.update(zip(operand.letters, operand.format.padded_shape(operand.shape), strict=True))
+    return sizes
+
+
+LIBRARY = torch.library.Library("gossamer", "FRAGMENT")
+"""Where the operations are defined. A graph keeps them as they are: opaque to its compilers, compiled by ours."""
+
+ARGUMENTS = "(Tensor[] arrays, SymInt[] sizes, str spec)"

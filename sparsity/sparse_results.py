@@ -1,0 +1,270 @@
+"""The operations with sparse results: how many entries they have is known when they have run.
+
+    gossamer::einsum_sparse(arrays, sizes, spec) -> Tensor[]    products of sparse operands
+    gossamer::add_sparse(arrays, sizes, spec) -> Tensor[]       the union of two
+    gossamer::convert(arrays, sizes, spec) -> Tensor[]          the same tensor in another format
+    gossamer::pick(arrays, sizes, spec) -> Tensor               the values of the first operand at the entries of the second
+
+The arrays of a result are its components. `pick` is what the others' gradients need, and its own: what flows to a value is
+what flows to the same place of the other pattern.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.format import Format
+from gossamer.sparsity import contract_ir, entries
+from gossamer.sparsity.contract_ir import Operand
+from gossamer.sparsity.dense_results import densified, gradients, sample
+from gossamer.sparsity.launch import Build, launch
+from gossamer.sparsity.loop_order import level_letters, sparse_result_order, unblocked, walkable
+from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, Bound, Spec, bind, extents, flat
+from gossamer.sparsity.structure import INTEGERS, check_count, check_sizes
+
+
+def einsum_sparse(operands: Sequence[Bound], result: Operand) -> Bound:
+    """The einsum of sparse operands, in the format of `result`; operands that cannot be walked for it are converted first."""
+    order = sparse_result_order([operand.operand for operand in operands], result)
+    return _result(torch.ops.gossamer.einsum_sparse.default, conforming(operands, order), result)
+
+
+def add_sparse(left: Bound, right: Bound, result: Operand) -> Bound:
+    """left + right"""
+    return _result(torch.ops.gossamer.add_sparse.default, conforming([left, right], level_letters(result)), result)
+
+
+def convert(operand: Bound, format: Format) -> Bound:
+    """The same tensor in another format, itself if it is the same one."""
+    if operand.format == format:
+        return operand
+    return _result(torch.ops.gossamer.convert.default, [operand], Operand(operand.letters, format))
+
+
+def pick(source: Bound, pattern: Bound) -> Tensor:
+    """The values of `source` at the entries of `pattern` (flat), 0 where it stores none."""
+    out: Tensor = torch.ops.gossamer.pick.default(*flat([source, pattern], Operand("p")))
+    return out
+
+
+def conforming(operands: Sequence[Bound], order: Sequence[str]) -> list[Bound]:
+    """The operands, in formats that can be walked together in this order of the letters.
+
+    None of several has blocks: MLIR goes over the blocks of one operand only.
+    """
+    found = []
+    for each in operands:
+        if each.format is not None:
+            plain = unblocked(each.format, len(each.letters))
+            each = convert(each, walkable(Operand(each.letters, plain), order))
+        found.append(each)
+    return found
+
+
+def _result(operation: Callable[..., list[Tensor]], operands: Sequence[Bound], result: Operand) -> Bound:
+    sizes = extents(operands)
+    return Bound(result, tuple(operation(*flat(operands, result))), tuple(sizes[letter] for letter in result.letters))
+
+
+# How they run
+
+
+def _einsum_ir(spec: Spec, dtype: torch.dtype) -> str:
+    return contract_ir.einsum(spec.operands, spec.result, dtype)
+
+
+def _add_ir(spec: Spec, dtype: torch.dtype) -> str:
+    return contract_ir.add(*spec.operands, spec.result, dtype)
+
+
+def _compiled(build: Build) -> Callable[..., list[Tensor]]:
+    """The operation that a kernel of ours computes."""
+
+    def run(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
+        spec = Spec.parse(text)
+        assert spec.result.format is not None
+        components = spec.result.format.components()
+        results = torch.zeros(2 * len(components), dtype=torch.int64)
+        launch(build, bind(arrays, sizes, spec), spec, results)
+        widths = {"positions": spec.result.format.pos_width, "coordinates": spec.result.format.crd_width}
+        types = [INTEGERS[widths[kind]] if kind in widths else arrays[-1].dtype for _, kind in components]
+        made = [_owned(*pair, dtype) for pair, dtype in zip(results.view(-1, 2).tolist(), types, strict=True)]
+        levels = dict(enumerate(spec.result.format.levels))
+        for (number, kind), array in zip(components, made, strict=True):
+            if kind == "positions":
+                check_count(spec.result.format, levels[number], made[-1].numel())
+            assert array.dim() == 1
+        return [_interleaved(spec.result.format, *each) for each in zip(components, made, strict=True)]
+
+    return run
+
+
+def _interleaved(format: Format, component: tuple[int, str], array: Tensor) -> Tensor:
+    """Coordinates of singletons that share one array are [entries, levels]."""
+    count = _sharing(format, component[0]) if component[1] == "coordinates" else 1
+    return array.view(-1, count) if count > 1 else array
+
+
+def _sharing(format: Format, number: int) -> int:
+    """How many levels keep their coordinates in the array of this one."""
+    count = 1
+    while number + count < len(format.levels) and format.levels[number + count].kind == "singleton":
+        if format.levels[number + count].soa:
+            return 1
+        count += 1
+    return count
+
+
+def _owned(address: int, count: int, dtype: torch.dtype) -> Tensor:
+    """A copy of an array that a kernel has allocated, which is freed."""
+    out = torch.empty(count, dtype=dtype)
+    ctypes.memmove(out.data_ptr(), address, out.nbytes)
+    _free(address)
+    return out
+
+
+_free = ctypes.CDLL(None).free
+_free.argtypes, _free.restype = [ctypes.c_void_p], None
+
+
+def _convert(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
+    spec = Spec.parse(text)
+    (source,), target = bind(arrays, sizes, spec), spec.result.format
+    assert source.format is not None and target is not None
+    if source.format.levels == target.levels:
+        return _rewidened(source, target)
+    at, values = entries.coordinates(source.format, source.shape, source.arrays), source.values
+    if entries.stores_fill(source.format):
+        kept = values != 0
+        for crd, extent in zip(at, source.shape, strict=True):
+            kept &= crd < extent
+        at, values = [crd[kept] for crd in at], values[kept]
+    return [_fresh(array, arrays) for array in entries.assemble(target, source.shape, at, values)]
+
+
+def _rewidened(source: Bound, target: Format) -> list[Tensor]:
+    """The same arrays with integers of other widths."""
+    check_sizes(target, source.shape)
+    widths = {"positions": target.pos_width, "coordinates": target.crd_width}
+    made = []
+    for (number, kind), array in zip(target.components(), source.arrays, strict=True):
+        if kind == "positions":
+            check_count(target, target.levels[number], source.values.numel())
+        wide = entries.as_int64(array) if kind in widths else array
+        made.append((wide.to(INTEGERS[widths[kind]]) if kind in widths else wide).clone())
+    return made
+
+
+def _fresh(array: Tensor, given: Sequence[Tensor]) -> Tensor:
+    """Memory that no argument has: an operation may not return its arguments."""
+    return array.clone() if any(array.data_ptr() == other.data_ptr() for other in given) else array
+
+
+def _pick(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    source, pattern = bind(arrays, sizes, Spec.parse(text))
+    assert source.format is not None and pattern.format is not None
+    at = entries.coordinates(pattern.format, pattern.shape, pattern.arrays)
+    found, there = entries.locate(source.format, source.shape, source.arrays, at)
+    if not source.values.numel():
+        return torch.zeros_like(pattern.values)
+    return torch.where(there, source.values.index_select(0, found), 0)
+
+
+# What tracing sees
+
+
+def _sparse_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
+    spec = Spec.parse(text)
+    format = spec.result.format
+    assert format is not None
+    exact = extents(bind(arrays, sizes, spec))
+    level_sizes = format.level_sizes([exact[letter] for letter in spec.result.letters])
+    context, like = torch.library.get_ctx(), arrays[-1]
+    stored = {kind for kind in format.components()}
+    made: list[Tensor] = []
+    count: Any = 1
+    for number, level in enumerate(format.levels):
+        if (number, "positions") in stored:
+            length = 2 * count if level.kind == "loose_compressed" else count + 1
+            made.append(like.new_empty([length], dtype=INTEGERS[format.pos_width]))
+            count = context.new_dynamic_size(min=0)
+        elif level.structured:
+            count = count * level.structured[0]
+        elif level.kind == "dense":
+            count = count * level_sizes[number]
+        if (number, "coordinates") in stored:
+            sharing = _sharing(format, number)
+            made.append(like.new_empty([count, sharing] if sharing > 1 else [count], dtype=INTEGERS[format.crd_width]))
+    return [*made, like.new_empty([count])]
+
+
+def _pick_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    values = arrays[-1]
+    return values.new_empty(values.shape)
+
+
+# How they are differentiated
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    arrays, ctx.sizes, ctx.spec = inputs
+    results = list(output) if isinstance(output, list | tuple) else []
+    ctx.save_for_backward(*arrays, *results)
+    ctx.results = len(results)
+
+
+def _backward(derivative: Callable[[list[Bound], int, Bound], Tensor]) -> Callable[..., tuple[Any, None, None]]:
+    """The backward of an operation from the derivative with respect to operand `at`, given the gradient of the result."""
+
+    def backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, None, None]:
+        spec = Spec.parse(ctx.spec)
+        saved = list(ctx.saved_tensors)
+        operands = bind(saved[: -ctx.results], ctx.sizes, spec)
+        sizes = extents(operands)
+        shape = tuple(sizes[letter] for letter in spec.result.letters)
+        values = grads[-1]
+        assert values is not None
+        result = Bound(spec.result, (*saved[-ctx.results : -1], values), shape)
+        return gradients(ctx, operands, lambda at: derivative(operands, at, result)), None, None
+
+    return backward
+
+
+def _of_einsum(operands: list[Bound], at: int, grad: Bound) -> Tensor:
+    own, others = operands[at], [*operands[:at], *operands[at + 1 :], grad]
+    known = {letter for other in others for letter in other.letters}
+    if not set(own.letters) <= known or own.format is None:
+        return sample(own, [densified(other) for other in others])
+    # The whole derivative in a format, of which the entries of the operand are taken.
+    whole = einsum_sparse(others, Operand(own.letters, Format.csf(len(own.letters))))
+    return pick(whole, own)
+
+
+def _pick_backward(ctx: Any, grad: Tensor) -> tuple[Any, None, None]:
+    source, pattern = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
+    weighted = pattern.with_values(grad)
+    return gradients(ctx, [source, pattern], lambda at: None if at else pick(weighted, source)), None, None
+
+
+def _at_own_entries(operands: list[Bound], at: int, grad: Bound) -> Tensor:
+    return pick(grad, operands[at])
+
+
+_SPARSE: dict[str, tuple[Callable[..., list[Tensor]], Callable[[list[Bound], int, Bound], Tensor]]] = {
+    "einsum_sparse": (_compiled(_einsum_ir), _of_einsum),
+    "add_sparse": (_compiled(_add_ir), _at_own_entries),
+    "convert": (_convert, _at_own_entries),
+}
+
+for _name, (_kernel, _derivative) in _SPARSE.items():
+    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(_name, _kernel, "CPU")
+    torch.library.register_fake(f"gossamer::{_name}", _sparse_fake, lib=LIBRARY)
+    torch.library.register_autograd(f"gossamer::{_name}", _backward(_derivative), setup_context=_setup, lib=LIBRARY)
+LIBRARY.define(f"pick{ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl("pick", _pick, "CPU")
+torch.library.register_fake("gossamer::pick", _pick_fake, lib=LIBRARY)
+torch.library.register_autograd("gossamer::pick", _pick_backward, setup_context=_setup, lib=LIBRARY)

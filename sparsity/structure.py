@@ -1,0 +1,183 @@
+"""The check that a kernel relies on: do these arrays hold a tensor of this shape in this format?
+
+A kernel reads positions and coordinates without looking at them, so whatever comes from outside passes here once. Each refusal
+is a FormatError that names the level, the entry and the value, and says what to do.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import FormatError
+from gossamer.dialects.format import Format
+from gossamer.dialects.level import Level
+
+INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64, 0: torch.int64}
+
+
+def check(format: Format, shape: Sequence[int], components: Sequence[Tensor]) -> None:
+    """FormatError unless the components are well-formed: lengths, types, bounds, order, no duplicates where a level is unique."""
+    _check_arrays(format, components)
+    sizes = check_sizes(format, shape)
+    arrays = dict(zip(format.components(), components, strict=True))
+    parents, at = 1, 0  # entries of the level above
+    while at < len(format.levels):
+        level, end = format.levels[at], at + 1
+        if level.kind == "dense":
+            parents *= sizes[at]
+        elif level.structured:
+            parents *= level.structured[0]
+            crd = _coordinates(level, arrays[at, "coordinates"], sizes[at], parents)
+            _check_order([level], [crd], torch.arange(0, parents + 1, level.structured[0], device=crd.device))
+        else:
+            while end < len(format.levels) and format.levels[end].kind == "singleton":
+                end += 1
+            levels = format.levels[at:end]
+            found = [arrays[number, "coordinates"] for number in range(at, end) if (number, "coordinates") in arrays]
+            if len(found) < len(levels):
+                found = _columns(level, found[0], len(levels))
+            entries = found[0].numel()
+            starts = _starts(level, _unsigned(arrays[at, "positions"]), parents, entries)
+            crds = [_coordinates(*each, entries) for each in zip(levels, found, sizes[at:end], strict=True)]
+            _check_order(levels, crds, starts)
+            parents = entries
+        at = end
+    values = arrays[len(format.levels), "values"]
+    if values.numel() != parents:
+        raise FormatError(f"{format.name} of shape {tuple(shape)} stores {parents} values here, got {values.numel()}")
+
+
+def check_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of the levels. FormatError if a coordinate does not fit its width, or for a size that torch cannot count."""
+    if any(extent < 0 for extent in shape):
+        raise FormatError(f"the shape {tuple(shape)} has a negative size")
+    sizes = format.level_sizes(shape)
+    if prod(shape) >= 1 << 63 or prod(sizes) >= 1 << 63:
+        raise FormatError(f"a tensor of shape {tuple(shape)} has more places than 64 bits can number")
+    for level, size in zip(format.levels, sizes, strict=True):
+        if level.kind == "batch":
+            raise FormatError(f"'{level}': write a batch as a dense level, `d{level.dim} : dense`")
+        if level.kind != "dense" and format.crd_width and size > 1 << format.crd_width:
+            raise FormatError(
+                f"'{level}': coordinates up to {size - 1} do not fit {format.crd_width} bits, "
+                f"use format.with_widths({format.pos_width}, {_width_for(size - 1)})"
+            )
+    return sizes
+
+
+def check_count(format: Format, level: Level, count: int) -> None:
+    """FormatError if positions up to `count` do not fit their width."""
+    if format.pos_width and count >= 1 << format.pos_width:
+        raise FormatError(
+            f"'{level}': positions up to {count} do not fit {format.pos_width} bits, "
+            f"use format.with_widths({_width_for(count)}, {format.crd_width})"
+        )
+
+
+def _check_arrays(format: Format, components: Sequence[Tensor]) -> None:
+    wanted = format.components()
+    if len(components) != len(wanted):
+        names = ", ".join(kind if kind == "values" else f"{kind} of '{format.levels[at]}'" for at, kind in wanted)
+        raise FormatError(f"{format.name} is stored in {len(wanted)} arrays ({names}), got {len(components)}")
+    widths = {"positions": format.pos_width, "coordinates": format.crd_width}
+    for (at, kind), array in zip(wanted, components, strict=True):
+        place = kind if kind == "values" else f"{kind} of '{format.levels[at]}'"
+        if kind in widths and array.dtype != INTEGERS[widths[kind]]:
+            raise FormatError(f"{place} are {array.dtype}, the format says {INTEGERS[widths[kind]]}")
+        if not array.is_contiguous():
+            raise FormatError(f"{place} are not contiguous: call .contiguous()")
+        if array.device != components[-1].device:
+            raise FormatError(f"{place} are on {array.device}, the values on {components[-1].device}")
+
+
+def _columns(level: Level, interleaved: Tensor, count: int) -> list[Tensor]:
+    if interleaved.dim() != 2 or interleaved.shape[1] != count:
+        raise FormatError(f"coordinates of '{level}' are interleaved, must be [entries, {count}], got {list(interleaved.shape)}")
+    return list(interleaved.unbind(1))
+
+
+def _starts(level: Level, positions: Tensor, parents: int, entries: int) -> Tensor:
+    """Where the entries of each parent start, and the last ones end."""
+    loose = level.kind == "loose_compressed"
+    length = 2 * parents if loose else parents + 1
+    if positions.dim() != 1 or positions.numel() != length:
+        raise FormatError(f"positions of '{level}' must be {length} numbers, got {list(positions.shape)}")
+    if loose:
+        gaps = (positions[2::2] != positions[1:-1:2]).nonzero()
+        if gaps.numel():
+            raise FormatError(f"positions of '{level}' leave a gap after entry {int(positions[1 + 2 * int(gaps[0])])}: close it")
+        positions = torch.cat([positions[:1], positions[1::2]]) if parents else positions.new_zeros(1)
+    if positions[0] != 0:
+        raise FormatError(f"positions of '{level}' start at {int(positions[0])}, must start at 0")
+    falls = (positions[1:] < positions[:-1]).nonzero()
+    if falls.numel():
+        at = int(falls[0])
+        raise FormatError(f"positions of '{level}' fall from {int(positions[at])} to {int(positions[at + 1])} at {at + 1}")
+    if positions[-1] != entries:
+        raise FormatError(f"positions of '{level}' end at {int(positions[-1])}, but there are {entries} coordinates")
+    return positions
+
+
+def _coordinates(level: Level, given: Tensor, size: int, entries: int) -> Tensor:
+    """The coordinates of a level, as numbers that can be compared."""
+    if given.dim() != 1 or given.numel() != entries:
+        raise FormatError(f"coordinates of '{level}' must be {entries} numbers, got {list(given.shape)}")
+    coordinates = _unsigned(given)
+    if entries:
+        least, most = (int(bound) for bound in torch.aminmax(coordinates))
+        if least < 0 or most >= size:
+            wrong = least if least < 0 else most
+            at = int((coordinates == wrong).nonzero()[0])
+            raise FormatError(f"coordinates of '{level}' must be in [0, {size}), number {at} is {wrong}")
+    return coordinates
+
+
+def _check_order(levels: Sequence[Level], coordinates: Sequence[Tensor], starts: Tensor) -> None:
+    """Lexicographically ascending under each parent, strictly down to the last unique level."""
+    if coordinates[0].numel() < 2:
+        return
+    if any(level.nonordered for level in levels):
+        coordinates, starts = _sorted(coordinates, starts)
+    begins = torch.zeros(coordinates[0].numel() + 1, dtype=torch.bool, device=starts.device)
+    begins[starts.long()] = True
+    fine = begins[1:-1]
+    equal = torch.ones_like(fine)
+    for level, crd in zip(levels, coordinates, strict=True):
+        fine = fine | (equal & (crd[1:] > crd[:-1]))
+        equal = equal & (crd[1:] == crd[:-1])
+        twice = (equal & ~begins[1:-1]).nonzero() if not level.nonunique else ()
+        if len(twice):
+            raise FormatError(
+                f"entries {int(twice[0])} and {int(twice[0]) + 1} of '{level}' have the same coordinate {int(crd[twice[0]])}: "
+                "sum duplicates first (torch's coalesce(), SciPy's sum_duplicates())"
+            )
+    wrong = (~(fine | equal)).nonzero()
+    if wrong.numel():
+        at = int(wrong[0])
+        before, after = ([int(crd[n]) for crd in coordinates] for n in (at, at + 1))
+        raise FormatError(
+            f"coordinates of '{levels[0]}' are not in order: entry {at} is at {before}, entry {at + 1} at {after}; sort them "
+            "(torch's coalesce(), SciPy's sort_indices())"
+        )
+
+
+def _sorted(coordinates: Sequence[Tensor], starts: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The coordinates in order under each parent, for levels that need no order but no duplicates either."""
+    parents = torch.repeat_interleave(torch.arange(starts.numel() - 1, device=starts.device), starts.long().diff())
+    order = torch.arange(parents.numel(), device=starts.device)
+    for key in (*reversed(coordinates), parents):
+        order = order[key[order].argsort(stable=True)]
+    return [crd[order] for crd in coordinates], starts
+
+
+def _unsigned(array: Tensor) -> Tensor:
+    """The numbers that kernels read: the narrow types are unsigned there."""
+    if array.dtype in (torch.int8, torch.int16):
+        return array.to(torch.int32) & (0xFF if array.dtype == torch.int8 else 0xFFFF)
+    return array
+
+
+def _width_for(number: int) -> int:
+    return next(width for width in (8, 16, 32, 64) if number < 1 << width)

@@ -1,0 +1,130 @@
+"""Weights without a dense copy: kept as a compiled kernel has packed them, and rebuilt when somebody asks.
+
+A `WeightStore` is known by its `handle`, a tensor of one element that graphs carry in place of the weight:
+
+    %w = gossamer::dense_weight(%handle, 3072, 768)       the weight, for whatever wants it dense
+
+A sparse region reads what was packed of it and never runs this op; then `adopt` lets the dense copy go. The handle's version
+counter moves when the weight changes, as that of a parameter would.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.packing import Packed
+
+
+class WeightStore:
+    """A matrix, dense or packed. Safe to use from several threads."""
+
+    def __init__(self, dense: torch.Tensor) -> None:
+        self._lock = threading.RLock()
+        self._dense: torch.Tensor | None = dense.detach()
+        self._packed: Packed | None = None
+        self._transposed = False
+        self.shape, self.dtype = tuple(dense.shape), dense.dtype
+        with torch.inference_mode(False):
+            self.handle = torch.zeros(1, dtype=dense.dtype, device=dense.device)
+        _stores[self.handle.data_ptr()] = self
+
+    @property
+    def packed(self) -> Packed | None:
+        """What is kept instead of the dense matrix; None while that is kept."""
+        return self._packed
+
+    def copy(self) -> torch.Tensor:
+        """The matrix in memory of its own."""
+        with self._lock:
+            return self.dense() if self._dense is None else self._dense.clone()
+
+    def dense(self) -> torch.Tensor:
+        """The matrix: the one that is kept, or built anew. Not to be written to."""
+        with self._lock:
+            if self._dense is not None:
+                return self._dense
+            assert self._packed is not None
+            matrix = self._packed.unpack()
+            return matrix.t().contiguous() if self._transposed else matrix
+
+    def keep_dense(self) -> torch.Tensor:
+        """The matrix, kept dense from now on, until it is adopted again."""
+        with self._lock:
+            self._dense = self.dense()
+            self._packed = None
+            return self._dense
+
+    def replace(self, dense: torch.Tensor) -> None:
+        """Put another matrix of the same shape, dtype and device in its place."""
+        if tuple(dense.shape) != self.shape:
+            raise GossamerError(f"a weight of shape {self.shape} cannot become one of shape {tuple(dense.shape)}")
+        with self._lock, torch.no_grad():
+            self._dense, self._packed = dense.detach().to(self.handle), None
+            self.handle.zero_()
+
+    def adopt(self, packed: Packed) -> Packed:
+        """Keep what a kernel reads instead of the dense matrix, if that is in it; what the kernel is to read from now on.
+
+        A matrix with a NaN stays dense.
+        """
+        with self._lock:
+            if self._dense is None:
+                return packed
+            rebuilt = packed.unpack()
+            for transposed, matrix in ((False, rebuilt), (True, rebuilt.t())):
+                if matrix.shape == self._dense.shape and torch.equal(matrix, self._dense):
+                    self._packed, self._transposed, self._dense = packed.compact(), transposed, None
+                    return self._packed
+            return packed
+
+
+_stores: "weakref.WeakValueDictionary[int, WeightStore]" = weakref.WeakValueDictionary()
+
+
+def store_of(handle: torch.Tensor) -> WeightStore | None:
+    """The store that this tensor is the handle of, if it is one."""
+    store = _stores.get(handle.data_ptr()) if handle.numel() == 1 else None
+    return store if store is not None and store.handle.untyped_storage() is handle.untyped_storage() else None
+
+
+class _Reading(threading.local):
+    depth = 0
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def only_reading() -> Iterator[None]:
+    """Inside, `dense_weight` gives the matrix for a short look: it stays packed, and no copy is made."""
+    _reading.depth += 1
+    try:
+        yield
+    finally:
+        _reading.depth -= 1
+
+
+def _dense_weight(handle: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    store = store_of(handle)
+    if store is None or store.shape != (rows, columns):
+        raise GossamerError(
+            "this graph reads a packed weight of a module that is gone, or of another process: compile the model again here"
+        )
+    # A graph that needs it dense will do so at every call, and may reuse the memory of what it was given.
+    return store.dense() if _reading.depth else store.keep_dense().clone()
+
+
+def _on_meta(handle: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    return handle.new_empty((rows, columns))
+
+
+_library = torch.library.Library("gossamer", "FRAGMENT")
+_library.define("dense_weight(Tensor handle, SymInt rows, SymInt columns) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("dense_weight", _dense_weight, "CompositeExplicitAutograd")
+_library.impl("dense_weight", _on_meta, "Meta")
+
+dense_weight = torch.ops.gossamer.dense_weight.default

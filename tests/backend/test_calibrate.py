@@ -1,0 +1,120 @@
+"""Calibration: what is measured, what is kept, and that predictions follow it. Times are given, not taken."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import gossamer
+from gossamer.backend import calibrate
+from gossamer.backend.pattern import Pattern
+from gossamer.passes.families import FAMILIES
+from gossamer.passes.family import Matrix
+from tests.backend.harness import prune_
+
+Calls = Mapping[str, Callable[[], object]]
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(calibrate, "_ROWS", 96)
+    monkeypatch.setattr(calibrate, "_COLUMNS", 64)
+    return tmp_path
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every call takes 50 us; the names of all that were measured."""
+    names: list[str] = []
+
+    def fastest(calls: Calls, threads: int) -> dict[str, float]:
+        assert threads == 1 == torch.get_num_threads()
+        names.extend(calls)
+        return dict.fromkeys(calls, 50.0)
+
+    monkeypatch.setattr(calibrate, "fastest", fastest)
+    return names
+
+
+def test_a_machine_that_nobody_calibrated_is_the_usual_one() -> None:
+    assert calibrate.this_machine().measured == frozenset()
+
+
+def test_what_was_measured_is_kept(seen: list[str]) -> None:
+    machine = gossamer.calibrate()
+    assert machine.measured == {"f32"} == calibrate.this_machine().measured
+    assert calibrate.this_machine().to_json() == machine.to_json()
+    assert {"dense", "kblock", "gather"} <= set(seen) <= {"dense", *FAMILIES}
+    assert set(machine.speeds["f32"].families) == set(seen) - {"dense"}
+
+
+def test_rates_are_cycles_over_times(seen: list[str]) -> None:
+    speed = gossamer.calibrate().speeds["f32"]
+    matrices = [Matrix(96, 64, 1, "f32", calibrate.host().vector_bits, d) for d in (0.1, 0.4)]
+    product = [FAMILIES["kblock"].cycles(m, 8) / 50.0 for m in matrices]
+    assert speed.families["kblock"].at(8) == pytest.approx((product[0] * product[1]) ** 0.5)
+    assert speed.dense_us(384 * 384, 4, 16) == pytest.approx(50.0)
+
+
+def test_a_second_element_type_is_added(seen: list[str]) -> None:
+    gossamer.calibrate()
+    assert gossamer.calibrate(["f64"]).measured == {"f32", "f64"} == calibrate.this_machine().measured
+
+
+def test_an_unknown_element_type() -> None:
+    with pytest.raises(gossamer.OptionError, match="unknown element type 'f8'; there are f32, f64, bf16, f16"):
+        gossamer.calibrate(["f8"])
+    with pytest.raises(SystemExit, match="unknown element type 'f8'"):
+        calibrate.main(["--elements", "f8"])
+
+
+def test_the_command_line_shows_what_was_measured(seen: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    calibrate.main([])
+    shown = capsys.readouterr().out
+    assert "dense GF/s 0.6 MB" in shown and "kblock cycles/us" in shown
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", json.dumps({"name": "x", "call_us": 1, "speeds": {"f32": {}}})])
+def test_a_damaged_record_is_ignored(directory: Path, seen: list[str], content: str) -> None:
+    gossamer.calibrate()
+    (record,) = directory.glob("machine-*.json")
+    record.write_text(content)
+    calibrate._stored.cache_clear()
+    assert calibrate.this_machine().measured == frozenset()
+
+
+def test_decisions_follow_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = prune_(nn.Linear(512, 512), 0.2).eval(), torch.randn(64, 512)
+    monkeypatch.setattr("gossamer.backend.cost.this_machine", calibrate.this_machine)
+    for dense_us, sparse in ((1.0, False), (1e6, True)):
+        monkeypatch.setattr(
+            calibrate, "fastest", lambda calls, threads, us=dense_us: {name: us if name == "dense" else 50.0 for name in calls}
+        )
+        gossamer.calibrate()
+        with torch.no_grad():
+            (decision,) = gossamer.explain(model, x, options={"dense": "eager"}).decisions
+        assert decision.sparse == sparse
+
+
+def test_threads_and_random_numbers_stay_as_they_were(seen: list[str]) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    gossamer.calibrate()
+    assert torch.equal(torch.rand(1), expected) and torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("density, block, nm", [w for w in calibrate._WEIGHTS if w[1] or w[2]])
+def test_reference_weights_have_their_structure(
+    density: float, block: tuple[int, int] | None, nm: tuple[int, int] | None
+) -> None:
+    pattern = Pattern.of(calibrate.reference_weight(Matrix(512, 512, 1, "f32", 512, density, block, nm=nm)))
+    assert pattern.block == block and pattern.rows.nm == nm
+    assert pattern.density == pytest.approx(density, abs=0.04)

@@ -1,0 +1,171 @@
+"""The tuning database: what is found again, what counts as similar, and what damage does to it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.backend import tuning_db
+from gossamer.backend.times import DENSE, Times, tokens_class
+from gossamer.backend.tuning_db import Key, TuningDatabase
+from gossamer.passes.family import Matrix
+from gossamer.runtime.target import host
+
+MATRIX = Matrix(768, 3072, 1, "f32", host().vector_bits, 0.1, (4, 4), 0.9, None, 1.5, host().instructions)
+KEY = Key(MATRIX, 16, 1)
+TIMES = Times({DENSE: 100.0, "kblock": 20.0, "gather": 50.0})
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def predicted(key: Key) -> dict[str, float]:
+    """A model of which all contenders go by the size of the weight."""
+    elements = key.matrix.rows * key.matrix.columns / 1e6
+    return {DENSE: 90 * elements, "kblock": 200 * elements * key.matrix.density, "gather": 400 * elements * key.matrix.density}
+
+
+def another(**fields: Any) -> Key:
+    own = {name: fields.pop(name) for name in ("tokens", "threads") if name in fields}
+    return replace(KEY, matrix=replace(MATRIX, **fields), **own)
+
+
+def journal(directory: Path) -> Path:
+    (path,) = directory.glob("tuning-*.jsonl")
+    return path
+
+
+def test_what_was_added_is_found_again() -> None:
+    database = TuningDatabase()
+    assert database.find(KEY) is None
+    database.add(KEY, TIMES)
+    assert database.find(KEY) == TIMES
+    assert TuningDatabase().find(KEY) == TIMES
+
+
+def test_the_last_times_count() -> None:
+    TuningDatabase().add(KEY, TIMES)
+    TuningDatabase().add(KEY, Times({DENSE: 1.0, "kblock": 2.0}))
+    found = TuningDatabase().find(KEY)
+    assert found is not None and found.fastest == DENSE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rows": 769}, {"columns": 10}, {"density": 0.15}, {"block": None}, {"fill": 1.0}, {"nm": (2, 4)}, {"skew": 2.0},
+        {"element": "f64"}, {"reduction": 0}, {"tokens": 32}, {"threads": 2},
+    ],
+)  # fmt: skip
+def test_every_feature_is_part_of_the_key(fields: dict[str, Any]) -> None:
+    database = TuningDatabase()
+    database.add(KEY, TIMES)
+    assert database.find(another(**fields)) is None
+
+
+@pytest.mark.parametrize("fields", [{"rows": 1024}, {"columns": 2048}, {"density": 0.15}, {"fill": 1.0}, {"skew": 2.0}])
+def test_similar_patterns_lend_their_times(fields: dict[str, Any]) -> None:
+    database, key = TuningDatabase(), another(**fields)
+    database.add(KEY, TIMES)
+    times = database.similar(key, predicted)
+    assert times is not None and times.origin == "768x3072 at 10%"
+    for name, us in TIMES.us.items():
+        assert times.us[name] == pytest.approx(us * predicted(key)[name] / predicted(KEY)[name])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"rows": 3000}, {"columns": 1000}, {"density": 0.3}, {"block": (8, 8)}, {"nm": (2, 4)}, {"element": "f64"}, {"tokens": 8}],
+)
+def test_others_do_not(fields: dict[str, Any]) -> None:
+    database = TuningDatabase()
+    database.add(KEY, TIMES)
+    assert database.similar(another(**fields), predicted) is None
+
+
+def test_the_nearest_lends() -> None:
+    database = TuningDatabase()
+    for rows in (600, 1000, 1400):
+        database.add(another(rows=rows), TIMES)
+    times = database.similar(another(rows=900), predicted)
+    assert times is not None and times.origin == "1000x3072 at 10%"
+
+
+def test_nothing_is_lent_where_predictions_disagree() -> None:
+    database, key = TuningDatabase(), another(rows=1024)
+    database.add(KEY, TIMES)
+
+    def torn(asked: Key) -> dict[str, float]:
+        us = predicted(asked)
+        return us | {"kblock": us["gather"], "gather": us["kblock"]} if asked == key else us
+
+    assert database.similar(key, torn) is None
+
+
+def test_nothing_is_lent_of_schedules_that_cannot_compute_it() -> None:
+    database, key = TuningDatabase(), another(rows=1024)
+    database.add(KEY, TIMES)
+    assert database.similar(key, lambda asked: {k: v for k, v in predicted(asked).items() if k != "gather"}) is None
+
+
+def test_nothing_is_lent_of_a_close_race() -> None:
+    database = TuningDatabase()
+    database.add(KEY, Times({DENSE: 100.0, "kblock": 20.0, "gather": 21.0}))
+    assert database.similar(another(rows=1024), predicted) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        "3",
+        json.dumps({"key": {}, "us": {}}),
+        json.dumps({"key": KEY.to_json(), "us": {DENSE: 1.0}}),
+        json.dumps({"key": KEY.to_json(), "us": {DENSE: 1.0, "kblock": -1.0}}),
+        json.dumps({"key": KEY.to_json(), "us": {DENSE: "fast", "kblock": 1.0}}),
+        json.dumps({"key": KEY.to_json() | {"tokens": None}, "us": {DENSE: 1.0, "kblock": 1.0}}),
+        '{"key": \x00',
+    ],
+)
+def test_damaged_lines_are_left_out(directory: Path, line: str) -> None:
+    TuningDatabase().add(KEY, TIMES)
+    with open(journal(directory), "a") as file:
+        file.write(line)
+    TuningDatabase().add(another(tokens=32), TIMES)
+    database = TuningDatabase()
+    assert len(database) == 2 and database.find(KEY) == TIMES
+
+
+def test_a_journal_of_other_bytes_is_empty(directory: Path) -> None:
+    TuningDatabase().add(KEY, TIMES)
+    journal(directory).write_bytes(bytes(range(256)))
+    assert len(TuningDatabase()) == 0
+
+
+def test_another_machine_has_another_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    TuningDatabase().add(KEY, TIMES)
+    monkeypatch.setattr(tuning_db, "identity", lambda: "elsewhere")
+    assert len(TuningDatabase()) == 0
+
+
+def test_without_a_cache_it_remembers_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
+    database = TuningDatabase()
+    database.add(KEY, TIMES)
+    assert database.find(KEY) == TIMES and len(TuningDatabase()) == 0
+
+
+@pytest.mark.parametrize("tokens, number", [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32), (1000, 1024), (10**6, 1024)])
+def test_tokens_class(tokens: int, number: int) -> None:
+    assert tokens_class(tokens) == number
+
+
+def test_times_in_words() -> None:
+    assert str(TIMES) == "measured: kblock 20 us, gather 50 us, dense 100 us"
+    assert str(Times({DENSE: 1234.5, "kblock": 2.345}, "8x8 at 10%")) == "measured on 8x8 at 10%: kblock 2.35 us, dense 1234 us"

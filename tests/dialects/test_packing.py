@@ -1,0 +1,62 @@
+"""Packings as text: what is printed is read again, what is wrong is refused."""
+
+import pytest
+
+from gossamer.dialects.errors import FormatError
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import KINDS, Bitmap, Blocks, BlockVectors, Packing, Pairs, Vnni, parse
+
+PACKINGS: list[Packing] = [
+    Bitmap(1, 16),
+    Bitmap(0, 8),
+    Vnni(1, 32, 32),
+    Vnni(0, 16, 2),
+    Pairs(1, 192),
+    Blocks(1, 4, 2, 128),
+    BlockVectors(0, 4, 4, 2),
+]
+
+
+def test_there_is_one_of_each_kind() -> None:
+    assert {type(packing) for packing in PACKINGS} == set(KINDS.values())
+
+
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
+def test_its_text_is_read_again(packing: Packing) -> None:
+    assert Packing.parse(str(packing)) == packing
+    assert parse(f'"{packing}"') == packing
+
+
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
+def test_the_values_come_last_and_are_elements_of_the_tensor(packing: Packing) -> None:
+    *integers, values = packing.components()
+    assert values == ("values", 0)
+    assert all(component.bits in (8, 16, 32) for component in integers)
+
+
+def test_an_encoding_is_a_format() -> None:
+    assert parse(str(Format.CSR)) == Format.CSR
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("bitmap", "is no packing, there are bitmap"),
+        ("bytemap(lanes=16)", "is no packing"),
+        ("bitmap(lanes=16)", r"must be bitmap\(reduction=…, lanes=…\)"),
+        ("bitmap(lanes=16, reduction=1)", "must be bitmap"),
+        ("bitmap(reduction=1, lanes=-1)", "must be bitmap"),
+        ("bitmap(reduction=1, lanes=3)", "lanes must be 8 or 16"),
+        ("vnni(reduction=1, rows=8, columns=32)", "rows must be a multiple of 16"),
+        ("vnni(reduction=1, rows=16, columns=64)", "columns must be 2, 4, 8, 16 or 32"),
+        ("pairs(reduction=1, width=65537)", "width must be 1 to 65536"),
+        ("bitmap(reduction=2, lanes=16)", "reduction must be 0 or 1"),
+        ("blocks(reduction=1, rows=0, columns=1, width=16)", "rows and columns must be positive"),
+        ("blocks(reduction=1, rows=4, columns=3, width=16)", "width must be a multiple of columns"),
+        ("blocks(reduction=1, rows=4, columns=1, width=65537)", "width must be at most 65536"),
+        ("blockvec(reduction=1, rows=4, columns=4, depth=0)", "rows, columns and depth must be positive"),
+    ],
+)
+def test_what_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
+        Packing.parse(text)

@@ -1,0 +1,88 @@
+"""Machines: curves between what was measured, and what comes back from JSON."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gossamer.passes import cost_model
+from gossamer.passes.families import FAMILIES
+from gossamer.passes.family import Matrix
+from gossamer.passes.machine import Curve, Machine, Speed
+
+MATRIX = Matrix(768, 3072, 1, "f32", 512, 0.1)
+
+
+def flat(value: float) -> Curve:
+    return Curve(((1, value), (128, value)))
+
+
+def machine(dense_ns: float = 1.0, **families: float) -> Machine:
+    speed = Speed(((1 << 20, flat(dense_ns)),), {name: flat(rate) for name, rate in families.items()})
+    return Machine.usual(512).with_speed("f32", speed)
+
+
+def test_a_curve_is_straight_between_logarithms_and_level_beyond() -> None:
+    curve = Curve(((1, 1.0), (4, 100.0)))
+    assert [curve.at(t) for t in (1, 2, 4, 99)] == pytest.approx([1, 10, 100, 100])
+
+
+def test_dense_time_goes_by_elements_and_tokens() -> None:
+    assert cost_model.predict(MATRIX, 100, 1, machine(2.0)).dense_us == pytest.approx(768 * 3072 * 100 * 2e-6)
+
+
+def test_dense_time_goes_by_the_size_of_the_weight() -> None:
+    speed = Speed(((1000, flat(1.0)), (1_000_000, flat(100.0))), {})
+    each = [speed.dense_us(size // 4, 4, 10) / (size // 4) for size in (400, 1000, 31_624, 1_000_000, 4_000_000)]
+    assert [value / each[0] for value in each] == pytest.approx([1, 1, 10, 100, 100], rel=1e-3)
+
+
+def test_sparse_time_goes_by_the_rate_of_the_family() -> None:
+    slow, fast = (dict(cost_model.predict(MATRIX, 64, 1, machine(kblock=rate)).by_schedule) for rate in (1000, 4000))
+    call = Machine.usual(512).call_us
+    assert slow["kblock"] - call == pytest.approx(4 * (fast["kblock"] - call))
+
+
+def test_a_family_that_was_not_measured_is_as_fast_as_the_others() -> None:
+    assert machine(kblock=1000, gather=4000).speeds["f32"].cycles_a_us("another", 8) == pytest.approx(2000)
+
+
+def test_measured_rates_change_the_choice() -> None:
+    def chosen(**families: float) -> str:
+        return cost_model.predict(Matrix(768, 3072, 1, "f32", 512, 0.1), 2, 1, machine(**families)).schedule
+
+    rates = dict.fromkeys(FAMILIES, 1.0)
+    assert chosen(**rates | {"gather": 1e6}) == "gather"
+    assert chosen(**rates | {"kblock": 1e6}) == "kblock"
+
+
+def test_predictions_are_sorted_and_scaled() -> None:
+    found = cost_model.predict(MATRIX, 2)
+    assert list(found.by_schedule) == sorted(found.by_schedule, key=lambda item: item[1])
+    scaled = found.scaled(2.0, {"kblock": 0.5})
+    assert scaled.dense_us == 2 * found.dense_us
+    assert scaled.by_schedule == (("kblock", 0.5 * dict(found.by_schedule)["kblock"]),)
+
+
+def test_json() -> None:
+    written = machine(kblock=1000.0, gather=2000.0).to_json()
+    read = Machine.usual(512).updated(json.loads(json.dumps(written)))
+    assert read.to_json() == written
+    assert read.measured == {"f32"}
+    assert read.speeds["f64"] is Machine.usual(512).speeds["f64"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {},
+        {"name": "x", "call_us": 5, "speeds": {"i8": {"dense": [[1, [[1, 1]]]], "families": {}}}},
+        {"name": "x", "call_us": 5, "speeds": {"f32": {"dense": [], "families": {}}}},
+        {"name": "x", "call_us": 5, "speeds": {"f32": {"dense": [[1, [[2, 1], [1, 1]]]], "families": {}}}},
+        {"name": "x", "call_us": 5, "speeds": {"f32": {"dense": [[1, [[1, -1]]]], "families": {}}}},
+        {"name": "x", "call_us": None, "speeds": {}},
+    ],
+)
+def test_damaged_json_is_refused(damaged: Any) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        Machine.usual(512).updated(damaged)

@@ -1,0 +1,185 @@
+"""SparseTensors in compiled models: one graph, our operations in it, the same results and gradients, few recompilations."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._dynamo.utils import counters
+
+from gossamer import Format, SparseTensor, einsum
+from gossamer.backend import sparse as backend
+from gossamer.sparsity import launch
+from tests.sparsity.made import FORMATS, matrix, sparse
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of kernels of ours, by the letters of their operands."""
+    calls: list[str] = []
+    real = launch.launch
+
+    def noting(build: Any, operands: Any, spec: Any, out: Tensor) -> None:
+        calls.append(",".join(o.letters for o in spec.operands) + "->" + spec.result.letters)
+        real(build, operands, spec, out)
+
+    for module in ("dense_results", "sparse_results"):
+        monkeypatch.setattr(f"gossamer.sparsity.{module}.launch", noting)
+    return calls
+
+
+def graphs(function: Callable[..., Any], *arguments: Any, grad: bool = False, dense: str = "eager") -> tuple[Any, Any, int]:
+    """The compiled function, its result, and the number of graphs that the backend got, compiled without a graph break."""
+    count = 0
+
+    def counting(gm: fx.GraphModule, inputs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return backend(gm, inputs, options={"dense": dense, "strict": True})
+
+    compiled = torch.compile(function, backend=counting, fullgraph=True)
+    with torch.set_grad_enabled(grad), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        result = compiled(*arguments)
+    assert not counters["graph_break"]
+    return compiled, result, count
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    if isinstance(expected, SparseTensor):
+        assert isinstance(actual, SparseTensor)
+        assert actual.format == expected.format
+        actual, expected = actual.to_dense(), expected.to_dense()
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+FUNCTIONS: dict[str, Callable[[SparseTensor, Tensor], Tensor]] = {
+    "mm": lambda a, x: torch.relu(a @ x),
+    "mv": lambda a, x: a @ x[:, 0],
+    "transpose": lambda a, x: a.t() @ (a @ x),
+    "linear": lambda a, x: F.linear(x.t(), a),
+    "addmm": lambda a, x: torch.addmm(x[:4], a, x),
+    "SDDMM": lambda a, x: einsum("ij,ik,jk->ij", a, x[:4], x),
+    "SDDMM then SpMM": lambda a, x: einsum("ij,ik,jk->ij", a, x[:4], x) @ x,
+    "scaled": lambda a, x: (2 * a) @ x,
+    "sums": lambda a, x: a.sum(0) + x[:, 0],
+    "sparse times dense": lambda a, x: a * x[:, 0],
+    "functions": lambda a, x: torch.tanh(a) @ x,
+    "to_dense": lambda a, x: a.to_dense() @ x,
+    "union": lambda a, x: (a + a.to_format(Format.DCSR)) @ x,
+    "sparse product": lambda a, x: a @ a.t(),
+    "conversion": lambda a, x: a.to_format(Format.CSC),
+}
+
+
+@pytest.mark.parametrize("name", ["CSR", "COO", "BSR", "DCSC"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_in_one_graph(function: str, name: str, launched: list[str]) -> None:
+    a, x = sparse(matrix(4, 6), name), torch.randn(6, 3)
+    expected = FUNCTIONS[function](a, x)
+    eager = list(launched)
+    launched.clear()
+    _, result, count = graphs(FUNCTIONS[function], a, x)
+    assert count == 1
+    assert launched == eager
+    close(result, expected)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format(name: str, launched: list[str]) -> None:
+    dense, x = matrix(4, 8), torch.randn(8, 3)
+    a = sparse(dense, name)
+    _, result, count = graphs(lambda a, x: torch.relu(a @ x), a, x)
+    assert (count, launched) == (1, ["ik,kj->ij"])
+    close(result, torch.relu(dense @ x))
+
+
+class Gcn(nn.Module):
+    """Two layers of graph convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 7), nn.Linear(7, 3)
+
+    def forward(self, a: Tensor, x: Tensor) -> Tensor:
+        return a @ self.second(torch.relu(a @ self.first(x)))
+
+
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+def test_training_with_a_sparse_input(dense: str, launched: list[str]) -> None:
+    model, x = Gcn(), torch.randn(6, 5)
+    a = SparseTensor.from_edge_index(torch.randint(0, 6, (2, 12)), size=6)
+    model(a, x).square().sum().backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    launched.clear()
+    _, result, count = graphs(model, a, x, grad=True, dense=dense)
+    result.square().sum().backward()
+    assert count == 1
+    assert launched == ["ik,kj->ij"] * 2 + ["ik,ij->kj"] * 2
+    for name, parameter in model.named_parameters():
+        close(parameter.grad, expected[name])
+
+
+def test_training_with_a_sparse_parameter(launched: list[str]) -> None:
+    layer, x = nn.Linear(6, 4), torch.randn(5, 6, requires_grad=True)
+    layer.weight = nn.Parameter(sparse(matrix(4, 6)))
+    layer(x).square().sum().backward()
+    expected, of_x = layer.weight.grad, x.grad
+    assert expected is not None and of_x is not None
+    layer.zero_grad()
+    x.grad = None
+    launched.clear()
+    compiled, result, count = graphs(layer, x, grad=True)
+    result.square().sum().backward()
+    assert count == 1
+    assert sorted(launched) == ["mk,tk,tm->p"] or "tk,mk->tm" in launched
+    assert isinstance(layer.weight.grad, SparseTensor)
+    close(layer.weight.grad, expected)
+    close(x.grad, of_x)
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    close(compiled(x), layer(x))
+
+
+def test_gradients_of_values_flow_through_sparse_intermediates() -> None:
+    a, x = sparse(matrix(4, 6)), torch.randn(6, 3)
+    weight = nn.Parameter(a)
+
+    def attention(weight: Tensor, x: Tensor) -> Tensor:
+        return (torch.tanh(einsum("ij,ik,jk->ij", weight, x[:4], x)) * 2) @ x
+
+    attention(weight, x).sum().backward()
+    expected, weight.grad = weight.grad, None
+    assert expected is not None
+    _, result, count = graphs(attention, weight, x, grad=True)
+    result.sum().backward()
+    assert count == 1
+    close(weight.grad, expected)
+
+
+def test_two_compilations_serve_every_shape_and_number_of_nonzeros() -> None:
+    count = 0
+
+    def counting(gm: fx.GraphModule, inputs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return backend(gm, inputs, options={"dense": "eager"})
+
+    compiled = torch.compile(lambda a, x: torch.relu(a @ x), backend=counting, fullgraph=True)
+    with torch.no_grad():
+        for m, k, n in ((4, 6, 3), (5, 7, 2), (9, 8, 5), (30, 12, 4)):
+            dense, x = matrix(m, k, 0.4), torch.randn(k, n)
+            close(compiled(sparse(dense), x), torch.relu(dense @ x))
+    assert count <= 2

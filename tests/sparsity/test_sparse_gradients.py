@@ -1,0 +1,167 @@
+"""Gradients of operations on SparseTensors, with respect to stored values and dense operands, by gradcheck."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+
+from gossamer import Format, SparseTensor, einsum
+from gossamer.sparsity.tensor import like
+from tests.sparsity.made import FORMATS, matrix, sparse
+
+DOUBLE = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=DOUBLE, requires_grad=True)
+
+
+def checked(function: Callable[..., Tensor], pattern: SparseTensor, *others: Tensor) -> None:
+    """gradcheck of function(sparse, *others) with respect to the stored values and to the others."""
+    values = pattern.components[-1].clone().requires_grad_()
+
+    def of_values(values: Tensor, *others: Tensor) -> Tensor:
+        out = function(like(pattern, values), *others)
+        return out.values() if isinstance(out, SparseTensor) else out
+
+    assert gradcheck(of_values, (values, *others))
+
+
+OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "mm": (lambda a, x: a @ x, ((6, 3),)),
+    "mv": (lambda a, x: a @ x, ((6,),)),
+    "transposed mm": (lambda a, x: a.t() @ x, ((4, 3),)),
+    "linear": (F.linear, ((4, 6),)),
+    "dense @ sparse": (lambda a, x: x @ a, ((3, 4),)),
+    "addmm": (lambda a, x, y: torch.addmm(y, a, x, beta=2, alpha=3), ((6, 3), (4, 3))),
+    "SDDMM": (lambda a, x, y: einsum("ij,ik,jk->ij", a, x, y), ((4, 3), (6, 3))),
+    "sampled_addmm": (lambda a, x, y: torch.sparse.sampled_addmm(a, x, y, beta=2), ((4, 3), (3, 6))),
+    "sum of rows": (lambda a: a.sum(1), ()),
+    "mean": (lambda a: a.mean(), ()),
+    "to_dense": (lambda a: a.to_dense(), ()),
+    "tanh": (lambda a: torch.tanh(a).to_dense(), ()),
+    "times dense": (lambda a, x: a * x, ((4, 6),)),
+    "times a row": (lambda a, x: (a * x).sum(0), ((6,),)),
+    "over dense": (lambda a, x: a / (x * x + 1), ((4, 6),)),
+    "plus dense": (lambda a, x: a + x, ((4, 6),)),
+    "outer sum": (lambda a, x: einsum("ij,jk->i", a, x), ((6, 3),)),
+    "row": (lambda a: a[1], ()),
+    "rows": (lambda a: a[1:3].to_dense(), ()),
+    "another format": (lambda a: a.to_format(Format.csf(2)), ()),
+}
+
+
+@pytest.mark.parametrize("name", ["CSR", "COO", "BSR", "DCSC"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_one_sparse_operand(operation: str, name: str) -> None:
+    function, shapes = OPERATIONS[operation]
+    swapped = (lambda a, x: F.linear(x, a)) if operation == "linear" else function
+    checked(swapped, sparse(matrix(4, 6, dtype=DOUBLE), name), *(leaf(*shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("CSR", "COO", "BSR", "DCSC")])
+@pytest.mark.parametrize("operation", ["mm", "SDDMM", "sum of rows"])
+def test_other_formats(operation: str, name: str) -> None:
+    function, shapes = OPERATIONS[operation]
+    checked(function, sparse(matrix(4, 6, dtype=DOUBLE), name), *(leaf(*shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("names", [("CSR", "CSR"), ("CSR", "CSC"), ("COO", "BSR")], ids=" ".join)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: a @ b.t(),
+        lambda a, b: einsum("ij,kj->ik", a, b, format="dense"),
+        lambda a, b: a + b,
+        lambda a, b: a * b,
+        lambda a, b: 2 * a - b,
+    ],
+    ids=["product", "dense product", "union", "intersection", "difference"],
+)
+def test_two_sparse_operands(function: Callable[..., Tensor], names: tuple[str, str]) -> None:
+    left, right = (sparse(matrix(4, 6, 0.5, DOUBLE), name) for name in names)
+    checked(lambda a: function(a, right), left)
+    checked(lambda b: function(left, b), right)
+
+
+def test_gradients_of_gradients() -> None:
+    pattern = sparse(matrix(3, 4, dtype=DOUBLE))
+    values = pattern.components[-1].clone().requires_grad_()
+    assert gradgradcheck(lambda v, x: torch.tanh(like(pattern, v) @ x), (values, leaf(4, 2)))
+
+
+def test_from_dense_and_from_parts_are_differentiable() -> None:
+    dense = matrix(3, 4, dtype=DOUBLE).requires_grad_()
+    SparseTensor.from_dense(dense).to_dense().square().sum().backward()
+    torch.testing.assert_close(dense.grad, 2 * dense.detach())
+    a = sparse(matrix(3, 4))
+    values = a.values().clone().requires_grad_()
+    w = SparseTensor.from_parts(Format.CSR, (3, 4), a.positions(1), a.coordinates(1), values)
+    (w @ torch.ones(4)).sum().backward()
+    torch.testing.assert_close(values.grad, torch.ones(a.nnz))
+
+
+def test_the_gradient_of_a_parameter_is_sparse_and_accumulates() -> None:
+    weight = nn.Parameter(sparse(matrix(3, 4)))
+    x = torch.randn(4, 2)
+    for times in (1, 2):
+        (weight @ x).sum().backward()
+        assert isinstance(weight.grad, SparseTensor)
+        assert weight.grad.coordinates(1).data_ptr() == weight.coordinates(1).data_ptr()
+        expected = times * x.sum(1).expand(3, 4) * (weight.detach().to_dense() != 0)
+        torch.testing.assert_close(weight.grad.to_dense(), expected)
+
+
+def test_what_fills_up_edge_blocks_has_no_gradient() -> None:
+    weight = nn.Parameter(SparseTensor.from_dense(torch.ones(3, 4), Format.bsr(2, 3)))
+    weight.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad._values.sum() == 12
+
+
+OPTIMIZERS = {
+    "SGD": lambda p, **kw: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1, **kw),
+    "Adam": lambda p, **kw: torch.optim.Adam(p, lr=0.1, **kw),
+    "AdamW": lambda p, **kw: torch.optim.AdamW(p, lr=0.1, **kw),
+    "Adagrad": lambda p, **kw: torch.optim.Adagrad(p, lr=0.1, **kw),
+    "RMSprop": lambda p, **kw: torch.optim.RMSprop(p, lr=0.1, **kw),
+}
+
+
+@pytest.mark.parametrize("way", ["plain", "foreach", "fused"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_train_as_with_a_masked_dense_weight(optimizer: str, way: str) -> None:
+    if way == "fused" and optimizer == "RMSprop":
+        pytest.skip("torch has none")
+    dense, x = matrix(4, 6), torch.randn(5, 6)
+    mask = dense != 0
+    ours, theirs = nn.Parameter(sparse(dense)), nn.Parameter(dense.clone())
+    options = {way: True} if way != "plain" else {"foreach": False}
+    ours_step, theirs_step = (OPTIMIZERS[optimizer]([p], **options) for p in (ours, theirs))
+    for _ in range(3):
+        for parameter, step in ((ours, ours_step), (theirs, theirs_step)):
+            step.zero_grad()
+            F.linear(x, parameter).square().sum().backward()
+            if parameter is theirs:
+                parameter.grad *= mask
+            step.step()
+    torch.testing.assert_close(ours.detach().to_dense(), theirs.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_autocast() -> None:
+    weight, x = nn.Parameter(sparse(matrix(4, 6))), torch.randn(5, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = F.linear(x, weight)
+        product = weight @ x.t()
+    assert out.dtype == product.dtype == torch.bfloat16
+    out.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
