@@ -5,7 +5,7 @@ PYTHON ?= python3
 # The CPU build; a bare `torch` may bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test smoke lit bench lint types report-size clean
+.PHONY: help demo test smoke lit bench gpu-bundle lint types report-size clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -35,6 +35,10 @@ lit: $(BIN)/gossamer-opt  ## the passes' tests
 bench: $(BIN)/gossamer-opt  ## measure linear layers and MiniLM against the contenders, 1 and 2 threads
 	$(BIN)/python -m benchmarks --workload linear --threads 1,2 --out benchmarks/results/linear.json
 	$(BIN)/python -m benchmarks --workload minilm --threads 1,2 --out benchmarks/results/minilm.json
+
+gpu-bundle: $(BIN)/gossamer-opt  ## build/gpu-bundle: kernels, checks and timings for a machine with a GPU; a dry run here
+	$(BIN)/python -m benchmarks.gpu.bundle build/gpu-bundle
+	$(BIN)/python build/gpu-bundle/run.py --dry-run
 
 lint: $(BIN)/gossamer-opt  ## ruff
 	$(BIN)/ruff check .

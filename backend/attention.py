@@ -174,7 +174,7 @@ def _readable(mask: fx.Node, q: torch.Tensor) -> bool:
         return False
     batch, _, length, _ = q.shape
     return (
-        statically_known_true(value.shape[0] == batch)
+        (statically_known_true(value.shape[0] == batch) or statically_known_true(value.shape[0] == 1))
         and (statically_known_true(value.shape[2] == length) or statically_known_true(value.shape[2] == 1))
         and statically_known_true(value.shape[3] == length)
     )

@@ -10,17 +10,16 @@ The result is kept beside the kernel cache, for this CPU and these versions; fro
 """
 
 import argparse
-import hashlib
 import math
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import partial
 
 import torch
 
+from gossamer.backend.machine import cpu_name, keep, this_machine
 from gossamer.backend.measure import Product, fastest, random
 from gossamer.backend.progress import Progress, progress
 from gossamer.backend.times import DENSE
@@ -28,12 +27,11 @@ from gossamer.dialects.errors import OptionError
 from gossamer.passes.families import FAMILIES
 from gossamer.passes.family import Matrix
 from gossamer.passes.machine import Curve, Machine, Speed
-from gossamer.runtime import records
 from gossamer.runtime.target import host
-from gossamer.sparsity.kernels import compiler
 
 ELEMENTS = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 
+_READ_SIZES = (1 << 19, 1 << 21, 1 << 23, 1 << 25)
 _DENSE_SIZES = ((384, 384), (768, 1536), (2048, 2048))
 _DENSE_TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 _TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
@@ -56,25 +54,15 @@ def calibrate(elements: Sequence[str] = ("f32",)) -> Machine:
     """
     if unknown := [e for e in elements if e not in ELEMENTS]:
         raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(ELEMENTS)}")
-    machine = replace(this_machine(), name=_cpu_name() or host().cpu)
-    steps = len(elements) * (len(_DENSE_SIZES) + len(_WEIGHTS))
+    machine = replace(this_machine(), name=cpu_name())
+    steps = 1 + len(elements) * (len(_DENSE_SIZES) + len(_WEIGHTS))
     with _one_thread(), progress("gossamer calibrates", steps) as bar:
+        bar.advance("reading memory")
+        machine = replace(machine, read=_read())
         for element in elements:
             machine = machine.with_speed(element, _speed(element, bar))
-    records.write(_record(), machine.to_json())
-    _stored.cache_clear()
+    keep(machine)
     return machine
-
-
-def this_machine() -> Machine:
-    """This machine as calibrated; what was not measured is that of a usual machine."""
-    return _stored(_record(), os.environ.get("GOSSAMER_CACHE_DIR"))
-
-
-@cache
-def identity() -> str:
-    """A hash of the CPU and of all versions that its speed depends on."""
-    return hashlib.sha256(f"{_cpu_name()}\n{host()}\n{torch.__version__}\n{compiler()}".encode()).hexdigest()[:16]
 
 
 def _speed(element: str, bar: Progress) -> Speed:
@@ -92,6 +80,15 @@ def _speed(element: str, bar: Progress) -> Speed:
         _families(matrix, names, found)
     curves = {name: Curve(tuple((t, _mean(found[name][t])) for t in sorted(found[name]))) for name in found}
     return Speed(tuple(dense), curves)
+
+
+def _read() -> Curve:
+    """Gigabytes a second by bytes."""
+    found = []
+    for size in _READ_SIZES:
+        values = torch.ones(size // 4)
+        found.append((size, size / fastest({"sum": values.sum}, 1)["sum"] / 1e3))
+    return Curve(tuple(found))
 
 
 def _dense(rows: int, columns: int, dtype: torch.dtype) -> Curve:
@@ -143,31 +140,6 @@ def reference_weight(matrix: Matrix) -> torch.Tensor:
     return weight.to(ELEMENTS[matrix.element])
 
 
-@lru_cache(maxsize=4)
-def _stored(record: str, _directory: str | None) -> Machine:
-    here = host()
-    can = here.instructions
-    bf16 = 4.7 if "amx" in can else 2.1 if "avx512bf16" in can else 0.4 if here.vector_bits == 512 else 0.25
-    f16 = 4.7 if "+avx512fp16" in here.features.split(",") else 0.25
-    usual, found = Machine.usual(here.vector_bits, bf16, f16), records.read(record)
-    try:
-        return usual.updated(found) if found is not None else usual
-    except (ValueError, KeyError, TypeError, IndexError):
-        return usual
-
-
-def _record() -> str:
-    return f"machine-{identity()}"
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
-    except OSError:
-        return ""
-
-
 def _mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
@@ -184,9 +156,10 @@ def _one_thread() -> Iterator[None]:
 
 def _show(machine: Machine) -> None:
     """Prints what was measured."""
+    print(f"{machine.name} reads " + ", ".join(f"{gbs:.0f} GB/s of {size / 1e6:.1f} MB" for size, gbs in machine.read.points))
     for element in sorted(machine.measured):
         speed = machine.speeds[element]
-        print(f"\n{machine.name}, {element}, one thread")
+        print(f"\n{element}, one thread")
         tokens = [t for t, _ in speed.dense[0][1].points]
         print(f"{'tokens':<22}" + "".join(f"{t:>8}" for t in tokens))
         for size, curve in speed.dense:

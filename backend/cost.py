@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import torch
 
-from gossamer.backend.calibrate import this_machine
 from gossamer.backend.contractions import Contraction
+from gossamer.backend.machine import this_machine
 from gossamer.backend.times import DENSE, tokens_class
 from gossamer.passes.cost_model import UNKNOWN_TOKENS, Prediction, predict
 from gossamer.passes.family import Matrix
@@ -23,6 +23,9 @@ _CHAIN_GAIN = 1.4
 
 FEW_TOKENS = 8
 """Tokens up to which layers run one by one: a tile of a chain has a whole vector of tokens."""
+
+_ANOTHER = 1.15
+"""How much faster a schedule for fewer tokens has to be to be compiled, too."""
 
 _COPY_GBS = 5.0
 """Speed at which a matrix is transposed, in GB/s."""
@@ -75,13 +78,11 @@ def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
     if not contraction.dynamic:
         return [(math.inf, _predicted(contraction, contraction.tokens).schedule)]
     chosen: list[tuple[float, str]] = []
-    usual = usual_tokens(contraction)
-    for most in (*TOKEN_CLASSES, math.inf):
-        tokens = max(usual, 2 * TOKEN_CLASSES[-1]) if most == math.inf else int(most)
-        schedule = _predicted(contraction, tokens).schedule
-        if chosen and chosen[-1][1] == schedule:
-            chosen.pop()
-        chosen.append((most, schedule))
+    for most in (math.inf, *reversed(TOKEN_CLASSES)):
+        tokens = max(usual_tokens(contraction), 2 * TOKEN_CLASSES[-1]) if most == math.inf else int(most)
+        found = _predicted(contraction, tokens)
+        if not chosen or dict(found.by_schedule).get(chosen[0][1], math.inf) > _ANOTHER * found.sparse_us:
+            chosen.insert(0, (most, found.schedule))
     return chosen
 
 

@@ -41,12 +41,14 @@ def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | 
     )  # fmt: skip
 
 
-def taken(contraction: Contraction, name: str, format: str, schedule: str, reason: str, gain: float | None) -> Decision:
+def taken(
+    contraction: Contraction, name: str, format: str, schedule: str, reason: str, gain: float | None, packed_bytes: int
+) -> Decision:
     """The Decision about a contraction that a sparse kernel takes."""
     weight = contraction.weight
     return Decision(
         name, contraction.op, weight.shape, weight.density, format, schedule, True, with_times(reason, contraction), gain,
-        bool(contraction.times),
+        bool(contraction.times), weight.shape[0] * weight.shape[1] * weight.dtype.itemsize, packed_bytes,
     )  # fmt: skip
 
 

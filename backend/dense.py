@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 
+from gossamer.backend import direct_call
 from gossamer.backend.options import did_you_mean
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import OptionError
@@ -46,6 +47,7 @@ def with_inductor(
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
+    direct_call.enable()
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
     with functorch_config.patch(enable_autograd_cache=False):
         compiled: Any = compile_fx(module, inputs, config_patches=patches, decompositions=_inductor_table())

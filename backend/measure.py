@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 import torch
 from torch import fx
 
-from gossamer.backend.importer import WEIGHT, import_region
 from gossamer.backend.times import DENSE
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.dialects.format import Format
@@ -67,6 +66,8 @@ def random(rows: int, columns: int) -> torch.Tensor:
 @lru_cache(maxsize=64)
 def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel:
     """The kernel of the bare product, for any number of tokens. CompileError where the schedule has none."""
+    from gossamer.backend.importer import import_region  # torch-mlir's front end takes half a second to load
+
     by_rows, graph = matrix.reduction == 1, fx.Graph()
     x, w = graph.placeholder("x"), graph.placeholder("w")
     x.meta = {"shape": (None, matrix.columns), "dtype": dtype}
@@ -82,7 +83,7 @@ def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> d
     times = {name: _repetitions(call, clock) for name, call in calls.items()}
     best = {name: _timed(call, times[name], clock) for name, call in calls.items()}
     for number in range(1, rounds):
-        limit = _HOPELESS * min(best.values())
+        limit = _HOPELESS * min(best.values(), default=0.0)
         for name, call in calls.items():
             if number < 2 or best[name] <= limit:
                 best[name] = min(best[name], _timed(call, times[name], clock))
@@ -90,7 +91,7 @@ def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> d
 
 
 def _format(kernel: RegionKernel) -> Format | Packing:
-    format = kernel.formats[WEIGHT]
+    format = next((f for f in kernel.formats if f is not None), None)
     if format is None:
         raise CompileError("the kernel reads the weight densely")
     return format

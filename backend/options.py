@@ -13,7 +13,22 @@ from gossamer.dialects.errors import OptionError
 
 Dense = Literal["auto", "inductor", "eager"]
 Schedule = Literal[
-    "auto", "kblock", "gather", "lookup", "bitmap", "broadcast", "bf16dot", "pairs", "amx", "block", "blockvec", "reference",
+    "auto",
+    "kblock",
+    "gather",
+    "lookup",
+    "bitmap",
+    "broadcast",
+    "bf16dot",
+    "pairs",
+    "expand",
+    "amx",
+    "amxcolumns",
+    "amxexpand",
+    "block",
+    "blockvec",
+    "rowpairs",
+    "reference",
 ]
 Verify = Literal["version", "full"]
 
@@ -25,7 +40,7 @@ class Options:
     dense     who runs what is not sparse: "inductor", "eager", or "auto" (Inductor where a C++ compiler is found).
     schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles), "lookup",
               "bitmap", "gather" (for a few tokens), "broadcast" (for some), "block" and "blockvec"
-              (for blocks, large and few tokens), those for other types and patterns, or
+              (for blocks, many and few tokens), "rowpairs" (half dense), those for other types and patterns, or
               "reference" (MLIR's own sparsifier: slow and simple, to compare with).
     min_gain  predicted speed-up over dense that a region needs to be replaced; 0 replaces every contraction whose
               weight is static.

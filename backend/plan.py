@@ -88,8 +88,8 @@ class _Planner:
         prepared = self._compiled(partial(prepare_chain, chain, names, leaves, self.options, self.dump), chain)
         if prepared is not None:
             formats = [f.name for f in prepared.kernels[0].formats if f is not None]
-            for contraction, format in zip(members, formats, strict=True):
-                self._decide(contraction, format, prepared.schedule, f"in a chain of {len(members)}")
+            for contraction, format, size in zip(members, formats, prepared.packed_bytes, strict=True):
+                self._decide(contraction, format, prepared.schedule, f"in a chain of {len(members)}", size)
 
     def take(self, contraction: Contraction) -> None:
         """Compile the region of a contraction; if that fails, it stays dense."""
@@ -98,7 +98,7 @@ class _Planner:
         prepared = self._compiled(partial(prepare, region, name, leaves, self.options, self.dump), region)
         if prepared is not None:
             fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
-            self._decide(contraction, prepared.format, prepared.schedule, fused)
+            self._decide(contraction, prepared.format, prepared.schedule, fused, *prepared.packed_bytes)
         else:
             gain = self._gains[contraction.node]
             self.decisions[contraction.node] = stays_dense(contraction, name, "it failed to compile", gain)
@@ -122,9 +122,9 @@ class _Planner:
         self.planned.append((region, prepared))
         return prepared
 
-    def _decide(self, contraction: Contraction, format: str, schedule: str, reason: str) -> None:
+    def _decide(self, contraction: Contraction, format: str, schedule: str, reason: str, packed_bytes: int) -> None:
         name, gain = self._name(contraction), self._gains[contraction.node]
-        self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain)
+        self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain, packed_bytes)
 
     def _name(self, contraction: Contraction) -> str:
         return self.names[contraction.weight.main]

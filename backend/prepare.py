@@ -34,10 +34,11 @@ _packings: dict[tuple[str, str], Packings] = {}
 
 @dataclass(frozen=True)
 class Prepared:
-    """A region under its key, and the kernels that run it."""
+    """A region under its key, the kernels that run it, and the bytes of each weight as packed for the usual tokens."""
 
     key: str
     kernels: tuple[RegionKernel, ...]
+    packed_bytes: tuple[int, ...]
 
     @property
     def format(self) -> str:
@@ -83,10 +84,10 @@ def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Opti
     # With several variants the first call that needs one packs for it.
     usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
     try:
-        usual.packings.current(leaves, densest)
+        packed = usual.packings.current(leaves, densest)
     except FormatError as error:
         raise CompileError(f"region {name}: its weight cannot be packed: {error}") from error
-    return Prepared(key, tuple(v.kernel for v in variants))
+    return Prepared(key, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))
 
 
 def packings_of(weight: Weight, format: Format | Packing) -> Packings:

@@ -49,12 +49,14 @@ def prepare_chain(
         key = content_hash(request, *facts, options.verify)
         if region_op.find(key) is None:
             region_op.add(key, CompiledChain.of(chain, kernel, tuple(weights), options.verify == "full"))
+    sizes = []
     for weight, values, own in zip(weights, leaves, names, strict=True):
         try:
-            weight.packings.current(values, weight.densest)
+            packed = weight.packings.current(values, weight.densest)
+            sizes.append(packed.nbytes if packed is not None else 0)
         except FormatError as error:
             raise CompileError(f"region {own}: its weight cannot be packed: {error}") from error
-    return Prepared(key, (kernel,))
+    return Prepared(key, (kernel,), tuple(sizes))
 
 
 def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> RegionKernel:

@@ -57,7 +57,7 @@ class CompiledRegion:
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
         x = operands[0]
-        tokens = x.size(0)
+        tokens = x.shape[0]  # faster than size(0)
         out = allocate((tokens, self.m), (self.m, 1), self.dtype)
         if tokens * self.m == 0:
             return out
@@ -106,7 +106,8 @@ def add(key: str, region: Callee) -> None:
     _regions[key] = region
 
 
-def _on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+    """Runs the region of this key."""
     region = _regions.get(key)
     if region is None:
         raise _unknown(key)
@@ -129,7 +130,7 @@ def _unknown(key: str) -> CompileError:
 
 _library = torch.library.Library("gossamer", "FRAGMENT")
 _library.define("region(Tensor[] operands, str key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_library.impl("region", _on_cpu, "CPU")
+_library.impl("region", on_cpu, "CPU")
 _library.impl("region", _on_meta, "Meta")
 
 region = torch.ops.gossamer.region.default

@@ -29,6 +29,8 @@ class Decision:
     reason    why, in a few words
     gain      speed-up of the product over dense, None where no prediction was made
     measured  whether the gain was measured (mode="max-autotune"), not predicted
+    dense_bytes, packed_bytes
+              size of the weight as it was and as it is packed for the usual number of tokens; 0 if it stays dense
     """
 
     name: str
@@ -41,6 +43,8 @@ class Decision:
     reason: str
     gain: float | None
     measured: bool = False
+    dense_bytes: int = 0
+    packed_bytes: int = 0
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
@@ -66,6 +70,16 @@ class Report:
     def sparse(self) -> list[Decision]:
         """The decisions that were taken by a sparse kernel."""
         return [d for d in self.decisions if d.sparse]
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the weights that became sparse, each counted once, as they were (`prepare(free_dense=True)` drops them)."""
+        return sum({d.name: d.dense_bytes for d in self.sparse}.values())
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the same weights as they are packed, once for each format."""
+        return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
 
     def __str__(self) -> str:
         from gossamer.backend.table import render

@@ -78,7 +78,7 @@ class SparseRewrite(CustomGraphPass):
 
     def uuid(self) -> str:
         """Cache key of the pass; what it decided is in the graph, as region keys that hash the regions' content."""
-        return "gossamer-1"
+        return "gossamer-2"
 
 
 def _give_up(inputs: Inputs, problem: str) -> None:

@@ -21,6 +21,9 @@ def render(report: Report) -> str:
     sparse = len(report.sparse)
     dense = len(report.decisions) - sparse
     console.print(f"gossamer: {sparse} sparse on {_count(report.kernels, 'kernel')}, {dense} left dense")
+    if report.packed_bytes:
+        share = report.packed_bytes / report.dense_bytes
+        console.print(f"{_megabytes(report.dense_bytes)} of weights packed in {_megabytes(report.packed_bytes)} ({share:.0%})")
     if report.decisions:
         console.print(_table(report.decisions))
     if report.graph_breaks:
@@ -94,6 +97,10 @@ def _range(values: list[float], form: str, unit: str) -> str:
         return "-"
     low, high = form.format(min(values)), form.format(max(values))
     return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
+
+
+def _megabytes(number: int) -> str:
+    return f"{number / 1e6:.{1 if number < 1e7 else 0}f} MB"
 
 
 def _count(number: int, noun: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
-from gossamer.backend import calibrate
+from gossamer.backend import machine
 from gossamer.backend.contractions import Contraction
 from gossamer.backend.cost import TOKEN_CLASSES, matrix_of, predicted_gain, usual_tokens
 from gossamer.backend.decide import refusal
@@ -112,11 +112,13 @@ def _shortlist(key: Key, options: Options) -> list[str]:
 
 
 def _predicted(key: Key) -> dict[str, float]:
-    found = predict(key.matrix, key.tokens, key.threads, calibrate.this_machine())
+    found = predict(key.matrix, key.tokens, key.threads, machine.this_machine())
     return {DENSE: found.dense_us, **dict(found.by_schedule)}
 
 
 def _calibrate(contractions: Sequence[Contraction]) -> None:
     elements = {matrix_of(c).element for c in contractions if refusal(c) is None and c.weight.density < 1}
-    if missing := sorted(elements - calibrate.this_machine().measured):
-        calibrate.calibrate(missing)
+    if missing := sorted(elements - machine.this_machine().measured):
+        from gossamer.backend.calibrate import calibrate  # a program of its own, too: loaded when it is needed
+
+        calibrate(missing)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.backend.calibrate import identity
+from gossamer.backend.machine import identity
 from gossamer.backend.times import DENSE, Times
 from gossamer.passes.family import Matrix
 from gossamer.runtime import records
@@ -50,7 +50,7 @@ class TuningDatabase:
         for line in records.lines(self._name):
             try:
                 key, us = line["key"], {str(name): float(value) for name, value in line["us"].items()}
-                fields = {name: tuple(v) if isinstance(v := key[name], list) else v for name in _FIELDS}
+                fields: dict[str, Any] = {name: tuple(v) if isinstance(v := key[name], list) else v for name in _FIELDS}
                 matrix = Matrix(bits=host().vector_bits, features=host().instructions, **fields)
                 entry = Key(matrix, int(key["tokens"]), int(key["threads"]))
                 if us.keys() > {DENSE} and all(0 < value < math.inf for value in us.values()):

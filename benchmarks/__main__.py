@@ -21,6 +21,7 @@ from benchmarks.machine import machine, versions
 from benchmarks.measure import race
 from benchmarks.registry import Case, Contender, Outcome, Settings, contender, names, workload
 from benchmarks.roofline import peaks
+from benchmarks.tables import brief
 
 _PREPARING = 0.4  # seconds that a contender takes to compile, about
 
@@ -88,7 +89,7 @@ def foretold(cases: list[Case], args: argparse.Namespace, gflops: float = 100.0)
 
 
 def line(case: Case, threads: int, outcomes: dict[str, Outcome]) -> str:
-    """A case's outcome for the terminal."""
+    """A case's outcome for the terminal, without the contenders that were skipped."""
     cells = []
     for name, outcome in outcomes.items():
         if "median_ms" in outcome:
@@ -96,9 +97,9 @@ def line(case: Case, threads: int, outcomes: dict[str, Outcome]) -> str:
             ratio = f" ({over:.2f}x)" if over and name != "dense" else ""
             dense = " dense" if outcome["notes"].get("sparse") == 0 else ""
             cells.append(f"{name} {outcome['median_ms']:.3f} ms{ratio}{dense}")
-        elif why := outcome.get("error") or outcome.get("skipped"):
-            cells.append(f"{name}: {why}")
-        else:
+        elif "error" in outcome:
+            cells.append(f"{name}: {brief(outcome['error'])}")
+        elif "skipped" not in outcome:
             cells.append(f"{name}: " + " ".join(f"{key} {value:.2f}" for key, value in outcome.items() if key != "notes"))
     return f"{case.name}, {threads}T: " + " · ".join(cells)
 
@@ -151,6 +152,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             console.print(f"{name} does not run: {why}", markup=False)
     settings = Settings(args.repeats, args.min_sample_ms / 1e3, args.seconds, args.cold)
     cases = family.cases(args)
+    told: set[str] = set()
     known = {(case["workload"], case["name"], case["threads"]) for case in report["cases"]}
     for threads in args.threads:
         if family.measure is None and str(threads) not in report["peaks"]:
@@ -187,6 +189,12 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
                     }
                 )
                 save(report, args.out)
+                for reason in {
+                    f"{name} is skipped: {brief(found['skipped'])}" for name, found in outcomes.items() if "skipped" in found
+                }:
+                    if reason not in told:
+                        console.print(f"{reason} (first at {case.name})", markup=False, highlight=False, soft_wrap=True)
+                        told.add(reason)
                 console.print(line(case, threads, outcomes), markup=False, highlight=False, soft_wrap=True)
                 progress.advance(task)
     return report

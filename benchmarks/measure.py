@@ -13,7 +13,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,14 @@ Clock = Callable[[], float]
 
 class WrongResult(Exception):
     """A contender's result is not the dense model's."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was raised from; Dynamo keeps what a backend raised in `inner_exception`."""
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        following = getattr(following, "inner_exception", None) or following.__cause__
 
 
 def checked(result: Tensor, expected: Tensor, tolerance: float) -> float:
@@ -170,7 +178,8 @@ def race(
                 except WrongResult as error:
                     outcomes[name] = {"error": str(error)}
                 except Exception as error:  # whatever a contender raises is a finding about it
-                    outcomes[name] = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+                    *_, first = causes(error)
+                    outcomes[name] = {"error": f"{type(first).__name__}: {str(first)[:500]}"}
                 if not outcomes[name].keys().isdisjoint(FINAL):
                     ready.pop(name, None)
 

@@ -108,6 +108,8 @@ class Workload:
     contenders  who may run; by default all plug-ins
     measure     (case, contenders, threads, settings) → an outcome each; by default the race of `measure.py`
     conclude    lines of Markdown to put under the table of these cases of a report
+    panels      the parameters that tell the panels of its plot apart
+    across      the parameter on the plot's horizontal axis, "" for no plot of speed-ups
     """
 
     summary: str
@@ -116,6 +118,8 @@ class Workload:
     contenders: Callable[[], Mapping[str, Contender]] = plugins
     measure: Callable[[Case, Mapping[str, Contender], int, Settings], dict[str, Outcome]] | None = None
     conclude: Callable[[Sequence[Mapping[str, Any]]], list[str]] = nothing_to_add
+    panels: tuple[str, ...] = ()
+    across: str = ""
 
 
 BASELINES = ("dense", "inductor")  # the contenders that speed-ups are given over

@@ -22,6 +22,7 @@ from benchmarks.registry import BASELINES, workload
 Record = Mapping[str, Any]
 
 _TYPES = {"f32": "float32", "bf16": "bfloat16"}
+_LONGEST = 160  # characters of a message that are shown
 _MEASURED = re.compile(r"(<!-- measured: ([^\n]+) -->\n)(.*?)(<!-- /measured -->)", re.DOTALL)
 
 BEST = "best"  # the faster of the baselines, case by case
@@ -44,6 +45,12 @@ def other_precision(case: Record, found: Record) -> bool:
 def digits(ms: float) -> str:
     """Three significant digits, no exponent."""
     return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+
+
+def brief(reason: str) -> str:
+    """The start of a message, on one line."""
+    line = " ".join(reason.split())
+    return line if len(line) <= _LONGEST else line[:_LONGEST] + " …"
 
 
 def cell(case: Record, name: str, over: str, fastest: str | None) -> str:
@@ -127,7 +134,7 @@ def failures(cases: Sequence[Record]) -> list[str]:
     for case in cases:
         for name, result in case["results"].items():
             if why := result.get("error") or result.get("skipped"):
-                where.setdefault((name, why), []).append(f"{case['name']}, {case['threads']}T")
+                where.setdefault((name, brief(why)), []).append(f"{case['name']}, {case['threads']}T")
     return [
         f"- {name}: {why} ({found[0] if len(found) == 1 else f'{len(found)} cases'})" for (name, why), found in where.items()
     ]

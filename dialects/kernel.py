@@ -21,6 +21,8 @@ to [T, 1]), whose bodies read all they need with `kernel.read`, and `kernel.atte
 among the tokens of each sequence).
 
     %total = "kernel.sum"() ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {size = 384} : () -> tensor<?x1xf32>
+
+`kernel.sample` computes one value for each stored entry of a sparse pattern (SDDMM); its body reads as theirs do.
 """
 
 from collections.abc import Callable, Sequence
@@ -147,19 +149,28 @@ def _spmm_problem(op: Any) -> str | None:
 
 def _sample_problem(op: Any) -> str | None:
     pattern, result = ir.RankedTensorType(op.pattern.type), ir.RankedTensorType(op.result.type)
-    tensors = [op.pattern, *op.factors]
     if pattern.encoding is None:
         return "needs a pattern with a sparse encoding"
     if result.rank != 1:
         return f"gives {result}, must be one value for each stored entry"
-    maps = affine_maps(op.indexing_maps)
-    if len(maps) != len(tensors):
-        return f"has {len(maps)} indexing maps for a pattern and {len(tensors) - 1} factors"
-    if [ir.AffineDimExpr(e).position for e in maps[0].results] != list(range(pattern.rank)):
-        return f"reads the pattern by {maps[0]}, must be its dimensions in order"
-    for tensor, affine_map in zip(tensors, maps, strict=True):
-        if len(affine_map.results) != ir.RankedTensorType(tensor.type).rank:
-            return f"map {affine_map} does not fit {tensor.type}"
+    if len(op.body.blocks) != 1 or len(op.body.blocks[0].arguments) != 0:
+        return "needs one block without arguments"
+    *body, end = [inner.operation for inner in op.body.blocks[0].operations]
+    if end.name != "kernel.yield":
+        return "body must end in kernel.yield"
+    count = pattern.rank + ir.IntegerAttr(op.reduced).value
+    for inner in body:
+        if inner.name == "kernel.read" and ir.AffineMapAttr(inner.attributes["map"]).value.n_dims != count:
+            return f"reads with a map that is not over {count} dimensions, the pattern's and the reduced ones"
+    return None
+
+
+def _gather_rows_problem(op: Any) -> str | None:
+    a, x, result = (ir.RankedTensorType(value.type) for value in (op.a, op.x, op.result))
+    if (a.rank, x.rank, result.rank) != (2, 2, 2):
+        return "works on matrices"
+    if a.encoding is None or x.encoding is not None or result.encoding is not None:
+        return "needs a sparse left factor, a dense right one and a dense result"
     return None
 
 
@@ -202,17 +213,33 @@ class SpmmOp(KernelDialect.Operation, name="spmm", traits=[ext.Pure]):
 
 
 class SampleOp(KernelDialect.Operation, name="sample", traits=[ext.Pure]):
-    """values[p] = sum of the products of the factors, at the coordinates of each stored entry p of a sparse pattern.
+    """values[p] = sum of body at the coordinates of each stored entry p of a sparse pattern.
 
-    The maps, the pattern's first, go over the pattern's dimensions, then the reduced ones.
+    Its kernel.reads go over the pattern's dimensions, then over those that are summed over, of which there are `reduced`.
     """
 
     pattern: ext.Operand[Any]
-    factors: Sequence[ext.Operand[Any]]
-    indexing_maps: ir.ArrayAttr
+    reduced: ir.IntegerAttr
+    result: ext.Result[Any]
+    body: ext.Region
+
+    verify_invariants = staticmethod(lambda op: True)
+    verify_region_invariants = _verified(_sample_problem)
+
+
+class GatherRowsOp(KernelDialect.Operation, name="gather_rows", traits=[ext.Pure]):
+    """y[m, n] = sum_k a[m, k] x[k, n]: rows of x, weighted and summed by the rows of a sparse a (CSR), scheduled.
+
+    `lanes` elements make a vector, up to `vectors` of which are summed at once.
+    """
+
+    a: ext.Operand[Any]
+    x: ext.Operand[Any]
+    lanes: ir.IntegerAttr
+    vectors: ir.IntegerAttr
     result: ext.Result[Any]
 
-    verify_invariants = _verified(_sample_problem)
+    verify_invariants = _verified(_gather_rows_problem)
     verify_region_invariants = staticmethod(lambda op: True)
 
 

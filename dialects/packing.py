@@ -206,7 +206,85 @@ class Pairs(Packing):
         return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
 
 
-KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in (Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, Pairs)}
+@dataclass(frozen=True)
+class VnniMap(Packing):
+    """All blocks of a `Vnni` of `rows` x 32, one after the other, as a bit for each element and the nonzeros in that order.
+
+    A mask stands for a line, the pairs of 16 rows, the lines of two columns side by side. `positions` say where the values of
+    each strip of rows begin. A line of zeros follows the last one, so that a whole line can be loaded anywhere.
+    """
+
+    kind: ClassVar[str] = "vnnimap"
+    COLUMNS: ClassVar[int] = 32
+    rows: int
+
+    def __post_init__(self) -> None:
+        self._check((self.rows in (16, 32), "rows must be 16 or 32"))
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("masks", 32), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class Panels(Packing):
+    """Strips of `rows` rows, each as the columns that have a nonzero in it, 32 a panel.
+
+    `positions` say where the panels of each strip begin. A panel has 32 `coordinates`, its columns; the first one past the
+    last 32 columns fills up. Its values are rows / 16 tiles of 16 rows x 32 columns.
+    """
+
+    kind: ClassVar[str] = "panels"
+    COLUMNS: ClassVar[int] = 32
+    rows: int
+
+    def __post_init__(self) -> None:
+        self._check((self.rows in (16, 32), "rows must be 16 or 32"))
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("coordinates", 32), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class RowPairs(Packing):
+    """Two rows at a time, panel by panel of `width` columns: entries with a nonzero of each row.
+
+    First come the columns where both rows have one, then the others, one of each row; where a row has no more, a 0 in a column
+    of its own. `positions` say where these two parts begin, pair by pair of rows; each entry has two `coordinates`, the columns
+    within the panel, and two values.
+    """
+
+    kind: ClassVar[str] = "rowpairs"
+    width: int
+
+    def __post_init__(self) -> None:
+        self._check((0 < self.width <= 1 << 16, "width must be 1 to 65536"))
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class TwoFour(Packing):
+    """2 of every 4 neighbours of a row, as the sparse tensor cores of GPUs take them.
+
+    `metadata` has two bits for the place of each value in its group of four, in words for the lanes of a warp (see
+    runtime/two_four.py). Values lie row by row. Rows are filled up to 128, columns to 64.
+    """
+
+    kind: ClassVar[str] = "twofour"
+    ROWS: ClassVar[int] = 128
+    COLUMNS: ClassVar[int] = 64
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("metadata", 32), Component("values", 0)
+
+
+KINDS: dict[str, type[Packing]] = {
+    kind.kind: kind for kind in (Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, VnniMap, Panels, TwoFour)
+}
 
 
 def parse(text: str) -> Format | Packing:

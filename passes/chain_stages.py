@@ -88,16 +88,15 @@ def emit_transposed(
     """source[first + t, n] -> buffer[n, t] for n < width."""
     lanes, narrow = frame.lanes, vector_of(frame.lanes, ir.MemRefType(source.type).element_type)
     last = arith.subi(arith.addi(first, valid), index(1))
-    with loop(index(0), width, index(lanes)) as ns:
-        n = ns.induction_variable
+    with loop(index(0), width, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
+        n, t = ns.induction_variable, ts.induction_variable
         mask = mask_of(lanes, arith.subi(width, n))
-        for v in range(frame.vectors):
-            rows = []
-            for r in range(lanes):
-                token = arith.minui(arith.addi(first, index(v * lanes + r)), last)
-                rows.append(widened(vector.maskedload(narrow, source, [token, n], mask, zeros(narrow)), frame.vec))
-            for r, column in enumerate(transpose(rows)):
-                vector.store(column, buffer, [arith.addi(n, index(r)), frame.at(v)])
+        rows = []
+        for r in range(lanes):
+            token = arith.minui(arith.addi(arith.addi(first, t), index(r)), last)
+            rows.append(widened(vector.maskedload(narrow, source, [token, n], mask, zeros(narrow)), frame.vec))
+        for r, column in enumerate(transpose(rows)):
+            vector.store(column, buffer, [arith.addi(n, index(r)), t])
 
 
 def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, valid: ir.Value) -> None:
@@ -108,16 +107,15 @@ def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, v
         vector_of(lanes, ir.IntegerType.get_signless(1)),
         ir.DenseElementsAttr.get_splat(vector_of(lanes, ir.IntegerType.get_signless(1)), ir.BoolAttr.get(False)),
     )
-    with loop(index(0), width, index(lanes)) as ns:
-        n = ns.induction_variable
+    with loop(index(0), width, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
+        n, start = ns.induction_variable, ts.induction_variable
         mask = mask_of(lanes, arith.subi(width, n))
-        for v in range(frame.vectors):
-            rows = [frame.load(value, arith.addi(n, index(r)), v) for r in range(lanes)]
-            for r, row in enumerate(transpose(rows)):
-                t = index(v * lanes + r)
-                exists = arith.cmpi(arith.CmpIPredicate.ult, t, valid)
-                token = arith.addi(first, arith.minui(t, arith.subi(valid, index(1))))
-                vector.maskedstore(out, [token, n], arith.select(exists, mask, none), narrowed(row, stored))
+        rows = [vector.load(frame.vec, frame.buffers[value], [arith.addi(n, index(r)), start]) for r in range(lanes)]
+        for r, row in enumerate(transpose(rows)):
+            t = arith.addi(start, index(r))
+            exists = arith.cmpi(arith.CmpIPredicate.ult, t, valid)
+            token = arith.addi(first, arith.minui(t, arith.subi(valid, index(1))))
+            vector.maskedstore(out, [token, n], arith.select(exists, mask, none), narrowed(row, stored))
 
 
 def emit_product(op: Any, frame: Frame) -> None:

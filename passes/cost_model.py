@@ -5,6 +5,7 @@ y[t, m] = sum_k x[t, k] w[m, k], T tokens:
     dense    Machine.speeds        measured products, by element type, bytes of the weight and T
     sparse   Family.cycles         each family of schedules has its own terms, in cycles of a core of 3 GHz;
              Speed.cycles_a_us     a calibration finds how many of them pass here, by family and T
+             at least Machine.read the values have to be read
     each     Machine.call_us       the call
 """
 
@@ -51,8 +52,11 @@ def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machi
     """The cost of a layer with this weight, by default on the usual machine. More threads divide all but the call."""
     machine = machine or Machine.usual(matrix.bits)
     t, speed = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), machine.speeds[matrix.element]
-    dense = speed.dense_us(matrix.rows * matrix.columns, element_width(matrix.element), t) / threads
+    width = element_width(matrix.element)
+    dense = speed.dense_us(matrix.rows * matrix.columns, width, t) / threads
+    values = matrix.nonzeros * width
+    least = values / machine.read.at(values) / 1e3
     possible = [f for f in FAMILIES.values() if t <= f.most and f.storage(matrix) is not None]
-    sparse = {f.name: f.cycles(matrix, t) / speed.cycles_a_us(f.name, t) / threads + machine.call_us for f in possible}
-    able = [(name, us) for name, us in sparse.items() if us < math.inf]
-    return Prediction(dense, tuple(sorted(able, key=lambda item: item[1])))
+    sparse = sorted((f.cycles(matrix, t) / speed.cycles_a_us(f.name, t), f.name) for f in possible)
+    able = [(name, max(us, least) / threads + machine.call_us) for us, name in sparse if us < math.inf]
+    return Prediction(dense, tuple(able))

@@ -1,7 +1,7 @@
 """expose-specifiers: sparse tensors of any size, once MLIR has bufferized them, become plain arguments and an output list.
 
-before   func.func @region(%pos: memref<?xi32>, %crd: memref<?xi32>, %val: memref<?xf32>, %s: !sparse_tensor.storage_specifier<#CSR>,
-                           ..., %workspace: memref<?xi8>, %threads: index)
+before   func.func @region(%pos: memref<?xi32>, %crd: memref<?xi32>, %val: memref<?xf32>,
+                           %s: !sparse_tensor.storage_specifier<#CSR>, ..., %workspace: memref<?xi8>, %threads: index)
            -> (memref<?xi32>, memref<?xi32>, memref<?xf32>, !sparse_tensor.storage_specifier<#CSR>)
 after    func.func @region(%pos: memref<?xi32>, %crd: memref<?xi32>, %val: memref<?xf32>, %rows: index, %columns: index,
                            ..., %results: memref<?xindex>, %workspace: memref<?xi8>, %threads: index)
@@ -75,9 +75,9 @@ def _specifier(type_: ir.Type, fmt: Format, memory: list[ir.Value], sizes: list[
     """A specifier of these level sizes that says that all of the memory is in use."""
     specifier = st.storage_specifier_init(type_)
     for level, size in enumerate(sizes):
-        specifier = st.storage_specifier_set(specifier, _kind("lvl_sz"), size, level=ir.IntegerAttr.get(ir.IndexType.get(), level))
+        specifier = st.storage_specifier_set(specifier, _kind("lvl_sz"), size, level=_level(level))
     for (level, component), buffer in zip(fmt.components(), memory, strict=True):
-        at = None if component == "values" else ir.IntegerAttr.get(ir.IndexType.get(), level)
+        at = None if component == "values" else _level(level)
         specifier = st.storage_specifier_set(specifier, _kind(_SIZES[component]), memref.dim(buffer, index(0)), level=at)
     return specifier
 
@@ -86,7 +86,7 @@ def _store(operands: list[ir.Value], results: ir.Value) -> None:
     """Write address and elements in use of each returned array into the list."""
     *memory, specifier = operands
     for number, ((level, component), buffer) in enumerate(zip(_format(specifier.type).components(), memory, strict=True)):
-        at = None if component == "values" else ir.IntegerAttr.get(ir.IndexType.get(), level)
+        at = None if component == "values" else _level(level)
         used = st.storage_specifier_get(specifier, _kind(_SIZES[component]), level=at)
         address = memref.extract_aligned_pointer_as_index(buffer)
         memref.store(address, results, [index(2 * number)])
@@ -95,6 +95,10 @@ def _store(operands: list[ir.Value], results: ir.Value) -> None:
 
 def _list_type() -> ir.Type:
     return ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], ir.IndexType.get())
+
+
+def _level(number: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IndexType.get(), number)
 
 
 def _kind(name: str) -> ir.Attribute:

@@ -30,16 +30,21 @@ from gossamer.passes.queries import public_functions
 
 @dataclass(frozen=True)
 class ExposeStorage:
-    """Give every public function of the module memrefs for its tensors, an output, a workspace and a team size."""
+    """Give every public function of the module memrefs for its tensors, an output, a workspace and a team size.
+
+    With `arrays`, sparse operands of open shape become their arrays and the sizes of their levels too, for schedules that read
+    the arrays.
+    """
 
     name: ClassVar[str] = "expose-storage"
+    arrays: bool = False
 
     def run(self, module: ir.Module) -> None:
         for function in public_functions(module):
-            _expose(function)
+            _expose(function, self.arrays)
 
 
-def _expose(function: func.FuncOp) -> None:
+def _expose(function: func.FuncOp, arrays: bool) -> None:
     block = function.entry_block
     returned = list(block.operations)[-1]
     if len(returned.operands) != 1:
@@ -52,7 +57,8 @@ def _expose(function: func.FuncOp) -> None:
                 argument.replace_all_uses_with(block.add_argument(argument.type, function.location))
                 continue
             tensor = ir.RankedTensorType(argument.type)
-            if tensor.encoding is not None and not tensor.has_static_shape:
+            open_ = tensor.encoding is not None and not tensor.has_static_shape
+            if open_ and not arrays:
                 types.append(tensor)
                 argument.replace_all_uses_with(block.add_argument(tensor, function.location))
                 continue
@@ -63,6 +69,10 @@ def _expose(function: func.FuncOp) -> None:
             tensors = [_tensor(b) for b in buffers]
             replacement = tensors[0] if dense else _assembled(tensor, tensors)
             argument.replace_all_uses_with(replacement)
+            if open_:
+                for _ in Format.parse(str(tensor.encoding)).levels:
+                    types.append(ir.IndexType.get())
+                    block.add_argument(types[-1], function.location)
         result = ir.RankedTensorType(returned.operands[0].type)
         extra = [
             *([ir.MemRefType.get(result.shape, result.element_type)] if result.encoding is None else []),
@@ -93,7 +103,7 @@ def _tensor(buffer: ir.Value) -> ir.Value:
 
 def _assembled(tensor: ir.RankedTensorType, components: list[ir.Value]) -> ir.Value:
     """The sparse tensor that is made of these components."""
-    if isinstance(storage_of_type(tensor), Format):
+    if isinstance(storage_of_type(tensor), Format) and tensor.has_static_shape:
         return sparse_tensor.assemble(tensor, components[:-1], components[-1])
     cast = ir.Operation.create("builtin.unrealized_conversion_cast", results=[tensor], operands=components)
     return cast.results[0]

@@ -2,18 +2,42 @@
 
 from gossamer.passes.family import Family
 from gossamer.passes.lower_amx import AMX
+from gossamer.passes.lower_amxcolumns import AMXCOLUMNS
+from gossamer.passes.lower_amxexpand import AMXEXPAND
 from gossamer.passes.lower_bf16dot import BF16DOT
 from gossamer.passes.lower_bitmap import BITMAP
 from gossamer.passes.lower_block import BLOCK
 from gossamer.passes.lower_blockvec import BLOCKVEC
 from gossamer.passes.lower_broadcast import BROADCAST
+from gossamer.passes.lower_expand import EXPAND
 from gossamer.passes.lower_gather import GATHER
 from gossamer.passes.lower_gpu_blocks import GPU_BLOCKS
+from gossamer.passes.lower_gpu_gather import GPU_GATHER
 from gossamer.passes.lower_gpu_kblock import GPU_KBLOCK
+from gossamer.passes.lower_gpu_twofour import GPU_TWOFOUR
 from gossamer.passes.lower_kblock import KBLOCK
 from gossamer.passes.lower_lookup import LOOKUP
 from gossamer.passes.lower_pairs import PAIRS
+from gossamer.passes.lower_rowpairs import ROWPAIRS
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (KBLOCK, GATHER, LOOKUP, BITMAP, BROADCAST, BF16DOT, PAIRS, AMX, BLOCK, BLOCKVEC)}
-GPU_FAMILIES: dict[str, Family] = {family.name: family for family in (GPU_KBLOCK, GPU_BLOCKS)}
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        KBLOCK,
+        GATHER,
+        LOOKUP,
+        BITMAP,
+        BROADCAST,
+        BF16DOT,
+        PAIRS,
+        EXPAND,
+        AMX,
+        AMXCOLUMNS,
+        AMXEXPAND,
+        BLOCK,
+        BLOCKVEC,
+        ROWPAIRS,
+    )
+}
+GPU_FAMILIES: dict[str, Family] = {family.name: family for family in (GPU_KBLOCK, GPU_GATHER, GPU_BLOCKS, GPU_TWOFOUR)}
 ALL_FAMILIES = FAMILIES | GPU_FAMILIES

@@ -36,6 +36,7 @@ from gossamer.passes.vectors import (
     load_index,
     loop,
     mask_of,
+    narrowed,
     reserve_workspace,
     transpose,
     vector_of,
@@ -155,7 +156,7 @@ class _Tile:
             with loop(index(0), index(spmm.blocks), index(1)) as blocks:
                 block = blocks.induction_variable
                 panel = self._panel(block)
-                first = arith.cmpi(arith.CmpIPredicate.eq, block, index(0))
+                first, last = (arith.cmpi(arith.CmpIPredicate.eq, block, index(b)) for b in (0, spmm.blocks - 1))
                 with loop(origin, row_end, index(1)) as rows:
                     m = rows.induction_variable
                     slot = arith.subi(m, origin)
@@ -164,7 +165,10 @@ class _Tile:
                         scf.YieldOp([zeros(self.vec)] * len(self.at))
                     with ir.InsertionPoint(start.else_block):
                         scf.YieldOp([vector.load(self.vec, sums, [slot, t]) for t in self.at])
-                    for t, total in zip(self.at, self._row(panel, block, m, list(start.results)), strict=True):
+                    totals = self._row(panel, block, m, list(start.results))
+                    if not spmm.epilogue.trivial:
+                        totals = self._begun(totals, m, last)
+                    for t, total in zip(self.at, totals, strict=True):
                         vector.store(total, sums, [slot, t])
             with loop(origin, row_end, index(self.lanes)) as groups:
                 row = groups.induction_variable
@@ -239,7 +243,7 @@ class _Tile:
         size = Padded.GROUP
         stored = vector_of(size, ir.MemRefType(self.operands.values.type).element_type)
         values = widened(vector.load(stored, self.operands.values, [p]), vector_of(size, self.spmm.sum_type))
-        repeated = self._kept(vector.shuffle(values, values, [i % size for i in range(self.lanes)]))
+        repeated = self._kept(vector.shuffle(values, values, [i % size for i in range(max(size, self.lanes))]))
         pairs = []
         for i in range(size):
             weight = vector.shuffle(repeated, repeated, [lane // size * size + i for lane in range(self.lanes)])
@@ -250,15 +254,26 @@ class _Tile:
     def _kept(self, values: ir.Value) -> ir.Value:
         """`values`, which LLVM does not see through: it would load each of them into all lanes on its own."""
         bits = self.spmm.lanes * 8 * byte_width(self.spmm.sum_type)
-        if bits == 128 or self.lanes < Padded.GROUP:
+        if bits == 128:
             return values
         return llvm.inline_asm(values.type, [values], "", "=v,0" if bits == 512 else "=x,0")
 
+    def _begun(self, totals: list[ir.Value], m: ir.Value, last: ir.Value) -> list[ir.Value]:
+        """In the last block, what the epilogue begins with on the sums of a row; else the sums."""
+        finish = scf.IfOp(last, [self.vec] * len(totals), has_else=True)
+        with ir.InsertionPoint(finish.then_block):
+            read = self.memory.by_feature(m)
+            scf.YieldOp([widened(self.spmm.epilogue.before(t, read), self.vec) for t in totals])
+        with ir.InsertionPoint(finish.else_block):
+            scf.YieldOp(totals)
+        return list(finish.results)
+
     def _unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value) -> None:
-        """sums[slot + i, t] -> out[first + t, row + i] through the epilogue, for as many rows as there are lanes."""
+        """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for a group of as many rows as lanes."""
         lanes, epilogue = self.lanes, self.spmm.epilogue
+        crossing = vector_of(lanes, epilogue.crossing.type)
         for at in self.at:
             group = [vector.load(self.vec, sums, [arith.addi(slot, index(r)), at]) for r in range(lanes)]
             for r, values in enumerate(transpose(group)):
                 token = arith.addi(arith.addi(self.operands.first, at), index(r))
-                self.memory.store_token(token, row, lanes, partial(epilogue.whole, values))
+                self.memory.store_token(token, row, lanes, partial(epilogue.after, narrowed(values, crossing)))

@@ -45,8 +45,8 @@ def _storage(matrix: Matrix) -> Format | None:
     """Block CSR with 32-bit positions and coordinates, in the largest blocks that fit those of the weight."""
     if matrix.block is None or matrix.element not in ("bf16", "f16") or matrix.columns % CHUNK:
         return None
-    fitting = [next((size for size in _SIZES if extent % size == 0), None) for extent in matrix.block]
-    return None if None in fitting else _blocked(matrix, *fitting)
+    rows, columns = (next((size for size in _SIZES if extent % size == 0), 0) for extent in matrix.block)
+    return _blocked(matrix, rows, columns) if rows and columns else None
 
 
 def _blocked(matrix: Matrix, rows: int, columns: int) -> Format:
@@ -239,7 +239,9 @@ class _Kernel:
                 token = arith.addi(operands.first, row_of_tile)
                 exists = arith.cmpi(arith.CmpIPredicate.ult, token, operands.tokens)
                 mine = [
-                    vector.extract(sums[i * self.columns + j], [], [2 * half + odd]) for j in range(self.columns) for odd in range(2)
+                    vector.extract(sums[i * self.columns + j], [], [2 * half + odd])
+                    for j in range(self.columns)
+                    for odd in range(2)
                 ]
                 for piece in range(0, 2 * self.columns, width):
                     feature = arith.addi(first, index(piece))

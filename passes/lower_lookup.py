@@ -29,7 +29,7 @@ from gossamer.passes.few_tokens import FewTokens, TokenRows
 from gossamer.passes.product import Operands, products
 from gossamer.passes.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
 
-_TOKENS = 4  # tokens that share the loads of a step
+_TOKENS = {16: 4, 8: 2}  # tokens that share the loads of a step, by the lanes: as many as there are registers for
 _FEW = 8  # tokens up to which it may be the fastest
 _STEP, _TOKEN, _GROUP = 1.3, 1.6, 100.0
 _PERMUTE = {  # instructions that look up lanes of two registers, or of one
@@ -47,7 +47,7 @@ def _storage(matrix: Matrix) -> Windows | None:
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
     """[tokens]"""
-    return (_TOKENS,) if stored == _storage(matrix) else None
+    return (_TOKENS[matrix.lanes],) if stored == _storage(matrix) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
@@ -61,8 +61,9 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     groups, blocks = -(-m // lanes), -(-k // lanes)
     steps = groups * blocks * (lanes * matrix.density + 1)
     a_token = _TOKEN if matrix.bits == 512 else 2 * _TOKEN
-    full, left = divmod(tokens, _TOKENS)
-    tiles = [_TOKENS] * full + ([left] if left else [])
+    widest = _TOKENS[lanes]
+    full, left = divmod(tokens, widest)
+    tiles = [widest] * full + ([left] if left else [])
     return sum(steps * (_STEP + a_token * t) + _GROUP * groups + blocks * t for t in tiles)
 
 

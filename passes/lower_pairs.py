@@ -7,12 +7,11 @@ after    scf.parallel (%task) = ...                    // token tiles x chunks o
            pack:    the tile of x, transposed, into the workspace as [K][64] of bf16
            for each 1024 rows, each block of 384 columns, each row:
              scf.for %p ... iter_args(4 vectors)       // the row's pairs of nonzeros in the block
-               for each 32 tokens: two columns of x, interleaved by two shuffles
+               for each 32 tokens: two columns of x, interleaved by two shuffles (columns.py)
                  x86.avx512.dot(sums, the pair of weights in all lanes, 16 tokens' pairs)
            unpack:  16 rows of sums at a time, transposed, through the epilogue into y
 
-The two columns need not be neighbours. Interleaving works on 128 bits at a time, so packing puts the 32 tokens of a line in
-the order that makes two vectors of 16 consecutive tokens of it.
+The two columns need not be neighbours.
 """
 
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, Pairs
+from gossamer.passes.columns import LINE, pack_columns, pairs_of
 from gossamer.passes.encodings import storage_of_type
 from gossamer.passes.family import Family, Matrix
 from gossamer.passes.product import Product, products
@@ -34,10 +34,7 @@ from gossamer.passes.vectors import (
     index,
     load_index,
     loop,
-    mask_of,
-    narrowed,
     reserve_workspace,
-    transpose,
     vector_of,
     zeros,
 )
@@ -49,7 +46,6 @@ _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _WIDEST = ((768, 0.075), (384, 0.3), (192, 1.0))  # columns of a block, by the density up to which
 _PAIR = {1: 3.0, 2: 4.0, 4: 6.0}  # cycles by vectors of tokens
 _ROW, _ELEMENT = 15.0, 0.4
-_LINE = 32  # bf16 in a cache line
 _LONG_ROW = 8  # pairs of a row in a block from which on a row counts as long
 _WAYS = 2  # pairs of a long row that are multiplied independently
 
@@ -68,7 +64,7 @@ def _block_width(matrix: Matrix) -> int:
     """
     widest = next(width for width, densest in _WIDEST if matrix.density <= densest)
     blocks = -(-matrix.columns // widest)
-    return -(-matrix.columns // (_LINE * blocks)) * _LINE
+    return -(-matrix.columns // (LINE * blocks)) * LINE
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
@@ -122,14 +118,14 @@ class _Pairs(Product):
         self.element = ir.RankedTensorType(op.w.type).element_type
         self.blocks = -(-self.K // self.width)
         self.rows = min(tile[1], self.groups * _LANES)
-        self.padded = -(-self.K // _LINE) * _LINE
+        self.padded = -(-self.K // LINE) * LINE
         self.workspace = tile_bytes(self, self.tokens, self.rows + self.padded // 2)
 
     def emit(self, tile: TokenTile) -> None:
         """The body of a function for one tile."""
         (sums,) = tile.scratch(self.rows)
         after = arith.addi(tile.operands.offset, index(self.rows * tile.vectors * _LANES * 4))
-        self._pack(tile, self._columns(tile, after, self.padded))
+        pack_columns(tile, self._columns(tile, after, self.padded), self.padded)
         low, high, step = tile.operands.low, tile.operands.high, index(self.rows // _LANES)
         with loop(low, high, step) as chunks:
             start = chunks.induction_variable
@@ -154,29 +150,6 @@ class _Pairs(Product):
         """`count` columns of x at an offset of the workspace: [count, tokens] of bf16."""
         type_ = ir.MemRefType.get([count, tile.vectors * _LANES], self.element)
         return memref.view(type_, tile.operands.workspace, offset, [])
-
-    def _pack(self, tile: TokenTile, packed: ir.Value) -> None:
-        """x[first + t, k] -> packed[k, place of t], zeros after column K; tokens past the last one repeat it."""
-        given, word = ir.MemRefType(tile.operands.x.type).element_type, ir.IntegerType.get_signless(32)
-        read, line = vector_of(_LINE, given), vector_of(_LINE, self.element)
-        last = arith.subi(tile.operands.memory.tokens, index(1))
-        lines = min(tile.vectors, 2)  # vectors of tokens that share a line
-        with loop(index(0), index(self.padded), index(_LINE)) as columns:
-            k = columns.induction_variable
-            mask = mask_of(_LINE, arith.subi(index(self.K), k))
-            for v in range(0, tile.vectors, lines):
-                halves = []
-                for u in range(v, v + lines):
-                    tokens = [arith.addi(tile.operands.first, index(u * _LANES + t)) for t in range(_LANES)]
-                    places = [[arith.minui(token, last), k] for token in tokens]
-                    found = [vector.maskedload(read, tile.operands.x, at, mask, zeros(read)) for at in places]
-                    words = [vector.bitcast(vector_of(_LANES, word), narrowed(f, line)) for f in found]
-                    halves.append([vector.bitcast(line, column) for column in transpose(words)])
-                for c in range(_LANES):
-                    for odd in (0, 1):
-                        order = _places(lines, odd)
-                        tokens_of_column = vector.shuffle(halves[0][c], halves[-1][c], order)
-                        vector.store(tokens_of_column, packed, [arith.addi(k, index(2 * c + odd)), index(v * _LANES)])
 
     def _row(
         self, tile: TokenTile, panel: ir.Value, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value
@@ -233,23 +206,5 @@ class _Pairs(Product):
         coordinates, values = tile.operands.coordinates, tile.operands.values
         columns = [load_index(coordinates, arith.addi(at, index(i))) for i in (0, 1)]
         weights = in_all_lanes(vector.load(vector_of(2, self.element), values, [at]))
-        width = min(_LINE, tile.vectors * _LANES)
-        found = []
-        for start in range(0, tile.vectors * _LANES, width):
-            a, b = (vector.load(vector_of(width, self.element), panel, [k, index(start)]) for k in columns)
-            found += [vector.shuffle(a, b, _interleaved(width, half)) for half in range(width // _LANES)]
+        found = pairs_of(tile, panel, *columns)
         return [x86.DotBF16Op(total, weights, x).result for total, x in zip(sums, found, strict=True)]
-
-
-def _places(lines: int, odd: int) -> list[int]:
-    """Out of one or two vectors of words, each a token's two columns: one column of all tokens, in the order of a line."""
-    if lines == 1:
-        return [2 * t + odd for t in range(_LANES)]
-    return [_LINE * half + 2 * (4 * lane + t) + odd for lane in range(4) for half in (0, 1) for t in range(4)]
-
-
-def _interleaved(width: int, half: int) -> list[int]:
-    """16 tokens' pairs out of two columns of `width` tokens; the first or second 16 tokens of a line."""
-    if width == _LANES:
-        return [i for t in range(_LANES) for i in (t, width + t)]
-    return [i for lane in range(4) for t in range(4) for i in (8 * lane + 4 * half + t, width + 8 * lane + 4 * half + t)]

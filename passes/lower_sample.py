@@ -1,7 +1,11 @@
-"""lower-sample: a `kernel.sample` becomes a walk over the stored entries of its pattern, with a loop for each reduced index.
+"""lower-sample: a `kernel.sample` becomes a walk over the entries of its pattern, with a loop for each reduced dimension.
 
-before   %v = "kernel.sample"(%s, %x, %y) {indexing_maps = [(i, j, k) -> (i, j), (i, j, k) -> (i, k), (i, j, k) -> (k, j)]}
-           : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>, tensor<?x?xf32>) -> tensor<?xf32>
+before   %v = "kernel.sample"(%s) ({
+           %0 = "kernel.read"(%x) {map = (i, j, k) -> (i, k)}
+           %1 = "kernel.read"(%y) {map = (i, j, k) -> (k, j)}
+           %2 = arith.mulf %0, %1
+           "kernel.yield"(%2)
+         }) {reduced = 1} : (tensor<?x?xf32, #CSR>) -> tensor<?xf32>
 after    sparse_tensor.foreach in %s init(%c0) do {
          ^bb0(%i, %j, %value, %p):
            %sum = scf.for %k iter_args(%total) { %total + x[%i, %k] * y[%k, %j] }
@@ -10,7 +14,7 @@ after    sparse_tensor.foreach in %s init(%c0) do {
          }
 
 Works for patterns in every format that MLIR can walk, and is the reference for schedules of SDDMM. Runs on functions whose
-storage is exposed (expose-storage). Narrow floats are summed in f32.
+storage is exposed (expose-storage). What the body yields is summed in its type and narrowed once.
 """
 
 from collections.abc import Sequence
@@ -21,7 +25,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf
 from torch_mlir.dialects import sparse_tensor as st
 
-from gossamer.dialects.kernel import affine_maps
+from gossamer.dialects.errors import CompileError
 from gossamer.passes.queries import dims, walk
 from gossamer.passes.scalars import Scalars
 from gossamer.passes.storage import buffer_of, storage_of
@@ -43,37 +47,45 @@ class LowerSample:
 def _lower(sample: Any) -> None:
     storage = storage_of(sample.operation)
     pattern = ir.RankedTensorType(sample.pattern.type)
-    own, *maps = [dims(m) for m in affine_maps(sample.indexing_maps)]
-    buffers = [buffer_of(factor) for factor in sample.factors]
+    *body, end = [op.operation for op in sample.body.blocks[0].operations]
+    reads = [op for op in body if op.name == "kernel.read"]
+    buffers = {op: buffer_of(op.operands[0]) for op in reads}
+    maps = {op: dims(ir.AffineMapAttr(op.attributes["map"]).value) for op in reads}
     with ir.InsertionPoint(sample):
-        # Outside of the walk: MLIR's bufferization leaves these as they are.
-        sizes = {d: memref.dim(b, index(axis)) for b, m in zip(buffers, maps, strict=True) for axis, d in enumerate(m)}
-        reduced = [sizes[d] for d in sorted(sizes) if d not in own]
+        # Sizes are asked for outside of the walk, whose bufferization leaves the buffers as they are.
+        sizes = {d: memref.dim(buffers[op], index(axis)) for op in reads for axis, d in enumerate(maps[op])}
+        reduced = range(pattern.rank, pattern.rank + ir.IntegerAttr(sample.reduced).value)
+        if any(d not in sizes for d in reduced):
+            raise CompileError(f"kernel.sample at {sample.location}: nothing is read along a reduced dimension")
+        scalars = Scalars(ir.MemRefType(storage.output.type).element_type)
+
+        def at(coordinates: Sequence[ir.Value]) -> ir.Value:
+            values: dict[ir.Value, ir.Value] = {}
+            for op in body:
+                if op in maps:
+                    place = [coordinates[d] if d is not None else index(0) for d in maps[op]]
+                    values[op.results[0]] = memref.load(buffers[op], place)
+                else:
+                    clone = op.clone()
+                    for number, operand in enumerate(op.operands):
+                        clone.operands[number] = values.get(operand, operand)
+                    values.update(zip(op.results, clone.results, strict=True))
+            return values.get(end.operands[0], end.operands[0])
+
+        def total(coordinates: list[ir.Value], open_: Sequence[int], start: ir.Value) -> ir.Value:
+            """start + the sum of the body over the dimensions that are open."""
+            if not open_:
+                return scalars.add(start, at(coordinates))
+            with loop(index(0), sizes[open_[0]], index(1), [start]) as inner:
+                scf.YieldOp([total([*coordinates, inner.induction_variable], open_[1:], inner.inner_iter_args[0])])
+            return inner.results[0]
+
         walked = st.ForeachOp([ir.IndexType.get()], sample.pattern, [index(0)])
         arguments = [*[ir.IndexType.get()] * pattern.rank, pattern.element_type, ir.IndexType.get()]
-        body = ir.Block.create_at_start(walked.region, arguments, [sample.location] * len(arguments))
-        with ir.InsertionPoint(body):
-            *coordinates, _value, entry = body.arguments
-            scalars = Scalars(ir.MemRefType(storage.output.type).element_type)
-            total = _sum(scalars, buffers, maps, list(coordinates), reduced, scalars.zero())
-            memref.store(scalars.narrowed(total), storage.output, [entry])
+        block = ir.Block.create_at_start(walked.region, arguments, [sample.location] * len(arguments))
+        with ir.InsertionPoint(block):
+            *coordinates, _value, entry = block.arguments
+            result = total(list(coordinates), reduced, scalars.zero())
+            memref.store(scalars.narrowed(result), storage.output, [entry])
             st.YieldOp([arith.addi(entry, index(1))])
     storage.erase()
-
-
-def _sum(
-    scalars: Scalars,
-    buffers: Sequence[ir.Value],
-    maps: Sequence[Sequence[int | None]],
-    at: list[ir.Value],
-    sizes: Sequence[ir.Value],
-    total: ir.Value,
-) -> ir.Value:
-    """total + the sum of the products of all buffers at the coordinates `at` and at all that the sizes leave open."""
-    if not sizes:
-        loaded = [memref.load(b, [at[d] for d in m if d is not None]) for b, m in zip(buffers, maps, strict=True)]
-        return scalars.add(total, scalars.product([scalars.widened(v) for v in loaded]))
-    with loop(index(0), sizes[0], index(1), [total]) as inner:
-        part = _sum(scalars, buffers, maps, [*at, inner.induction_variable], sizes[1:], inner.inner_iter_args[0])
-        scf.YieldOp([part])
-    return inner.results[0]

@@ -30,7 +30,8 @@ _STEPS = (
 
 @dataclass(frozen=True)
 class LowerToLlvm:
-    """`bits` asks LLVM for vectors of this width where it vectorises by itself.
+    """`bits` asks LLVM for vectors of this width where it vectorises by itself. Functions stay apart: they are called once a
+    tile, and a copy of each at every call would take LLVM most of its time.
 
     `bf16` says that the target has an instruction that rounds to bf16. Where it has not, LLVM would call a function that
     few processes contain, so the rounding is spelled out in integers.
@@ -46,4 +47,4 @@ class LowerToLlvm:
         width = ir.ArrayAttr.get([ir.StringAttr.get("prefer-vector-width"), ir.StringAttr.get(str(self.bits))])
         for op in module.body.operations:
             if isinstance(op, llvm.LLVMFuncOp) and len(op.operation.regions[0].blocks):
-                op.attributes["passthrough"] = ir.ArrayAttr.get([width])
+                op.attributes["passthrough"] = ir.ArrayAttr.get([width, ir.StringAttr.get("noinline")])

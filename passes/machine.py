@@ -8,7 +8,7 @@ were found to be; a calibration measures the machine at hand, element type by el
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -21,17 +21,26 @@ _NEAR, _FAR = 1 << 20, 1 << 24  # bytes of weights out of the second-level cache
 
 @dataclass(frozen=True)
 class Curve:
-    """A positive quantity by the number of tokens, in ascending order."""
+    """A positive quantity by the number of tokens (or of bytes), in ascending order."""
 
     points: tuple[tuple[int, float], ...]
 
-    def at(self, tokens: int) -> float:
+    def at(self, tokens: float) -> float:
         """The quantity, a straight line between logarithms; beyond the ends that of the end."""
-        place = bisect_left(self.points, (tokens, 0.0))
+        place = bisect_left(self.points, tokens, key=lambda point: point[0])
         if place == 0 or place == len(self.points):
             return self.points[min(place, len(self.points) - 1)][1]
         (t0, low), (t1, high) = self.points[place - 1 : place + 1]
         return _between(math.log(t0), low, math.log(t1), high, math.log(tokens))
+
+
+# Cycles that pass in a microsecond of two families whose terms were fitted to another CPU: a gather costs more on Zen 4, and
+# K-blocked panels of four vectors a column are larger than its first-level cache.
+_ZEN4 = {
+    "kblock": Curve(((1, 3300.0), (16, 3300.0), (32, 3000.0), (64, 2100.0))),
+    "gather": Curve(((1, 1600.0), (2, 1800.0), (4, 2000.0))),
+}
+_ZEN4_NARROW = {"bitmap": Curve(((1, 120.0), (4, 280.0), (8, 500.0)))}  # it expands 16-bit lanes in microcode
 
 
 @dataclass(frozen=True)
@@ -39,13 +48,14 @@ class Speed:
     """How fast a machine is with one element type.
 
     dense     by the bytes of the weight: nanoseconds a token for each 1000 elements of the weight
-    families  by the name of the family: cycles of its prediction a microsecond; `usual` for one that was not measured
+    families  by the name of the family: cycles of its prediction a microsecond; 3000 for one that was not
+              measured
     """
 
     dense: tuple[tuple[int, Curve], ...]
     families: Mapping[str, Curve]
 
-    def dense_us(self, elements: int, width: int, tokens: int) -> float:
+    def dense_us(self, elements: float, width: int, tokens: int) -> float:
         """Microseconds of a dense product with a weight of so many elements, each `width` bytes."""
         size, sizes = elements * width, [size for size, _ in self.dense]
         place = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
@@ -58,48 +68,54 @@ class Speed:
     def cycles_a_us(self, family: str, tokens: int) -> float:
         """Cycles of a family's prediction that pass in a microsecond."""
         curve = self.families.get(family)
-        return curve.at(tokens) if curve is not None else self._typical(tokens)
-
-    def _typical(self, tokens: int) -> float:
-        known = [math.log(curve.at(tokens)) for curve in self.families.values()]
-        return math.exp(sum(known) / len(known)) if known else _CYCLES_A_US
+        return curve.at(tokens) if curve is not None else _CYCLES_A_US
 
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """A machine: its name, its speeds by element type, the microseconds of a call, and whether they were measured."""
+    """A machine: its name, its speeds by element type, and
+
+    read      gigabytes a second that one core reads, by the size of what it reads
+    call_us   microseconds of a call
+    measured  the element types of which the speeds were measured
+    """
 
     name: str
     speeds: Mapping[str, Speed]
+    read: Curve
     call_us: float = _CALL_US
     measured: frozenset[str] = frozenset()
 
     @staticmethod
     @cache
-    def usual(bits: int, bf16: float = 4.7, f16: float = 4.7) -> "Machine":
-        """A server of 3 GHz with vectors of `bits`, fitted to medians measured on AVX-512 servers; ratios carry over better
-        than times. `bf16` and `f16` say how many times faster than f32 dense products of narrow floats are (4.7 with AMX).
+    def usual(bits: int, fmas: int = 2, bf16: float = 4.7, f16: float = 4.7) -> "Machine":
+        """A server of 3 GHz with vectors of `bits`, fitted to medians measured on servers; ratios carry over better than times.
 
-            dense    M K (T + 24 s) / 2 L cycles    two FMAs a cycle on L lanes, less efficient for few tokens
-                                                    (s = (T - 1) / 7 up to 1),
-                     at least M K bytes / b         the weight has to be read: b = 20 from near caches, 10 from beyond
+        fmas       multiply-adds of whole vectors a cycle: 2, but 1 on Zen 4 with its vectors of 512 bits
+        bf16, f16  how many times faster than f32 dense products of narrow floats are: 4.7 with AMX
+
+            dense    M K (T / fmas + 12 s) / L cycles    on L lanes; less efficient for few tokens (s = (T - 1) / 7 up to 1),
+                     at least M K bytes / b              the weight has to be read: b = 20 from near caches, 10 (on Zen 4
+                                                         16) from beyond; on Zen 4 for each of up to 3 tokens
+            sparse   cycles as predicted                 but for what was found to be slower on Zen 4
         """
         narrow = {"bf16": bf16, "f16": f16}
         speeds = {
             element: Speed(
                 tuple(
-                    (size, Curve(tuple((t, _usual(t, width, bits, read, narrow.get(element, 1.0))) for t in _TOKENS)))
-                    for size, read in ((_NEAR, 20.0), (4 * _NEAR, 20.0), (_FAR, 10.0))
+                    (size, Curve(tuple((t, _usual(t, width, bits, fmas, read, narrow.get(element, 1.0))) for t in _TOKENS)))
+                    for size, read in ((_NEAR, 20.0), (4 * _NEAR, 20.0), (_FAR, 10.0 if fmas == 2 else 16.0))
                 ),
-                {},
+                {} if fmas == 2 else _ZEN4 if width >= 4 else {**_ZEN4, **_ZEN4_NARROW},
             )
             for element, width in _WIDTH.items()
         }
-        return Machine(f"a usual server with vectors of {bits} bits", speeds)
+        read = Curve(((4 * _NEAR, 60.0), (_FAR, 30.0)) if fmas == 2 else ((_FAR, 90.0), (2 * _FAR, 50.0)))
+        return Machine(f"a usual server with vectors of {bits} bits", speeds, read)
 
     def with_speed(self, element: str, speed: Speed) -> "Machine":
         """The machine with the measured speed of an element type."""
-        return Machine(self.name, {**self.speeds, element: speed}, self.call_us, self.measured | {element})
+        return replace(self, speeds={**self.speeds, element: speed}, measured=self.measured | {element})
 
     def to_json(self) -> dict[str, Any]:
         """What was measured, as JSON can hold it."""
@@ -110,11 +126,11 @@ class Machine:
             }
             for element in sorted(self.measured)
         }
-        return {"name": self.name, "call_us": self.call_us, "speeds": speeds}
+        return {"name": self.name, "read": self.read.points, "call_us": self.call_us, "speeds": speeds}
 
     def updated(self, found: Mapping[str, Any]) -> "Machine":
         """The machine with what `to_json` wrote. ValueError, KeyError or TypeError if that is not what it wrote."""
-        machine = Machine(str(found["name"]), self.speeds, float(found["call_us"]))
+        machine = Machine(str(found["name"]), self.speeds, _curve(found["read"]), float(found["call_us"]))
         for element, speed in found["speeds"].items():
             dense = tuple((int(size), _curve(points)) for size, points in speed["dense"])
             families = {str(name): _curve(points) for name, points in speed["families"].items()}
@@ -129,11 +145,12 @@ def element_width(element: str) -> int:
     return _WIDTH[element]
 
 
-def _usual(tokens: int, width: int, bits: int, read: float, faster: float) -> float:
+def _usual(tokens: int, width: int, bits: int, fmas: int, read: float, faster: float) -> float:
     """Nanoseconds a token for 1000 elements on the usual server."""
     lanes = bits // (64 if width == 8 else 32)
-    compute = (tokens + 24 * min(1.0, (tokens - 1) / 7)) / (2 * lanes) / faster
-    return max(compute, width / read) / tokens / _CYCLES_A_US * 1e6
+    compute = (tokens / fmas + 12 * min(1.0, (tokens - 1) / 7)) / lanes / faster
+    reads = 1 if fmas == 2 else min(tokens, 3)
+    return max(compute, reads * width / read) / tokens / _CYCLES_A_US * 1e6
 
 
 def _curve(points: Any) -> Curve:

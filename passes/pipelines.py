@@ -42,7 +42,7 @@ _SPARSIFY = (
     "sparse-storage-specifier-to-llvm,%s,func.func(convert-linalg-to-loops)"
 )
 _FREE, _FREE_OUTGROWN = "buffer-deallocation-pipeline", "expand-realloc{emit-deallocs=true}"
-SCHEDULES = (*FAMILIES, "reference")
+SCHEDULES = (*FAMILIES, "reference", "rows")
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
 def _planning(schedule: str, bits: int, features: frozenset[str]) -> str:
     if schedule == "reference":
         return f"{_NORMALIZE},forget-hints"
+    if schedule == "rows":
+        return f"{_NORMALIZE},forget-hints,schedule-rows{{bits={bits}}}"
     options = f"{{schedule={schedule} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}}}"
     return f"{_NORMALIZE},{_FUSE},choose-format{options},schedule{options}"
 
@@ -127,8 +129,12 @@ def _returns_sparse(module: ir.Module) -> bool:
 
 def _lowering(schedule: str, bits: int, bf16: bool, sparse_result: bool) -> str:
     sparsify = _SPARSIFY % (_FREE_OUTGROWN if sparse_result else _FREE)
-    loops = f"{sparsify},emit-entry" if schedule == "reference" else f"{FAMILIES[schedule].lowering},{_FINISH}"
-    return f"expose-storage,{loops},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"
+    loops = {
+        "reference": f"expose-storage,{sparsify},emit-entry",
+        "rows": f"expose-storage{{arrays=true}},lower-rows,{_FINISH}",
+    }
+    chosen = loops.get(schedule) or f"expose-storage,{FAMILIES[schedule].lowering},{_FINISH}"
+    return f"{chosen},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"
 
 
 def _check_lowered(module: ir.Module, schedule: str) -> None:

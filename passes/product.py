@@ -16,8 +16,9 @@ from gossamer.passes.epilogue import Buffers, Epilogue
 from gossamer.passes.openmp import thread_number
 from gossamer.passes.queries import walk
 from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
-from gossamer.passes.vectors import call_narrowest, index
+from gossamer.passes.vectors import call_narrowest, index, loop
 
+_SMALL = 1 << 14  # vectors of multiply-adds that one thread does in the time that two need to meet
 _MANY = 4  # tiles a thread from which on it does not matter that some threads have one more
 
 
@@ -94,26 +95,37 @@ class Product:
     def by_tiles(self, variants: dict[int, func.FuncOp], workspace: int) -> None:
         """Replace the op by calls of functions for tiles of tokens, keyed by their tokens, the widest first.
 
-        The rows are shared out too where there are too few tiles to keep all threads equally busy.
+        The rows are shared out too where there are too few tiles to keep all threads equally busy. What takes less time than
+        waking a team is done by the calling thread.
         """
         with ir.InsertionPoint(self.op):
-            tile, threads = index(next(iter(variants))), self.storage.threads
-            n_tiles = arith.ceildivui(memref.dim(self.storage.output, index(0)), tile)
-            uneven = arith.cmpi(arith.CmpIPredicate.ne, arith.remui(n_tiles, threads), index(0))
-            few = arith.cmpi(arith.CmpIPredicate.ult, n_tiles, arith.muli(threads, index(_MANY)))
-            chunks = arith.minui(index(self.groups), arith.select(arith.andi(uneven, few), threads, index(1)))
+            tile, threads, one = index(next(iter(variants))), self.storage.threads, index(1)
+            tokens = memref.dim(self.storage.output, index(0))
+            n_tiles = arith.ceildivui(tokens, tile)
+            work = arith.muli(tokens, memref.dim(self.buffers[self.components], index(0)))
+            small = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ult, work, index(_SMALL * self.lanes)), has_else=True)
+            with ir.InsertionPoint(small.then_block):
+                with loop(index(0), n_tiles, one) as tiles:
+                    first = arith.muli(tiles.induction_variable, tile)
+                    self.call(variants, index(0), first, index(0), index(self.groups))
+                scf.YieldOp([])
+            with ir.InsertionPoint(small.else_block):
+                uneven = arith.cmpi(arith.CmpIPredicate.ne, arith.remui(n_tiles, threads), index(0))
+                few = arith.cmpi(arith.CmpIPredicate.ult, n_tiles, arith.muli(threads, index(_MANY)))
+                chunks = arith.minui(index(self.groups), arith.select(arith.andi(uneven, few), threads, one))
 
-            def body(task: ir.Value, offset: ir.Value) -> None:
-                first = arith.muli(arith.divui(task, chunks), tile)
-                self.call(variants, offset, first, *self.row_range(arith.remui(task, chunks), chunks))
+                def body(task: ir.Value, offset: ir.Value) -> None:
+                    first = arith.muli(arith.divui(task, chunks), tile)
+                    self.call(variants, offset, first, *self.row_range(arith.remui(task, chunks), chunks))
 
-            self.parallel(arith.muli(n_tiles, chunks), workspace, body)
+                self.parallel(arith.muli(n_tiles, chunks), workspace, body)
+                scf.YieldOp([])
         self.storage.erase()
 
     def parallel(self, tasks: ir.Value, workspace: int, body: Callable[[ir.Value, ir.Value], None]) -> None:
         """Run body(task, offset of the thread into the workspace) for all tasks, `workspace` bytes a thread."""
-        loop = scf.ParallelOp([], [index(0)], [tasks], [index(1)], [])
-        block = ir.Block.create_at_start(loop.region, [ir.IndexType.get()], [self.op.location])
+        tasks_loop = scf.ParallelOp([], [index(0)], [tasks], [index(1)], [])
+        block = ir.Block.create_at_start(tasks_loop.region, [ir.IndexType.get()], [self.op.location])
         with ir.InsertionPoint(block):
             body(block.arguments[0], arith.muli(thread_number(), index(workspace)))
             scf.ReduceOp([], 0)

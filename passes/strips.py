@@ -20,7 +20,7 @@ from torch_mlir.dialects import arith, func, memref, scf, vector
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
-from gossamer.dialects.packing import Packing, Vnni
+from gossamer.dialects.packing import Packing, Vnni, VnniMap
 from gossamer.passes.encodings import storage_of_type
 from gossamer.passes.family import Matrix
 from gossamer.passes.product import Operands, Product
@@ -64,20 +64,20 @@ Multiply = Callable[[Operands, Group], None]
 
 
 class Strips(Product):
-    """A product with a weight in blocks of `height` x `width`.
+    """A product with a weight in blocks of `height` x `width`; that of a `VnniMap` is up to the lowering.
 
     tile     tokens of a tile: where at most a fifth of the blocks is stored, and where more are
     aligned  whether K is a multiple of the width of a block; if not, x has to be copied
     """
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: Any, width: int = 2) -> None:
         super().__init__(op)
         stored = storage_of_type(ir.RankedTensorType(op.w.type))
         tile = integers(op.tile)
-        if not isinstance(stored, Vnni) or stored.rows > 2 * LANES or len(tile) != 2:
+        if not isinstance(stored, (Vnni, VnniMap)) or stored.rows > 2 * LANES or len(tile) != 2:
             raise CompileError(f"tile {tile} of a weight stored as {stored}: must be [tokens, tokens], blocks of 16 or 32 rows")
         self.tile = tile
-        self.height, self.width = stored.rows, stored.columns
+        self.height, self.width = stored.rows, stored.columns if isinstance(stored, Vnni) else width
         self.halves = self.height // LANES
         self.groups = -(-self.M // self.height)
         self.padded_K = -(-self.K // self.width) * self.width

@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, nvgpu, nvvm, vector
 
-from gossamer.passes.vectors import index
+from gossamer.passes.vectors import byte_width, index
 
 CHUNK = 8  # elements of 16 bits in the 16 bytes that a thread copies at once, and in a row of a matrix of ldmatrix
 
 
 def copy_async(
-    source: ir.Value, at: Sequence[ir.Value], to: ir.Value, place: Sequence[ir.Value], exists: ir.Value
+    source: ir.Value, at: Sequence[ir.Value], to: ir.Value, place: Sequence[ir.Value], exists: ir.Value | None = None
 ) -> None:
     """Start to copy 16 bytes from global to shared memory; zeros where `exists` is false, then nothing is read."""
-    elements = arith.select(exists, index(CHUNK), index(0))
-    nvgpu.device_async_copy(to, place, source, at, CHUNK, src_elements=elements, bypass_l1=True)
+    count = 16 // byte_width(ir.MemRefType(source.type).element_type)
+    elements = None if exists is None else arith.select(exists, index(count), index(0))
+    nvgpu.device_async_copy(to, place, source, at, count, src_elements=elements, bypass_l1=True)
 
 
 def commit() -> None:
@@ -44,12 +45,9 @@ def load_matrices(memory: ir.Value, at: Sequence[ir.Value]) -> list[ir.Value]:
 
 def multiply_add(a: Sequence[ir.Value], b: Sequence[ir.Value], sums: ir.Value) -> ir.Value:
     """sums + a b: four fragments of a (rows first), two of b, and a vector of four sums."""
-    f32 = ir.F32Type.get()
     element = ir.VectorType(a[0].type).element_type
-    kinds = {}
+    kind = ir.Attribute.parse(f"#nvvm.mma_type<{element}>")
     if isinstance(element, ir.BF16Type):
-        kind = ir.Attribute.parse("#nvvm.mma_type<bf16>")
-        kinds = {"multiplicand_a_ptx_type": kind, "multiplicand_b_ptx_type": kind}
         a, b = [_word(v) for v in a], [_word(v) for v in b]
     result = nvvm.mma_sync(
         ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
@@ -59,10 +57,43 @@ def multiply_add(a: Sequence[ir.Value], b: Sequence[ir.Value], sums: ir.Value) -
         a,
         b,
         [vector.extract(sums, [], [i]) for i in range(4)],
-        **kinds,
+        multiplicand_a_ptx_type=kind,
+        multiplicand_b_ptx_type=kind,
     )
-    values = [llvm.extractvalue(f32, result, [i]) for i in range(4)]
-    return vector.from_elements(sums.type, values)
+    return _sums(result, sums.type)
+
+
+def multiply_add_sparse(
+    a: Sequence[ir.Value], metadata: ir.Value, selector: int, b: Sequence[ir.Value], sums: ir.Value
+) -> ir.Value:
+    """sums + a b with a[16 x 32] of which 2 of every 4 neighbours are stored: as a[16 x 16], and where they are, in words.
+
+    Four fragments of a (rows first) and of b[32 x 8]. `selector` says whose words count: 0 for lanes q = 0 and 1 of each g, 1
+    for q = 2 and 3. Of a word, the low half is for row g, the high one for row g + 8; of columns 0 to 15 in even, 16 to 31 in
+    odd lanes; two bits for each value, ascending in a group of four.
+    """
+    element = ir.VectorType(a[0].type).element_type
+    kind = ir.Attribute.parse(f"#nvvm.mma_type<{element}>")
+    if isinstance(element, ir.BF16Type):
+        a, b = [_word(v) for v in a], [_word(v) for v in b]
+    result = nvvm.mma_sp_sync(
+        ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
+        ir.Attribute.parse("#nvvm.shape<m = 16, n = 8, k = 32>"),
+        a,
+        b,
+        [vector.extract(sums, [], [i]) for i in range(4)],
+        metadata,
+        arith.constant(ir.IntegerType.get_signless(32), selector),
+        multiplicand_a_ptx_type=kind,
+        multiplicand_b_ptx_type=kind,
+        ordered_metadata=True,
+    )
+    return _sums(result, sums.type)
+
+
+def _sums(result: ir.Value, type_: ir.Type) -> ir.Value:
+    values = [llvm.extractvalue(ir.F32Type.get(), result, [i]) for i in range(4)]
+    return vector.from_elements(type_, values)
 
 
 def _word(pair: ir.Value) -> ir.Value:

@@ -41,7 +41,8 @@ def byte_width(type_: ir.Type) -> int:
 
 def load_index(buffer: ir.Value, at: ir.Value) -> ir.Value:
     """buffer[at], an unsigned position or coordinate, as an index."""
-    return arith.index_castui(ir.IndexType.get(), memref.load(buffer, [at]))
+    loaded = memref.load(buffer, [at])
+    return loaded if isinstance(loaded.type, ir.IndexType) else arith.index_castui(ir.IndexType.get(), loaded)
 
 
 def widened(value: ir.Value, to: ir.Type) -> ir.Value:

@@ -1,8 +1,10 @@
 """Object code on disk, so that the next process starts without LLVM.
 
 An entry is one file, named by the hash of all that the code depends on: kernel IR, target, versions. It holds a line of
-JSON (what is needed to call the code, and the hash of the rest) and the object code. Entries are written to a temporary
-file and renamed, so that any number of processes may read and write at once; what is damaged or foreign is ignored.
+JSON (what is needed to call the code, and a hash of that, of the name and of the code) and the object code. Entries are
+written to a temporary file and renamed, so that any number of processes may read and write at once; what is damaged or
+foreign is ignored. Beyond 512 MB the entries that were not used for longest are removed. Torch's portable cache
+(`torch.compiler.save_cache_artifacts`) takes the entries along that a process has used.
 
 The directory is $GOSSAMER_CACHE_DIR, by default ~/.cache/gossamer; an empty value turns the cache off. Code is loaded from
 it into the process, so a directory that others may write to is not used.
@@ -12,13 +14,25 @@ import hashlib
 import json
 import logging
 import os
+import re
 import stat
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
+
 log = logging.getLogger("gossamer")
+
+_LARGEST = 512 << 20
+"""Bytes of all entries from which on old ones are removed, down to three quarters of it."""
+
+_ABANDONED = 3600
+"""Seconds after which a temporary file belongs to a process that died."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +50,17 @@ def read(key: str) -> Entry | None:
         return None
     path = base / f"{key}.o"
     try:
-        header, _, code = path.read_bytes().partition(b"\n")
-        call = json.loads(header)
-        if call.pop("sha256") == hashlib.sha256(code).hexdigest():
-            return Entry(code, call)
-        log.warning("kernel cache: %s is damaged, it is compiled anew", path)
+        content = path.read_bytes()
+        entry = _decoded(key, content)
     except FileNotFoundError:
-        pass
+        return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         log.warning("kernel cache: %s cannot be read (%s), it is compiled anew", path, problem)
-    return None
+        return None
+    with suppress(OSError):
+        os.utime(path)  # it is used
+    CacheArtifactManager.record_artifact(_Artifact.type(), key, content)
+    return entry
 
 
 def write(key: str, entry: Entry) -> None:
@@ -53,18 +68,84 @@ def write(key: str, entry: Entry) -> None:
     base = directory()
     if base is None:
         return
-    header = json.dumps({**entry.call, "sha256": hashlib.sha256(entry.code).hexdigest()})
-    try:
-        replace(base / f"{key}.o", header.encode() + b"\n" + entry.code)
-    except OSError as problem:
-        log.warning("kernel cache: %s cannot be written (%s)", base, problem)
+    content = _encoded(key, entry)
+    CacheArtifactManager.record_artifact(_Artifact.type(), key, content)
+    _store(base, key, content)
 
 
 def replace(path: Path, content: bytes) -> None:
     """Write a file as a whole: who reads it meanwhile finds the old content or the new one. OSError if that fails."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp", delete=False) as file:
         file.write(content)
     os.replace(file.name, path)
+
+
+@CacheArtifactFactory.register
+class _Artifact(CacheArtifact):
+    """An entry in torch's portable cache; its key says for which machine it is."""
+
+    def populate_cache(self) -> None:
+        base = directory()
+        if base is not None and re.fullmatch(r"[\w-]+", self.key):
+            _store(base, self.key, self.content)
+
+    @staticmethod
+    def type() -> str:
+        return "gossamer"
+
+
+def _encoded(key: str, entry: Entry) -> bytes:
+    call = json.dumps(entry.call)
+    return json.dumps({"call": call, "sha256": _digest(key, call, entry.code)}).encode() + b"\n" + entry.code
+
+
+def _decoded(key: str, content: bytes) -> Entry:
+    """ValueError, KeyError or TypeError if it is not whole, or not what was stored under this key."""
+    header, _, code = content.partition(b"\n")
+    found = json.loads(header)
+    if found["sha256"] != _digest(key, found["call"], code):
+        raise ValueError("it is damaged")
+    return Entry(code, json.loads(found["call"]))
+
+
+def _digest(key: str, call: str, code: bytes) -> str:
+    return hashlib.sha256(f"{key}\n{call}\n".encode() + code).hexdigest()
+
+
+def _store(base: Path, key: str, content: bytes) -> None:
+    try:
+        replace(base / f"{key}.o", content)
+        _make_room(base)
+    except OSError as problem:
+        log.warning("kernel cache: %s cannot be written (%s)", base, problem)
+
+
+def _make_room(base: Path) -> None:
+    """Removes what dead processes left behind and, where there is too much, the entries that were not used for longest."""
+    entries, now = [], time.time()
+    with os.scandir(base) as files:
+        for file in files:
+            try:
+                status = file.stat(follow_symlinks=False)
+                if file.name.endswith(".o"):
+                    entries.append((status.st_mtime, status.st_size, file.path))
+                elif file.name.endswith(".tmp") and now - status.st_mtime > _ABANDONED:
+                    os.unlink(file.path)
+            except FileNotFoundError:
+                continue  # another process was faster
+    size = sum(entry[1] for entry in entries)
+    if size <= _LARGEST:
+        return
+    for _, bytes_, path in sorted(entries):
+        if size <= _LARGEST * 3 / 4:
+            break
+        Path(path).unlink(missing_ok=True)
+        size -= bytes_
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 def directory() -> Path | None:
@@ -72,14 +153,15 @@ def directory() -> Path | None:
     given = os.environ.get("GOSSAMER_CACHE_DIR")
     if given == "":
         return None
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gossamer"
+    base = None
     try:
+        base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gossamer"
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = base.stat()
-    except OSError as problem:
-        log.warning("kernel cache: %s cannot be made (%s)", base, problem)
+    except (OSError, RuntimeError) as problem:  # RuntimeError: there is no home
+        _warn_once(f"kernel cache: {base or 'its directory'} cannot be made ({problem})")
         return None
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        log.warning("kernel cache: %s may be written by others, it is not used (chmod go-w)", base)
+        _warn_once(f"kernel cache: {base} may be written by others, it is not used (chmod go-w {base})")
         return None
     return base

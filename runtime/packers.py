@@ -8,8 +8,21 @@ from typing import Any
 import torch
 
 from gossamer.dialects.errors import FormatError
-from gossamer.dialects.packing import Bitmap, Blocks, BlockVectors, Packing, Padded, Pairs, Vnni, Windows
-from gossamer.runtime import windows
+from gossamer.dialects.packing import (
+    Bitmap,
+    Blocks,
+    BlockVectors,
+    Packing,
+    Padded,
+    Pairs,
+    Panels,
+    RowPairs,
+    TwoFour,
+    Vnni,
+    VnniMap,
+    Windows,
+)
+from gossamer.runtime import two_four, windows
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32}
 
@@ -112,6 +125,10 @@ def _windows(packing: Windows, rows: Rows) -> tuple[list[torch.Tensor], torch.Te
     return windows.fill(packing, rows.nonzero, rows.places)
 
 
+def _two_four(packing: TwoFour, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    return two_four.fill(packing, rows.nonzero, rows.places, rows.nowhere)
+
+
 def _block_vectors(packing: BlockVectors, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
     (m, k), r, c, depth = rows.nonzero.shape, packing.rows, packing.columns, packing.depth
     edges, high, wide = (0, -k % (c * depth), 0, -m % r), -(-m // r), -(-k // (c * depth))
@@ -139,6 +156,59 @@ def _pairs(packing: Pairs, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor
     return [starts, coordinates], source
 
 
+def _vnnimap(packing: VnniMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    (m, k), r, c = rows.nonzero.shape, packing.rows, packing.COLUMNS
+    edges, cut = (0, -k % c, 0, -m % r), (-(-m // r), r // 16, 16, -(-k // c) * c // 2, 2)
+    nonzero, places = (
+        torch.nn.functional.pad(matrix, edges, value=value).reshape(cut).permute(0, 3, 1, 2, 4)
+        for matrix, value in ((rows.nonzero, False), (rows.places, rows.nowhere))
+    )
+    bits = nonzero.reshape(-1, 32).to(torch.int64) << torch.arange(32)
+    source = torch.cat([places[nonzero], rows.places.new_full((32,), rows.nowhere)])
+    return [positions(nonzero.flatten(1).sum(1)), bits.sum(1)], source
+
+
+def _panels(packing: Panels, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    (m, k), r, c = rows.nonzero.shape, packing.rows, packing.COLUMNS
+    high, spare = -(-m // r), -(-k // c) * c
+    occupied = torch.nn.functional.pad(rows.nonzero, (0, 0, 0, -m % r)).view(high, r, k).any(1)
+    counts = occupied.sum(1)
+    starts = positions(-(-counts // c))
+    strip, column = occupied.nonzero().unbind(1)
+    place = c * starts[strip] + torch.arange(strip.numel()) - positions(counts)[strip]
+    coordinates = column.new_full((c * int(starts[-1]),), spare)
+    coordinates[place] = column
+    of_panel = torch.arange(high).repeat_interleave(-(-counts // c))
+    filled = torch.nn.functional.pad(rows.places, (0, spare + 1 - k, 0, -m % r), value=rows.nowhere).view(high, r, spare + 1)
+    by_column = filled.transpose(1, 2)[of_panel[:, None], coordinates.view(-1, c)]
+    return [starts, coordinates], by_column.transpose(1, 2).flatten()
+
+
+def _row_pairs(packing: RowPairs, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    (m, k), width = rows.nonzero.shape, packing.width
+    edges, cut = (0, -k % width, 0, m % 2), (-(-m // 2), 2, -(-k // width), width)
+    nonzero = torch.nn.functional.pad(rows.nonzero, edges).view(cut).permute(2, 0, 1, 3).reshape(-1, 2, width)
+    places = (
+        torch.nn.functional.pad(rows.places, edges, value=rows.nowhere).reshape(cut).permute(2, 0, 1, 3).reshape(-1, 2, width)
+    )
+    common = nonzero.all(1)
+    alone = nonzero & ~common[:, None]
+    counts = torch.stack([common.sum(1), alone.sum(2).amax(1)], 1)
+    begins = positions(counts.flatten())
+    entries = int(begins[-1])
+    # A row's first nonzero, or the other's where it has none.
+    own = torch.where(nonzero.any(2), nonzero.byte().argmax(2), nonzero.any(1).byte().argmax(1)[:, None])
+    coordinates = own.repeat_interleave(counts.sum(1), 0)
+    source = torch.full((entries, 2), rows.nowhere, dtype=rows.places.dtype)
+    for row in range(2):
+        for part, mask in enumerate((common, alone[:, row])):
+            pair, column = mask.nonzero(as_tuple=True)
+            rank = torch.arange(len(pair)) - positions(mask.sum(1))[pair]
+            at = begins[2 * pair + part] + rank
+            coordinates[at, row], source[at, row] = column, places[pair, row, column]
+    return [begins, coordinates.flatten()], source.flatten()
+
+
 _FILL: dict[type[Packing], Fill] = {
     Bitmap: _bitmap,
     Padded: _padded,
@@ -146,5 +216,9 @@ _FILL: dict[type[Packing], Fill] = {
     Vnni: _vnni,
     Blocks: _blocks,
     BlockVectors: _block_vectors,
+    RowPairs: _row_pairs,
     Pairs: _pairs,
+    Panels: _panels,
+    VnniMap: _vnnimap,
+    TwoFour: _two_four,
 }

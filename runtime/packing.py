@@ -57,8 +57,8 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all components."""
-        return sum(component.nbytes for component in self.components)
+        """Bytes of all components, and of the pattern where it is kept."""
+        return sum(array.nbytes for array in (*self.components, self.pattern) if array is not None)
 
     @cached_property
     def words(self) -> tuple[int, ...]:
@@ -236,7 +236,7 @@ class _Layout:
 
     def _choose(self, groups: torch.Tensor) -> torch.Tensor:
         """The n entries that each of [groups, m] stores: its nonzeros, filled up with its first zeros."""
-        structured, (count, size) = self.levels[-1], groups.shape
+        structured, size = self.levels[-1], groups.shape[1]
         assert structured.structured
         n, m = structured.structured
         if size < n:

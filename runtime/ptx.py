@@ -11,8 +11,8 @@ from gossamer.runtime.llvm_text import readable_by_older
 from gossamer.runtime.target import initialize
 
 _TRIPLE = "nvptx64-nvidia-cuda"
-# PTX ISA by compute capability: the first that knows it, 7.1 at least (bf16 products, cp.async). Drivers read older ones.
-_ISA = {80: 71, 86: 71, 87: 74, 89: 78, 90: 80, 100: 86, 103: 88, 120: 87}
+# PTX ISA by compute capability: the first that knows it, 8.5 at least (mma.sp with ordered metadata; CUDA 12.5).
+_ISA = {80: 85, 86: 85, 87: 85, 89: 85, 90: 85, 100: 86, 103: 88, 120: 87}
 
 
 @dataclass(frozen=True)

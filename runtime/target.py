@@ -13,7 +13,7 @@ from gossamer.dialects.errors import OptionError
 _NAMED = {
     "avx2": ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
     "avx512": ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
-    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "+avx512f,+avx512bf16,+amx-tile,+amx-bf16", 512),
+    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "+avx512f,+avx512bf16,+avx512vbmi2,+amx-tile,+amx-bf16", 512),
     "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon", 128),
 }
 

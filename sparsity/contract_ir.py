@@ -9,14 +9,15 @@ All sizes are open, so that one kernel serves every shape.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func, linalg, tensor
+from torch_mlir.dialects import func, tensor
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import SampleOp
+from gossamer.dialects.kernel import ReadOp, SampleOp, YieldOp
 from gossamer.passes.context import context
 from gossamer.passes.scalars import Scalars
 from gossamer.passes.vectors import index
@@ -34,6 +35,21 @@ class Operand:
     letters: str
     format: Format | None = None
 
+    @cached_property
+    def arrays(self) -> int:
+        """How many arrays hold it."""
+        return len(self.format.components()) if self.format is not None else 1
+
+    @cached_property
+    def blocked(self) -> bool:
+        """Whether it has blocks, so that what its kernels cover may be larger than its shape."""
+        return self.format is not None and any(level.block > 1 for level in self.format.levels)
+
+    @cached_property
+    def level_dims(self) -> tuple[int, ...]:
+        """The dimension of each level."""
+        return tuple(level.dim for level in self.format.levels) if self.format is not None else ()
+
 
 def einsum(operands: Sequence[Operand], result: Operand, dtype: torch.dtype) -> str:
     """out[result] = sum over all other letters of the product of the operands."""
@@ -44,10 +60,17 @@ def sample(pattern: Operand, factors: Sequence[Operand], dtype: torch.dtype) -> 
     """values[p] = sum over the letters that the pattern lacks of the product of the factors, at each stored entry p."""
 
     def build(scalars: Scalars, given: list[ir.Value]) -> ir.Value:
-        letters = pattern.letters + "".join(sorted({c for f in factors for c in f.letters} - set(pattern.letters)))
-        maps = [_map(letters, operand.letters) for operand in (pattern, *factors)]
-        result = _type("p", None, scalars.element)
-        return SampleOp(given[0], given[1:], ir.ArrayAttr.get(maps), result=result).result
+        reduced = sorted({letter for factor in factors for letter in factor.letters} - set(pattern.letters))
+        letters = "".join([pattern.letters, *reduced])
+        count = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), len(reduced))
+        op = SampleOp(given[0], count, result=_type("p", None, scalars.element))
+        with ir.InsertionPoint(ir.Block.create_at_start(op.body, [], [])):
+            reads = [
+                ReadOp(tensor, _map(letters, factor.letters), result=scalars.element).result
+                for tensor, factor in zip(given[1:], factors, strict=True)
+            ]
+            YieldOp(scalars.product([scalars.widened(read) for read in reads]))
+        return op.result
 
     return _region([pattern, *factors], dtype, build)
 
@@ -92,6 +115,8 @@ def _contract(scalars: Scalars, operands: Sequence[Operand], given: list[ir.Valu
     sums = scalars.wide if result.format is None else scalars.element
     start = _empty(result, sums, sizes)
     if result.format is None:
+        from torch_mlir.dialects import linalg  # loads for a tenth of a second, and kernels from the cache need none of it
+
         start = linalg.fill(scalars.zero(), outs=[start])
 
     def body(arguments: list[ir.Value]) -> ir.Value:
@@ -116,6 +141,8 @@ def _generic(
     body: Callable[[list[ir.Value]], ir.Value],
 ) -> ir.Value:
     """linalg.generic over the letters; those that the result lacks are summed over."""
+    from torch_mlir.dialects import linalg
+
     maps = ir.ArrayAttr.get([_map(letters, operand.letters) for operand in (*operands, result)])
     kinds = ["parallel" if letter in result.letters else "reduction" for letter in letters]
     iterators = ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{kind}>") for kind in kinds])

@@ -1,7 +1,7 @@
 """The operations with dense results, each the other's derivative, so that gradients of any order are compiled too.
 
-    gossamer::einsum(arrays, sizes, spec) -> Tensor    sums of products
-    gossamer::sample(arrays, sizes, spec) -> Tensor    the same at the stored entries of the first operand, one value each
+gossamer::einsum(arrays, sizes, spec) -> Tensor    sums of products
+gossamer::sample(arrays, sizes, spec) -> Tensor    the same at the stored entries of the first operand, one value each
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +14,7 @@ from gossamer.sparsity import contract_ir
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.launch import launch
 from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, Bound, Spec, bind, dense, extents, flat, padded
+from gossamer.sparsity.warm_memory import empty
 
 
 def einsum(operands: Sequence[Bound], result: str) -> Tensor:
@@ -47,10 +48,13 @@ def _sample_ir(spec: Spec, dtype: torch.dtype) -> str:
 def _einsum_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
     spec = Spec.parse(text)
     operands = bind(arrays, sizes, spec)
-    exact, whole = extents(operands), padded(operands)
-    out = arrays[-1].new_empty([whole[letter] for letter in spec.result.letters])
+    whole = padded(operands)
+    out = empty([whole[letter] for letter in spec.result.letters], arrays[-1].dtype)
     if out.numel():
         launch(_einsum_ir, operands, spec, out)
+    exact = extents(operands)
+    if exact == whole:
+        return out
     for dim, letter in enumerate(spec.result.letters):
         out = out.narrow(dim, 0, exact[letter])
     return out.contiguous()

@@ -1,8 +1,8 @@
 """`gossamer.einsum`: products of sparse and dense tensors, summed over what the result does not name.
 
-    einsum("ij,jk->ik", a, x)        SpMM
-    einsum("ij,ik,jk->ij", a, x, y)  SDDMM: the result has the pattern of a
-    einsum("ijk,jr,kr->ir", t, b, c) MTTKRP
+einsum("ij,jk->ik", a, x)        SpMM
+einsum("ij,ik,jk->ij", a, x, y)  SDDMM: the result has the pattern of a
+einsum("ijk,jr,kr->ir", t, b, c) MTTKRP
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,11 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError, GossamerError
 from gossamer.dialects.format import Format
-from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.dense_results import einsum as einsum_dense
 from gossamer.sparsity.dense_results import sample
-from gossamer.sparsity.loop_order import dense_result_order, takes_any_pattern, unblocked
+from gossamer.sparsity.loop_order import dense_result_order, unblocked
 from gossamer.sparsity.operands import Bound
-from gossamer.sparsity.sparse_results import conforming, einsum_sparse
+from gossamer.sparsity.sparse_results import conforming, einsum_sparse, in_format
 from gossamer.sparsity.tensor import SparseTensor, bound_to, like, made_of, values_of, wrap
 
 
@@ -38,6 +37,14 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     Gradients flow to dense operands and to the values of sparse ones.
     EinsumError if operands and expression do not fit, FormatError if the result cannot be stored in `format`.
     """
+    return _einsum(expression, None if format is None else str(format), *operands)
+
+
+@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
+    format: Format | Literal["dense"] | None = None
+    if target is not None:
+        format = "dense" if target == "dense" else Format.parse(target)
     inputs, result = _parse(expression, operands)
     bound = [bound_to(letters, operand) for letters, operand in zip(inputs, operands, strict=True)]
     _check(expression, bound)
@@ -97,13 +104,11 @@ def _inferred(bound: Sequence[Bound], result: str) -> Format | Literal["dense"]:
     first = sparse[0].format
     assert first is not None
     if len(sparse) == len(bound) > 1 and len(result) > 1:
-        return first if first.rank == len(result) and takes_any_pattern(first) else unblocked(first, len(result))
+        return unblocked(first, len(result))
     return "dense"
 
 
-def _sparse(
-    expression: str, bound: Sequence[Bound], operands: Sequence[Tensor], result: str, format: Format
-) -> SparseTensor:
+def _sparse(expression: str, bound: Sequence[Bound], operands: Sequence[Tensor], result: str, format: Format) -> SparseTensor:
     """The result in a format."""
     if format.rank != len(result):
         raise FormatError(f"einsum '{expression}' has a result of {len(result)} dimensions, {format.name} stores {format.rank}")
@@ -116,9 +121,9 @@ def _sparse(
             values = pattern.values * sample(pattern, factors)
             order = [pattern.letters.index(letter) for letter in result]
             return transposed(like(tensor, values), order).to_format(format)
-    if not all(operand.sparse for operand in bound) or not takes_any_pattern(format):
+    if not all(operand.sparse for operand in bound):
         return SparseTensor.from_dense(_dense(bound, result), format)
-    return made_of(einsum_sparse(bound, Operand(result, format)))
+    return made_of(in_format(lambda plain: einsum_sparse(bound, plain), result, format))
 
 
 def _dense(bound: Sequence[Bound], result: str) -> Tensor:

@@ -1,8 +1,8 @@
 """Stored entries ↔ coordinates: what any two formats have in common.
 
-    coordinates   the arrays of a format → the coordinates of each stored value
-    assemble      coordinates and values, in any order → the arrays of a format
-    locate        where a tensor stores given coordinates
+coordinates   the arrays of a format → the coordinates of each stored value
+assemble      coordinates and values, in any order → the arrays of a format
+locate        where a tensor stores given coordinates
 """
 
 from collections.abc import Sequence
@@ -80,9 +80,7 @@ def assemble(format: Format, shape: Sequence[int], at: Sequence[Tensor], values:
     return (*arrays, values.new_zeros(stored.numel() * block).index_add(0, places, values))
 
 
-def locate(
-    format: Format, shape: Sequence[int], components: Sequence[Tensor], at: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
+def locate(format: Format, shape: Sequence[int], components: Sequence[Tensor], at: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Which stored value lies at each of the coordinates, and whether there is one (else the first number is any)."""
     sizes = format.level_sizes(shape)
     stored = _linear(format, sizes, coordinates(format, shape, components))

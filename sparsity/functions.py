@@ -8,13 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.dense_results import sample
 from gossamer.sparsity.einsum import einsum, transposed
 from gossamer.sparsity.entries import coordinates
-from gossamer.sparsity.loop_order import takes_any_pattern
 from gossamer.sparsity.operands import dense as bound_dense
-from gossamer.sparsity.sparse_results import add_sparse
+from gossamer.sparsity.sparse_results import add_sparse, in_format
 from gossamer.sparsity.tensor import SparseTensor, bound_to, from_entries, like, made_of, values_of
 
 Function = Callable[..., Any]
@@ -22,7 +20,8 @@ Function = Callable[..., Any]
 # f(0) = 0: the result has the pattern of the operand.
 _ZERO_PRESERVING = (
     "abs", "asin", "asinh", "atan", "atanh", "ceil", "deg2rad", "erf", "erfinv", "expm1", "floor", "frac", "log1p", "neg",
-    "nan_to_num", "positive", "rad2deg", "relu", "round", "sgn", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc",
+    "nan_to_num", "positive", "rad2deg", "relu", "round", "sgn", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
+    "trunc",
 )  # fmt: skip
 
 
@@ -83,9 +82,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 @_implements(torch.sparse.sampled_addmm)
-def sampled_addmm(
-    pattern: SparseTensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
-) -> SparseTensor:
+def sampled_addmm(pattern: SparseTensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> SparseTensor:
     """beta * pattern + alpha * (left @ right), at the entries of the pattern (SDDMM)"""
     matrix = bound_to("ij", pattern)
     sampled = sample(matrix, [bound_dense("ik", left), bound_dense("kj", right)])
@@ -304,15 +301,8 @@ def getitem(input: SparseTensor, index: Any) -> Tensor:
 
 def _union(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     letters, format = _letters(left), left.format
-    if not takes_any_pattern(format):
-        ats = [coordinates(each.format, each.shape, each.components) for each in (left, right)]
-        values = torch.cat([values_of(left), values_of(right)])
-        at = [torch.cat(pair) for pair in zip(*ats, strict=True)]
-        kept = torch.ones_like(at[0], dtype=torch.bool)
-        for crd, extent in zip(at, left.shape, strict=True):
-            kept &= crd < extent
-        return from_entries(format, left.shape, [crd[kept] for crd in at], values[kept])
-    return made_of(add_sparse(bound_to(letters, left), bound_to(letters, right), Operand(letters, format)))
+    bound = bound_to(letters, left), bound_to(letters, right)
+    return made_of(in_format(lambda result: add_sparse(*bound, result), letters, format))
 
 
 def _at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:

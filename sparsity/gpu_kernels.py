@@ -31,14 +31,15 @@ class GpuRegionKernel:
     schedule  one of GPU_FAMILIES
     key       hash of kernel IR and architecture: equal keys are the same code
     ptx       the code, as text
+    dynamic   for each tensor that its kernels take, the dimensions whose size they are passed
     """
 
     def __init__(self, plan: pipelines.Plan, key: str, entry: disk_cache.Entry) -> None:
         self.formats: tuple[Format | Packing | None, ...] = plan.formats
         self.schedule, self.key, self.ptx = plan.schedule, key, entry.code.decode()
         self.launches = {name: Launch.from_json(fields) for name, fields in entry.call["launches"].items()}
-        self._dynamic = [tuple(dims) for dims in entry.call["words"]]
-        self.kernel = GpuKernel(self.ptx, self.launches, sum(1 + len(dims) for dims in self._dynamic))
+        self.dynamic = [tuple(dims) for dims in entry.call["words"]]
+        self.kernel = GpuKernel(self.ptx, self.launches, sum(1 + len(dims) for dims in self.dynamic))
 
     def __call__(self, operands: Sequence[torch.Tensor | Packed], out: torch.Tensor) -> None:
         """Compute into `out` on the current stream of its device, without waiting.
@@ -60,7 +61,7 @@ class GpuRegionKernel:
         """What a kernel is passed for all its tensors, the output last: address and dynamic sizes of each."""
         return [
             word
-            for tensor, dims in zip(tensors, self._dynamic, strict=True)
+            for tensor, dims in zip(tensors, self.dynamic, strict=True)
             for word in (tensor.data_ptr(), *(tensor.shape[d] for d in dims))
         ]
 
@@ -82,9 +83,7 @@ def compile_gpu_region(
         return known
 
 
-def _compile(
-    contract: str, schedule: str, architecture: Architecture, observer: pipelines.Observer | None
-) -> GpuRegionKernel:
+def _compile(contract: str, schedule: str, architecture: Architecture, observer: pipelines.Observer | None) -> GpuRegionKernel:
     plan = pipelines.plan(contract, schedule, gpu_pipelines.WARP_BITS, observer)
     key = hashlib.sha256(f"{plan.text}\n{architecture}\n{compiler()}".encode()).hexdigest()[:32]
     if observer is None and key in _by_key:

@@ -1,8 +1,8 @@
 """From and to torch.sparse, SciPy and edge lists; memory is shared where the layout is the same.
 
-    torch.sparse_coo   COO, with dense levels for dense dimensions
-    torch.sparse_csr   CSR, with a dense level in front for a batch, and dense levels for dense dimensions
-    torch.sparse_csc, sparse_bsr, sparse_bsc likewise
+torch.sparse_coo   COO, with dense levels for dense dimensions
+torch.sparse_csr   CSR, with a dense level in front for a batch, and dense levels for dense dimensions
+torch.sparse_csc, sparse_bsr, sparse_bsc likewise
 """
 
 from collections.abc import Sequence
@@ -129,9 +129,7 @@ def _from_coo(tensor: Tensor) -> Parts:
 
 def _from_compressed(tensor: Tensor) -> Parts:
     by_rows, blocked = tensor.layout in _BY_ROWS, tensor.layout in _BLOCKED
-    positions, crd = (
-        (tensor.crow_indices(), tensor.col_indices()) if by_rows else (tensor.ccol_indices(), tensor.row_indices())
-    )
+    positions, crd = (tensor.crow_indices(), tensor.col_indices()) if by_rows else (tensor.ccol_indices(), tensor.row_indices())
     positions, crd, values = positions.detach(), crd.detach(), tensor.values()
     batch = positions.dim() - 1
     blocks = tuple(values.shape[batch + 1 : batch + 3]) if blocked else (1, 1)

@@ -1,6 +1,7 @@
 """Contract IR to a callable kernel: the passes plan and lower it, the runtime makes code of it, equal kernels are shared."""
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -20,6 +21,8 @@ from gossamer.runtime.kernel import Kernel
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.target import Target, host
 from gossamer.sparsity.recall import Note
+
+log = logging.getLogger("gossamer")
 
 _lock = threading.Lock()
 _by_contract: dict[tuple[str, str, Target], "RegionKernel"] = {}
@@ -69,7 +72,7 @@ def _word_list(
 ) -> Callable[[Sequence[torch.Tensor | Packed | int], torch.Tensor], list[int]]:
     """A function from operands and output to the words of a call: one flat expression, for it runs at every call.
 
-    [o[0].data_ptr(), o[0].size(0), *o[1].words, o[2].data_ptr(), out.data_ptr(), out.size(0)]
+    [o[0].data_ptr(), o[0].shape[0], *o[1].words, o[2].data_ptr(), out.data_ptr(), out.shape[0]]
 
     The words of a sparse operand are its arrays' and, where its shape is open, the sizes of its levels.
     """
@@ -81,7 +84,7 @@ def _word_list(
             terms.append(name)
             next(remaining)
         elif format is None:
-            terms += [f"{name}.data_ptr()", *(f"{name}.size({dim})" for dim in next(remaining))]
+            terms += [f"{name}.data_ptr()", *(f"{name}.shape[{dim}]" for dim in next(remaining))]
         else:
             terms.append(f"*{name}.words")
             sizes = len(format.levels) if isinstance(format, Format) and sized[position] else 0
@@ -102,12 +105,7 @@ def recall_region(request: str, target: Target | None = None) -> RegionKernel | 
     if note is None:
         return None
     with _lock:
-        if note.key not in _by_key:
-            entry = disk_cache.read(note.key)
-            if entry is None:
-                return None
-            _by_key[note.key] = RegionKernel(note, note.key, entry)
-        return _by_key[note.key]
+        return _by_key.get(note.key) or _from_disk(note, note.key)
 
 
 def compile_region(
@@ -155,11 +153,24 @@ def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, 
     key = hashlib.sha256(f"{plan.text}\n{target}\n{compiler()}".encode()).hexdigest()[:32]
     if observer is None and key in _by_key:
         return _by_key[key]
-    entry = disk_cache.read(key) if observer is None else None
-    if entry is None:
+    kernel = _from_disk(plan, key) if observer is None else None
+    if kernel is None:
         entry = _machine_code(plan, target, observer)
         disk_cache.write(key, entry)
-    return _by_key.setdefault(key, RegionKernel(plan, key, entry))
+        kernel = _by_key.setdefault(key, RegionKernel(plan, key, entry))
+    return kernel
+
+
+def _from_disk(plan: pipelines.Plan | Note, key: str) -> RegionKernel | None:
+    """The kernel whose code is on disk; None if it is not there, or cannot be linked."""
+    entry = disk_cache.read(key)
+    if entry is None:
+        return None
+    try:
+        return _by_key.setdefault(key, RegionKernel(plan, key, entry))
+    except (CompileError, KeyError, TypeError, ValueError) as problem:
+        log.warning("kernel cache: the code of %s cannot be used (%s), it is compiled anew", key, problem)
+        return None
 
 
 @cache

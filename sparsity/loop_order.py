@@ -9,6 +9,7 @@ summed over comes before the last of them, so that a row of the result is collec
 from collections.abc import Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 from gossamer.dialects.format import Format
 from gossamer.sparsity.contract_ir import Operand
@@ -36,7 +37,7 @@ def dense_result_order(operands: Sequence[Operand]) -> list[str]:
             continue
         levels = level_letters(operand)
         more = {letter: set(above) for letter, above in before.items()}
-        for above, below in zip(levels, levels[1:], strict=False):
+        for above, below in pairwise(levels):
             more[below].add(above)
         try:
             order = list(TopologicalSorter(more).static_order())
@@ -63,8 +64,8 @@ def takes_any_pattern(format: Format) -> bool:
 
 
 def unblocked(format: Format, rank: int) -> Format:
-    """The format itself if it has no blocks, else CSR or CSF of the same widths."""
-    if format.rank == rank and all(level.block == 1 for level in format.levels):
+    """The format itself if it takes any pattern, else CSR or CSF of the same widths."""
+    if format.rank == rank and takes_any_pattern(format):
         return format
     plain = Format.CSR if rank == 2 else Format.csf(rank)
     return plain.with_widths(format.pos_width, format.crd_width)

@@ -1,13 +1,14 @@
 """Operands of the operations on sparse tensors, as torch's dispatcher passes them.
 
-    arrays  the operands one after the other: the tensor itself if it is dense, its components if it is sparse
-    sizes   the shapes of the sparse operands
-    spec    a line for each operand and one for the result: its letters and, if it is sparse, its format
+arrays  the operands one after the other: the tensor itself if it is dense, its components if it is sparse
+sizes   the shapes of the sparse operands
+spec    a line for each operand and one for the result: its letters and, if it is sparse, its format
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -24,8 +25,7 @@ class Spec:
     result: Operand
 
     def __str__(self) -> str:
-        lines = [f"{o.letters} {o.format}" if o.format is not None else o.letters for o in (*self.operands, self.result)]
-        return "\n".join(lines)
+        return "\n".join(_line(operand) for operand in (*self.operands, self.result))
 
     @staticmethod
     @lru_cache(4096)
@@ -84,7 +84,23 @@ def flat(operands: Sequence[Bound], result: Operand) -> tuple[list[Tensor], list
     """arrays, sizes and spec of a call."""
     arrays = [array for operand in operands for array in operand.arrays]
     sizes = [extent for operand in operands if operand.sparse for extent in operand.shape]
-    return arrays, sizes, str(Spec(tuple(operand.operand for operand in operands), result))
+    return arrays, sizes, "\n".join([*(_line(operand.operand) for operand in operands), _line(result)])
+
+
+_lines: dict[tuple[str, int], tuple[Format, str]] = {}
+
+
+def _line(operand: Operand) -> str:
+    """An operand in a spec. Formats are long to write, and few: their lines are kept, with the format that an id stands for."""
+    if operand.format is None:
+        return operand.letters
+    key = operand.letters, id(operand.format)
+    known = _lines.get(key)
+    if known is None:
+        if len(_lines) > 4096:
+            _lines.clear()
+        known = _lines[key] = operand.format, f"{operand.letters} {operand.format}"
+    return known[1]
 
 
 def bind(arrays: Iterable[Tensor], sizes: Iterable[int], spec: Spec) -> list[Bound]:
@@ -95,8 +111,8 @@ def bind(arrays: Iterable[Tensor], sizes: Iterable[int], spec: Spec) -> list[Bou
         if operand.format is None:
             bound.append(dense(operand.letters, next(remaining)))
         else:
-            own = tuple(next(remaining) for _ in operand.format.components())
-            bound.append(Bound(operand, own, tuple(next(extents) for _ in operand.letters)))
+            own = tuple(islice(remaining, operand.arrays))
+            bound.append(Bound(operand, own, tuple(islice(extents, len(operand.letters)))))
     return bound
 
 
@@ -109,7 +125,7 @@ def padded(operands: Sequence[Bound]) -> dict[str, int]:
     """The size of each letter, filled up to whole blocks of the sparse operands."""
     sizes = extents(operands)
     for operand in operands:
-        if operand.format is not None:
+        if operand.format is not None and operand.operand.blocked:
             sizes.update(zip(operand.letters, operand.format.padded_shape(operand.shape), strict=True))
     return sizes
 

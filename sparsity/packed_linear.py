@@ -1,7 +1,7 @@
 """`PackedLinear`: an nn.Linear whose weight lives in a `WeightStore`, so that no dense copy stays once it is packed.
 
     Linear(768, 3072)      parameters weight, bias
-    → PackedLinear         parameter bias, buffer weight_handle (one element, not in the state dict); `weight` is rebuilt on demand
+    → PackedLinear         parameter bias, buffer weight_handle (one element); `weight` is rebuilt when it is asked for
 
 It computes what it did before, is in the state dict under the same names, and loads the same checkpoints.
 """

@@ -21,9 +21,10 @@ aten = torch.ops.aten
 # Operators that can be applied to the stored values alone; with a number only where 0 stays 0, or in place, which is said to
 # work on stored values.
 _ON_VALUES = (
-    "abs", "abs_", "add", "add_", "addcdiv", "addcdiv_", "addcmul", "addcmul_", "alias", "clone", "copy_", "detach", "div",
-    "div_", "empty_like", "fill_", "full_like", "lerp", "lerp_", "maximum", "minimum", "mul", "mul_", "neg", "neg_", "reciprocal_", "relu",
-    "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh", "threshold_backward", "zero_", "zeros_like",
+    "abs", "abs_", "add", "add_", "addcdiv", "addcdiv_", "addcmul", "addcmul_", "alias", "clone", "copy_", "detach",
+    "div", "div_", "empty_like", "fill_", "full_like", "lerp", "lerp_", "maximum", "minimum", "mul", "mul_", "neg",
+    "neg_", "reciprocal_", "relu", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh", "threshold_backward", "zero_",
+    "zeros_like",
 )  # fmt: skip
 
 
@@ -63,8 +64,8 @@ def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return on_lists(func, args, kwargs)
     name = func._schema.name.removeprefix("aten::")
     raise GossamerError(
-        f"SparseTensor has no {name}: use to_dense(), gossamer.einsum, or values() and from_parts() for what concerns the stored "
-        "values alone"
+        f"SparseTensor has no {name}: use to_dense(), gossamer.einsum, or values() and from_parts() for what concerns the "
+        "stored values alone"
     )
 
 
@@ -94,7 +95,7 @@ def _shares_pattern(left: SparseTensor, right: SparseTensor) -> bool:
 
 
 def _values(tree: Any) -> Any:
-    return tree_map_only(SparseTensor, lambda tensor: tensor._values, tree)
+    return tree_map_only(SparseTensor, lambda tensor: tensor._stored, tree)
 
 
 def _like(given: Any, made: Any) -> Any:

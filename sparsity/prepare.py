@@ -67,9 +67,9 @@ def _free_dense(model: nn.Module) -> None:
             parametrize.remove_parametrizations(module, "weight")
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     for module in model.modules():
-        if type(module) in (nn.Linear, NonDynamicallyQuantizableLinear) and _is_pruned(module.weight):
-            if uses[id(module.weight)] == 1:
-                PackedLinear.of(module)  # type: ignore[arg-type]
+        is_linear = type(module) in (nn.Linear, NonDynamicallyQuantizableLinear)
+        if is_linear and uses[id(module.weight)] == 1 and _is_pruned(module.weight):
+            PackedLinear.of(module)  # type: ignore[arg-type]
 
 
 def _masks_only(parametrization: nn.Module) -> bool:

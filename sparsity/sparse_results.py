@@ -2,7 +2,8 @@
 
     gossamer::einsum_sparse(arrays, sizes, spec) -> Tensor[]    products of sparse operands
     gossamer::add_sparse(arrays, sizes, spec) -> Tensor[]       the union of two
-    gossamer::convert(arrays, sizes, spec) -> Tensor[]          the same tensor in another format
+    gossamer::convert(arrays, sizes, spec) -> Tensor[]          the same tensor in another format, with all that is stored
+    gossamer::compress(arrays, sizes, spec) -> Tensor[]         the same without the zeros that fill up blocks
     gossamer::pick(arrays, sizes, spec) -> Tensor               the values of the first operand at the entries of the second
 
 The arrays of a result are its components. `pick` is what the others' gradients need, and its own: what flows to a value is
@@ -10,11 +11,15 @@ what flows to the same place of the other pattern.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from gossamer.dialects.format import Format
 from gossamer.sparsity import contract_ir, entries
@@ -37,11 +42,24 @@ def add_sparse(left: Bound, right: Bound, result: Operand) -> Bound:
     return _result(torch.ops.gossamer.add_sparse.default, conforming([left, right], level_letters(result)), result)
 
 
+def in_format(make: Callable[[Operand], Bound], letters: str, format: Format) -> Bound:
+    """What `make` gives in a format, which may be one that kernels cannot write: then it is converted."""
+    plain = Operand(letters, unblocked(format, len(letters)))
+    if plain.format == format:
+        return make(plain)
+    with sizes_stay_inside():
+        made = make(plain)
+    return compress(made, format)
+
+
 def convert(operand: Bound, format: Format) -> Bound:
-    """The same tensor in another format, itself if it is the same one."""
-    if operand.format == format:
-        return operand
+    """The same tensor in another format with all that is stored, zeros too."""
     return _result(torch.ops.gossamer.convert.default, [operand], Operand(operand.letters, format))
+
+
+def compress(operand: Bound, format: Format) -> Bound:
+    """The same tensor in another format, without the zeros that were stored to fill up blocks or groups."""
+    return _result(torch.ops.gossamer.compress.default, [operand], Operand(operand.letters, format))
 
 
 def pick(source: Bound, pattern: Bound) -> Tensor:
@@ -59,9 +77,22 @@ def conforming(operands: Sequence[Bound], order: Sequence[str]) -> list[Bound]:
     for each in operands:
         if each.format is not None:
             plain = unblocked(each.format, len(each.letters))
-            each = convert(each, walkable(Operand(each.letters, plain), order))
+            format = walkable(Operand(each.letters, plain), order)
+            with sizes_stay_inside():
+                each = each if each.format == format else convert(each, format)
         found.append(each)
     return found
+
+
+@contextmanager
+def sizes_stay_inside() -> Iterator[None]:
+    """While Dynamo asks what a function gives that it does not look into, sizes that stay inside are not its concern."""
+    mode = detect_fake_mode()
+    if mode is None or mode.shape_env is None or get_proxy_mode() is not None:
+        yield
+    else:
+        with mode.shape_env.ignore_fresh_unbacked_symbols():
+            yield
 
 
 def _result(operation: Callable[..., list[Tensor]], operands: Sequence[Bound], result: Operand) -> Bound:
@@ -77,7 +108,8 @@ def _einsum_ir(spec: Spec, dtype: torch.dtype) -> str:
 
 
 def _add_ir(spec: Spec, dtype: torch.dtype) -> str:
-    return contract_ir.add(*spec.operands, spec.result, dtype)
+    left, right = spec.operands
+    return contract_ir.add(left, right, spec.result, dtype)
 
 
 def _compiled(build: Build) -> Callable[..., list[Tensor]]:
@@ -91,12 +123,10 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
         launch(build, bind(arrays, sizes, spec), spec, results)
         widths = {"positions": spec.result.format.pos_width, "coordinates": spec.result.format.crd_width}
         types = [INTEGERS[widths[kind]] if kind in widths else arrays[-1].dtype for _, kind in components]
-        made = [_owned(*pair, dtype) for pair, dtype in zip(results.view(-1, 2).tolist(), types, strict=True)]
-        levels = dict(enumerate(spec.result.format.levels))
-        for (number, kind), array in zip(components, made, strict=True):
+        made = [_owned(at, n, dtype) for (at, n), dtype in zip(results.view(-1, 2).tolist(), types, strict=True)]
+        for number, kind in components:
             if kind == "positions":
-                check_count(spec.result.format, levels[number], made[-1].numel())
-            assert array.dim() == 1
+                check_count(spec.result.format, spec.result.format.levels[number], made[-1].numel())
         return [_interleaved(spec.result.format, *each) for each in zip(components, made, strict=True)]
 
     return run
@@ -130,7 +160,7 @@ _free = ctypes.CDLL(None).free
 _free.argtypes, _free.restype = [ctypes.c_void_p], None
 
 
-def _convert(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
+def _convert(fill: bool, arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
     spec = Spec.parse(text)
     (source,), target = bind(arrays, sizes, spec), spec.result.format
     assert source.format is not None and target is not None
@@ -138,7 +168,7 @@ def _convert(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
         return _rewidened(source, target)
     at, values = entries.coordinates(source.format, source.shape, source.arrays), source.values
     if entries.stores_fill(source.format):
-        kept = values != 0
+        kept = torch.ones_like(values, dtype=torch.bool) if fill else values != 0
         for crd, extent in zip(at, source.shape, strict=True):
             kept &= crd < extent
         at, values = [crd[kept] for crd in at], values[kept]
@@ -183,7 +213,7 @@ def _sparse_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tens
     exact = extents(bind(arrays, sizes, spec))
     level_sizes = format.level_sizes([exact[letter] for letter in spec.result.letters])
     context, like = torch.library.get_ctx(), arrays[-1]
-    stored = {kind for kind in format.components()}
+    stored = set(format.components())
     made: list[Tensor] = []
     count: Any = 1
     for number, level in enumerate(format.levels):
@@ -256,7 +286,8 @@ def _at_own_entries(operands: list[Bound], at: int, grad: Bound) -> Tensor:
 _SPARSE: dict[str, tuple[Callable[..., list[Tensor]], Callable[[list[Bound], int, Bound], Tensor]]] = {
     "einsum_sparse": (_compiled(_einsum_ir), _of_einsum),
     "add_sparse": (_compiled(_add_ir), _at_own_entries),
-    "convert": (_convert, _at_own_entries),
+    "convert": (partial(_convert, True), _at_own_entries),
+    "compress": (partial(_convert, False), _at_own_entries),
 }
 
 for _name, (_kernel, _derivative) in _SPARSE.items():

@@ -18,7 +18,7 @@ INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64, 0:
 
 
 def check(format: Format, shape: Sequence[int], components: Sequence[Tensor]) -> None:
-    """FormatError unless the components are well-formed: lengths, types, bounds, order, no duplicates where a level is unique."""
+    """FormatError unless the components are well-formed: lengths, types, bounds, order, no duplicates."""
     _check_arrays(format, components)
     sizes = check_sizes(format, shape)
     arrays = dict(zip(format.components(), components, strict=True))
@@ -94,7 +94,9 @@ def _check_arrays(format: Format, components: Sequence[Tensor]) -> None:
 
 def _columns(level: Level, interleaved: Tensor, count: int) -> list[Tensor]:
     if interleaved.dim() != 2 or interleaved.shape[1] != count:
-        raise FormatError(f"coordinates of '{level}' are interleaved, must be [entries, {count}], got {list(interleaved.shape)}")
+        raise FormatError(
+            f"coordinates of '{level}' are interleaved, must be [entries, {count}], got {list(interleaved.shape)}"
+        )
     return list(interleaved.unbind(1))
 
 
@@ -107,7 +109,9 @@ def _starts(level: Level, positions: Tensor, parents: int, entries: int) -> Tens
     if loose:
         gaps = (positions[2::2] != positions[1:-1:2]).nonzero()
         if gaps.numel():
-            raise FormatError(f"positions of '{level}' leave a gap after entry {int(positions[1 + 2 * int(gaps[0])])}: close it")
+            raise FormatError(
+                f"positions of '{level}' leave a gap after entry {int(positions[1 + 2 * int(gaps[0])])}: close it"
+            )
         positions = torch.cat([positions[:1], positions[1::2]]) if parents else positions.new_zeros(1)
     if positions[0] != 0:
         raise FormatError(f"positions of '{level}' start at {int(positions[0])}, must start at 0")
@@ -147,8 +151,8 @@ def _check_order(levels: Sequence[Level], coordinates: Sequence[Tensor], starts:
     for level, crd in zip(levels, coordinates, strict=True):
         fine = fine | (equal & (crd[1:] > crd[:-1]))
         equal = equal & (crd[1:] == crd[:-1])
-        twice = (equal & ~begins[1:-1]).nonzero() if not level.nonunique else ()
-        if len(twice):
+        twice = (equal & ~begins[1:-1] & (not level.nonunique)).nonzero()
+        if twice.numel():
             raise FormatError(
                 f"entries {int(twice[0])} and {int(twice[0]) + 1} of '{level}' have the same coordinate {int(crd[twice[0]])}: "
                 "sum duplicates first (torch's coalesce(), SciPy's sum_duplicates())"

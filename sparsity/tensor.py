@@ -16,7 +16,7 @@ from gossamer.sparsity import interchange
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.entries import assemble, block_sizes
 from gossamer.sparsity.operands import Bound, dense
-from gossamer.sparsity.sparse_results import convert
+from gossamer.sparsity.sparse_results import compress
 from gossamer.sparsity.structure import INTEGERS, check
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -36,21 +36,19 @@ class SparseTensor(torch.Tensor):
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operator → ours, see pointwise.py
 
     _format: Format
-    _values: Tensor
+    _stored: Tensor
 
     @staticmethod
     def __new__(
         cls, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False
     ) -> "SparseTensor":
         values = components[-1]
-        self: SparseTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self: SparseTensor = torch.Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad
         )
         return self
 
-    def __init__(
-        self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False
-    ) -> None:
+    def __init__(self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False) -> None:
         """The tensor of these arrays, in the order of `format.components()`; nothing is checked, see `from_parts`."""
         self._format = format
         for name, component in zip(_names(format), components, strict=True):
@@ -149,7 +147,7 @@ class SparseTensor(torch.Tensor):
     @property
     def nnz(self) -> int:
         """The number of stored values, zeros that are stored included."""
-        return self._values.numel()
+        return self._stored.numel()
 
     def values(self) -> Tensor:
         """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
@@ -170,7 +168,7 @@ class SparseTensor(torch.Tensor):
         array: Tensor = getattr(self, f"_{kind}{level}")
         return array
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         details = f", dtype={self.dtype}" if self.dtype != torch.get_default_dtype() else ""
         details += f", device='{self.device}'" if self.device.type != "cpu" else ""
         grad_fn = self.grad_fn
@@ -191,7 +189,7 @@ class SparseTensor(torch.Tensor):
             return self
         if format.rank != self.dim():
             raise FormatError(f"{format.name} has {format.rank} dimensions, the tensor has {self.dim()}")
-        return made_of(convert(bound_to(_LETTERS[: self.dim()], self), format))
+        return made_of(compress(bound_to(_LETTERS[: self.dim()], self), format))
 
     def to_torch(self) -> Tensor:
         """The same tensor in the torch.sparse layout of its format, sharing memory; other formats become COO (or dense, 0-d).
@@ -223,7 +221,7 @@ class SparseTensor(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         ours = cls.operators.get(func) or cls.operators[None]
@@ -243,12 +241,16 @@ def from_entries(format: Format, shape: Sequence[int], at: Sequence[Tensor], val
 
 def values_of(tensor: SparseTensor) -> Tensor:
     """The stored values, flat and differentiable."""
+    if not (tensor.requires_grad and torch.is_grad_enabled()):
+        return tensor._stored
     values: Tensor = _Values.apply(tensor)
     return values
 
 
 def wrap(format: Format, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> SparseTensor:
     """The tensor of these arrays; gradients flow to the values (flat)."""
+    if not (values.requires_grad and torch.is_grad_enabled()):
+        return SparseTensor(format, shape, (*structure, values.detach()))
     tensor: SparseTensor = _Wrap.apply(values, format, tuple(shape), *structure)
     return tensor
 
@@ -297,11 +299,11 @@ class _Wrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: SparseTensor) -> tuple[Tensor | None, ...]:
-        return grad._values, None, None, *[None] * (len(grad.components) - 1)
+        return grad._stored, None, None, *[None] * (len(grad.components) - 1)
 
 
 def _names(format: Format) -> list[str]:
-    return ["_values" if kind == "values" else f"_{kind}{level}" for level, kind in format.components()]
+    return ["_stored" if kind == "values" else f"_{kind}{level}" for level, kind in format.components()]
 
 
 def _with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:
@@ -332,7 +334,7 @@ def _rebuild(
     check(parsed, shape, components)
     tensor = SparseTensor(parsed, shape, components, requires_grad)
     if parameter:
-        tensor._is_param = True  # type: ignore[attr-defined]
+        tensor._is_param = True
     return tensor
 
 

@@ -27,6 +27,8 @@ _CALLS = 1000
 
 _ONE = ctypes.c_float(1.0)
 
+Product = Callable[[Tensor], Tensor]
+
 
 class _Description(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("mode", ctypes.c_int), ("diagonal", ctypes.c_int)]
@@ -49,82 +51,103 @@ def mkl() -> ctypes.CDLL:
     return ctypes.CDLL(str(library()), mode=ctypes.RTLD_LOCAL)
 
 
-def accepted(status: int) -> None:
+def call(function: str, *arguments: object) -> None:
+    status = getattr(mkl(), function)(*arguments)
     if status:
-        raise RuntimeError(f"MKL refuses with status {status}")
+        raise RuntimeError(f"{function} returns {status}")
+
+
+def at(tensor: Tensor, offset: int = 0) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr() + offset)
+
+
+class Handle:
+    """A CSR matrix that MKL has optimised for one kind of product: with a layout of x of so many rows, or with a vector."""
+
+    def __init__(self, csr: Tensor, tokens: int, layout: int) -> None:
+        self.start, self.column, self.value = csr.crow_indices().int(), csr.col_indices().int(), csr.values().clone()
+        self.at = ctypes.c_void_p()
+        self.m, self.k = csr.shape
+        arrays = at(self.start), at(self.start, self.start.element_size()), at(self.column), at(self.value)
+        call("mkl_sparse_s_create_csr", ctypes.byref(self.at), _BASE_0, self.m, self.k, *arrays)
+        if tokens == 1:
+            call("mkl_sparse_set_mv_hint", self.at, _NON_TRANSPOSED, _MATRIX, _CALLS)
+        else:
+            call("mkl_sparse_set_mm_hint", self.at, _NON_TRANSPOSED, _MATRIX, layout, tokens, _CALLS)
+        call("mkl_sparse_optimize", self.at)
+
+    def __del__(self) -> None:
+        call("mkl_sparse_destroy", self.at)
+
+
+def vector(csr: Tensor, bias: Tensor) -> Product:
+    """y = W x + b for x [1, K]."""
+    handle, y = Handle(csr, 1, _ROW_MAJOR), torch.empty(1, len(bias))
+
+    def product(x: Tensor) -> Tensor:
+        y[0].copy_(bias)
+        call("mkl_sparse_s_mv", _NON_TRANSPOSED, _ONE, handle.at, _MATRIX, at(x), _ONE, at(y))
+        return y
+
+    return product
+
+
+def as_columns(csr: Tensor, bias: Tensor, tokens: int) -> Product:
+    """x [T, K] and y [T, M] taken as the column-major matrices that they are to MKL."""
+    handle, y = Handle(csr, tokens, _COLUMN_MAJOR), torch.empty(tokens, len(bias))
+
+    def product(x: Tensor) -> Tensor:
+        y.copy_(bias.expand_as(y))
+        sizes = at(x), tokens, handle.k, _ONE, at(y), handle.m
+        call("mkl_sparse_s_mm", _NON_TRANSPOSED, _ONE, handle.at, _MATRIX, _COLUMN_MAJOR, *sizes)
+        return y
+
+    return product
+
+
+def with_transposes(csr: Tensor, bias: Tensor, tokens: int) -> Product:
+    """x and y transposed before and after, to row-major matrices with a token a column."""
+    handle, y, across = Handle(csr, tokens, _ROW_MAJOR), torch.empty(tokens, len(bias)), torch.empty(len(bias), tokens)
+
+    def product(x: Tensor) -> Tensor:
+        across.copy_(bias[:, None].expand_as(across))
+        sizes = at(columns := x.t().contiguous()), tokens, tokens, _ONE, at(across), tokens
+        call("mkl_sparse_s_mm", _NON_TRANSPOSED, _ONE, handle.at, _MATRIX, _ROW_MAJOR, *sizes)
+        del columns
+        return y.copy_(across.t())
+
+    return product
+
+
+def seconds(product: Product, x: Tensor) -> float:
+    product(x)
+    start = time.perf_counter()
+    product(x)
+    product(x)
+    return time.perf_counter() - start
 
 
 class MklLinear(nn.Module):
-    """y = x Wᵀ + b with W an optimised handle; x is [..., in_features], contiguous results.
+    """y = x Wᵀ + b with W in handles of MKL; x is [..., in_features], contiguous results.
 
-    At the first call it tries whether it is faster to read and write torch's layout as column-major matrices, or to
-    transpose before and after.
+    The first call, whose number of rows all others have, chooses the faster way.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        csr = linear.weight.detach().to_sparse_csr()
-        self.m, self.k = linear.weight.shape
-        self.arrays = csr.crow_indices().int(), csr.col_indices().int(), csr.values().clone()
-        self.bias = linear.bias.detach() if linear.bias is not None else torch.zeros(self.m)
-        self.handle = ctypes.c_void_p()
-        self.product: Callable[[Tensor], Tensor] | None = None
-        start, column, value = (array.data_ptr() for array in self.arrays)
-        accepted(
-            mkl().mkl_sparse_s_create_csr(
-                ctypes.byref(self.handle), _BASE_0, self.m, self.k, *map(ctypes.c_void_p, (start, start + 4, column, value))
-            )
-        )
+        self.csr = linear.weight.detach().to_sparse_csr()
+        self.bias = linear.bias.detach() if linear.bias is not None else torch.zeros(linear.out_features)
+        self.product: Product | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.k).contiguous()
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
         if self.product is None:
-            self.product = self.fastest(rows)
-        return self.product(rows).view(*x.shape[:-1], self.m)
-
-    def fastest(self, rows: Tensor) -> Callable[[Tensor], Tensor]:
-        """The faster way for so many rows, in memory of its own."""
-        tokens = len(rows)
-        out, transposed = torch.empty(tokens, self.m), torch.empty(self.m, tokens)
-        for layout in (_ROW_MAJOR, _COLUMN_MAJOR):
-            accepted(mkl().mkl_sparse_set_mm_hint(self.handle, _NON_TRANSPOSED, _MATRIX, layout, tokens, _CALLS))
-        accepted(mkl().mkl_sparse_set_mv_hint(self.handle, _NON_TRANSPOSED, _MATRIX, _CALLS))
-        accepted(mkl().mkl_sparse_optimize(self.handle))
-
-        def vector(x: Tensor) -> Tensor:
-            out[0].copy_(self.bias)
-            pointers = ctypes.c_void_p(x.data_ptr()), _ONE, ctypes.c_void_p(out.data_ptr())
-            accepted(mkl().mkl_sparse_s_mv(_NON_TRANSPOSED, _ONE, self.handle, _MATRIX, *pointers))
-            return out
-
-        def as_columns(x: Tensor) -> Tensor:
-            out.copy_(self.bias.expand(tokens, self.m))
-            self.matrix(_COLUMN_MAJOR, x, self.k, out, self.m, tokens)
-            return out
-
-        def with_transposes(x: Tensor) -> Tensor:
-            transposed.copy_(self.bias[:, None].expand(self.m, tokens))
-            self.matrix(_ROW_MAJOR, x.t().contiguous(), tokens, transposed, tokens, tokens)
-            return out.copy_(transposed.t())
-
-        def seconds(way: Callable[[Tensor], Tensor]) -> float:
-            way(rows)
-            start = time.perf_counter()
-            way(rows)
-            way(rows)
-            return time.perf_counter() - start
-
-        return vector if tokens == 1 else min((as_columns, with_transposes), key=seconds)
-
-    def matrix(self, layout: int, x: Tensor, ldx: int, out: Tensor, ldo: int, tokens: int) -> None:
-        """out += W x"""
-        x_at, out_at = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(out.data_ptr())
-        accepted(
-            mkl().mkl_sparse_s_mm(_NON_TRANSPOSED, _ONE, self.handle, _MATRIX, layout, x_at, tokens, ldx, _ONE, out_at, ldo)
-        )
-
-    def __del__(self) -> None:
-        mkl().mkl_sparse_destroy(self.handle)
+            if len(rows) == 1:
+                self.product = vector(self.csr, self.bias)
+            else:
+                ways = [way(self.csr, self.bias, len(rows)) for way in (as_columns, with_transposes)]
+                self.product = min(ways, key=lambda way: seconds(way, rows))
+        return self.product(rows).view(*x.shape[:-1], -1)
 
 
 def prepare(problem: Problem) -> Prepared:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,30 +37,26 @@ def grouped(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
             "sparse": found.sparse,
             "reason": found.reason,
             "gain": found.gain and float(f"{found.gain:.2g}"),
+            "measured": found.measured,
         }
         groups.setdefault(tuple(layer.values()), layer | {"count": 0})["count"] += 1
     return list(groups.values())
 
 
 def noted(decisions: Sequence[Decision], problem: Problem) -> dict[str, Any]:
-    """What was made sparse and how; the bytes of the packed weights, and of the weights that the model holds densely."""
-    from gossamer.runtime.packing import Packed
+    """What was made sparse and how; the bytes of those weights before and after, and of all weights as they are now."""
+    from gossamer import Report
 
-    dense = sum(
-        p.nbytes for module in problem.model.modules() if isinstance(module, torch.nn.Linear) for p in module.parameters()
-    )
-    sparse = [found for found in decisions if found.sparse]
-    packed = [found for found in gc.get_objects() if type(found) is Packed]
-    itemsize = next(problem.model.parameters()).element_size()
-    replaced = itemsize * sum(torch.Size(found.shape).numel() for found in sparse)
-    packed_bytes = sum(found.nbytes for found in packed) if sparse else 0
+    report = Report(list(decisions))
+    linears = [module for module in problem.model.modules() if isinstance(module, torch.nn.Linear)]
+    dense = sum(parameter.nbytes for linear in linears for parameter in linear.parameters())
     return {
         "contractions": len(decisions),
-        "sparse": len(sparse),
+        "sparse": len(report.sparse),
         "layers": grouped(decisions),
-        "packed_bytes": packed_bytes,
-        "replaced_bytes": replaced,
-        "weight_bytes": dense - replaced + packed_bytes,
+        "dense_bytes": report.dense_bytes,
+        "packed_bytes": report.packed_bytes,
+        "weight_bytes": dense - report.dense_bytes + report.packed_bytes,
     }
 
 
@@ -83,7 +78,7 @@ def prepared(problem: Problem, compiled: Callable[..., Any]) -> Prepared:
 
 
 def prepare(problem: Problem) -> Prepared:
-    return prepared(problem, torch.compile(problem.model, backend="sparse", fullgraph=True))
+    return prepared(problem, torch.compile(problem.model, backend="sparse", fullgraph=True))  # a graph break is an error
 
 
 CONTENDER = Contender("Gossamer", prepare, missing=missing)

@@ -26,8 +26,8 @@ def prepared(problem: Problem, options: Mapping[str, Any] | None = None) -> Prep
         graphs.append((sparse(gm, example_inputs, options=options), list(example_inputs)))
         return graphs[-1][0]
 
-    torch._dynamo.reset_code(type(problem.model).forward.__code__)
-    with collect() as collected:
+    # Every backend that compiles the same code counts as a recompilation of it.
+    with collect() as collected, torch._dynamo.config.patch(recompile_limit=100, accumulated_recompile_limit=1000):
         torch.compile(problem.model, backend=capture)(*problem.inputs)
     if len(graphs) != 1:
         raise Unsupported(f"Dynamo made {len(graphs)} graphs of the model, this needs one")

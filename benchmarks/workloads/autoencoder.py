@@ -50,4 +50,4 @@ def cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-WORKLOAD = Workload("Scorch's autoencoders", add_arguments, cases)
+WORKLOAD = Workload("Scorch's autoencoders", add_arguments, cases, panels=("size",), across="sparsity")

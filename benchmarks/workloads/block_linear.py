@@ -28,4 +28,6 @@ def cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-WORKLOAD = Workload("one block-pruned Linear with bias and ReLU", add_arguments, cases)
+WORKLOAD = Workload(
+    "one block-pruned Linear with bias and ReLU", add_arguments, cases, panels=("pattern", "sparsity"), across="tokens"
+)

@@ -69,4 +69,11 @@ def conclude(cases: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-WORKLOAD = Workload("up, gelu and down of a transformer layer, and each by itself", add_arguments, cases, conclude=conclude)
+WORKLOAD = Workload(
+    "up, gelu and down of a transformer layer, and each by itself",
+    add_arguments,
+    cases,
+    conclude=conclude,
+    panels=("part", "tokens"),
+    across="sparsity",
+)

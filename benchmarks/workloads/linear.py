@@ -61,4 +61,4 @@ def cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-WORKLOAD = Workload("one pruned Linear with bias and ReLU", add_arguments, cases)
+WORKLOAD = Workload("one pruned Linear with bias and ReLU", add_arguments, cases, panels=("tokens",), across="sparsity")

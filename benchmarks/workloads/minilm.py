@@ -93,4 +93,4 @@ def cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-WORKLOAD = Workload("all-MiniLM-L6-v2 with pruned encoder Linears", add_arguments, cases)
+WORKLOAD = Workload("all-MiniLM-L6-v2 with pruned encoder Linears", add_arguments, cases, panels=("input",), across="sparsity")

@@ -26,4 +26,4 @@ def cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-WORKLOAD = Workload("one n:m-pruned Linear with bias and ReLU", add_arguments, cases)
+WORKLOAD = Workload("one n:m-pruned Linear with bias and ReLU", add_arguments, cases, panels=("pattern",), across="tokens")

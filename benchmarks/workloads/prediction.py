@@ -1,20 +1,21 @@
 """How well the compiler chooses: every schedule it has, and dense, beside what it takes by itself.
 
-All are Gossamer's compiled graphs without Dynamo's guards, which cost all alike. "Chosen" is the time of the schedule that
-was taken, "best" that of the fastest of all. A schedule that cannot compute a case does not count in it.
+All are Gossamer's compiled graphs without Dynamo's guards, which cost all alike. A schedule that cannot compute a case does not
+count in it. Where the compiler leaves a layer dense, dense is what it chose.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from benchmarks.arguments import add_dtype, add_list, shapes, shares, sizes
 from benchmarks.contenders.sparse import missing
 from benchmarks.contenders.sparse_graph import prepared
+from benchmarks.measure import causes
 from benchmarks.pruning import density, patterns
 from benchmarks.registry import Case, Contender, Prepared, Problem, Unsupported, Workload
 from benchmarks.workloads.linear import case
@@ -52,6 +53,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 
 def scheduled(options: Mapping[str, Any], problem: Problem) -> Prepared:
+    """The graph compiled with these options; Unsupported where the schedule refuses the weight."""
     from gossamer import CompileError
 
     try:
@@ -60,14 +62,8 @@ def scheduled(options: Mapping[str, Any], problem: Problem) -> Prepared:
         refusal = next((cause for cause in causes(error) if isinstance(cause, CompileError)), None)
         if refusal is None:
             raise
-        raise Unsupported(str(refusal)[:200]) from error
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from; Dynamo keeps what a backend raised in `inner_exception`."""
-    while error is not None:
-        yield error
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+        known = f"no {options.get('schedule')} schedule" in str(refusal)
+        raise Unsupported("it has no way to compute this" if known else str(refusal)[:300]) from error
 
 
 def contenders() -> dict[str, Contender]:
@@ -86,14 +82,12 @@ def contenders() -> dict[str, Contender]:
 
 
 def choice(results: Mapping[str, Any]) -> tuple[str, float] | None:
-    """The schedule that was chosen, and how many times as long as the best it takes; None where nothing was measured."""
+    """What was chosen, and how many times as long as the fastest it takes; None where nothing was measured."""
     times = {name: result["median_ms"] for name, result in results.items() if "median_ms" in result}
-    auto = times.pop(AUTO, None)
-    if auto is None or not times:
+    if AUTO not in times or len(times) == 1:
         return None
     schedules = [layer["schedule"] for layer in results[AUTO]["notes"]["layers"] if layer["sparse"]]
-    chosen = schedules[0] if schedules else DENSE
-    return chosen, times.get(chosen, auto) / min(times.values())
+    return schedules[0] if schedules else DENSE, times[AUTO] / min(times.values())
 
 
 def conclude(cases: Sequence[Mapping[str, Any]]) -> list[str]:

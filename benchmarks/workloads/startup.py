@@ -120,7 +120,7 @@ def conclude(cases: Sequence[Mapping[str, Any]]) -> list[str]:
                 figures = [result[key] for key in ("cold_total_s", "cold_own_s", "warm_total_s", "warm_own_s")]
                 lines.append(f"| {case['name']} | {name} | {' | '.join(f'{figure:.2f}' for figure in figures)} |")
             if packed := result.get("notes", {}).get("packed_bytes"):
-                dense = result["notes"]["replaced_bytes"]
+                dense = result["notes"]["dense_bytes"]
                 memory.append(f"{case['name']}: sparse layers of {dense / 1e6:.1f} MB take {packed / 1e6:.1f} MB packed.")
     return [*lines, "", *memory]
 

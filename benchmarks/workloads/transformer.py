@@ -103,4 +103,6 @@ def cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-WORKLOAD = Workload("stacks of pruned transformer layers, random weights", add_arguments, cases)
+WORKLOAD = Workload(
+    "stacks of pruned transformer layers, random weights", add_arguments, cases, panels=("model", "input"), across="sparsity"
+)

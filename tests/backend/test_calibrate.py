@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.backend import calibrate
+from gossamer.backend import calibrate, machine
 from gossamer.backend.pattern import Pattern
 from gossamer.passes.families import FAMILIES
 from gossamer.passes.family import Matrix
+from gossamer.runtime.target import host
 from tests.backend.harness import prune_
 
 Calls = Mapping[str, Callable[[], object]]
@@ -41,20 +42,20 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_machine_that_nobody_calibrated_is_the_usual_one() -> None:
-    assert calibrate.this_machine().measured == frozenset()
+    assert machine.this_machine().measured == frozenset()
 
 
 def test_what_was_measured_is_kept(seen: list[str]) -> None:
-    machine = gossamer.calibrate()
-    assert machine.measured == {"f32"} == calibrate.this_machine().measured
-    assert calibrate.this_machine().to_json() == machine.to_json()
-    assert {"dense", "kblock", "gather"} <= set(seen) <= {"dense", *FAMILIES}
-    assert set(machine.speeds["f32"].families) == set(seen) - {"dense"}
+    found = gossamer.calibrate()
+    assert found.measured == {"f32"} == machine.this_machine().measured
+    assert machine.this_machine().to_json() == found.to_json()
+    assert {"sum", "dense", "kblock", "gather"} <= set(seen) <= {"sum", "dense", *FAMILIES}
+    assert set(found.speeds["f32"].families) == set(seen) - {"sum", "dense"}
 
 
 def test_rates_are_cycles_over_times(seen: list[str]) -> None:
     speed = gossamer.calibrate().speeds["f32"]
-    matrices = [Matrix(96, 64, 1, "f32", calibrate.host().vector_bits, d) for d in (0.1, 0.4)]
+    matrices = [Matrix(96, 64, 1, "f32", host().vector_bits, d) for d in (0.1, 0.4)]
     product = [FAMILIES["kblock"].cycles(m, 8) / 50.0 for m in matrices]
     assert speed.families["kblock"].at(8) == pytest.approx((product[0] * product[1]) ** 0.5)
     assert speed.dense_us(384 * 384, 4, 16) == pytest.approx(50.0)
@@ -62,7 +63,7 @@ def test_rates_are_cycles_over_times(seen: list[str]) -> None:
 
 def test_a_second_element_type_is_added(seen: list[str]) -> None:
     gossamer.calibrate()
-    assert gossamer.calibrate(["f64"]).measured == {"f32", "f64"} == calibrate.this_machine().measured
+    assert gossamer.calibrate(["f64"]).measured == {"f32", "f64"} == machine.this_machine().measured
 
 
 def test_an_unknown_element_type() -> None:
@@ -78,18 +79,20 @@ def test_the_command_line_shows_what_was_measured(seen: list[str], capsys: pytes
     assert "dense GF/s 0.6 MB" in shown and "kblock cycles/us" in shown
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", json.dumps({"name": "x", "call_us": 1, "speeds": {"f32": {}}})])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", json.dumps({"name": "x", "read": [[1, 1]], "call_us": 1, "speeds": {"f32": {}}})]
+)
 def test_a_damaged_record_is_ignored(directory: Path, seen: list[str], content: str) -> None:
     gossamer.calibrate()
     (record,) = directory.glob("machine-*.json")
     record.write_text(content)
-    calibrate._stored.cache_clear()
-    assert calibrate.this_machine().measured == frozenset()
+    machine._recorded.cache_clear()
+    assert machine.this_machine().measured == frozenset()
 
 
 def test_decisions_follow_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = prune_(nn.Linear(512, 512), 0.2).eval(), torch.randn(64, 512)
-    monkeypatch.setattr("gossamer.backend.cost.this_machine", calibrate.this_machine)
+    monkeypatch.setattr("gossamer.backend.cost.this_machine", machine.this_machine)
     for dense_us, sparse in ((1.0, False), (1e6, True)):
         monkeypatch.setattr(
             calibrate, "fastest", lambda calls, threads, us=dense_us: {name: us if name == "dense" else 50.0 for name in calls}

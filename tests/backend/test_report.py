@@ -93,6 +93,20 @@ def test_the_table_groups_equal_layers() -> None:
     assert lines[-2:] == ["1 graph break; no region crosses one:", "  1. model.py:3: Attempted to call print"]
 
 
+def test_bytes_are_counted_once_a_weight() -> None:
+    forward, backward = decision("w", dense_bytes=8_000_000, packed_bytes=1_000_000), {"op": "linear backward"}
+    report = Report([forward, forward, decision("w", **backward, format="CSC", dense_bytes=8_000_000, packed_bytes=2_000_000)])
+    assert (report.dense_bytes, report.packed_bytes) == (8_000_000, 3_000_000)
+    assert "8.0 MB of weights packed in 3.0 MB (38%)" in str(report)
+
+
+def test_explain_tells_the_bytes() -> None:
+    with torch.no_grad():
+        report = gossamer.explain(stack(), torch.randn(5, 64), options=EAGER)
+    assert report.dense_bytes == 3 * 64 * 64 * 4
+    assert all(0 < d.packed_bytes < d.dense_bytes for d in report.decisions)
+
+
 def test_an_empty_report() -> None:
     assert str(Report()) == "gossamer: 0 sparse on 0 kernels, 0 left dense"
 

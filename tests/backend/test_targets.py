@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from gossamer.dialects.errors import CompileError
 from gossamer.passes import pipelines
 from gossamer.runtime import jit
 from gossamer.runtime.packing import pack
@@ -71,7 +72,7 @@ def test_nothing_is_called_that_a_process_may_not_have(name: str) -> None:
         {"GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"},
         {"erff", "malloc", "free", "memset", "memcpy"},
     )
-    for schedule in ("kblock", "gather", "reference"):
+    for schedule in ("kblock", "gather", "broadcast", "reference"):
         text = assembly(Region(30, 40, "bf16", ("bias", "gelu", "residual")), schedule, Target.named(name))
         called = set(re.findall(r"^\s+(?:callq?|bl)\s+([A-Za-z]\w*)", text, re.MULTILINE))
         called -= set(re.findall(r"^(\w+):", text, re.MULTILINE))
@@ -84,7 +85,61 @@ def test_rounding_to_bf16_is_one_instruction_where_there_is_one(name: str, instr
     assert ("vcvtneps2bf16" in text) is instruction
 
 
-@pytest.mark.parametrize("schedule", ["kblock", "gather", "reference"])
+LOOKED_UP = {"avx2": r"vperm(ps|d)\s.*%ymm", "avx512": r"vperm[it]2ps\s.*%zmm"}
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_x_is_looked_up_in_registers(name: str) -> None:
+    """In the loops over runs: a permutation for each multiply-add (two of narrow vectors), nothing gathered, nothing stored."""
+    text = assembly(Region(100, 400, epilogue=("bias",)), "lookup", Target.named(name))
+    for tokens in (1, 2):
+        loops = innermost_loops(text, f"region_rows{tokens}")
+        products = [loop for loop in loops if any(re.search(FMA[name], line) for line in loop)]
+        assert products
+        for loop in products:
+            count = [sum(bool(re.search(pattern, line)) for line in loop) for pattern in (FMA[name], LOOKED_UP[name])]
+            assert count[1] == count[0] * (2 if name == "avx2" else 1)
+            assert not [line for line in loop if re.search(STORE, line) or "gather" in line]
+
+
+def test_nonzeros_are_expanded_from_memory_without_waiting_for_a_register() -> None:
+    """Zero-masking would wait for the last use of the register on Zen 4."""
+    text = assembly(Region(100, 400, epilogue=("bias",)), "bitmap", Target.named("avx512"))
+    expanded = re.findall(r"vexpandps\s+.*", text)
+    assert expanded
+    assert not [line for line in expanded if "{z}" in line]
+    assert all("(" in line for line in expanded)
+
+
+def test_values_are_loaded_four_at_a_time() -> None:
+    text = assembly(Region(100, 400, epilogue=("bias",)), "broadcast", Target.named("avx512"))
+    for tokens in (8, 16, 32):
+        loops = innermost_loops(text, f"region_tile{tokens}")
+        products = [loop for loop in loops if any(re.search(r"vfmadd\d+ps\s.*%[yz]mm", line) for line in loop)]
+        assert products
+        for loop in products:
+            assert not [line for line in loop if re.search(r"vbroadcastss\s.*\(", line)]
+            assert sum("vshufps" in line or "vpermilps" in line for line in loop) == 4
+
+
+@pytest.mark.parametrize(("schedule", "name"), [("lookup", "neon"), ("bitmap", "neon"), ("bitmap", "avx2")])
+def test_what_a_target_has_no_instruction_for(schedule: str, name: str) -> None:
+    with pytest.raises(CompileError, match=f"no {schedule} schedule for a weight"):
+        assembly(Region(100, 400), schedule, Target.named(name))
+
+
+@pytest.mark.parametrize("element", ["f32", "bf16"])
+@pytest.mark.parametrize(("schedule", "name"), [("lookup", "avx2"), ("lookup", "avx512"), ("bitmap", "avx512")])
+def test_the_numbers_of_schedules_with_instructions_of_their_own_are_right(schedule: str, name: str, element: str) -> None:
+    target = Target.named(name)
+    if not target.runs_here:
+        pytest.skip(f"this machine does not run {name} code")
+    if schedule == "bitmap" and element == "bf16":
+        pytest.skip("expanding 16 bits takes an extension that x86-64-v4 does not have")
+    check(Region(37, 210, element, ("bias", "gelu", "residual")), schedule, target)
+
+
+@pytest.mark.parametrize("schedule", ["kblock", "gather", "broadcast", "reference"])
 @pytest.mark.parametrize("element", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_numbers_are_right(name: str, element: str, schedule: str) -> None:
@@ -94,7 +149,7 @@ def test_the_numbers_are_right(name: str, element: str, schedule: str) -> None:
     check(Region(37, 210, element, ("bias", "gelu", "residual")), schedule, target)
 
 
-@pytest.mark.parametrize("schedule", ["kblock", "gather"])
+@pytest.mark.parametrize("schedule", ["kblock", "gather", "broadcast"])
 @pytest.mark.parametrize("element", ["f32", "f64", "bf16"])
 def test_vectors_of_128_bits(element: str, schedule: str) -> None:
     check(Region(37, 210, element, ("bias", "gelu")), schedule, dataclasses.replace(host(), vector_bits=128))

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.backend import calibrate
+from gossamer.backend import calibrate, machine
 from gossamer.backend.report import Report
 from gossamer.backend.times import DENSE
 from gossamer.backend.tune import tuned
+from gossamer.passes import cost_model
+from gossamer.passes.families import FAMILIES
 from gossamer.passes.machine import Machine
 from gossamer.runtime.target import host
 from tests.backend.harness import assert_same, compile_and_run, prune_
@@ -26,10 +28,12 @@ Times = Callable[[Mapping[str, Callable[[], object]]], dict[str, float]]
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, and a machine that needs no calibration."""
+    """A cache of its own, a machine that needs no calibration, and two families to choose from."""
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
     usual = replace(Machine.usual(host().vector_bits), measured=frozenset(calibrate.ELEMENTS))
-    monkeypatch.setattr(calibrate, "this_machine", lambda: usual)
+    monkeypatch.setattr(machine, "this_machine", lambda: usual)
+    monkeypatch.setattr("gossamer.backend.cost.this_machine", lambda: usual)
+    monkeypatch.setattr(cost_model, "FAMILIES", {name: FAMILIES[name] for name in ("kblock", "gather")})
     return tmp_path
 
 
@@ -201,7 +205,7 @@ def test_the_reference_is_never_measured() -> None:
 
 def test_the_machine_is_calibrated_first(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(calibrate, "this_machine", lambda: Machine.usual(host().vector_bits))
+    monkeypatch.setattr(machine, "this_machine", lambda: Machine.usual(host().vector_bits))
     monkeypatch.setattr(calibrate, "calibrate", lambda elements: asked.append(elements))
     explained(layer())
     assert asked == [["f32"]]

@@ -4,16 +4,35 @@ import pytest
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-from gossamer.dialects.packing import KINDS, Bitmap, Blocks, BlockVectors, Packing, Pairs, Vnni, parse
+from gossamer.dialects.packing import (
+    KINDS,
+    Bitmap,
+    Blocks,
+    BlockVectors,
+    Packing,
+    Padded,
+    Pairs,
+    Panels,
+    RowPairs,
+    Vnni,
+    VnniMap,
+    Windows,
+    parse,
+)
 
 PACKINGS: list[Packing] = [
     Bitmap(1, 16),
     Bitmap(0, 8),
+    Windows(1, 16),
+    Padded(0, 192),
     Vnni(1, 32, 32),
     Vnni(0, 16, 2),
     Pairs(1, 192),
+    VnniMap(1, 32),
+    Panels(0, 16),
     Blocks(1, 4, 2, 128),
     BlockVectors(0, 4, 4, 2),
+    RowPairs(1, 128),
 ]
 
 
@@ -49,7 +68,11 @@ def test_an_encoding_is_a_format() -> None:
         ("bitmap(reduction=1, lanes=3)", "lanes must be 8 or 16"),
         ("vnni(reduction=1, rows=8, columns=32)", "rows must be a multiple of 16"),
         ("vnni(reduction=1, rows=16, columns=64)", "columns must be 2, 4, 8, 16 or 32"),
+        ("vnnimap(reduction=1, rows=48)", "rows must be 16 or 32"),
+        ("panels(reduction=1, rows=8)", "rows must be 16 or 32"),
         ("pairs(reduction=1, width=65537)", "width must be 1 to 65536"),
+        ("windows(reduction=1, lanes=32)", "lanes must be 2, 4, 8 or 16"),
+        ("padded(reduction=1, columns=8192)", "columns must be from 1 to 8191"),
         ("bitmap(reduction=2, lanes=16)", "reduction must be 0 or 1"),
         ("blocks(reduction=1, rows=0, columns=1, width=16)", "rows and columns must be positive"),
         ("blocks(reduction=1, rows=4, columns=3, width=16)", "width must be a multiple of columns"),

@@ -75,5 +75,3 @@ class RecordingDriver:
 
     def _cuGetErrorString(self, code: int, out: Any) -> None:
         out[0] = b"words about %d" % code
-
-

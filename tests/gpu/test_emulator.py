@@ -35,6 +35,7 @@ def words(count: int = 64) -> np.ndarray:
     return np.arange(count, dtype=np.int32)
 
 
+FLOAT = "cvt.rn.f32.u32 %r2, %r0;\n"
 STORE = "add.s64 %rd20, %rd0, %rd9;\nst.global.b32 [%rd20], %r1;"
 NEIGHBOUR = "xor.b32 %r2, %r0, 32;\nmul.wide.u32 %rd7, %r2, 4;\nmov.b64 %rd6, buffer;\nadd.s64 %rd7, %rd6, %rd7;"
 
@@ -48,8 +49,8 @@ NEIGHBOUR = "xor.b32 %r2, %r0, 32;\nmul.wide.u32 %rd7, %r2, 4;\nmov.b64 %rd6, bu
         ("setp.lt.u32 %p0, %r0, 5;\nselp.b32 %r1, 7, 9, %p0;", np.where(words() < 5, 7, 9)),
         ("setp.ge.u32 %p0, %r0, 5;\nmov.u32 %r1, 3;\n@!%p0 bra $L1;\nmov.u32 %r1, 4;\n$L1:", np.where(words() < 5, 3, 4)),
         ("shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1;", words() ^ 1),
-        ("cvt.rn.f32.u32 %r2, %r0;\nfma.rn.f32 %r2, %r2, 0f3FC00000, 0f3F000000;\ncvt.rzi.s32.f32 %r1, %r2;", (words() * 1.5 + 0.5).astype(int)),
-        ("cvt.rn.f32.u32 %r2, %r0;\ncvt.rn.bf16.f32 %rs1, %r2;\ncvt.u32.u16 %r1, %rs1;", words().astype(np.float32).view(np.int32) >> 16),
+        (f"{FLOAT}fma.rn.f32 %r2, %r2, 0f3FC00000, 0f3F000000;\ncvt.rzi.s32.f32 %r1, %r2;", (words() * 1.5 + 0.5).astype(int)),
+        (f"{FLOAT}cvt.rn.bf16.f32 %rs1, %r2;\ncvt.u32.u16 %r1, %rs1;", words().astype(np.float32).view(np.int32) >> 16),
         (f"{NEIGHBOUR}\nst.shared.b32 [%rd8], %r0;\nbar.sync 0;\nld.shared.b32 %r1, [%rd7];", words() ^ 32),
         ("mov.u32 %r1, 0;\n$L1:\nadd.s32 %r1, %r1, 1;\nsetp.lt.u32 %p0, %r1, %r0;\n@%p0 bra $L1;", np.maximum(words(), 1)),
     ],
@@ -60,7 +61,7 @@ def test_it_computes(body: str, expected: np.ndarray, seed: int | None) -> None:
 
 
 def test_blocks_are_told_apart() -> None:
-    body = "mov.u32 %r1, %ctaid.x;\nmul.wide.u32 %rd7, %r1, 256;\nadd.s64 %rd7, %rd7, %rd9;\nadd.s64 %rd7, %rd7, %rd0;\nst.global.b32 [%rd7], %r1;"
+    body = "mov.u32 %r1, %ctaid.x;\nmul.wide.u32 %rd7, %r1, 256;\nadd.s64 %rd9, %rd7, %rd9;\n" + STORE
     (result,) = run(body, words(20 * 64), grid=20)
     np.testing.assert_array_equal(result, np.repeat(np.arange(20), 64))
 
@@ -130,7 +131,8 @@ and.b32 %r2, %r0, 7; shl.b32 %r2, %r2, 5; shr.u32 %r3, %r0, 3; and.b32 %r3, %r3,
 cvt.u64.u32 %rd3, %r2; add.s64 %rd5, %rd4, %rd3;
 ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r20, %r21}, [%rd5+512];
 mov.b32 %r30, 0f00000000;
-mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r40, %r41, %r42, %r43}, {%r10, %r11, %r12, %r13}, {%r20, %r21}, {%r30, %r30, %r30, %r30};
+mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+  {%r40, %r41, %r42, %r43}, {%r10, %r11, %r12, %r13}, {%r20, %r21}, {%r30, %r30, %r30, %r30};
 shr.u32 %r2, %r0, 2; shl.b32 %r2, %r2, 3; and.b32 %r3, %r0, 3; shl.b32 %r3, %r3, 1; add.s32 %r2, %r2, %r3;
 mul.wide.u32 %rd3, %r2, 4; add.s64 %rd3, %rd3, %rd2;
 st.global.v2.b32 [%rd3], {%r40, %r41}; st.global.v2.b32 [%rd3+256], {%r42, %r43};

@@ -99,7 +99,7 @@ def test_kernels_that_need_more_shared_memory_than_there_is_are_left_out() -> No
     kernel.run([0], tokens=4096, index=0, stream=0)
     assert recording.named("cuLaunchKernel")[0][2] == 128 * 96
     recording.attributes[97] = 1024
-    with pytest.raises(DeviceError, match="needs 24576 bytes of shared memory a block, cuda:0 .* has 1024"):
+    with pytest.raises(DeviceError, match=r"needs 24576 bytes of shared memory a block, cuda:0 .* has 1024"):
         GpuKernel(PTX, LAUNCHES, 1, recording.open).load(0)
 
 
@@ -146,7 +146,7 @@ def test_architectures_of_devices(capability: tuple[int, int], chosen: int) -> N
 
 
 def test_a_device_too_old() -> None:
-    with pytest.raises(OptionError, match="has compute capability 7.5, kernels need 8.0 or newer"):
+    with pytest.raises(OptionError, match=r"has compute capability 7\.5, kernels need 8\.0 or newer"):
         Architecture.of_device(7, 5)
 
 

@@ -7,7 +7,19 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
-from gossamer.dialects.packing import Bitmap, Blocks, BlockVectors, Packing, Pairs, Vnni
+from gossamer.dialects.packing import (
+    Bitmap,
+    Blocks,
+    BlockVectors,
+    Packing,
+    Padded,
+    Pairs,
+    Panels,
+    RowPairs,
+    Vnni,
+    VnniMap,
+    Windows,
+)
 from gossamer.runtime.packing import Packed, pack
 
 
@@ -29,6 +41,43 @@ def unpacked_bitmap(packed: Packed, rows: int, columns: int) -> Tensor:
                     at += 1
     assert unsigned(positions)[rows] == at == values.numel()
     return dense
+
+
+def unpacked_windows(packed: Packed, rows: int, columns: int) -> Tensor:
+    assert isinstance(packed.format, Windows)
+    lanes = packed.format.lanes
+    bounds, origins, places, values = (
+        array.view(-1, n) for array, n in zip(packed.components, (4, 1, lanes, lanes), strict=True)
+    )
+    dense, step = torch.zeros(-(-rows // lanes) * lanes, (-(-columns // lanes) + 1) * lanes), 0
+    for group, (first, begin, middle, end) in enumerate(bounds.tolist()):
+        assert step == first
+        for run in range(begin, end):
+            for _ in range(3 if run < middle else 2):
+                for lane, place in enumerate(unsigned(places[step])):
+                    assert place == 0 or 128 <= place < 128 + 2 * lanes
+                    assert place or values[step, lane] == 0
+                    if place:
+                        dense[group * lanes + lane, int(origins[run]) * lanes + place - 128] += values[step, lane]
+                step += 1
+    assert step == len(values)
+    assert not dense[rows:].any()
+    assert not dense[:, columns:].any()
+    return dense[:rows, :columns]
+
+
+def unpacked_padded(packed: Packed, rows: int, columns: int) -> Tensor:
+    assert isinstance(packed.format, Padded)
+    positions, coordinates, values = packed.components
+    width = packed.format.columns
+    panels = -(-columns // width)
+    dense = torch.zeros(rows, panels, width + 1)
+    for line, (begin, end) in enumerate(zip(unsigned(positions)[:-1], unsigned(positions)[1:], strict=True)):
+        assert (end - begin) % 4 == 0
+        for scaled, value in zip(unsigned(coordinates)[begin:end], values[begin:end], strict=True):
+            dense[line % rows, line // rows, scaled // 8] += value
+    assert not dense[:, :, width].any()
+    return dense[:, :, :width].reshape(rows, panels * width)[:, :columns]
 
 
 def unpacked_vnni(packed: Packed, rows: int, columns: int) -> Tensor:
@@ -90,16 +139,75 @@ def unpacked_vectors(packed: Packed, rows: int, columns: int) -> Tensor:
     return dense[:rows, :columns]
 
 
+def unpacked_vnnimap(packed: Packed, rows: int, columns: int) -> Tensor:
+    assert isinstance(packed.format, VnniMap)
+    positions, masks, values = packed.components
+    height, wide = packed.format.rows, -(-columns // 32) * 32
+    dense, at = torch.zeros(-(-rows // height) * height, wide), 0
+    lines = iter(unsigned(masks))
+    for strip in range(0, rows, height):
+        assert unsigned(positions)[strip // height] == at
+        for column in range(0, wide, 2):
+            for half in range(strip, strip + height, 16):
+                mask = next(lines)
+                for bit in range(32):
+                    if mask >> bit & 1:
+                        dense[half + bit // 2, column + bit % 2] = values[at]
+                        at += 1
+    assert not list(lines)
+    assert at + 32 == values.numel()
+    return dense[:rows, :columns]
+
+
+def unpacked_panels(packed: Packed, rows: int, columns: int) -> Tensor:
+    assert isinstance(packed.format, Panels)
+    positions, coordinates, values = packed.components
+    height, spare = packed.format.rows, -(-columns // 32) * 32
+    dense = torch.zeros(-(-rows // height) * height, spare + 1)
+    for strip in range(-(-rows // height)):
+        for p in range(unsigned(positions)[strip], unsigned(positions)[strip + 1]):
+            where = unsigned(coordinates)[32 * p : 32 * p + 32]
+            tiles = values[32 * height * p : 32 * height * (p + 1)].view(height, 32)
+            dense[strip * height : (strip + 1) * height, where] += tiles
+    assert not dense[:, columns:].any()
+    return dense[:rows, :columns]
+
+
+def unpacked_row_pairs(packed: Packed, rows: int, columns: int) -> Tensor:
+    assert isinstance(packed.format, RowPairs)
+    positions, coordinates, values = packed.components
+    width, pairs, crd, val = packed.format.width, -(-rows // 2), unsigned(coordinates), values.tolist()
+    dense = torch.zeros(2 * pairs, -(-columns // width) * width)
+    for part, (begin, end) in enumerate(zip(unsigned(positions)[:-1], unsigned(positions)[1:], strict=True)):
+        row, origin = part // 2 % pairs * 2, part // (2 * pairs) * width
+        for p in range(begin, end):
+            assert part % 2 or crd[2 * p] == crd[2 * p + 1]
+            dense[row, origin + crd[2 * p]] += val[2 * p]
+            dense[row + 1, origin + crd[2 * p + 1]] += val[2 * p + 1]
+    assert not dense[rows:].any()
+    assert not dense[:, columns:].any()
+    return dense[:rows, :columns]
+
+
 UNPACKED = {
     Bitmap: unpacked_bitmap,
+    Windows: unpacked_windows,
+    Padded: unpacked_padded,
     Vnni: unpacked_vnni,
     Pairs: unpacked_pairs,
+    VnniMap: unpacked_vnnimap,
+    Panels: unpacked_panels,
     Blocks: unpacked_blocks,
     BlockVectors: unpacked_vectors,
+    RowPairs: unpacked_row_pairs,
 }
 PACKINGS = [
     Bitmap(1, 16),
     Bitmap(0, 8),
+    Windows(1, 16),
+    Windows(0, 4),
+    Padded(1, 16),
+    Padded(0, 192),
     Vnni(1, 32, 32),
     Vnni(0, 16, 4),
     Pairs(1, 16),
@@ -108,6 +216,8 @@ PACKINGS = [
     Blocks(0, 1, 3, 6),
     BlockVectors(1, 4, 4, 2),
     BlockVectors(0, 16, 1, 1),
+    RowPairs(1, 16),
+    RowPairs(0, 64),
 ]
 SHAPES = [(7, 40), (16, 16), (1, 1), (33, 50), (0, 4), (4, 0)]
 

@@ -18,7 +18,8 @@ FORMATS = {
     "DCSC": Format.DCSC.with_widths(32, 16),
     "BSR": Format.bsr(2, 3),
     "BSC": Format.parse(
-        "#sparse_tensor.encoding<{map = (i, j) -> (j floordiv 2 : dense, i floordiv 2 : compressed, i mod 2 : dense, j mod 2 : dense)}>"
+        "#sparse_tensor.encoding<{map = (i, j) -> "
+        "(j floordiv 2 : dense, i floordiv 2 : compressed, i mod 2 : dense, j mod 2 : dense)}>"
     ),
     "2:4": Format.nm(2, 4),
     "hybrid": Format.parse("#sparse_tensor.encoding<{map = (i, j) -> (i : compressed, j : dense)}>"),
@@ -32,9 +33,9 @@ FORMATS = {
 def matrix(rows: int, columns: int, density: float = 0.3, dtype: torch.dtype = torch.float32) -> Tensor:
     """Small whole numbers (sums are exact in every type), most of them zero, at most 2 of 4 neighbours in a row."""
     values = torch.randint(1, 4, (rows, columns)) * (torch.rand(rows, columns) < density)
-    kept = values.unflatten(1, (-1, 4)) if columns % 4 == 0 else torch.nn.functional.pad(values, (0, -columns % 4)).unflatten(1, (-1, 4))
-    kept = kept * ((kept != 0).cumsum(-1) <= 2)
-    return kept.flatten(1)[:, :columns].to(dtype)
+    groups = torch.nn.functional.pad(values, (0, -columns % 4)).unflatten(1, (-1, 4))
+    groups = groups * ((groups != 0).cumsum(-1) <= 2)
+    return groups.flatten(1)[:, :columns].to(dtype)
 
 
 PATTERNS: dict[str, Callable[[int, int], Tensor]] = {
@@ -46,9 +47,10 @@ PATTERNS: dict[str, Callable[[int, int], Tensor]] = {
 }
 
 
-def matrices(rows: st.SearchStrategy[int] = st.integers(1, 9), columns: st.SearchStrategy[int] = st.integers(1, 9)) -> st.SearchStrategy[Tensor]:
-    """Matrices of every pattern."""
-    return st.builds(lambda make, m, n: make(m, n), st.sampled_from(list(PATTERNS.values())), rows, columns)
+def matrices() -> st.SearchStrategy[Tensor]:
+    """Small matrices of every pattern."""
+    sizes = st.integers(1, 9)
+    return st.builds(lambda make, m, n: make(m, n), st.sampled_from(list(PATTERNS.values())), sizes, sizes)
 
 
 def sparse(dense: Tensor, format: Format | str = "CSR") -> SparseTensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import CompileError
-from gossamer.dialects.packing import Pairs, Vnni
+from gossamer.dialects.packing import Packing, Pairs, Panels, Vnni, VnniMap
 from gossamer.passes import pipelines
 from gossamer.runtime import jit
 from gossamer.runtime.packing import pack
@@ -20,16 +20,36 @@ from tests.amx_emulator import emulated
 from tests.contracts import STEPS, Region, assert_near
 from tests.sparsity.test_kernels import Guarded
 
-needs_dot = pytest.mark.skipif("avx512bf16" not in host().instructions, reason="this machine has no AVX512-BF16")
-SCHEDULES = [pytest.param("bf16dot", marks=needs_dot), pytest.param("pairs", marks=needs_dot), "amx"]
 Block = tuple[int, int] | None
-BLOCKS: dict[str, list[Block]] = {"bf16dot": [(64, 64), (16, 4), (32, 2)], "pairs": [None], "amx": [(64, 64), (16, 32)]}
+optimize = jit.optimize
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A schedule, the blocks that it is for, how it stores the weight, and what this machine must have to run it."""
+
+    blocks: tuple[Block, ...]
+    stored: type[Packing]
+    needs: frozenset[str] = frozenset()
+
+
+CASES = {
+    "bf16dot": Case(((64, 64), (16, 4), (32, 2)), Vnni, frozenset({"avx512bf16"})),
+    "pairs": Case((None,), Pairs, frozenset({"avx512bf16"})),
+    "expand": Case((None,), VnniMap, frozenset({"avx512bf16", "avx512vbmi2"})),
+    "amx": Case(((64, 64), (16, 32)), Vnni),
+    "amxcolumns": Case(((32, 1), (16, 2)), Panels),
+    "amxexpand": Case((None,), VnniMap, frozenset({"avx512vbmi2"})),
+}
+SCHEDULES = [
+    pytest.param(name, marks=pytest.mark.skipif(not case.needs <= host().instructions, reason=f"needs {set(case.needs)}"))
+    for name, case in CASES.items()
+]
 
 
 @pytest.fixture(autouse=True)
 def on_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without the cache on disk, with AMX emulated, and with the number of threads restored."""
-    optimize = jit.optimize
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
     monkeypatch.setattr(jit, "optimize", lambda text, target: optimize(emulated(text) if "x86_amx" in text else text, target))
     monkeypatch.setattr(kernels, "_by_contract", {})
@@ -42,7 +62,7 @@ def on_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def target(schedule: str) -> Target:
     """This machine, with AMX where that is emulated."""
-    if schedule != "amx":
+    if not schedule.startswith("amx"):
         return host()
     features = [f for f in host().features.split(",") if not f[1:].startswith("amx")]
     return dataclasses.replace(host(), features=",".join([*features, "+amx-tile", "+amx-bf16"]))
@@ -56,7 +76,7 @@ def contract(region: Region, block: Block) -> str:
 def compiled(region: Region, schedule: str, block: Block) -> RegionKernel:
     kernel = compile_region(contract(region, block), schedule=schedule, target=target(schedule))
     assert kernel.schedule == schedule
-    assert isinstance(kernel.formats[1], Pairs if schedule == "pairs" else Vnni)
+    assert isinstance(kernel.formats[1], CASES[schedule].stored)
     return kernel
 
 
@@ -90,7 +110,7 @@ SHAPES = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("region", SHAPES, ids=lambda region: f"{region.m}x{region.k}")
 def test_any_shape_density_and_number_of_threads(region: Region, schedule: str) -> None:
-    for block in BLOCKS[schedule]:
+    for block in CASES[schedule].blocks:
         kernel = compiled(region, schedule, block)
         for count, tokens in enumerate(SHAPES[region]):
             torch.set_num_threads(1 + count % 2)
@@ -100,7 +120,7 @@ def test_any_shape_density_and_number_of_threads(region: Region, schedule: str) 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("step", STEPS)
 def test_each_epilogue(step: str, schedule: str) -> None:
-    region, block = Region(40, 70, "bf16", (step,)), BLOCKS[schedule][0]
+    region, block = Region(40, 70, "bf16", (step,)), CASES[schedule].blocks[0]
     kernel = compiled(region, schedule, block)
     for tokens in (1, 19, 70):
         check(kernel, region, block, tokens, 0.5)
@@ -110,7 +130,7 @@ def test_each_epilogue(step: str, schedule: str) -> None:
 def test_nothing_is_touched_outside_of_the_tensors(schedule: str) -> None:
     """A read or a write past the end of any operand or of the output would end this process."""
     for region in (Region(35, 51, "bf16", ("bias", "residual", "token_scale")), Region(48, 64, "bf16", ("bias",))):
-        block = BLOCKS[schedule][0]
+        block = CASES[schedule].blocks[0]
         kernel = compiled(region, schedule, block)
         assert kernel.formats[1] is not None
         for tokens in (1, 3, 18, 33, 70):
@@ -127,9 +147,9 @@ def test_nothing_is_touched_outside_of_the_tensors(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_infinity_and_nan_reach_the_results_that_use_them_and_no_others(value: float, schedule: str) -> None:
+def test_infinity_and_nan_reach_the_results_that_use_them(value: float, schedule: str) -> None:
     """What a block holds counts as used, zero or not; what it is filled up with, beyond K or the last token, does not."""
-    region, block = Region(96, 50, "bf16"), (32, 32) if schedule != "pairs" else None
+    region, block = Region(96, 50, "bf16"), CASES[schedule].blocks[0] and (32, 32)
     kernel = compiled(region, schedule, block)
     assert kernel.formats[1] is not None
     x, w, _ = region.operands(20)
@@ -137,8 +157,13 @@ def test_infinity_and_nan_reach_the_results_that_use_them_and_no_others(value: f
     x[7, 11] = x[19, 49] = value
     y = torch.full((20, 96), torch.nan, dtype=region.dtype)
     kernel([x, pack(w, kernel.formats[1])], y)
-    used = w != 0 if block is None else torch.ones(96, 50, dtype=torch.bool)
-    used[32:64] = used[:32, 32:] = False
+    used = torch.ones(96, 50, dtype=torch.bool)  # "expand": as in a dense product
+    if schedule in ("pairs", "amxcolumns"):
+        used = w != 0
+    if schedule == "amxcolumns":
+        used = used.view(3, 32, 50).any(1).repeat_interleave(32, 0)
+    elif block is not None:
+        used[32:64] = used[:32, 32:] = False
     touched = torch.zeros(20, 96, dtype=torch.bool)
     touched[7], touched[19] = used[:, 11], used[:, 49]
     torch.testing.assert_close(~torch.isfinite(y), touched)
@@ -150,7 +175,7 @@ def test_infinity_and_nan_reach_the_results_that_use_them_and_no_others(value: f
 def assembly(region: Region, schedule: str, block: Block) -> str:
     named = Target.named("amx")
     planned = pipelines.plan(contract(region, block), schedule, named.vector_bits, features=named.instructions)
-    module = jit.optimize(pipelines.lower(planned, named.rounds_to_bf16).llvm_ir, named)
+    module = optimize(pipelines.lower(planned, named.rounds_to_bf16).llvm_ir, named)
     return jit.assembly(module, named)
 
 
@@ -159,10 +184,7 @@ def function(text: str, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("block", "products", "loads"), [((32, 32), 4, 4), ((16, 32), 4, 5)])
-def test_amx_multiplies_tiles_and_configures_them_once(
-    block: tuple[int, int], products: int, loads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
+def test_amx_multiplies_tiles_and_configures_them_once(block: Block, products: int, loads: int) -> None:
     text = assembly(Region(256, 256, "bf16", ("bias", "gelu")), "amx", block)
     tokens = 32 if block[0] == 32 else 64
     lines = function(text, f"region_tile{tokens}")
@@ -191,13 +213,22 @@ def test_pairs_are_interleaved_by_one_shuffle_for_each_product() -> None:
     assert 2 * counts["vpunpcklwd"] == 2 * counts["vpunpckhwd"] == counts["vdpbf16ps"]
 
 
-@pytest.mark.parametrize("schedule", ["bf16dot", "pairs", "amx"])
+def test_amx_expands_and_gathers_into_tiles() -> None:
+    expanding = function(assembly(Region(128, 256, "bf16", ("bias",)), "amxexpand", None), "region_tile32")
+    gathering = function(assembly(Region(128, 256, "bf16", ("bias",)), "amxcolumns", (32, 2)), "region_tile32")
+    for lines, instruction in ((expanding, "vpexpandw"), (gathering, "vpunpcklwd")):
+        counts = {name: sum(name in line for line in lines) for name in ("tdpbf16ps", "tileloadd", "tilestored", "ldtilecfg")}
+        assert counts == {"tdpbf16ps": 4, "tileloadd": 4, "tilestored": 4, "ldtilecfg": 1}
+        assert sum(instruction in line for line in lines) >= 16
+
+
+@pytest.mark.parametrize("schedule", CASES)
 def test_a_machine_without_the_instructions_is_refused(schedule: str) -> None:
     with pytest.raises(CompileError, match=f"no {schedule} schedule"):
         compile_region(contract(Region(64, 64, "bf16"), (32, 32)), schedule=schedule, target=Target.named("avx512"))
 
 
-@pytest.mark.parametrize("schedule", ["bf16dot", "pairs", "amx"])
+@pytest.mark.parametrize("schedule", CASES)
 def test_other_types_are_refused(schedule: str) -> None:
     with pytest.raises(CompileError, match=f"no {schedule} schedule"):
         compile_region(contract(Region(64, 64, "f16"), (32, 32)), schedule=schedule, target=Target.named("amx"))

@@ -110,7 +110,7 @@ def test_a_checkpoint_is_loaded_and_packed_again(assign: bool) -> None:
 def test_a_checkpoint_that_does_not_fit_is_refused_as_ever() -> None:
     model = gossamer.prepare(pruned(), free_dense=True)
     compiled(model, torch.randn(24, 96))
-    with pytest.raises(RuntimeError, match="size mismatch for 0.weight"):
+    with pytest.raises(RuntimeError, match=r"size mismatch for 0\.weight"):
         model.load_state_dict({**model.state_dict(), "0.weight": torch.zeros(3, 3)})
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "0.weight"'):
         model.load_state_dict({name: value for name, value in model.state_dict().items() if name != "0.weight"})

@@ -179,7 +179,7 @@ def test_two_compilations_serve_every_shape_and_number_of_nonzeros() -> None:
 
     compiled = torch.compile(lambda a, x: torch.relu(a @ x), backend=counting, fullgraph=True)
     with torch.no_grad():
-        for m, k, n in ((4, 6, 3), (5, 7, 2), (9, 8, 5), (30, 12, 4)):
+        for m, k, n in ((40, 60, 3), (50, 70, 4), (90, 80, 5), (31, 12, 6)):
             dense, x = matrix(m, k, 0.4), torch.randn(k, n)
             close(compiled(sparse(dense), x), torch.relu(dense @ x))
     assert count <= 2

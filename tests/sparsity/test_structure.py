@@ -31,7 +31,10 @@ def test_what_is_well_formed_is_taken_without_a_copy() -> None:
         ({"coordinates": torch.tensor([2, 0, 1])}, r"not in order: entry 0 is at \[2\], entry 1 at \[0\]; sort them"),
         ({"coordinates": torch.tensor([2, 2, 1])}, r"entries 0 and 1 of .* have the same coordinate 2: sum duplicates first"),
         ({"coordinates": torch.tensor([[0, 2, 1]])}, r"coordinates of 'd1 : compressed' must be 3 numbers, got \[1, 3\]"),
-        ({"coordinates": torch.tensor([0.0, 2.0, 1.0])}, r"coordinates must be of one type, int32 or int64 .*, got torch.float32"),
+        (
+            {"coordinates": torch.tensor([0.0, 2.0, 1.0])},
+            r"coordinates must be of one type, int32 or int64 .*, got torch.float32",
+        ),
         ({"values": torch.ones(2)}, r"CSR of shape \(3, 3\) stores 3 values here, got 2"),
         ({"shape": (3, 2)}, r"must be in \[0, 2\), number 1 is 2"),
         ({"shape": (3, 3, 3)}, r"CSR has 2 dimensions, the shape \(3, 3, 3\) has 3"),

@@ -146,9 +146,7 @@ def test_batches_and_dense_dimensions_of_torch(to: str) -> None:
 
 
 def test_bad_indices_of_torch_are_found() -> None:
-    bad = torch.sparse_csr_tensor(
-        torch.tensor([0, 2]), torch.tensor([5, 0]), torch.ones(2), (1, 3), check_invariants=False
-    )
+    bad = torch.sparse_csr_tensor(torch.tensor([0, 2]), torch.tensor([5, 0]), torch.ones(2), (1, 3), check_invariants=False)
     with pytest.raises(FormatError, match=r"must be in \[0, 3\), number 0 is 5"):
         SparseTensor.from_torch(bad)
 
@@ -260,9 +258,7 @@ def test_save_load_and_copy(name: str) -> None:
 
 
 def test_a_file_with_bad_indices_is_refused() -> None:
-    bad = SparseTensor.from_parts(
-        Format.CSR, (1, 3), torch.tensor([0, 1]), torch.tensor([7]), torch.ones(1), check=False
-    )
+    bad = SparseTensor.from_parts(Format.CSR, (1, 3), torch.tensor([0, 1]), torch.tensor([7]), torch.ones(1), check=False)
     with pytest.raises(FormatError, match=r"must be in \[0, 3\), number 0 is 7"):
         saved(bad)
 

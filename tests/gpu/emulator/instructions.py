@@ -276,16 +276,13 @@ def _finish_copies(m: Machine, left: int, i: Instruction) -> None:
         done = waiting[threads] & ((group < m.groups[threads] - left) | ("wait_all" in i.modifiers))
         if done.any():
             data = np.zeros((int(done.sum()), size), np.uint8)
+            if not np.isin(read, (0, size)).all():
+                raise NotImplementedError("an asynchronous copy of a part")
             whole = read[done] == size
             data[whole] = m.memory.load(from_[done][whole], size)
-            for number in np.nonzero(~whole)[0]:
-                part = int(read[done][number])
-                data[number, :part] = m.memory.bytes[from_[done][number] :][:part]
-                if part and not m.memory.valid[from_[done][number] :][:part].all():
-                    raise Fault("asynchronous copy from outside of any tensor")
             m.shared.store(threads[done], into[done], data)
         if not done.all():
-            kept.append(tuple(a[~done] for a in (threads, group, into, from_)) + (size, read[~done]))
+            kept.append((*(a[~done] for a in (threads, group, into, from_)), size, read[~done]))
     m.copies = kept
 
 

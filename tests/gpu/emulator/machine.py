@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .instructions import EXECUTE
-from .memory import Array, Fault, GlobalMemory, SharedMemory
+from .memory import Array, Fault, Memory, SharedMemory
 from .parser import Instruction, Operand, Program, Register
 from .values import TYPES, bits_of, typed
 
@@ -16,7 +16,7 @@ _BURST = 200  # instructions a warp runs at most before another may
 
 def launch(
     program: Program,
-    memory: GlobalMemory,
+    memory: Memory,
     *,
     grid: int,
     block: int,
@@ -45,7 +45,7 @@ class Machine:
     def __init__(
         self,
         program: Program,
-        memory: GlobalMemory,
+        memory: Memory,
         blocks: range,
         block: int,
         grid: int,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .memory import Array
+from .memory import Array, Fault
 from .parser import Address, Instruction, Operand
 from .values import from_bf16
 
@@ -34,6 +34,9 @@ def ldmatrix(m: Machine, i: Instruction) -> None:
 
 def mma(m: Machine, i: Instruction) -> None:
     """d[16 x 8] = a[16 x 16] b[16 x 8] + c, of bf16 or f16, summed in f32."""
+    if "m16n8k32" in i.modifiers and i.modifiers[0].startswith("sp"):
+        _mma_sparse(m, i)
+        return
     if "m16n8k16" not in i.modifiers or "f32" not in i.modifiers:
         raise NotImplementedError(i.text)
     warps = m.whole_warps(i)
@@ -41,6 +44,27 @@ def mma(m: Machine, i: Instruction) -> None:
     assert isinstance(d, tuple) and isinstance(a, tuple) and isinstance(b, tuple) and isinstance(c, tuple)
     a0, a1, a2, a3 = (_fragment(m, register, warps, i) for register in a)
     left = np.concatenate([np.concatenate([a0, a2], 2), np.concatenate([a1, a3], 2)], 1)
+    right = np.concatenate([_fragment(m, register, warps, i) for register in b], 2)  # [n, k]
+    total = np.einsum("wmk,wnk->wmn", left, right) + accumulator(m, c, warps)
+    store_accumulator(m, d, total.astype(np.float32))
+
+
+def _mma_sparse(m: Machine, i: Instruction) -> None:
+    """d[16 x 8] = a[16 x 32] b[32 x 8] + c, where 2 of every 4 neighbours of a are stored, and two bits for each place."""
+    warps = m.whole_warps(i)
+    d, a, b, c, metadata, selector = i.operands
+    assert isinstance(d, tuple) and isinstance(a, tuple) and isinstance(b, tuple) and isinstance(c, tuple)
+    assert isinstance(selector, int)
+    a0, a1, a2, a3 = (_fragment(m, register, warps, i) for register in a)
+    stored = np.concatenate([np.concatenate([a0, a2], 2), np.concatenate([a1, a3], 2)], 1)
+    words = m.get(metadata, "u32").reshape(warps, 8, 4)[:, :, 2 * selector : 2 * selector + 2]  # row, half of the columns
+    halves = np.concatenate([words & np.uint32(0xFFFF), words >> np.uint32(16)], 1)
+    inside = (halves[..., None] >> np.arange(0, 16, 2, dtype=np.uint32) & np.uint32(3)).reshape(warps, 16, 8, 2)
+    if (inside[..., 0] >= inside[..., 1]).any():
+        raise Fault("the places of a sparse matrix do not ascend")
+    columns = (inside + 4 * np.arange(8)[:, None]).reshape(warps, 16, 16)
+    left = np.zeros((warps, 16, 32), np.float32)
+    np.put_along_axis(left, columns.astype(np.int64), stored, 2)
     right = np.concatenate([_fragment(m, register, warps, i) for register in b], 2)  # [n, k]
     total = np.einsum("wmk,wnk->wmn", left, right) + accumulator(m, c, warps)
     store_accumulator(m, d, total.astype(np.float32))

@@ -1,6 +1,6 @@
 """Memory of the emulated GPU. Addresses are byte offsets; what lies outside of a tensor or was never written is poison."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,16 @@ _NOBODY, _SEVERAL = -1, -2
 
 class Fault(Exception):
     """The program did what a GPU forbids or leaves undefined."""
+
+
+class Memory(Protocol):
+    """What global memory is to the machine."""
+
+    def load(self, at: Array, size: int) -> Array:
+        """[threads, size] bytes at the addresses of the threads. Fault for an access that is not allowed."""
+
+    def store(self, at: Array, data: Array) -> None:
+        """The inverse of load."""
 
 
 class GlobalMemory:

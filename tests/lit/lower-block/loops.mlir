@@ -83,10 +83,19 @@ func.func @three(%x: tensor<?x30xbf16>, %w: tensor<7x30xbf16, "blocks(reduction=
 
 // -----
 
-// Tiles are tasks. Where they do not come out even and are few, all threads share the rows of each.
+// What is little work is done tile by tile. Else tiles are tasks; where they do not come out even and are few, all threads share
+// the rows of each.
 // CHECK-LABEL: func.func @tasks(
-// CHECK-SAME:    %[[THREADS:[a-z0-9]*]]: index) {
-// CHECK:         %[[TILES:.*]] = arith.ceildivui %{{.*}}, %c4
+// CHECK-SAME:    %[[VAL:[a-z0-9]*]]: memref<?xf32>, %[[OUT:[a-z0-9]*]]: memref<?x7xf32>, %{{[a-z0-9]*}}: memref<?xi8>, %[[THREADS:[a-z0-9]*]]: index) {
+// CHECK:         %[[TOKENS:.*]] = memref.dim %[[OUT]], %c0
+// CHECK:         %[[TILES:.*]] = arith.ceildivui %[[TOKENS]], %c4
+// CHECK:         %[[STORED:.*]] = memref.dim %[[VAL]], %c0
+// CHECK:         %[[WORK:.*]] = arith.muli %[[TOKENS]], %[[STORED]]
+// CHECK:         %[[SMALL:.*]] = arith.cmpi ult, %[[WORK]], %c32768
+// CHECK:         scf.if %[[SMALL]] {
+// CHECK:           scf.for %{{.*}} = %c0 to %[[TILES]] step %c1
+// CHECK:             call @tasks_tile4({{.*}}, %c0, %{{.*}}, %c0, %c4)
+// CHECK:         else
 // CHECK:         %[[LEFT:.*]] = arith.remui %[[TILES]], %[[THREADS]]
 // CHECK:         %[[UNEVEN:.*]] = arith.cmpi ne, %[[LEFT]], %c0
 // CHECK:         %[[MANY:.*]] = arith.muli %[[THREADS]], %c4

@@ -1,0 +1,139 @@
+"""Packs a bundle: `python -m benchmarks.gpu.bundle build/gpu-bundle [--capability 90]`. Needs no GPU."""
+
+import argparse
+import ast
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+import benchmarks
+import gossamer
+from benchmarks.gpu.cases import Layer, layers
+from gossamer.backend.importer import import_region
+from gossamer.passes.family import Matrix
+from gossamer.runtime.ptx import Architecture
+from gossamer.sparsity.gpu_kernels import compile_gpu_region
+
+_SHIPPED = ("cases", "kernels", "checks", "timings", "run")
+_NEEDED = ("gossamer.runtime.gpu_kernel", "gossamer.runtime.packing")
+_RUN = '''"""Checks and timings of GPU kernels: `python run.py --help`."""
+
+from pathlib import Path
+
+from benchmarks.gpu.run import main
+
+raise SystemExit(main(Path(__file__).parent))
+'''
+aten = torch.ops.aten
+
+
+def write(folder: Path, wanted: Sequence[Layer], architecture: Architecture) -> None:
+    """Compile the kernels of some layers and write the bundle; a folder that is there is replaced."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "kernels").mkdir(parents=True)
+    entries = [_entry(folder, layer, architecture) for layer in wanted]
+    made = {"version": gossamer.__version__, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    manifest = {"architecture": architecture.name, "made": made, "kernels": entries}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    (folder / "run.py").write_text(_RUN)
+    _copy_sources(folder)
+
+
+def contract(layer: Layer) -> str:
+    """The contract IR of a layer."""
+    graph = fx.Graph()
+
+    def placeholder(name: str, *shape: int | None) -> fx.Node:
+        node = graph.placeholder(name)
+        node.meta = {"shape": shape, "dtype": layer.dtype}
+        return node
+
+    x, w = placeholder("x", None, layer.columns), placeholder("w", layer.rows, layer.columns)
+    extras = {
+        step: placeholder(step, *((layer.rows,) if step == "bias" else (None, layer.rows)))
+        for step in layer.epilogue
+        if step in ("bias", "residual")
+    }
+    y = graph.call_function(aten.mm.default, (x, graph.call_function(aten.permute.default, (w, [1, 0]))))
+    for step in layer.epilogue:
+        if step in extras:
+            y = graph.call_function(aten.add.Tensor, (y, extras[step]))
+        else:
+            y = graph.call_function({"relu": aten.relu.default, "gelu": aten.gelu.default}[step], (y,))
+    graph.output(y)
+    block = (layer.block, layer.block) if layer.block else None
+    matrix = Matrix(layer.rows, layer.columns, 1, layer.element, 1024, block=block, nm=(2, 4) if layer.two_four else None)
+    return import_region(fx.GraphModule({}, graph, "Layer"), matrix, None)
+
+
+def _entry(folder: Path, layer: Layer, architecture: Architecture) -> dict[str, Any]:
+    kernel = compile_gpu_region(contract(layer), architecture, schedule=layer.schedule)
+    file = Path("kernels") / f"{layer.name}.ptx"
+    (folder / file).write_text(kernel.ptx)
+    (format,) = (f for f in kernel.formats if f is not None)
+    return {
+        "name": layer.name,
+        "file": str(file),
+        "sha256": hashlib.sha256(kernel.ptx.encode()).hexdigest(),
+        "layer": layer.as_json(),
+        "format": str(format),
+        "launches": {name: launch.as_json() for name, launch in kernel.launches.items()},
+        "dynamic": kernel.dynamic,
+    }
+
+
+def _copy_sources(folder: Path) -> None:
+    """The shipped part of this package, and what it needs of gossamer."""
+    for package in ("benchmarks", "benchmarks/gpu", "gossamer", "gossamer/dialects", "gossamer/runtime"):
+        (folder / package).mkdir(exist_ok=True)
+        (folder / package / "__init__.py").touch()
+    here = Path(benchmarks.__path__[0]) / "gpu"
+    for name in _SHIPPED:
+        shutil.copy(here / f"{name}.py", folder / "benchmarks" / "gpu")
+    for module in _closure(_NEEDED):
+        shutil.copy(_source(module), folder / f"{module.replace('.', '/')}.py")
+
+
+def _closure(modules: Sequence[str]) -> set[str]:
+    """Some modules of gossamer and all that they import of it."""
+    found: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting += _imports(module)
+    return found
+
+
+def _imports(module: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(_source(module).read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gossamer"):
+            parent = str(node.module)
+            yield from [parent] if _source(parent).is_file() else [f"{parent}.{name.name}" for name in node.names]
+
+
+def _source(module: str) -> Path:
+    """The file of gossamer.room.name."""
+    _, room, *name = module.split(".")
+    return Path(__import__(f"gossamer.{room}", fromlist=["_"]).__path__[0]).joinpath(*name or ["__init__"]).with_suffix(".py")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Pack GPU kernels with their checks and timings.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--capability", type=int, default=90, help="compute capability of the GPUs that it is for (default 90)")
+    options = parser.parse_args()
+    write(options.folder, layers(), Architecture(options.capability))
+
+
+if __name__ == "__main__":
+    main()

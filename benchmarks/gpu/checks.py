@@ -1,0 +1,88 @@
+"""Correctness on a GPU: all kernels of the checked layers against dense products in f64, and what torch asks of a kernel."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.cases import checked
+from benchmarks.gpu.kernels import Bundled, Call
+
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest result
+
+
+def check(kernels: dict[str, Bundled], device: torch.device) -> Iterator[dict[str, Any]]:
+    """A record for every kernel, layer and number of tokens; `ok` says whether it is right."""
+    for layer, counts in checked():
+        bundled = kernels[layer.name]
+        for name in bundled.launches:
+            for density in (0.0, 0.3):
+                weight = layer.weight(density)
+                call = Call(bundled.only(name), weight, device)
+                for tokens in counts:
+                    operands = layer.operands(tokens)
+                    out = call([t.to(device) for t in operands], _poison(tokens, layer.rows, layer.dtype, device))
+                    expected = layer.reference(weight.double(), [t.double() for t in operands])
+                    record = {"check": layer.name, "kernel": name, "density": density, "tokens": tokens}
+                    yield {**record, **_compared(out.cpu(), expected, layer.dtype)}
+    for name, of_torch in (("stream", _on_a_stream), ("graph", _in_a_graph), ("infinity", _infinity)):
+        for layer in [layer for layer, _ in checked() if layer.rows == 512]:
+            yield {"check": name, "layer": layer.name, **of_torch(kernels[layer.name], device)}
+
+
+def _poison(tokens: int, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((tokens, rows), float("nan"), dtype=dtype, device=device)
+
+
+def _compared(out: Tensor, expected: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    error = (out.double() - expected).abs().max().item()
+    scale = max(expected.abs().max().item(), 1e-3)
+    return {"error": error / scale, "ok": error <= _TOLERANCE[dtype] * scale}  # false for NaN
+
+
+def _prepared(bundled: Bundled, device: torch.device) -> tuple[Call, list[Tensor], Tensor, Callable[[], Tensor]]:
+    layer = bundled.layer
+    weight, operands = layer.weight(0.3), [t.to(device) for t in layer.operands(300)]
+    out = _poison(300, layer.rows, layer.dtype, device)
+    expected = lambda: layer.reference(weight.double(), [t.cpu().double() for t in operands])
+    return Call(bundled, weight, device), operands, out, expected
+
+
+def _on_a_stream(bundled: Bundled, device: torch.device) -> dict[str, Any]:
+    """A launch waits for what its stream did before."""
+    call, operands, out, expected = _prepared(bundled, device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        operands[0].mul_(2)
+        call(operands, out)
+    stream.synchronize()
+    return _compared(out.cpu(), expected(), bundled.layer.dtype)
+
+
+def _in_a_graph(bundled: Bundled, device: torch.device) -> dict[str, Any]:
+    """A captured launch reads its operands anew at every replay."""
+    call, operands, out, expected = _prepared(bundled, device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(operands, out)
+    operands[0].copy_(torch.randn_like(operands[0]))
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize(device)
+    return _compared(out.cpu(), expected(), bundled.layer.dtype)
+
+
+def _infinity(bundled: Bundled, device: torch.device) -> dict[str, Any]:
+    """An infinity in a column of x that no stored element meets reaches no result."""
+    layer = bundled.layer
+    weight, operands = layer.weight(1.0), layer.operands(40)
+    size = layer.block or 1
+    weight[:, :size] = 0
+    operands[0][:, :size] = torch.inf
+    call = Call(bundled, weight, device)
+    out = call([t.to(device) for t in operands], _poison(40, layer.rows, layer.dtype, device))
+    expected = layer.reference(weight[:, size:].double(), [operands[0][:, size:].double(), *(t.double() for t in operands[1:])])
+    return _compared(out.cpu(), expected, layer.dtype)

@@ -1,0 +1,36 @@
+"""The arrays of the packing `TwoFour`: of every 4 neighbours the 2 that are stored, and their places as a warp wants them.
+
+A warp multiplies 64 rows by 32 columns at a time, as four tiles of 16 rows. Row g (or g + 8) of tile i is row 8 g + 2 i (or
+8 g + 2 i + 1) of the 64, so that the results of lanes 4 g to 4 g + 3 are neighbours. A word of metadata serves lane 4 g + q of
+a pair p of tiles: tile 2 p + q / 2, columns 0 to 15 or, for odd q, 16 to 31; its low half is for row g, the high one for row
+g + 8. The words lie by 64 rows, 32 columns, pair and lane. (PTX ISA, Matrix Fragments for sparse mma.m16n8k32.)
+"""
+
+import torch
+
+from gossamer.dialects.errors import FormatError
+from gossamer.dialects.packing import TwoFour
+
+
+def fill(
+    packing: TwoFour, nonzero: torch.Tensor, places: torch.Tensor, nowhere: int
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The metadata of a matrix [M, K], and where each value lies in it; arguments as in `packers.Rows`.
+
+    FormatError if a group of four has more than two nonzeros.
+    """
+    m, k = nonzero.shape
+    edges = (0, -k % packing.COLUMNS, 0, -m % packing.ROWS)
+    groups = torch.nn.functional.pad(nonzero, edges).view(-1, 4)
+    spare = 2 - groups.sum(1)
+    if (full := (spare < 0).nonzero()).numel():
+        row, column = divmod(int(full[0]) * 4, k + edges[1])
+        raise FormatError(f"{packing}: row {row} has more than 2 nonzeros in columns {column} to {column + 3}, prune it to 2:4")
+    chosen = groups | ((~groups).cumsum(1) <= spare[:, None])
+    source = torch.nn.functional.pad(places, edges, value=nowhere).reshape(-1, 4)[chosen]
+    first, second = chosen.nonzero()[:, 1].view(-1, 2).unbind(1)
+    codes = (first | second << 2).view(-1, 4)  # of 16 columns
+    halves = (codes << torch.arange(0, 16, 4)).sum(1)
+    # rows as [64, 8 g, 2 p, q / 2, 2], columns as [32, q % 2]
+    words = halves.view(-1, 8, 2, 2, 2, (k + edges[1]) // 32, 2).permute(0, 5, 2, 1, 3, 6, 4)
+    return [(words[..., 0] | words[..., 1] << 16).flatten()], source

@@ -1,0 +1,214 @@
+"""Chains: several layers in one region, and what stands between them, in any model that is written that way."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.backend.region_op import region
+from tests.backend.harness import assert_same, compile_and_run, prune_
+
+D, HIDDEN, HEADS = 32, 48, 4
+
+
+class Attention(nn.Module):
+    """Self-attention with separate projections, or one for all three."""
+
+    def __init__(self, joint: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        self.causal = causal
+        self.project = nn.ModuleList([nn.Linear(D, 3 * D)] if joint else [nn.Linear(D, D) for _ in range(3)])
+        self.out = nn.Linear(D, D)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        b, s, _ = x.shape
+        parts = [projection(x) for projection in self.project]
+        q, k, v = parts[0].split(D, dim=-1) if len(parts) == 1 else parts
+        q, k, v = (t.view(b, s, HEADS, D // HEADS).transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
+        return self.out(y.transpose(1, 2).reshape(b, s, D))
+
+
+class Ffn(nn.Module):
+    """Up, activation, down; gated as in the Llama family, or plain."""
+
+    def __init__(self, gated: bool = False) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(D, HIDDEN), nn.Linear(HIDDEN, D)
+        self.gate = nn.Linear(D, HIDDEN, bias=False) if gated else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.silu(self.gate(x)) * self.up(x) if self.gate is not None else F.gelu(self.up(x))
+        return self.down(hidden)
+
+
+class PostNorm(nn.Module):
+    """A layer as in BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.ffn = Attention(), Ffn()
+        self.norms = nn.ModuleList([nn.LayerNorm(D), nn.LayerNorm(D)])
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.norms[0](x + self.attention(x, mask))
+        return self.norms[1](x + self.ffn(x))
+
+
+class PreNorm(nn.Module):
+    """A layer as in GPT or ViT."""
+
+    def __init__(self, causal: bool = False, gated: bool = False, joint: bool = True) -> None:
+        super().__init__()
+        self.attention, self.ffn = Attention(joint, causal), Ffn(gated)
+        self.norms = nn.ModuleList([nn.LayerNorm(D), nn.LayerNorm(D)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norms[0](x))
+        return x + self.ffn(self.norms[1](x))
+
+
+def model(module: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return prune_(module).eval()
+
+
+def regions(compiled_graph: torch.fx.GraphModule) -> int:
+    return sum(node.target is region for node in compiled_graph.graph.nodes)
+
+
+@pytest.mark.parametrize("length", [1, 16, 37, 100])
+@pytest.mark.parametrize(
+    ("build", "contractions"),
+    [
+        (PostNorm, 6),
+        (PreNorm, 4),
+        (lambda: PreNorm(causal=True), 4),
+        (lambda: PreNorm(gated=True, joint=False), 7),
+        (lambda: nn.Sequential(PostNorm(), PostNorm()), 12),
+    ],
+    ids=["post-norm", "pre-norm", "causal", "gated", "two layers"],
+)
+def test_a_transformer_layer_is_one_chain(build, contractions: int, length: int) -> None:  # type: ignore[no-untyped-def]
+    module, x = model(build()), torch.randn(max(1, 100 // length), length, D)
+    run = compile_and_run(module, x)
+    assert [d.reason for d in run.regions] == [f"in a chain of {contractions}"] * contractions
+    assert_same(run.output, module(x))
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1, 20), (1, 1, 20, 20), (3, 1, 20, 20)])
+def test_masks_are_added_to_the_scores(shape: tuple[int, ...]) -> None:
+    module, x = model(PostNorm()), torch.randn(3, 20, D)
+    mask = torch.randn(shape).masked_fill(torch.rand(shape) < 0.3, float("-inf"))
+    mask[..., 0] = 0
+    run = compile_and_run(module, x, mask)
+    assert {d.reason for d in run.regions} == {"in a chain of 6"}
+    assert_same(run.output, module(x, mask))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_more_threads_than_tiles_share_them_out(threads: int) -> None:
+    module, x = model(nn.Sequential(PostNorm(), PreNorm())), torch.randn(2, 70, D)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        run = compile_and_run(module, x)
+        assert {d.reason for d in run.regions} == {"in a chain of 10"}
+        assert_same(run.output, module(x))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_kernel_serves_every_batch_and_length() -> None:
+    module = model(PostNorm())
+    x = torch.randn(2, 30, D)
+    run = compile_and_run(module, x, dynamic=True)
+    assert {d.reason for d in run.regions} == {"in a chain of 6"}
+    for batch, length in ((2, 30), (3, 64), (1, 65), (5, 9)):
+        x = torch.randn(batch, length, D)
+        assert_same(run.function(x), module(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types(dtype: torch.dtype) -> None:
+    module, x = model(Ffn()).to(dtype), torch.randn(40, D, dtype=dtype)
+    run = compile_and_run(module, x)
+    assert {d.reason for d in run.regions} == {"in a chain of 2"}
+    assert_same(run.output, module(x))
+
+
+def test_few_tokens_run_layer_by_layer() -> None:
+    module, x = model(Ffn()), torch.randn(4, D)
+    run = compile_and_run(module, x)
+    assert [d.reason for d in run.regions] == ["2 ops fused", "1 op fused"]
+    assert_same(run.output, module(x))
+
+
+def test_a_schedule_that_is_asked_for_runs_layer_by_layer() -> None:
+    module, x = model(Ffn()), torch.randn(40, D)
+    run = compile_and_run(module, x, schedule="kblock")
+    assert not any("chain" in d.reason for d in run.regions)
+    assert_same(run.output, module(x))
+
+
+def test_a_value_that_is_used_elsewhere_ends_a_chain() -> None:
+    first, second = model(Ffn()), model(Ffn())
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = first(x)
+        return second(y), y.cos()
+
+    x = torch.randn(40, D)
+    run = compile_and_run(function, x)
+    assert [d.reason for d in run.regions] == ["in a chain of 2"] * 4
+    for actual, expected in zip(run.output, function(x), strict=True):
+        assert_same(actual, expected)
+
+
+def test_a_dense_layer_parts_a_chain() -> None:
+    parts = [model(Ffn()), nn.Conv1d(40, 40, 1), model(Ffn())]
+
+    def function(x: Tensor) -> Tensor:
+        return parts[2](parts[1](parts[0](x)))
+
+    x = torch.randn(3, 40, D)
+    with torch.no_grad():
+        run = compile_and_run(function, x)
+        assert [d.reason for d in run.regions] == ["in a chain of 2"] * 4
+        assert_same(run.output, function(x))
+
+
+def test_a_weight_that_becomes_dense_runs_the_chain_densely() -> None:
+    module, x = model(PostNorm()), torch.randn(2, 40, D)
+    run = compile_and_run(module, x, min_gain=1e-6)
+    assert {d.reason for d in run.regions} == {"in a chain of 6"}
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.3)
+        assert_same(run.function(x), module(x))
+
+
+def test_changed_values_are_taken_over() -> None:
+    module, x = model(Ffn()), torch.randn(40, D)
+    run = compile_and_run(module, x)
+    with torch.no_grad():
+        module.up.weight.mul_(2)
+        module.down.weight.neg_()
+        assert_same(run.function(x), module(x))
+
+
+def test_no_tokens_give_no_rows() -> None:
+    module = model(Ffn())
+    run = compile_and_run(module, torch.randn(40, D), dynamic=True)
+    assert run.function(torch.empty(0, D)).shape == (0, D)
+
+
+def test_training_keeps_what_backward_needs() -> None:
+    module, x = model(Ffn()), torch.randn(40, D, requires_grad=True)
+    run = compile_and_run(module, x, grad=True)
+    run.output.sum().backward()
+    gradient, x.grad = x.grad, None
+    module(x).sum().backward()
+    assert_same(gradient, x.grad)  # type: ignore[arg-type]

@@ -1,0 +1,70 @@
+// A layer norm in linalg: sums of rows and an elementwise generic become kernel.sum and kernel.map.
+// RUN: gossamer-opt %s -p 'lift-rows,canonicalize' --split-input-file | filecheck %s
+
+// CHECK-LABEL: func.func @centred(
+// CHECK:         %[[SUM:.*]] = "kernel.sum"() ({
+// CHECK-NEXT:      %[[IN:.*]] = "kernel.read"(%arg0) {map = #map}
+// CHECK-NEXT:      "kernel.yield"(%[[IN]])
+// CHECK-NEXT:    }) {size = 8 : i64} : () -> tensor<?x1xf32>
+// CHECK:         "kernel.map"() ({
+// CHECK-NEXT:      %[[X:.*]] = "kernel.read"(%arg0) {map = #map}
+// CHECK-NEXT:      %[[S:.*]] = "kernel.read"(%[[SUM]]) {map = #map1}
+// CHECK-NEXT:      arith.subf %[[X]], %[[S]] : f32
+// CHECK:         }) : () -> tensor<?x8xf32>
+// CHECK-NOT:     linalg.generic {indexing_maps = [#map, #map1
+#M = affine_map<(d0, d1) -> (d0, d1)>
+#C = affine_map<(d0, d1) -> (d0, 0)>
+func.func @centred(%x: tensor<?x8xf32>) -> tensor<?x8xf32> {
+  %c0 = arith.constant 0 : index
+  %zero = arith.constant 0.0 : f32
+  %t = tensor.dim %x, %c0 : tensor<?x8xf32>
+  %e1 = tensor.empty(%t) : tensor<?x1xf32>
+  %init = linalg.fill ins(%zero : f32) outs(%e1 : tensor<?x1xf32>) -> tensor<?x1xf32>
+  %sum = linalg.generic {indexing_maps = [#M, #C], iterator_types = ["parallel", "reduction"]}
+    ins(%x : tensor<?x8xf32>) outs(%init : tensor<?x1xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %0 = arith.addf %in, %out : f32
+    linalg.yield %0 : f32
+  } -> tensor<?x1xf32>
+  %e8 = tensor.empty(%t) : tensor<?x8xf32>
+  %y = linalg.generic {indexing_maps = [#M, #C, #M], iterator_types = ["parallel", "parallel"]}
+    ins(%x, %sum : tensor<?x8xf32>, tensor<?x1xf32>) outs(%e8 : tensor<?x8xf32>) {
+  ^bb0(%in: f32, %s: f32, %out: f32):
+    %0 = arith.subf %in, %s : f32
+    linalg.yield %0 : f32
+  } -> tensor<?x8xf32>
+  return %y : tensor<?x8xf32>
+}
+
+// -----
+
+// What is summed may be computed first; a reduction that is no sum, or does not start from 0, stays.
+// CHECK-LABEL: func.func @kinds(
+// CHECK:         "kernel.sum"() ({
+// CHECK:           arith.mulf
+// CHECK-NEXT:      "kernel.yield"
+// CHECK:         linalg.generic
+// CHECK:           arith.maximumf
+#M = affine_map<(d0, d1) -> (d0, d1)>
+#C = affine_map<(d0, d1) -> (d0, 0)>
+func.func @kinds(%x: tensor<?x8xf32>, %i: tensor<?x1xf32>) -> (tensor<?x1xf32>, tensor<?x1xf32>) {
+  %c0 = arith.constant 0 : index
+  %zero = arith.constant 0.0 : f32
+  %t = tensor.dim %x, %c0 : tensor<?x8xf32>
+  %e1 = tensor.empty(%t) : tensor<?x1xf32>
+  %init = linalg.fill ins(%zero : f32) outs(%e1 : tensor<?x1xf32>) -> tensor<?x1xf32>
+  %squares = linalg.generic {indexing_maps = [#M, #C], iterator_types = ["parallel", "reduction"]}
+    ins(%x : tensor<?x8xf32>) outs(%init : tensor<?x1xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %0 = arith.mulf %in, %in : f32
+    %1 = arith.addf %out, %0 : f32
+    linalg.yield %1 : f32
+  } -> tensor<?x1xf32>
+  %highest = linalg.generic {indexing_maps = [#M, #C], iterator_types = ["parallel", "reduction"]}
+    ins(%x : tensor<?x8xf32>) outs(%i : tensor<?x1xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %0 = arith.maximumf %in, %out : f32
+    linalg.yield %0 : f32
+  } -> tensor<?x1xf32>
+  return %squares, %highest : tensor<?x1xf32>, tensor<?x1xf32>
+}
