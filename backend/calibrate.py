@@ -34,15 +34,13 @@ ELEMENTS = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, 
 _READ_SIZES = (1 << 19, 1 << 21, 1 << 23, 1 << 25)
 _DENSE_SIZES = ((384, 384), (768, 1536), (2048, 2048))
 _DENSE_TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
-_TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _ROWS, _COLUMNS = 1024, 768
 
 # density, block and n:m of the reference weights; a family is measured on those that its storage is for
 _WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ...] = (
-    (0.1, None, None),
-    (0.4, None, None),
-    (0.1, (4, 4), None),
-    (0.1, (32, 32), None),
+    (0.2, None, None),
+    (0.1, (16, 16), None),
     (0.5, None, (2, 4)),
 )
 

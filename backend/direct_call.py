@@ -22,7 +22,7 @@ def call_region(operands: list[torch.Tensor], key: str) -> torch.Tensor:
 
 @cache
 def enable() -> None:
-    """Has Inductor's Python wrapper write such calls, where it can be told to (torch 2.13; others go through the dispatcher)."""
+    """Has Inductor's Python wrapper write such calls, if this torch lets it be told to, as 2.13 does."""
     try:
         from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
     except ImportError:

@@ -11,6 +11,8 @@ from math import comb
 
 import torch
 
+from gossamer.runtime.nonzeros import count_nonzeros, nonzero_mask
+
 _FULL = 0.75
 """Share of nonzeros from which on blocks count as filled."""
 
@@ -54,15 +56,14 @@ class Pattern:
     @classmethod
     def of(cls, matrix: torch.Tensor) -> "Pattern":
         """The pattern of a matrix of any dtype and strides; a NaN is a nonzero."""
-        mask = (matrix.detach() != 0).contiguous()
-        nonzeros, elements = int(torch.count_nonzero(mask)), mask.numel()
+        mask = nonzero_mask(matrix).contiguous()
+        nonzeros, elements = count_nonzeros(mask), mask.numel()
         density = nonzeros / elements if elements else 1.0
         if nonzeros in (0, elements):
             even = Lines(None, 1.0)
             return cls(density, None, 1.0, even, even)
         block, fill = _block(mask, nonzeros)
-        across = mask.t().contiguous()
-        return cls(density, block, fill, _lines(mask, density), _lines(across, density))
+        return cls(density, block, fill, _lines(mask, density), _lines(mask.t().contiguous(), density))
 
     @property
     def transposed(self) -> "Pattern":
@@ -103,7 +104,7 @@ def _block(mask: torch.Tensor, nonzeros: int) -> tuple[tuple[int, int] | None, f
                 continue
             pairs = occupied.unflatten(0, (-1, 2)) if size[0] > r else occupied.unflatten(1, (-1, 2))
             halved = pairs[:, 0] | pairs[:, 1] if size[0] > r else occupied.view(torch.int16) != 0
-            stored = int(torch.count_nonzero(halved)) * size[0] * size[1]
+            stored = count_nonzeros(halved) * size[0] * size[1]
             fill = nonzeros / stored
             if fill >= _FULL and stored <= most:
                 found[size] = fill

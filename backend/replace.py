@@ -84,22 +84,16 @@ def _operand(operand: Extra, chain: Chain, emit: "_Emitter") -> fx.Node:
 
 
 def _chain_shape(chain: Chain, emit: "_Emitter") -> list[Any]:
-    """The sizes of the output: elementwise nodes and sums of rows have the shape of a view before them."""
-    value = chain.output.meta["val"]
+    """The sizes of the output: those of the first input or of a view in the chain that has as many dimensions."""
+    value, x = chain.output.meta["val"], chain.inputs[0].node
     if all(isinstance(s, int) for s in value.shape):
         return list(value.shape)
-    node, members = chain.output, set(chain.members)
-    while node.target not in VIEWS:
-        inside = [n for n in node.all_input_nodes if n in members and _rank(n) == value.dim()]
-        if not inside:
-            return [*emit.sizes(node, tuple(range(value.dim() - 1))), value.shape[-1]]
-        node = inside[0]
-    return [*node.args[1][:-1], value.shape[-1]]  # type: ignore[index]
-
-
-def _rank(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return value.dim() if isinstance(value, torch.Tensor) else -1
+    if value.dim() == 2:
+        return [-1, value.shape[-1]]
+    if x.meta["val"].dim() == value.dim():
+        return [*emit.sizes(x, tuple(range(value.dim() - 1))), value.shape[-1]]
+    view = next(n for n in reversed(chain.members) if n.target in VIEWS and n.meta["val"].dim() == value.dim())
+    return [*view.args[1][:-1], value.shape[-1]]  # type: ignore[index]
 
 
 class _Emitter:

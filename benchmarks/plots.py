@@ -68,6 +68,7 @@ STYLE = {
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }
+RATIOS = (0.25, 0.375, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 LOWEST = 0.25  # speed-ups below are drawn at the edge
 KERNEL = ("sparse-graph", "sparse")  # whose results stand for the kernels: without guards, where that was measured
 
@@ -80,7 +81,7 @@ def panels(count: int, width: float = 2.1, height: float = 2.6, most: int = 5) -
     """Panels that share their axes, row by row."""
     columns = min(count, most)
     rows = -(-count // columns)
-    figure = Figure(figsize=(max(width * columns, 4.5), height * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(max(width * columns, 4.5), height * rows + 0.9), layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     axes = list(grid.flat)
     for unused in axes[count:]:
@@ -105,12 +106,12 @@ def speedups(report: Record, cases: Sequence[Record], title: str) -> Figure | No
     if not found:
         return None
     figure, axes = panels(len(found))
+    means = [statistics.geometric_mean(ratios) for lines in found.values() for own in lines.values() for ratios in own.values()]
+    limits = max(min(*means, 1.0), LOWEST) / 1.1, max(*means, 1.0) * 1.15
     values = sorted({x for lines in found.values() for points in lines.values() for x in points})
     drawn: dict[str, Any] = {}
     for ax, (place, lines) in zip(axes, found.items(), strict=True):
-        ax.set_title(
-            " ".join(f"{value:.0%}" if isinstance(value, float) else str(value) for value in place) + unit(family.panels)
-        )
+        ax.set_title(" ".join(named(key, value) for key, value in zip(family.panels, place, strict=True)))
         ax.axhline(1, color=TEXT, linewidth=1)
         for name in (name for name in COLOURS if name in lines):
             points = [(values.index(x), statistics.geometric_mean(ratios)) for x, ratios in sorted(lines[name].items())]
@@ -124,20 +125,23 @@ def speedups(report: Record, cases: Sequence[Record], title: str) -> Figure | No
                 markersize=4 if name.startswith("sparse") else 2.5,
                 zorder=3 if name.startswith("sparse") else 2,
             )[0]
+        ax.set_xlabel(family.across)
         ax.set_yscale("log", base=2)
+        ax.set_yticks(RATIOS if limits[1] / limits[0] < 12 else RATIOS[::2])
+        ax.set_ylim(*limits)
         ax.set_xticks(range(len(values)), [plain(x) for x in values])
         ax.yaxis.set_major_formatter(FuncFormatter(plain))
         ax.yaxis.set_minor_formatter(NullFormatter())
-    figure.supxlabel(family.across, fontsize=9)
     figure.supylabel("times as fast as the best dense", fontsize=9)
     labels = [report["contenders"][name]["label"] for name in drawn]
-    figure.legend(list(drawn.values()), labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(list(drawn.values()), labels, loc="outside lower center", ncols=int(figure.get_figwidth() / 1.9), fontsize=8)
     figure.suptitle(title, fontsize=10)
     return figure
 
 
-def unit(names: Sequence[str]) -> str:
-    return " tokens" if names and names[-1] == "tokens" else ""
+def named(key: str, value: Any) -> str:
+    """A parameter's value as a title reads it."""
+    return counted(value, "token") if key == "tokens" else f"{value:.0%}" if key == "sparsity" else str(value)
 
 
 def roofline(report: Record, cases: Sequence[Record], title: str) -> Figure | None:
@@ -167,7 +171,7 @@ def roofline(report: Record, cases: Sequence[Record], title: str) -> Figure | No
     for colour, value in zip(SERIES * 4, dict.fromkeys(case["parameters"][key] for case, _ in placed), strict=False):
         own = [found for case, found in placed if case["parameters"][key] == value]
         x, y = [found["intensity"] for found in own], [found["useful_gflops"] for found in own]
-        ax.plot(x, y, "o", color=colour, markersize=4, label=f"{value}{unit([key])}")
+        ax.plot(x, y, "o", color=colour, markersize=4, label=named(key, value))
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(plain))
@@ -213,11 +217,12 @@ def prediction(cases: Sequence[Record], title: str) -> Figure | None:
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")
     ax = figure.subplots()
     ax.axhline(CLOSE, color=TEXT, linewidth=1, linestyle="--")
-    shares = [100 * (index + 1) / len(ratios) for index in range(len(ratios))]
-    ax.step(shares, ratios, where="pre", color=OURS, linewidth=2)
+    shares = [100 * index / len(ratios) for index in range(len(ratios))]
+    ax.step([*shares, 100], [*ratios, ratios[-1]], where="post", color=OURS, linewidth=2)
     ax.set_xlabel(f"% of {len(ratios)} cases")
     ax.set_ylabel("time chosen / best")
     ax.set_ylim(bottom=0.95)
+    ax.set_xlim(0, 100)
     close = sum(ratio <= CLOSE for ratio in ratios) / len(ratios)
     ax.set_title(f"{title}: {close:.0%} within 10 %", fontsize=10)
     return figure

@@ -112,7 +112,7 @@ def peaks(threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     caches = cache_sizes()
     levels = {"l2": caches["l2"] * threads, "l3": caches["l3"], "dram": None}
-    copied = {"l2": levels["l2"] // 2, "l3": min(levels["l3"] // 2, 12 << 20), "dram": 512 << 20}
+    copied = {"l2": levels["l2"] // 2, "l3": min(levels["l3"] // 2, 12 << 20), "dram": 16 * levels["l3"]}
     return {
         "f32_gflops": peak_gflops(torch.float32),
         "bf16_gflops": peak_gflops(torch.bfloat16),

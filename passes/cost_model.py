@@ -5,7 +5,8 @@ y[t, m] = sum_k x[t, k] w[m, k], T tokens:
     dense    Machine.speeds        measured products, by element type, bytes of the weight and T
     sparse   Family.cycles         each family of schedules has its own terms, in cycles of a core of 3 GHz;
              Speed.cycles_a_us     a calibration finds how many of them pass here, by family and T
-             at least Machine.read the values have to be read
+             at least              the values are read (Machine.read), and multiplied 1.25 times as fast as in the best
+                                   dense product
     each     Machine.call_us       the call
 """
 
@@ -17,6 +18,7 @@ from gossamer.passes.families import FAMILIES
 from gossamer.passes.family import Matrix
 from gossamer.passes.machine import Machine, element_width
 
+_FASTER = 0.8
 UNKNOWN_TOKENS = 32  # assumed where the number of tokens is not known at compile time
 
 
@@ -55,7 +57,8 @@ def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machi
     width = element_width(matrix.element)
     dense = speed.dense_us(matrix.rows * matrix.columns, width, t) / threads
     values = matrix.nonzeros * width
-    least = values / machine.read.at(values) / 1e3
+    fastest = min(machine.speeds[element].least for element in {matrix.element, "f64" if width == 8 else "f32"})
+    least = max(values / machine.read.at(values) / 1e3, _FASTER * fastest * matrix.nonzeros * t * 1e-6)
     possible = [f for f in FAMILIES.values() if t <= f.most and f.storage(matrix) is not None]
     sparse = sorted((f.cycles(matrix, t) / speed.cycles_a_us(f.name, t), f.name) for f in possible)
     able = [(name, max(us, least) / threads + machine.call_us) for us, name in sparse if us < math.inf]

@@ -18,6 +18,7 @@ are masked, so that an infinity or a NaN in x reaches no row that does not use i
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch_mlir import ir
@@ -69,7 +70,11 @@ class LowerBitmap:
             lanes, size = ir.IntegerAttr(op.lanes).value, ir.RankedTensorType(op.x.type).shape[1]
             bitmap = FewTokens(op, -(-size // lanes) * lanes)
             widths = [n for n in (8, 4, 2, 1) if n <= bitmap.tokens]
-            bitmap.lower(module, widths, lambda count, operands, bitmap=bitmap: _Rows(bitmap, count, operands).emit())
+            bitmap.lower(module, widths, partial(_emit_rows, bitmap))
+
+
+def _emit_rows(bitmap: FewTokens, count: int, operands: Operands) -> None:
+    _Rows(bitmap, count, operands).emit()
 
 
 class _Rows(TokenRows):

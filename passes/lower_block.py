@@ -98,4 +98,5 @@ class LowerBlock:
 
 
 def _inner(stored: Blocks, groups: int, tile: TokenTile, packed: ir.Value) -> BlockRows:
-    return BlockRows(stored, groups, *tile.operands.weight, packed, tile.vec, tile.vectors)
+    weight = tile.operands
+    return BlockRows(stored, groups, weight.positions, weight.coordinates, weight.values, packed, tile.vec, tile.vectors)

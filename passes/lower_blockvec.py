@@ -49,7 +49,7 @@ from gossamer.passes.vectors import (
 _TOKENS = 8  # tokens that share the loads of the weight
 _DEEPEST = 16  # vectors of a block that one coordinate stands for
 _CHAINS = 8  # sums that keep two multiply-adds a cycle of four cycles each going
-_MULTIPLY, _BYTES, _VECTOR, _GROUP, _ADDED, _STORED, _PACKED = 0.66, 0.56, 1.3, 0.65, 2.1, 3.5, 0.27  # cycles, see _cycles
+_MULTIPLY, _BYTES, _VECTOR, _GROUP, _ADDED, _STORED, _PACKED = 0.58, 0.64, 1.3, 0.65, 2.1, 3.5, 0.27  # cycles, see _cycles
 
 
 def _storage(matrix: Matrix) -> BlockVectors | None:
@@ -71,7 +71,7 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of n tokens, for the nnz / fill / L vectors of p rows x q columns: n (0.66 + 0.56 q / L), the multiply-add and
+    """Per tile of n tokens, for the nnz / fill / L vectors of p rows x q columns: n (0.58 + 0.64 q / L), the multiply-add and
     the bytes of x that it takes, and 1.3 for the vector itself; 0.65 M / p for starts and ends; 2.1 (q - 1) + 3.5 for each of
     the n M / L vectors of results; 0.27 n K to pack x, but for a single token."""
     stored = _storage(matrix)

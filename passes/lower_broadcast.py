@@ -4,7 +4,7 @@ before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "broadcast", tile =
 after    scf.parallel (%task) = ...                    // token tiles x chunks of the weight's rows
            func.call @region_tile32(...)               // or _tile16, _tile8 for what is left of the tokens
          func.func private @region_tile16(...)
-           pack:    the tile of x, transposed, into the workspace: for each block of 192 columns [192][16] and a row of zeros
+           pack:    the tile of x, transposed, into the workspace: for each block of 256 columns [256][16] and a row of zeros
            for each panel of 1024 rows, each block of columns, each row:
              scf.for %p step 4 iter_args(4 vectors)    // the row's nonzeros in the block, filled up to a multiple of 4
                values[p..p + 4], coordinates[p..p + 4] as one load each
@@ -44,7 +44,7 @@ from gossamer.passes.vectors import (
     zeros,
 )
 
-_COLUMNS = 192  # a panel of x of two vectors a column stays in the first-level cache; wider for few nonzeros in a row
+_COLUMNS = ((0.25, 256), (0.07, 384), (0.0, 768))  # columns of a block at most, for weights denser than this
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _NONZERO = {0.5: 0.95, 1.0: 1.45, 2.0: 2.7}  # cycles by vectors of tokens
 _ROW, _ELEMENT = 8.0, 0.4
@@ -52,8 +52,9 @@ _MOST = 32  # tokens up to which it may be the fastest
 
 
 def _storage(matrix: Matrix) -> Padded:
-    """Blocks as equal as can be, of 192 columns at most, or 384."""
-    blocks = -(-matrix.columns // (_COLUMNS if matrix.density > 0.15 else 2 * _COLUMNS))
+    """Blocks as equal as can be: narrow, for x stays in the first-level cache, but each with some nonzeros of a row."""
+    widest = next((columns for denser, columns in _COLUMNS if matrix.density > denser), _COLUMNS[-1][1])
+    blocks = -(-matrix.columns // widest)
     return Padded(matrix.reduction, -(-matrix.columns // (16 * blocks)) * 16)
 
 
@@ -269,7 +270,7 @@ class _Tile:
         return list(finish.results)
 
     def _unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value) -> None:
-        """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for a group of as many rows as lanes."""
+        """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for as many rows as lanes."""
         lanes, epilogue = self.lanes, self.spmm.epilogue
         crossing = vector_of(lanes, epilogue.crossing.type)
         for at in self.at:

@@ -91,6 +91,10 @@ class _Gather(Product):
         (self.tokens,) = tile
         self.workspace = self.tokens * self.lanes * byte_width(self.sum_type)
 
+    def work_before(self, row: ir.Value) -> ir.Value:
+        """By nonzeros: where a row starts and ends costs about as much as one vector of them."""
+        return self.stored_before(row, 1, self.lanes)
+
 
 def _lower(gather: _Gather) -> None:
     widths = [n for n in (4, 2, 1) if n <= gather.tokens]

@@ -16,6 +16,7 @@ a NaN in x reaches no row that does not use it. Runs on functions whose storage 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch_mlir import ir
@@ -84,7 +85,11 @@ class LowerLookup:
             size = ir.RankedTensorType(op.x.type).shape[1]
             lookup = FewTokens(op, (-(-size // lanes) + 1) * lanes)  # a window may begin with the last block
             widths = list(range(lookup.tokens, 0, -1))
-            lookup.lower(module, widths, lambda count, operands, lookup=lookup: _Rows(lookup, count, operands).emit())
+            lookup.lower(module, widths, partial(_emit_rows, lookup))
+
+
+def _emit_rows(lookup: FewTokens, count: int, operands: Operands) -> None:
+    _Rows(lookup, count, operands).emit()
 
 
 class _Rows(TokenRows):

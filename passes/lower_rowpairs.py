@@ -29,7 +29,7 @@ from gossamer.passes.row_groups import RowGroups
 from gossamer.passes.token_tile import TokenTile
 from gossamer.passes.vectors import index, load_index, loop, widened
 
-_NONZERO = {1: (2.2, 0.2), 2: (3.1, 0.8), 4: (4.35, 2.2)}  # cycles by vectors of tokens, see _cycles
+_NONZERO = {1: (2.2, 0.1), 2: (2.9, 0.6), 4: (4.3, 1.1)}  # cycles by vectors of tokens, see _cycles
 _START, _ELEMENT = 20.0, 0.4
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 
@@ -85,7 +85,8 @@ class LowerRowpairs:
 
 
 def _inner(width: int, groups: int, tile: TokenTile, packed: ir.Value) -> "_Pairs":
-    return _Pairs(width, groups, *tile.operands.weight, packed, tile.vec, tile.vectors)
+    weight = tile.operands
+    return _Pairs(width, groups, weight.positions, weight.coordinates, weight.values, packed, tile.vec, tile.vectors)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ _SPARSIFY = (
     "sparse-storage-specifier-to-llvm,%s,func.func(convert-linalg-to-loops)"
 )
 _FREE, _FREE_OUTGROWN = "buffer-deallocation-pipeline", "expand-realloc{emit-deallocs=true}"
-SCHEDULES = (*FAMILIES, "reference", "rows")
+SCHEDULES = (*FAMILIES, "reference")
+OPEN_SCHEDULES = ("rows",)
+"""Schedules of products with a sparse matrix that comes with each call, of any shape."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _planning(schedule: str, bits: int, features: frozenset[str]) -> str:
     if schedule == "reference":
         return f"{_NORMALIZE},forget-hints"
     if schedule == "rows":
-        return f"{_NORMALIZE},forget-hints,schedule-rows{{bits={bits}}}"
+        return f"{_NORMALIZE},forget-hints,gather-rows{{bits={bits}}}"
     options = f"{{schedule={schedule} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}}}"
     return f"{_NORMALIZE},{_FUSE},choose-format{options},schedule{options}"
 

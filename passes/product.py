@@ -16,7 +16,7 @@ from gossamer.passes.epilogue import Buffers, Epilogue
 from gossamer.passes.openmp import thread_number
 from gossamer.passes.queries import walk
 from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
-from gossamer.passes.vectors import call_narrowest, index, loop
+from gossamer.passes.vectors import call_narrowest, index, load_index, loop
 
 _SMALL = 1 << 14  # vectors of multiply-adds that one thread does in the time that two need to meet
 _MANY = 4  # tiles a thread from which on it does not matter that some threads have one more
@@ -131,10 +131,37 @@ class Product:
             scf.ReduceOp([], 0)
 
     def row_range(self, chunk: ir.Value, chunks: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The row groups [low, high) of one of `chunks` equal parts."""
-        groups = index(self.groups)
-        low = arith.divui(arith.muli(chunk, groups), chunks)
-        return low, arith.divui(arith.muli(arith.addi(chunk, index(1)), groups), chunks)
+        """The row groups [low, high) of one of `chunks` parts of equal work."""
+        return self._boundary(chunk, chunks), self._boundary(arith.addi(chunk, index(1)), chunks)
+
+    def work_before(self, row: ir.Value) -> ir.Value:
+        """What the rows before this one cost, in any unit; each costs something. By default all cost the same."""
+        return row
+
+    def stored_before(self, row: ir.Value, blocks: int, each: int) -> ir.Value:
+        """The entries that the rows before this one have in all blocks of a weight with positions, `each` more a row."""
+        positions = self.buffers[1]
+        with loop(index(0), index(blocks), index(1), [arith.muli(row, index(blocks * each))]) as steps:
+            start = arith.muli(steps.induction_variable, index(self.M))
+            entries = arith.subi(load_index(positions, arith.addi(start, row)), load_index(positions, start))
+            scf.YieldOp([arith.addi(steps.inner_iter_args[0], entries)])
+        return steps.results[0]
+
+    def _boundary(self, chunk: ir.Value, chunks: ir.Value) -> ir.Value:
+        """The first row group that has `chunk` / `chunks` of the work before it (all of them for the last), by bisection."""
+        rows, one = index(self.M), index(1)
+        wanted = arith.ceildivui(arith.muli(chunk, self.work_before(rows)), chunks)
+        steps = self.groups.bit_length()
+        with loop(index(0), index(steps), one, [index(0), index(self.groups)]) as search:
+            low, high = search.inner_iter_args
+            middle = arith.divui(arith.addi(low, high), index(2))
+            before = self.work_before(arith.minui(arith.muli(middle, index(self.lanes)), rows))
+            # Once low meets high, middle is both of them and must stay.
+            less = arith.andi(
+                arith.cmpi(arith.CmpIPredicate.ult, before, wanted), arith.cmpi(arith.CmpIPredicate.ult, low, high)
+            )
+            scf.YieldOp([arith.select(less, arith.addi(middle, one), low), arith.select(less, high, middle)])
+        return search.results[0]
 
     def call(self, variants: dict[int, func.FuncOp], offset: ir.Value, first: ir.Value, low: ir.Value, high: ir.Value) -> None:
         """Call the narrowest of the functions, keyed by their tokens, that holds the tokens from `first` on."""

@@ -40,7 +40,7 @@ _PASSES: dict[str, str | type[Pass]] = {
     "forget-hints": "gossamer.passes.forget_hints:ForgetHints",
     "choose-format": "gossamer.passes.choose_format:ChooseFormat",
     "schedule": "gossamer.passes.schedule:Schedule",
-    "schedule-rows": "gossamer.passes.schedule_rows:ScheduleRows",
+    "gather-rows": "gossamer.passes.gather_rows:GatherRows",
     "expose-storage": "gossamer.passes.expose_storage:ExposeStorage",
     "lower-rows": "gossamer.passes.lower_rows:LowerRows",
     "lower-sample": "gossamer.passes.lower_sample:LowerSample",

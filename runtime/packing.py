@@ -17,6 +17,7 @@ from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime import packers
+from gossamer.runtime.huge_pages import placed
 from gossamer.runtime.nonzeros import count_nonzeros, divided, nonzero_mask, nonzero_places
 
 _INTEGER = {0: torch.int64, 8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -120,13 +121,14 @@ def pack(dense: torch.Tensor, format: Format | Packing) -> Packed:
     dense = dense.detach()
     if isinstance(format, Packing):
         arrays, source = packers.fill(format, dense)
-        return Packed(format, tuple(dense.shape), (*arrays, _flat(dense, format).index_select(0, source)), source)
+        values = _flat(dense, format).index_select(0, source)
+        return Packed(format, tuple(dense.shape), placed((*arrays, values)), source)
     layout = _Layout(format, tuple(dense.shape))
     occupied = layout.by_entry(_in_level_order(nonzero_mask(dense), format))
     arrays, stored = layout.walk((occupied if occupied.shape[1] == 1 else occupied.any(1)).flatten())
     source = layout.source(stored)
     values = _flat(dense, format).index_select(0, source)
-    return Packed(format, layout.shape, (*arrays, values), source)
+    return Packed(format, layout.shape, placed((*arrays, values)), source)
 
 
 class _Layout:

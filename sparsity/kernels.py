@@ -33,7 +33,7 @@ class RegionKernel:
     """A region's kernel.
 
     formats   one entry per argument of the region's function: how its packed operand must be stored, None if dense
-    schedule  one of pipelines.SCHEDULES
+    schedule  one of pipelines.SCHEDULES or OPEN_SCHEDULES
     key       hash of kernel IR and target: equal keys are the same machine code
     """
 
@@ -122,7 +122,7 @@ def compile_region(
     `request` is what `recall_region` will ask for.
     Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
     """
-    if schedule not in ("auto", *pipelines.SCHEDULES):
+    if schedule not in ("auto", *pipelines.SCHEDULES, *pipelines.OPEN_SCHEDULES):
         raise OptionError(f"unknown schedule {schedule!r}, there are auto, {', '.join(pipelines.SCHEDULES)}")
     target = target or host()
     with _lock:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
 from gossamer.sparsity.kernels import RegionKernel, compile_region
 from gossamer.sparsity.operands import Bound, Spec, padded
 
@@ -49,7 +50,9 @@ class _Arrays:
 def kernel_of(build: Build, spec: Spec, dtype: torch.dtype) -> RegionKernel:
     """The fastest kernel that computes a call: "rows" for CSR times dense, the reference for all else."""
     contract = build(spec, dtype)
-    try:
-        return compile_region(contract, schedule="rows")
-    except CompileError:
-        return compile_region(contract, schedule="reference")
+    if any(operand.format is not None and operand.format.levels == Format.CSR.levels for operand in spec.operands):
+        try:
+            return compile_region(contract, schedule="rows")
+        except CompileError:
+            pass
+    return compile_region(contract, schedule="reference")

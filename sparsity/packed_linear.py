@@ -34,7 +34,7 @@ class PackedLinear(nn.Linear):
         packed: Any = linear
         packed._non_persistent_buffers_set.add("weight_handle")
         packed._install(weight)
-        return packed  # type: ignore[no-any-return]
+        return packed
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]

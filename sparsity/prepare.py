@@ -8,7 +8,7 @@ sparse kernel reads it. A parametrization is read, never written, and its mask a
 """
 
 from collections import Counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -63,17 +63,14 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
 
 def _free_dense(model: nn.Module) -> None:
     for module in model.modules():
-        if parametrize.is_parametrized(module, "weight") and _masks_only(module.parametrizations["weight"]):  # type: ignore[index]
+        parametrizations: Any = getattr(module, "parametrizations", {})
+        if "weight" in parametrizations and all(isinstance(child, Mask) for child in parametrizations["weight"].children()):
             parametrize.remove_parametrizations(module, "weight")
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    for module in model.modules():
-        is_linear = type(module) in (nn.Linear, NonDynamicallyQuantizableLinear)
-        if is_linear and uses[id(module.weight)] == 1 and _is_pruned(module.weight):
-            PackedLinear.of(module)  # type: ignore[arg-type]
-
-
-def _masks_only(parametrization: nn.Module) -> bool:
-    return all(isinstance(child, Mask) for child in parametrization.children())
+    for layer in (m for m in model.modules() if type(m) in (nn.Linear, NonDynamicallyQuantizableLinear)):
+        weight = layer._parameters["weight"]
+        if weight is not None and uses[id(weight)] == 1 and _is_pruned(weight):
+            PackedLinear.of(layer)  # type: ignore[arg-type]
 
 
 def _is_pruned(weight: torch.Tensor) -> bool:

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.linears import with_sparse_linears
-from benchmarks.registry import Contender, Prepared, Problem
+from benchmarks.registry import Contender, Prepared, Problem, Unsupported
 
 # Of mkl_spblas.h
 _NON_TRANSPOSED, _BASE_0, _GENERAL = 10, 0, 20
 _ROW_MAJOR, _COLUMN_MAJOR = 101, 102
 _CALLS = 1000
+
+_OF_PYTORCH = "aoti_torch_dtype_float32"  # a function that libtorch_cpu alone has
 
 _ONE = ctypes.c_float(1.0)
 
@@ -150,7 +152,14 @@ class MklLinear(nn.Module):
         return self.product(rows).view(*x.shape[:-1], -1)
 
 
+def mixed_up() -> bool:
+    """Whether PyTorch's symbols are visible to all libraries: MKL's then reach the MKL inside PyTorch, and crash."""
+    return hasattr(ctypes.CDLL(None), _OF_PYTORCH)
+
+
 def prepare(problem: Problem) -> Prepared:
+    if mixed_up():
+        raise Unsupported("something has loaded PyTorch's libraries with RTLD_GLOBAL, and MKL cannot be loaded beside them")
     mkl().MKL_Set_Num_Threads(torch.get_num_threads())
     model = with_sparse_linears(problem, MklLinear)
     return Prepared(lambda: model(*problem.inputs))

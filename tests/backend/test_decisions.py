@@ -28,7 +28,7 @@ def test_a_sparse_decision_says_everything() -> None:
 
 
 def test_too_dense() -> None:
-    model, x = prune_(nn.Linear(512, 512), 0.9).eval(), torch.randn(64, 512)
+    model, x = prune_(nn.Linear(512, 512), 0.9).eval(), torch.randn(512, 512)
     run = compile_and_run(model, x, min_gain=1.1)
     decision = only(run.decisions)
     assert not decision.sparse and decision.reason == "too dense for a gain of 1.1x"

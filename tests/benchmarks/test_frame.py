@@ -1,9 +1,9 @@
-"""The benchmark frame: who takes part, that a wrong result has no time, how samples are taken, the tables."""
+"""The benchmark frame: who takes part, that a wrong result has no time, how samples are taken, going on after a break."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,10 @@ from torch import Tensor, nn
 
 from benchmarks import registry
 from benchmarks.__main__ import main
-from benchmarks.contenders.csr import CsrLinear
-from benchmarks.measure import measure, rounds, speedups
-from benchmarks.registry import Contender, Prepared, Problem, Unsupported
+from benchmarks.measure import race, rounds, speedups
+from benchmarks.registry import Contender, Outcome, Prepared, Problem, Settings, Unsupported
+from benchmarks.roofline import counted, peaks, placed
 from benchmarks.tables import render
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def problem() -> Problem:
@@ -38,8 +31,8 @@ def running(result: Callable[[Problem], Tensor]) -> Contender:
 DENSE = running(lambda given: given.model(*given.inputs))
 
 
-def race(**contenders: Contender) -> dict[str, dict[str, Any]]:
-    return measure(problem(), contenders, repeats=3, min_sample=1e-6)
+def outcomes(**contenders: Contender) -> dict[str, Outcome]:
+    return race(problem(), contenders, settings=Settings(3, 1e-6))
 
 
 def test_plugins_are_the_files_of_their_folder() -> None:
@@ -62,81 +55,142 @@ def test_unknown_plugin_is_named_with_the_valid_ones() -> None:
     ],
 )
 def test_a_wrong_result_is_an_error_and_never_a_time(wrong: Callable[[Tensor], Tensor], why: str) -> None:
-    outcomes = race(dense=DENSE, wrong=running(lambda given: wrong(given.model(*given.inputs))))
-    assert set(outcomes["wrong"]) == {"error"}
-    assert why in outcomes["wrong"]["error"]
-    assert outcomes["dense"]["median_ms"] > 0
+    found = outcomes(dense=DENSE, wrong=running(lambda given: wrong(given.model(*given.inputs))))
+    assert set(found["wrong"]) == {"error"}
+    assert why in found["wrong"]["error"]
+    assert found["dense"]["median_ms"] > 0
 
 
 def test_a_result_that_goes_wrong_later_is_an_error_too() -> None:
     calls = count()
-    outcomes = race(spoilt=running(lambda given: given.model(*given.inputs) + (next(calls) > 4)))
-    assert set(outcomes["spoilt"]) == {"error"}
+    found = outcomes(spoilt=running(lambda given: given.model(*given.inputs) + (next(calls) > 4)))
+    assert set(found["spoilt"]) == {"error"}
 
 
 def test_a_contender_that_raises_does_not_stop_the_others() -> None:
     def crash(given: Problem) -> Prepared:
-        raise RuntimeError("no such kernel")
+        try:
+            raise LookupError("no such kernel")
+        except LookupError as error:
+            raise RuntimeError("the backend failed") from error
 
     def refuse(given: Problem) -> Prepared:
         raise Unsupported("needs zeros")
 
-    outcomes = race(crash=Contender("test", crash), refuse=Contender("test", refuse), dense=DENSE)
-    assert outcomes["crash"] == {"error": "RuntimeError: no such kernel"}
-    assert outcomes["refuse"] == {"skipped": "needs zeros"}
-    assert outcomes["dense"]["samples"] == 3
+    found = outcomes(crash=Contender("test", crash), refuse=Contender("test", refuse), dense=DENSE)
+    assert found["crash"] == {"error": "LookupError: no such kernel"}
+    assert found["refuse"] == {"skipped": "needs zeros"}
+    assert found["dense"]["samples"] == 3
 
 
-def test_rounds_take_turns_and_fill_the_shortest_sample() -> None:
-    now = [0.0]
-    calls: list[str] = []
+class Clock:
+    """Time that passes only in calls, which it notes."""
 
-    def call(name: str, seconds: float) -> Callable[[], None]:
+    def __init__(self) -> None:
+        self.now, self.calls = 0.0, ""
+
+    def call(self, name: str, seconds: float) -> Callable[[], None]:
         def run() -> None:
-            now[0] += seconds
-            calls.append(name)
+            self.now += seconds
+            self.calls += name
 
         return run
 
-    found = rounds({"a": call("a", 1e-3), "b": call("b", 5e-3)}, 4, 2e-3, clock=lambda: now[0])
-    calibration, turns = ["aaaa", "b"], ["aaab", "baaa", "aaab", "baaa"]
-    assert "".join(calls) == "".join(calibration + turns)
+
+def test_rounds_take_turns_and_fill_the_shortest_sample() -> None:
+    clock = Clock()
+    calls = {"a": clock.call("a", 1e-3), "b": clock.call("b", 5e-3)}
+    found = rounds(calls, Settings(4, 2e-3), clock=lambda: clock.now)
+    calibration, turns = "aaaab", "aaaabbaaaaaaaabbaaaa"  # a sample of several calls begins with one more
+    assert clock.calls == calibration + turns
     assert (found["a"]["inner"], found["b"]["inner"]) == (3, 1)
     assert found["a"]["median_ms"] == pytest.approx(1) and found["b"]["median_ms"] == pytest.approx(5)
 
 
+def test_slow_calls_take_part_in_fewer_rounds_but_in_five() -> None:
+    clock = Clock()
+    calls = {name: clock.call(name, seconds) for name, seconds in (("a", 0.09), ("b", 0.19), ("c", 30.0))}
+    found = rounds(calls, Settings(20, 1e-3, seconds=2.0), clock=lambda: clock.now)
+    assert [found[name]["samples"] for name in calls] == [20, 10, 5]
+
+
+def test_contenders_with_threads_of_their_own_come_last_in_a_round() -> None:
+    clock = Clock()
+    calls = {name: clock.call(name, 1e-2) for name in "abc"}
+    rounds(calls, Settings(3, 1e-3), apart={"b"}, clock=lambda: clock.now)
+    assert clock.calls == "abc" + "acbcabacb"
+
+
 def test_speedups_are_over_the_baselines_that_have_a_time() -> None:
-    outcomes: dict[str, Any] = {
-        "dense": {"median_ms": 6.0},
-        "sparse": {"median_ms": 2.0},
-        "csr": {"error": "no"},
-    }
-    speedups(outcomes)
-    assert outcomes["sparse"]["speedup"] == {"dense": 3.0}
-    assert outcomes["csr"] == {"error": "no"}
+    found: dict[str, Any] = {"dense": {"median_ms": 6.0}, "sparse": {"median_ms": 2.0}, "csr": {"error": "no"}}
+    speedups(found)
+    assert found["sparse"]["speedup"] == {"dense": 3.0}
+    assert found["csr"] == {"error": "no"}
 
 
-@pytest.mark.parametrize("leading", [(1,), (3,), (9,), (2, 5)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_csr_linear_is_the_linear(leading: tuple[int, ...], bias: bool) -> None:
-    linear = nn.Linear(16, 12, bias=bias)
-    x = torch.randn(*leading, 16)
+def test_the_work_of_a_model_is_that_of_its_linears() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 5, bias=False)).eval()
     with torch.no_grad():
-        linear.weight[torch.rand(12, 16) < 0.8] = 0
-        torch.testing.assert_close(CsrLinear(linear)(x), linear(x))
+        model[0].weight[0] = 0
+        result, work = counted(Problem(model, (torch.ones(2, 4),), {}))
+    assert result.dtype == torch.float64
+    assert (work.flops, work.nonzero_flops) == (2 * 2 * (12 + 15), 2 * 2 * (8 + 15))
+    assert (work.weights, work.activations) == (4 * (15 + 15), 4 * 2 * (4 + 3 + 3 + 5))
 
 
+def test_the_roof_is_the_peak_or_the_bandwidth_where_the_bytes_lie() -> None:
+    levels = {"l2": {"bytes": 100, "copy_gbytes_s": 10.0}, "dram": {"bytes": None, "copy_gbytes_s": 1.0}}
+    machine = {"f32_gflops": 50.0, "levels": levels}
+    _, work = counted(problem())
+    near, far = placed(1.0, work, 10, "f32", machine), placed(1.0, work, 90, "f32", machine)
+    assert near["intensity"] == pytest.approx(48 / (10 + 56)) and near["roof_gflops"] == pytest.approx(480 / 66)
+    assert far["roof_gflops"] == pytest.approx(48 / (90 + 56))
+    assert near["useful_gflops"] == pytest.approx(48e-6) and near["of_roof"] == pytest.approx(48e-6 / (480 / 66))
+
+
+def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.roofline.cache_sizes", lambda: {"l2": 1 << 16, "l3": 1 << 20})
+    monkeypatch.setattr("benchmarks.roofline._MINIMUM_OF", 1)
+    found = peaks(1)
+    assert found["f32_gflops"] > 0 and found["bf16_gflops"] > 0
+    assert [level["copy_gbytes_s"] > 0 for level in found["levels"].values()] == [True] * 3
+
+
+@pytest.fixture
+def no_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = {"dram": {"bytes": None, "copy_gbytes_s": 1.0}}
+    monkeypatch.setattr("benchmarks.__main__.peaks", lambda threads: {"f32_gflops": 1.0, "bf16_gflops": 1.0, "levels": levels})
+
+
+SMALL = ["--shapes", "16x8", "--sparsity", ".5", "--repeats", "2"]
+
+
+@pytest.mark.usefixtures("no_peaks")
 def test_command_line_measures_and_writes_what_tables_read(tmp_path: Path) -> None:
     out = tmp_path / "linear.json"
-    small = ["--shapes", "16x8", "--sparsity", ".5", "--tokens", "1,4", "--repeats", "2"]
-    code = main(["--workload", "linear", "--contender", "dense,csr", *small, "--out", str(out)])
+    small = [*SMALL, "--tokens", "1,4", "--contender", "dense,csr"]
+    code = main(["--workload", "linear", *small, "--out", str(out)])
     report = json.loads(out.read_text())
     assert code == 0
     assert [case["name"] for case in report["cases"]] == ["16x8 50% 1 token", "16x8 50% 4 tokens"]
-    assert report["cases"][0]["parameters"] == {"shape": "16x8", "sparsity": 0.5, "tokens": 1}
+    assert report["cases"][0]["parameters"] == {"shape": "16x8", "pattern": "unstructured", "sparsity": 0.5, "tokens": 1}
     assert {"cpu", "features", "cores"} <= set(report["machine"]) and "torch" in report["versions"]
     assert {"median_ms", "min_ms", "iqr_ms", "inner", "compile_s"} <= set(report["cases"][0]["results"]["csr"])
     assert "| 16x8 50% 4 tokens" in render(report)
+
+
+@pytest.mark.usefixtures("no_peaks")
+def test_a_run_that_was_broken_off_is_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "linear.json"
+    command = ["--workload", "linear", *SMALL, "--contender", "dense", "--out", str(out)]
+    main([*command, "--tokens", "1"])
+    before = json.loads(out.read_text())
+    main([*command, "--tokens", "1,2", "--resume"])
+    after = json.loads(out.read_text())
+    assert after["cases"][0] == before["cases"][0]
+    assert [case["parameters"]["tokens"] for case in after["cases"]] == [1, 2]
+    with pytest.raises(SystemExit, match="cannot be resumed, its settings differ"):
+        main([*command, "--tokens", "1", "--resume", "--min-sample-ms", "3"])
 
 
 def test_command_line_refuses_unknown_contenders(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,71 +199,9 @@ def test_command_line_refuses_unknown_contenders(capsys: pytest.CaptureFixture[s
     assert "unknown contender tpu; there are dense" in capsys.readouterr().err
 
 
-def report() -> dict[str, Any]:
-    def case(tokens: int, threads: int, **results: Any) -> dict[str, Any]:
-        parameters = {"tokens": tokens}
-        return {
-            "workload": "linear",
-            "name": f"{tokens} tokens",
-            "parameters": parameters,
-            "threads": threads,
-            "results": results,
-        }
-
-    f32 = {"precision": "f32", "skipped": None}
-    return {
-        "date": "2026-01-02T03:04:05+00:00",
-        "machine": {"cpu": "Some CPU", "features": ["avx2"], "cores": 4},
-        "versions": {"torch": "2.13.0"},
-        "settings": {"repeats": 20},
-        "contenders": {
-            "bf16": {"label": "Half", "precision": "bf16", "skipped": None},
-            "dense": {"label": "Dense", **f32},
-            "sparse": {"label": "Sparse", **f32},
-            "peer": {"label": "Peer", "precision": "f32", "skipped": "not installed"},
-        },
-        "cases": [
-            case(8, 1, dense={"median_ms": 12.0}, sparse={"median_ms": 3.0}, bf16={"median_ms": 0.5}),
-            case(32, 1, dense={"median_ms": 40.0}, sparse={"median_ms": 2.5, "cores_elsewhere": 1.0}),
-            case(32, 2, dense={"median_ms": 20.0}, sparse={"error": "wrong result"}),
-        ],
-    }
-
-
-def test_table_of_a_report() -> None:
-    assert (
-        render(report())
-        == """\
-**linear, 1 thread**: ms (speed-up over Dense)
-
-| case | Dense | Sparse | *Half* |
-| --- | --: | --: | --: |
-| 8 tokens | 12.0 | **3.00 (4.00x)** | 0.500 (24.00x) |
-| 32 tokens † | 40.0 | **2.50 (16.00x)** | - |
-| geometric mean |  | 8.00x | 24.00x (1 of 2) |
-
-**linear, 2 threads**: ms (speed-up over Dense)
-
-| case | Dense |
-| --- | --: |
-| 32 tokens | 20.0 |
-
-*Italic*: another precision. Bold: the fastest in float32.
-
-†: other processes were running; the figures are not to be trusted.
-
-Without a time:
-
-- peer: not installed
-- 32 tokens, 2T, sparse: wrong result
-
-Medians of 20 interleaved samples. Some CPU, 4 cores (avx2); torch 2.13.0; 2026-01-02.
-"""
-    )
-
-
-def test_table_of_chosen_cases() -> None:
-    text = render(report(), where={"tokens": "32", "threads": "1"})
-    assert "| 32 tokens † |" in text and "| 8 tokens |" not in text and "2 threads" not in text
-    with pytest.raises(ValueError, match="no case of the report has"):
-        render(report(), where={"tokens": "7"})
+@pytest.mark.parametrize("name", registry.names("workloads"))
+def test_every_workload_lists_its_cases_and_how_long_they_take(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--workload", name, "--list"]) == 0
+    *cases, duration = capsys.readouterr().out.splitlines()
+    assert cases and len(set(cases)) == len(cases)
+    assert duration.startswith(f"{len(cases)} case")

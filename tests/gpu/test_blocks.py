@@ -60,7 +60,7 @@ def test_infinity_stays_out_of_blocks_that_are_not_stored() -> None:
     assert result[0].isfinite().all() and result[1, :32].isfinite().all() and result[1, 32:].isnan().all()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_order_of_warps(seed: int) -> None:
     region = Region(32, 256, "bf16", ("bias",), block=(32, 32))
     x, w, extras = region.operands(20, 1.0)
@@ -108,8 +108,7 @@ def check(result: torch.Tensor, expected: torch.Tensor) -> None:
     assert_near(result[1:], expected[1:])
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("size", [16, 32, 64, 128])
+@pytest.mark.parametrize(("size", "capability"), [(64, 80), (16, 90), (32, 90), (64, 90), (128, 90), (64, 100)])
 def test_it_assembles(size: int, capability: int) -> None:
     kernels = compiled(Region(768, 768, "bf16", ("bias", "gelu"), block=(size, size)), SCHEDULE, capability)
     usage = assembled(kernels.ptx, capability)

@@ -1,6 +1,7 @@
 """What the cost model must say, whatever its constants are."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,16 @@ def test_a_dense_weight_stays_dense(dtype: str, tokens: int) -> None:
 def test_a_pruned_layer_of_a_transformer_pays() -> None:
     """3072 x 768 at one tenth of the weights, 128 tokens: three times faster when measured."""
     assert 2 < predict(3072, 768, 128, 0.1, "f32", 512).gain < 6
+
+
+def test_blocks_make_a_layer_faster_and_have_schedules_of_their_own() -> None:
+    anywhere = Matrix(3072, 768, 1, "f32", 512, 0.1)
+    for block in ((16, 1), (4, 4), (2, 2)):
+        found = cost_model.predict(replace(anywhere, block=block), 128)
+        assert found.schedule in ("block", "blockvec")
+        assert found.gain > 1.1 * cost_model.predict(anywhere, 128).gain
+    for block in ((16, 1), (4, 4), (1, 16)):
+        assert cost_model.predict(replace(anywhere, block=block), 1).schedule == "blockvec"
 
 
 def test_a_call_costs_more_than_a_small_layer() -> None:

@@ -45,8 +45,13 @@ def test_sparse_time_goes_by_the_rate_of_the_family() -> None:
 
 
 def test_values_have_to_be_read() -> None:
-    fast = replace(machine(kblock=1e9, gather=1e9), read=flat(10.0))
+    fast = replace(machine(1e-9, kblock=1e9, gather=1e9), read=flat(10.0))
     assert cost_model.predict(MATRIX, 1, 1, fast).sparse_us == pytest.approx(4 * MATRIX.nonzeros / 10e3 + fast.call_us)
+
+
+def test_values_have_to_be_multiplied() -> None:
+    fast = machine(2.0, **dict.fromkeys(FAMILIES, 1e9))
+    assert cost_model.predict(MATRIX, 100, 1, fast).gain == pytest.approx(1.25 / MATRIX.density, rel=0.1)
 
 
 def test_a_family_that_was_not_measured_is_as_fast_as_its_terms_say() -> None:

@@ -194,8 +194,16 @@ def test_blocks_of_any_size(region: Region) -> None:
             check(region, "blockvec", tokens)
 
 
-def test_blocks_of_more_rows_and_columns_than_stay_in_a_cache() -> None:
-    check(Region(1100, 900, block=(4, 4)), "block", 70, density=0.05)
+@pytest.mark.parametrize("schedule", ["kblock", "block", "blockvec", "rowpairs"])
+def test_threads_share_the_rows_and_the_tiles_of_more_than_a_little_work(schedule: str) -> None:
+    for threads, tokens in ((2, 5), (2, 70), (3, 200)):
+        torch.set_num_threads(threads)
+        check(Region(390, 300, epilogue=("bias",)), schedule, tokens, density=0.8)
+
+
+def test_more_rows_and_columns_than_stay_in_a_cache() -> None:
+    for schedule in ("block", "rowpairs"):
+        check(Region(1100, 900), schedule, 70, density=0.05)
 
 
 @pytest.mark.parametrize("block", [(2, 2), (4, 1), (3, 3)])

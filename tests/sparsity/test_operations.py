@@ -12,7 +12,7 @@ from gossamer import EinsumError, Format, GossamerError, SparseTensor, einsum
 from gossamer.sparsity import kernels
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse
 
-SOME = settings(max_examples=40, deadline=None, derandomize=True)
+SOME = settings(max_examples=20, deadline=None, derandomize=True)
 formats = st.sampled_from(list(FORMATS))
 equal = torch.testing.assert_close
 

@@ -85,15 +85,18 @@ func.func @blocks(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<?x7
 
 // -----
 
-// One task a token tile, and more where threads would be idle: then the rows are shared out too. Each thread has its part of
+// One task a token tile, and more where threads would be idle: then the rows are shared out too (what is little work, the calling
+// thread does alone). Each thread has its part of
 // the workspace: 30 columns and 4 rows of 4 tokens, rounded up to cache lines, and one line between neighbours.
 // CHECK:       module attributes {kernel.workspace = 640 : index}
 // CHECK-LABEL: func.func @tasks(
 // CHECK-SAME:    %[[OUT:[a-z0-9]*]]: memref<?x7xf32>, %[[SCRATCH:[a-z0-9]*]]: memref<?xi8>, %[[THREADS:[a-z0-9]*]]: index) {
 // CHECK:         %[[T:.*]] = memref.dim %[[OUT]], %c0
 // CHECK:         %[[TILES:.*]] = arith.ceildivui %[[T]], %c4
-// CHECK:         %[[SOME:.*]] = arith.maxui %[[TILES]], %c1
-// CHECK:         %[[WANTED:.*]] = arith.ceildivui %[[THREADS]], %[[SOME]]
+// CHECK:         %[[UNEVEN:.*]] = arith.cmpi ne
+// CHECK:         %[[FEW:.*]] = arith.cmpi ult, %[[TILES]]
+// CHECK:         %[[SHARE:.*]] = arith.andi %[[UNEVEN]], %[[FEW]]
+// CHECK:         %[[WANTED:.*]] = arith.select %[[SHARE]], %[[THREADS]], %c1
 // CHECK:         %[[CHUNKS:.*]] = arith.minui %[[WANTED]], %c4
 // CHECK:         %[[TASKS:.*]] = arith.muli %[[TILES]], %[[CHUNKS]]
 // CHECK:         scf.parallel (%[[TASK:.*]]) = (%c0) to (%[[TASKS]]) step (%c1) {

@@ -1,4 +1,4 @@
-"""schedule-rows: the product of a CSR matrix of any size with a dense one becomes a `kernel.gather_rows`.
+"""gather-rows: the product of a CSR matrix of any size with a dense one becomes a `kernel.gather_rows`.
 
 before   %y = linalg.generic {indexing_maps = [(i, n, k) -> (i, k), (i, n, k) -> (k, n), (i, n, k) -> (i, n)]}
            ins(%a, %x : tensor<?x?xf32, #CSR>, tensor<?x?xf32>) outs(%zeros : tensor<?x?xf32>) { mulf, addf }
@@ -22,10 +22,10 @@ _VECTORS = 8  # sums in registers, enough to hide the latency of two multiply-ad
 
 
 @dataclass(frozen=True)
-class ScheduleRows:
+class GatherRows:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "schedule-rows"
+    name: ClassVar[str] = "gather-rows"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -1,5 +1,5 @@
 // CSR of any size times dense becomes kernel.gather_rows; all else is refused.
-// RUN: gossamer-opt %s -p 'func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,schedule-rows{bits=256}' --split-input-file --verify-diagnostics | filecheck %s
+// RUN: gossamer-opt %s -p 'func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,gather-rows{bits=256}' --split-input-file --verify-diagnostics | filecheck %s
 
 // CHECK-LABEL: func.func @spmm(
 // CHECK-NOT:     linalg
