@@ -32,9 +32,31 @@ smoke: $(BIN)/gossamer-opt  ## seconds: does it compile anything at all
 lit: $(BIN)/gossamer-opt  ## the passes' tests
 	$(BIN)/lit --verbose tests/lit
 
-bench: $(BIN)/gossamer-opt  ## measure linear layers and MiniLM against the contenders, 1 and 2 threads
-	$(BIN)/python -m benchmarks --workload linear --threads 1,2 --out benchmarks/results/linear.json
-	$(BIN)/python -m benchmarks --workload minilm --threads 1,2 --out benchmarks/results/minilm.json
+# One run a figure; `make bench RUN="--resume --threads 1,2"` goes on with runs that were broken off.
+RESULTS := benchmarks/results
+RUN ?= --threads 1,2
+MEASURE = $(BIN)/python -m benchmarks $(RUN) --out
+OURS := dense,inductor,sparse,sparse-graph
+bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside its peers; about two hours
+	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
+	$(BIN)/python -m gossamer.backend.calibrate
+	$(MEASURE) $(RESULTS)/linear.json --workload linear --contender $(OURS),csr,mkl
+	$(MEASURE) $(RESULTS)/linear-peers.json --workload linear --shapes 768x3072 --sparsity .8,.9,.95 --tokens 8,128
+	$(MEASURE) $(RESULTS)/linear-bf16.json --workload linear --dtype bf16 --sparsity .5,.8,.9 --tokens 1,8 --contender $(OURS),openvino-bf16
+	$(MEASURE) $(RESULTS)/block-linear.json --workload block-linear --contender $(OURS),csr
+	$(MEASURE) $(RESULTS)/block-linear-bf16.json --workload block-linear --dtype bf16 --contender $(OURS),openvino-bf16 \
+	  --shapes 384x384,384x1536,1536x384,768x3072,3072x768 --blocks 32x32,32x2 --sparsity .5,.8,.9 --tokens 128,512,1024
+	$(MEASURE) $(RESULTS)/n-m-linear.json --workload n-m-linear --contender $(OURS),csr
+	$(MEASURE) $(RESULTS)/ffn.json --workload ffn --contender $(OURS)
+	$(MEASURE) $(RESULTS)/ffn-bf16.json --workload ffn --dtype bf16 --pattern 32x32 --sparsity .5,.8,.9 --contender $(OURS)
+	$(MEASURE) $(RESULTS)/autoencoder.json --workload autoencoder
+	$(MEASURE) $(RESULTS)/minilm.json --workload minilm
+	$(MEASURE) $(RESULTS)/minilm-bf16.json --workload minilm --dtype bf16 --pattern 32x32 --sparsity .8,.9
+	$(MEASURE) $(RESULTS)/transformer.json --workload transformer
+	$(MEASURE) $(RESULTS)/prediction.json --workload prediction
+	$(MEASURE) $(RESULTS)/startup.json --workload startup
+	$(BIN)/python -m benchmarks.plots $(RESULTS)/*.json
+	$(BIN)/python -m benchmarks.tables README.md --update
 
 gpu-bundle: $(BIN)/gossamer-opt  ## build/gpu-bundle: kernels, checks and timings for a machine with a GPU; a dry run here
 	$(BIN)/python -m benchmarks.gpu.bundle build/gpu-bundle

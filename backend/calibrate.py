@@ -74,7 +74,7 @@ def _speed(element: str, bar: Progress) -> Speed:
             _ROWS, _COLUMNS, 1, element, host().vector_bits, density, block, nm=nm, skew=1.5, features=host().instructions
         )
         names = _specialists(matrix)
-        bar.advance(f"{', '.join(names) or 'no kernel'} {element} {density:.0%}")
+        bar.advance(f"{len(names)} kernels {element} {density:.0%}")
         _families(matrix, names, found)
     curves = {name: Curve(tuple((t, _mean(found[name][t])) for t in sorted(found[name]))) for name in found}
     return Speed(tuple(dense), curves)

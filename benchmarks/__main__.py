@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.arguments import counted, sizes, texts
 from benchmarks.machine import machine, versions
 from benchmarks.measure import race
-from benchmarks.registry import Case, Contender, Outcome, Settings, contender, names, workload
+from benchmarks.registry import Case, Contender, Outcome, Settings, names, plugins, workload
 from benchmarks.roofline import peaks
 from benchmarks.tables import brief
 
-_PREPARING = 0.4  # seconds that a contender takes to compile, about
+_PREPARING = 0.3  # seconds that a contender takes to compile, about
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -45,14 +45,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if selected:
         workload(selected).add_arguments(parser.add_argument_group(f"workload {selected}"))
     args = parser.parse_args(argv)
-    everyone = list(workload(selected).contenders()) if selected else names("contenders")
+    everyone = list(workload(selected).contenders() if selected else plugins())
     if unknown := sorted(set(args.contender or ()) - set(everyone)):
         parser.error(f"unknown contender {', '.join(unknown)}; there are {', '.join(everyone)}")
     if args.repeats < 2:
         parser.error("--repeats must be at least 2, for a median and a range")
     if not args.list and not (args.workload and args.out):
         parser.error("--workload and --out are needed (or --list)")
-    args.contender = args.contender or everyone
+    args.contender = [name for name in everyone if not args.contender or name in args.contender]
     return args
 
 
@@ -67,8 +67,7 @@ def listing(args: argparse.Namespace) -> None:
     for name in names("workloads"):
         print(f"  {name:<16}{workload(name).summary}")
     print("contenders")
-    for name in names("contenders"):
-        found = contender(name)
+    for name, found in plugins().items():
         missing = found.missing()
         absent = f" (not here: {missing})" if missing else ""
         print(f"  {name:<16}{found.label}, {found.precision or 'as the model'}{absent}")

@@ -101,8 +101,8 @@ def speedups(report: Record, cases: Sequence[Record], title: str) -> Figure | No
         for name in case["results"]:
             own = timed(case, name)
             if base and own and name in COLOURS:
-                lines = found.setdefault(place, {}).setdefault(name, {})
-                lines.setdefault(float(case["parameters"][family.across]), []).append(base / own)
+                x = float(case["parameters"][family.across])
+                found.setdefault(place, {}).setdefault(name, {}).setdefault(x, []).append(base / own)
     if not found:
         return None
     figure, axes = panels(len(found))
@@ -146,8 +146,8 @@ def named(key: str, value: Any) -> str:
 
 def roofline(report: Record, cases: Sequence[Record], title: str) -> Figure | None:
     """Useful GF/s over operations a byte, below the roofs of each level of memory."""
-    results = [(case, next((case["results"][name] for name in KERNEL if name in case["results"]), {})) for case in cases]
-    placed = [(case, result["roofline"]) for case, result in results if "roofline" in result]
+    of = next((name for name in KERNEL if any("roofline" in case["results"].get(name, {}) for case in cases)), "")
+    placed = [(case, found) for case in cases if (found := case["results"].get(of, {}).get("roofline"))]
     if not placed:
         return None
     machine = report["peaks"][str(cases[0]["threads"])]
@@ -199,8 +199,8 @@ def memory(cases: Sequence[Record], title: str) -> Figure | None:
     ax = figure.subplots()
     zeros = [0.4, 1.0]
     ax.plot(zeros, [1 - zero for zero in zeros], color=TEXT, linewidth=1, label="the nonzeros alone")
-    for colour, (schedules, found) in zip(SERIES * 4, sorted(points.items()), strict=False):
-        ax.plot([x for x, _ in sorted(found)], [y for _, y in sorted(found)], "o", color=colour, markersize=4, label=schedules)
+    for colour, (label, found) in zip(SERIES * 4, sorted(points.items()), strict=False):
+        ax.plot([x for x, _ in sorted(found)], [y for _, y in sorted(found)], "o", color=colour, markersize=4, label=label)
     ax.set_xlabel("sparsity")
     ax.set_ylabel("bytes packed / dense")
     ax.set_ylim(bottom=0)
@@ -245,9 +245,9 @@ def startup(cases: Sequence[Record], title: str) -> Figure | None:
         return None
     figure = Figure(figsize=(6.4, 0.34 * len(rows) + 1.2), layout="constrained")
     ax = figure.subplots()
-    names, own = [name for name, _, _ in rows], [own for _, _, own in rows]
-    ax.barh(names, own, color=OURS, label="Gossamer")
-    ax.barh(names, [total - own for _, total, own in rows], left=own, color=GRID, label="torch")
+    names, ours = [name for name, _, _ in rows], [own for _, _, own in rows]
+    ax.barh(names, ours, color=OURS, label="Gossamer")
+    ax.barh(names, [total - own for _, total, own in rows], left=ours, color=GRID, label="torch")
     ax.invert_yaxis()
     ax.set_xlabel("seconds to the first result")
     ax.set_title(title, fontsize=10)

@@ -93,8 +93,12 @@ class Contender:
 
 
 def plugins() -> dict[str, Contender]:
-    """Every contender that has a file, the baselines first."""
-    return {name: contender(name) for name in sorted(names("contenders"), key=lambda name: name not in BASELINES)}
+    """Every contender that has a file: the baselines, then our own, then the peers."""
+
+    def rank(name: str) -> tuple[bool, bool, str]:
+        return name not in BASELINES, not name.startswith("sparse"), name
+
+    return {name: contender(name) for name in sorted(names("contenders"), key=rank)}
 
 
 def nothing_to_add(cases: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,10 @@ def peak_gflops(dtype: torch.dtype) -> float:
     best = 0.0
     for size in (512, 1024, 1536):
         a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
-        out = torch.empty(size, size, dtype=dtype)
-        calls: list[Callable[[], object]] = [lambda a=a, b=b, out=out: torch.mm(a, b, out=out)]
+        calls: list[Callable[[], object]] = [partial(torch.mm, a, b, out=torch.empty_like(a))]
         if torch.backends.mkldnn.is_available():
-            x, w, bias = a.to_mkldnn(), b.to_mkldnn(), torch.zeros(size, dtype=dtype).to_mkldnn()
-            calls.append(lambda x=x, w=w, bias=bias: torch._C._nn.mkldnn_linear(x, w, bias))
+            operands = a.to_mkldnn(), b.to_mkldnn(), torch.zeros(size, dtype=dtype).to_mkldnn()
+            calls.append(partial(torch._C._nn.mkldnn_linear, *operands))
         best = max(best, *(2 * size**3 / seconds(call) / 1e9 for call in calls))
     return best
 
@@ -112,7 +112,8 @@ def peaks(threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     caches = cache_sizes()
     levels = {"l2": caches["l2"] * threads, "l3": caches["l3"], "dram": None}
-    copied = {"l2": levels["l2"] // 2, "l3": min(levels["l3"] // 2, 12 << 20), "dram": 16 * levels["l3"]}
+    far = max(4 * caches["l3"], min(16 * caches["l3"], 1 << 30))  # a virtual machine may be shown too small a cache
+    copied = {"l2": caches["l2"] * threads // 2, "l3": min(caches["l3"] // 2, 12 << 20), "dram": far}
     return {
         "f32_gflops": peak_gflops(torch.float32),
         "bf16_gflops": peak_gflops(torch.bfloat16),

@@ -108,8 +108,9 @@ def table(cases: Sequence[Record], contenders: Mapping[str, Record], over: str) 
     return lines
 
 
-def pivot(cases: Sequence[Record], rows: str, columns: str, of: str, over: str) -> list[str]:
+def pivot(cases: Sequence[Record], axes: tuple[str, str], of: str, over: str) -> list[str]:
     """The geometric means, and the least, of a contender's speed-ups, by two parameters of the cases."""
+    rows, columns = axes
     ratios: dict[tuple[Any, Any], list[float]] = {}
     for case in cases:
         base, own = timed(case, over), timed(case, of)
@@ -223,11 +224,11 @@ def made(arguments: Sequence[str], folder: Path = Path()) -> str:
     if not (args.pivot or args.roofline):
         return render(report, where=where, over=args.over)
     of, cases = args.of or "sparse", chosen(report, where)
-    lines = roofline(cases, of, report["peaks"]) if args.roofline else pivot(cases, *args.pivot, of, args.over)
+    lines = roofline(cases, of, report["peaks"]) if args.roofline else pivot(cases, args.pivot, of, args.over)
     return "\n".join([*lines, "", footer(report)]) + "\n"
 
 
-def axes(value: str) -> tuple[str, str]:
+def pair(value: str) -> tuple[str, str]:
     rows, comma, columns = value.partition(",")
     if not comma:
         raise argparse.ArgumentTypeError(f"'{value}' is not a pair of parameters such as tokens,sparsity")
@@ -241,7 +242,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--over", default="dense", help="what speed-ups are over (default dense), or best: of dense and inductor"
     )
-    found.add_argument("--pivot", type=axes, help="mean (least) speed-up by two parameters, e.g. tokens,sparsity")
+    found.add_argument("--pivot", type=pair, help="mean (least) speed-up by two parameters, e.g. tokens,sparsity")
     found.add_argument("--roofline", action="store_true", help="GF/s and GB/s beside the machine's peaks")
     found.add_argument("--of", help="the contender of --pivot and --roofline (default sparse)")
     found.add_argument("--update", action="store_true", help="make the document's tables anew from the runs that they name")

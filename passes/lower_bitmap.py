@@ -37,8 +37,8 @@ _ROWS = {8: 2, 4: 4, 2: 4, 1: 4}  # rows that share the loads of x, by the token
 
 
 def _storage(matrix: Matrix) -> Bitmap | None:
-    """A bitmap, where an instruction expands by a mask."""
-    expands = matrix.bits == 512 and (matrix.element in ("f32", "f64") or "avx512vbmi2" in matrix.features)
+    """A bitmap, where an instruction expands by a mask: LLVM has one for 16 bits, but not as floats."""
+    expands = matrix.bits == 512 and matrix.element in ("f32", "f64")
     return Bitmap(matrix.reduction, matrix.lanes) if expands else None
 
 

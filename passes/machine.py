@@ -40,7 +40,6 @@ _ZEN4 = {
     "kblock": Curve(((1, 3300.0), (16, 3300.0), (32, 3000.0), (64, 2100.0))),
     "gather": Curve(((1, 1600.0), (2, 1800.0), (4, 2000.0))),
 }
-_ZEN4_NARROW = {"bitmap": Curve(((1, 120.0), (4, 280.0), (8, 500.0)))}  # it expands 16-bit lanes in microcode
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,8 @@ class Machine:
         fmas       multiply-adds of whole vectors a cycle: 2, but 1 on Zen 4 with its vectors of 512 bits
         bf16, f16  how many times faster than f32 dense products of narrow floats are: 4.7 with AMX
 
-            dense    M K (T / fmas + 12 s) / L cycles    on L lanes; less efficient for few tokens (s = (T - 1) / 7 up to 1),
+            dense    M K (T / fmas + 12 s) / L cycles    on L lanes; less efficient for few tokens (s = (T - 1) / 7 up to 1,
+                                                         on Zen 4 at least 0.6 for bf16),
                      at least M K bytes / b              the weight has to be read: b = 20 from near caches, 10 (on Zen 4
                                                          16) from beyond; on Zen 4 for each of up to 3 tokens
             sparse   cycles as predicted                 but for what was found to be slower on Zen 4
@@ -111,7 +111,7 @@ class Machine:
                     (size, Curve(tuple((t, _usual(t, width, bits, fmas, read, narrow.get(element, 1.0))) for t in _TOKENS)))
                     for size, read in ((_NEAR, 20.0), (4 * _NEAR, 20.0), (_FAR, 10.0 if fmas == 2 else 16.0))
                 ),
-                {} if fmas == 2 else _ZEN4 if width >= 4 else {**_ZEN4, **_ZEN4_NARROW},
+                {} if fmas == 2 else _ZEN4,
             )
             for element, width in _WIDTH.items()
         }
@@ -153,7 +153,8 @@ def element_width(element: str) -> int:
 def _usual(tokens: int, width: int, bits: int, fmas: int, read: float, faster: float) -> float:
     """Nanoseconds a token for 1000 elements on the usual server."""
     lanes = bits // (64 if width == 8 else 32)
-    compute = (tokens / fmas + 12 * min(1.0, (tokens - 1) / 7)) / lanes / faster
+    least = 0.6 if fmas == 1 and faster > 1 else 0.0
+    compute = (tokens / fmas + 12 * min(1.0, max(least, (tokens - 1) / 7))) / lanes / faster
     reads = 1 if fmas == 2 else min(tokens, 3)
     return max(compute, reads * width / read) / tokens / _CYCLES_A_US * 1e6
 

@@ -1,6 +1,6 @@
 """What the lowerings of kernel.spmm share: the operands of a product, and the frame around its inner loops.
 
-scf.parallel (%task) = ...                       Product.parallel
+scf.parallel (%task) = ...                       Product.parallel, Product.by_tiles
   func.call @region_tile64(operands, ...)        Product.call: the narrowest function that holds the tokens left
 func.func private @region_tile64(operands, %offset, %first, %low, %high)      Product.function
 """

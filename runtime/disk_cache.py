@@ -31,8 +31,14 @@ log = logging.getLogger("gossamer")
 _LARGEST = 512 << 20
 """Bytes of all entries from which on old ones are removed, down to three quarters of it."""
 
+_CHECKED = 8 << 20
+"""Bytes that a process writes before it looks again whether there is too much; it does so at its first entry, too."""
+
 _ABANDONED = 3600
 """Seconds after which a temporary file belongs to a process that died."""
+
+
+_unchecked = _CHECKED
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,11 @@ def _digest(key: str, call: str, code: bytes) -> str:
 def _store(base: Path, key: str, content: bytes) -> None:
     try:
         replace(base / f"{key}.o", content)
-        _make_room(base)
+        global _unchecked
+        _unchecked += len(content)
+        if _unchecked > _CHECKED:
+            _unchecked = 0
+            _make_room(base)
     except OSError as problem:
         log.warning("kernel cache: %s cannot be written (%s)", base, problem)
 

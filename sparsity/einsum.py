@@ -6,6 +6,7 @@ einsum("ijk,jr,kr->ir", t, b, c) MTTKRP
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -59,24 +60,30 @@ def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
     return _sparse(expression, bound, operands, result, format)
 
 
-def _parse(expression: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
+def _parse(expression: str, operands: Sequence[Tensor]) -> tuple[tuple[str, ...], str]:
     """The letters of each operand and of the result."""
-    text = expression.replace(" ", "")
-    left, arrow, result = text.partition("->")
-    inputs = left.split(",")
-    if not all(letters.isalpha() or not letters for letters in [*inputs, result]):
-        raise EinsumError(f"einsum '{expression}': only letters, commas and one -> can be read (no ellipsis)")
+    inputs, result = _read(expression)
     if len(inputs) != len(operands):
         raise EinsumError(f"einsum '{expression}' has {len(inputs)} operands, got {len(operands)}")
+    for letters, operand in zip(inputs, operands, strict=True):
+        if len(letters) != operand.dim():
+            raise EinsumError(f"einsum '{expression}': '{letters}' names {len(letters)} dimensions of {_described(operand)}")
+    return inputs, result
+
+
+@lru_cache(1024)
+def _read(expression: str) -> tuple[tuple[str, ...], str]:
+    """The parts of an expression."""
+    left, arrow, result = expression.replace(" ", "").partition("->")
+    inputs = tuple(left.split(","))
+    if not all(letters.isalpha() or not letters for letters in [*inputs, result]):
+        raise EinsumError(f"einsum '{expression}': only letters, commas and one -> can be read (no ellipsis)")
     if not arrow:
         result = "".join(sorted(letter for letter in set(left) - {","} if left.count(letter) == 1))
     for letters in (*inputs, result):
         twice = next((letter for letter in letters if letters.count(letter) > 1), None)
         if twice is not None:
             raise EinsumError(f"einsum '{expression}': '{twice}' stands twice in '{letters}'; diagonals are not supported")
-    for letters, operand in zip(inputs, operands, strict=True):
-        if len(letters) != operand.dim():
-            raise EinsumError(f"einsum '{expression}': '{letters}' names {len(letters)} dimensions of {_described(operand)}")
     unknown = sorted(set(result) - set(left))
     if unknown:
         raise EinsumError(f"einsum '{expression}': the result has '{unknown[0]}', which no operand has")

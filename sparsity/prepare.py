@@ -62,13 +62,13 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
 
 
 def _free_dense(model: nn.Module) -> None:
-    for module in model.modules():
+    for module in list(model.modules()):
         parametrizations: Any = getattr(module, "parametrizations", {})
         if "weight" in parametrizations and all(isinstance(child, Mask) for child in parametrizations["weight"].children()):
             parametrize.remove_parametrizations(module, "weight")
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     for layer in (m for m in model.modules() if type(m) in (nn.Linear, NonDynamicallyQuantizableLinear)):
-        weight = layer._parameters["weight"]
+        weight = layer._parameters.get("weight")
         if weight is not None and uses[id(weight)] == 1 and _is_pruned(weight):
             PackedLinear.of(layer)  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -66,10 +67,11 @@ def at(tensor: Tensor, offset: int = 0) -> ctypes.c_void_p:
 class Handle:
     """A CSR matrix that MKL has optimised for one kind of product: with a layout of x of so many rows, or with a vector."""
 
-    def __init__(self, csr: Tensor, tokens: int, layout: int) -> None:
-        self.start, self.column, self.value = csr.crow_indices().int(), csr.col_indices().int(), csr.values().clone()
+    def __init__(self, weight: Tensor, tokens: int, layout: int) -> None:
+        self.start, self.column = weight.crow_indices().int(), weight.col_indices().int()
+        self.value = weight.values().clone()
         self.at = ctypes.c_void_p()
-        self.m, self.k = csr.shape
+        self.m, self.k = weight.shape
         arrays = at(self.start), at(self.start, self.start.element_size()), at(self.column), at(self.value)
         call("mkl_sparse_s_create_csr", ctypes.byref(self.at), _BASE_0, self.m, self.k, *arrays)
         if tokens == 1:
@@ -82,9 +84,9 @@ class Handle:
         call("mkl_sparse_destroy", self.at)
 
 
-def vector(csr: Tensor, bias: Tensor) -> Product:
+def vector(weight: Tensor, bias: Tensor) -> Product:
     """y = W x + b for x [1, K]."""
-    handle, y = Handle(csr, 1, _ROW_MAJOR), torch.empty(1, len(bias))
+    handle, y = Handle(weight, 1, _ROW_MAJOR), torch.empty(1, len(bias))
 
     def product(x: Tensor) -> Tensor:
         y[0].copy_(bias)
@@ -94,9 +96,9 @@ def vector(csr: Tensor, bias: Tensor) -> Product:
     return product
 
 
-def as_columns(csr: Tensor, bias: Tensor, tokens: int) -> Product:
+def as_columns(weight: Tensor, bias: Tensor, tokens: int) -> Product:
     """x [T, K] and y [T, M] taken as the column-major matrices that they are to MKL."""
-    handle, y = Handle(csr, tokens, _COLUMN_MAJOR), torch.empty(tokens, len(bias))
+    handle, y = Handle(weight, tokens, _COLUMN_MAJOR), torch.empty(tokens, len(bias))
 
     def product(x: Tensor) -> Tensor:
         y.copy_(bias.expand_as(y))
@@ -107,15 +109,15 @@ def as_columns(csr: Tensor, bias: Tensor, tokens: int) -> Product:
     return product
 
 
-def with_transposes(csr: Tensor, bias: Tensor, tokens: int) -> Product:
+def with_transposes(weight: Tensor, bias: Tensor, tokens: int) -> Product:
     """x and y transposed before and after, to row-major matrices with a token a column."""
-    handle, y, across = Handle(csr, tokens, _ROW_MAJOR), torch.empty(tokens, len(bias)), torch.empty(len(bias), tokens)
+    handle, y, across = Handle(weight, tokens, _ROW_MAJOR), torch.empty(tokens, len(bias)), torch.empty(len(bias), tokens)
 
     def product(x: Tensor) -> Tensor:
         across.copy_(bias[:, None].expand_as(across))
-        sizes = at(columns := x.t().contiguous()), tokens, tokens, _ONE, at(across), tokens
+        columns = x.t().contiguous()
+        sizes = at(columns), tokens, tokens, _ONE, at(across), tokens
         call("mkl_sparse_s_mm", _NON_TRANSPOSED, _ONE, handle.at, _MATRIX, _ROW_MAJOR, *sizes)
-        del columns
         return y.copy_(across.t())
 
     return product
@@ -129,6 +131,12 @@ def seconds(product: Product, x: Tensor) -> float:
     return time.perf_counter() - start
 
 
+def csr(weight: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return weight.detach().to_sparse_csr()
+
+
 class MklLinear(nn.Module):
     """y = x Wᵀ + b with W in handles of MKL; x is [..., in_features], contiguous results.
 
@@ -137,7 +145,7 @@ class MklLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.csr = linear.weight.detach().to_sparse_csr()
+        self.weight = csr(linear.weight)
         self.bias = linear.bias.detach() if linear.bias is not None else torch.zeros(linear.out_features)
         self.product: Product | None = None
 
@@ -145,9 +153,9 @@ class MklLinear(nn.Module):
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         if self.product is None:
             if len(rows) == 1:
-                self.product = vector(self.csr, self.bias)
+                self.product = vector(self.weight, self.bias)
             else:
-                ways = [way(self.csr, self.bias, len(rows)) for way in (as_columns, with_transposes)]
+                ways = [way(self.weight, self.bias, len(rows)) for way in (as_columns, with_transposes)]
                 self.product = min(ways, key=lambda way: seconds(way, rows))
         return self.product(rows).view(*x.shape[:-1], -1)
 

@@ -14,6 +14,7 @@ from gossamer.dialects.packing import (
     Pairs,
     Panels,
     RowPairs,
+    TwoFour,
     Vnni,
     VnniMap,
     Windows,
@@ -33,6 +34,7 @@ PACKINGS: list[Packing] = [
     Blocks(1, 4, 2, 128),
     BlockVectors(0, 4, 4, 2),
     RowPairs(1, 128),
+    TwoFour(0),
 ]
 
 

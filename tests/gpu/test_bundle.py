@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.gpu.bundle import contract, write
 from benchmarks.gpu.cases import Layer, checked, layers, timed
+from benchmarks.gpu.run import main
 from gossamer.passes import gpu_pipelines, pipelines
 from gossamer.runtime.ptx import Architecture
 
@@ -27,13 +28,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(bundle / "run.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=bundle.parent)
-
-
 def test_a_dry_run(bundle: Path) -> None:
-    result = run(bundle, "--dry-run")
+    command = [sys.executable, str(bundle / "run.py"), "--dry-run"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=bundle.parent)
     assert result.returncode == 0, result.stderr
     assert "gpu-kblock-33x129-f32-bias-gelu: 3 kernels, region_t32 for 4096 tokens" in result.stdout
     assert "3 layers for sm_90: the bundle is whole. Nothing ran on a GPU." in result.stdout
@@ -48,22 +45,21 @@ def test_it_needs_python_numpy_and_torch_only(bundle: Path) -> None:
     assert Path(result.stdout.strip()).parents[1] == bundle
 
 
-def test_a_damaged_file_is_noticed(bundle: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_noticed(bundle: Path) -> None:
     file = bundle / "kernels" / f"{FEW[0].name}.ptx"
     text = file.read_text()
     try:
         file.write_text(text.replace("fma.rn.f32", "mul.rn.f32", 1))
-        result = run(bundle, "--dry-run")
+        with pytest.raises(ValueError, match="is not the file that was packed"):
+            main(bundle, ["--dry-run"])
     finally:
         file.write_text(text)
-    assert result.returncode == 1 and "is not the file that was packed" in result.stderr
 
 
-def test_without_a_gpu_it_says_so(bundle: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    result = run(bundle)
-    assert result.returncode == 2 and "--dry-run needs none" in result.stderr
+def test_without_a_gpu_it_says_so(bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(bundle, []) == 2
+    assert "--dry-run needs none" in capsys.readouterr().err
 
 
 def test_the_manifest_can_be_read(bundle: Path) -> None:

@@ -132,3 +132,12 @@ def test_instructions() -> None:
 def test_what_has_no_such_kernel() -> None:
     with pytest.raises(CompileError, match="no gpu-kblock schedule"):
         pipelines.plan(Region(8, 8, "f64").text(), SCHEDULE, gpu_pipelines.WARP_BITS)
+
+
+def test_instructions_of_blackwell_compute_the_same() -> None:
+    """For sm_100, LLVM pairs up multiply-adds of f32."""
+    region = Region(20, 132, "f32", ("bias", "gelu"))
+    x, w, extras = region.operands(33)
+    kernels = compiled(region, SCHEDULE, 100)
+    assert "fma.rn.f32x2" in kernels.ptx
+    assert_near(emulate(kernels, "t64", x, w, extras), region.reference(x, w, extras))

@@ -51,7 +51,7 @@ def test_values_have_to_be_read() -> None:
 
 def test_values_have_to_be_multiplied() -> None:
     fast = machine(2.0, **dict.fromkeys(FAMILIES, 1e9))
-    assert cost_model.predict(MATRIX, 100, 1, fast).gain == pytest.approx(1.25 / MATRIX.density, rel=0.1)
+    assert cost_model.predict(MATRIX, 100, 1, fast).gain == pytest.approx(1.25 / MATRIX.density, rel=0.15)
 
 
 def test_a_family_that_was_not_measured_is_as_fast_as_its_terms_say() -> None:

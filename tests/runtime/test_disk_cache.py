@@ -63,12 +63,14 @@ def test_the_entries_that_were_not_used_for_longest_make_room(directory: Path, m
     assert disk_cache.read("a") is not None, "so it is the last one used"
     (directory / "other.json").write_bytes(b"x" * 100_000)
     monkeypatch.setattr(disk_cache, "_LARGEST", 5000)
+    monkeypatch.setattr(disk_cache, "_CHECKED", 0)
     disk_cache.write("e", Entry(b"x" * 1000, {}))
     assert [key for key in [*keys, "e"] if disk_cache.read(key)] == ["a", "d", "e"]
     assert (directory / "other.json").exists()
 
 
-def test_what_dying_processes_left_behind_is_removed(directory: Path) -> None:
+def test_what_dying_processes_left_behind_is_removed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "_CHECKED", 0)
     disk_cache.write("k", ENTRY)
     (directory / "k.o.old.tmp").touch()
     os.utime(directory / "k.o.old.tmp", (1000, 1000))
