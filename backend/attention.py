@@ -109,26 +109,25 @@ def _heads_of(node: fx.Node) -> tuple[fx.Node, int, tuple[Any, Any], list[fx.Nod
     if part is not None:
         between += [matrix] if matrix.target is aten.slice.Tensor else [matrix, matrix.args[0]]  # type: ignore[list-item]
         matrix, offset = part
-    return matrix, offset, tuple(view.args[1][:2]), nodes + between  # type: ignore[index, return-value]
+    shape: Any = view.args[1]
+    return matrix, offset, (shape[0], shape[1]), nodes + between
 
 
 def _columns(node: fx.Node) -> tuple[fx.Node, int] | None:
     """The matrix and the first column of a slice or a split of its columns."""
     if node.target is aten.slice.Tensor:
-        source, *given = node.args
-        dim, start, _, step = (*given, *(0, None, None, 1)[len(given) :])
-        last = source.meta["val"].dim() - 1  # type: ignore[union-attr]
-        if dim in (-1, last) and isinstance(start, int) and start >= 0 and step == 1:
-            return source, start  # type: ignore[return-value]
+        arguments: Any = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+        source, dim, start, _, step = arguments
+        if dim in (-1, source.meta["val"].dim() - 1) and isinstance(start, int) and start >= 0 and step == 1:
+            return source, start
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         split, number = node.args[0], node.args[1]
         if split.target in (aten.split_with_sizes.default, aten.split.Tensor):
-            source = split.args[0]
-            last = source.meta["val"].dim() - 1  # type: ignore[union-attr]
-            dim = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
-            if dim in (-1, last):
+            whole: Any = split.args[0]
+            along = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
+            if along in (-1, whole.meta["val"].dim() - 1):
                 widths = [part.shape[-1] for part in split.meta["val"]]
-                return source, sum(widths[:number])  # type: ignore[misc, return-value]
+                return whole, sum(widths[: int(number)])  # type: ignore[arg-type]
     return None
 
 

@@ -164,7 +164,8 @@ class RowsBody(_Body):
                 mean, centred = self._centred(x, size)
                 self._tuples[node] = self._mean(self._square(centred), size - correction), mean
             else:
-                self._tuples[node] = (self._layer_norm(x, size, *node.args[2:]),)
+                affine: Any = node.args[2:]
+                self._tuples[node] = (self._layer_norm(x, size, *affine),)
 
     def _sum(self, x: fx.Node) -> fx.Node:
         return self._call(aten.sum.dim_IntList, (x, [-1], True))

@@ -167,7 +167,7 @@ def _rows_of(node: fx.Node) -> object:
 
 
 def _same(a: object, b: object) -> bool:
-    return a is not None and b is not None and statically_known_true(a == b)  # type: ignore[arg-type]
+    return a is not None and b is not None and statically_known_true(a == b)
 
 
 def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> Chain | None:

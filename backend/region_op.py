@@ -81,6 +81,7 @@ class CompiledRegion:
 # What Inductor's own code allocates with: a third of the time of torch.empty.
 allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 
+
 class Callee(Protocol):
     """What a key stands for: a region or a chain of them."""
 

@@ -93,7 +93,8 @@ def _chain_shape(chain: Chain, emit: "_Emitter") -> list[Any]:
     if x.meta["val"].dim() == value.dim():
         return [*emit.sizes(x, tuple(range(value.dim() - 1))), value.shape[-1]]
     view = next(n for n in reversed(chain.members) if n.target in VIEWS and n.meta["val"].dim() == value.dim())
-    return [*view.args[1][:-1], value.shape[-1]]  # type: ignore[index]
+    sizes: Any = view.args[1]
+    return [*sizes[:-1], value.shape[-1]]
 
 
 class _Emitter:

@@ -126,7 +126,9 @@ def emit_product(op: Any, frame: Frame) -> None:
     _, panel, width = integers(op.tile)
     blocks = -(-size // width)
     epilogue = Epilogue(op.epilogue.blocks[0])
-    nonzeros = KBlockRows(rows, width, *frame.outside[op.w], frame.buffers[op.x], frame.vec, frame.vectors)
+    positions, coordinates, values = frame.outside[op.w]
+    packed = frame.buffers[op.x]
+    nonzeros = KBlockRows(rows, width, positions, coordinates, values, packed, frame.vec, frame.vectors)
     types = [frame.vec] * frame.vectors
     with loop(frame.low, frame.high, index(panel)) as panels:
         start = panels.induction_variable

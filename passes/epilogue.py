@@ -57,9 +57,7 @@ class Epilogue:
         return on_lanes(body, mapping, wanted, lanes, read)
 
 
-def on_lanes(
-    body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, lanes: int, read: Read
-) -> ir.Value:
+def on_lanes(body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, lanes: int, read: Read) -> ir.Value:
     """Emit the scalar ops of a body on vectors; `mapping` holds the vectors of what they take from elsewhere."""
     for op in body:
         types = [vector_of(lanes, r.type) for r in op.results]

@@ -64,6 +64,5 @@ class KBlockRows:
         weight = vector.broadcast(self.vec, widened(memref.load(self.values, [p]), self.vec.element_type))
         lanes = self.vec.shape[0]
         return [
-            vector.fma(weight, vector.load(self.vec, self.packed, [k, index(v * lanes)]), total)
-            for v, total in enumerate(sums)
+            vector.fma(weight, vector.load(self.vec, self.packed, [k, index(v * lanes)]), total) for v, total in enumerate(sums)
         ]

@@ -251,9 +251,9 @@ class _Lowering:
         }
         frame = Frame(vector_of(self.lanes, element), vectors, buffers, outside, low, high)
         if stage.kind == "pack":
-            emit_pack(stage.value, frame, first, valid)  # type: ignore[arg-type]
+            emit_pack(stage.value, frame, first, valid)
         elif stage.kind == "unpack":
-            emit_unpack(stage.value, frame, outside[self.out][0], first, valid)  # type: ignore[arg-type]
+            emit_unpack(stage.value, frame, outside[self.out][0], first, valid)
         elif stage.kind == "product":
             emit_product(stage.ops[0], frame)
         elif stage.kind == "rows":

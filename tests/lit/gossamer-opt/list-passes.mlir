@@ -3,6 +3,6 @@
 
 // CHECK:      fuse-epilogue
 // CHECK-NEXT:   {{[a-z]+}}
-// CHECK:      schedule{schedule=kblock bits=512}
+// CHECK:      schedule{schedule=kblock bits=512
 // CHECK-NEXT:   decides how each `kernel.contract` is computed
 // CHECK:      lower-to-llvm{{.*}}

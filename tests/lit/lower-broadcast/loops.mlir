@@ -7,13 +7,14 @@
 // CHECK:         memref.view %{{.*}} : memref<?xi8> to memref<272xf32>
 // CHECK:         vector.store %{{.*}}[%c256] : memref<272xf32>, vector<16xf32>
 
-// Four nonzeros a step, each with a sum of its own; the values are one load.
+// Four nonzeros a step, each with a sum of its own; their values are one load, and so are their coordinates.
 // CHECK:         scf.for %[[P:[a-z0-9]*]] = %{{.*}} step %c4 iter_args(%{{.*}}) -> (vector<16xf32>, vector<16xf32>, vector<16xf32>, vector<16xf32>) {
 // CHECK-NEXT:      %[[V:.*]] = vector.load %[[VAL]][%[[P]]] : memref<?xf32>, vector<4xf32>
 // CHECK-NEXT:      %[[REPEATED:.*]] = vector.shuffle %[[V]], %{{.*}} [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
 // CHECK-NEXT:      %[[KEPT:.*]] = llvm.inline_asm "", "=v,0" %[[REPEATED]]
-// CHECK-NEXT:      vector.shuffle %[[KEPT]], %{{.*}} [0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12]
-// CHECK:           memref.load %[[CRD]][%[[P]]]
+// CHECK-NEXT:      %[[C:.*]] = vector.load %[[CRD]][%[[P]]] : memref<?xi16>, vector<4xi16>
+// CHECK-NEXT:      vector.bitcast %[[C]] : vector<4xi16> to vector<1xi64>
+// CHECK:           vector.shuffle %[[KEPT]], %{{.*}} [0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12]
 // CHECK-COUNT-4:   vector.fma
 // CHECK:           scf.yield
 
@@ -21,9 +22,10 @@
 // CHECK:         memref.load %[[BIAS]]
 // CHECK:         vector.maskedstore %[[OUT]]
 
-// No more than 8 tokens are half a vector.
+// No more than 8 tokens are half a vector, whose loads leave time for one of each coordinate.
 // CHECK-LABEL: func.func private @region_tile8(
-// CHECK:         vector<8xf32>
+// CHECK:         scf.for %[[P:[a-z0-9]*]] = %{{.*}} step %c4 iter_args
+// CHECK:           memref.load %{{.*}}[%[[P]]] : memref<?xi16>
 // CHECK-LABEL: func.func @region(
 func.func @region(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, "padded(reduction=1, columns=16)">, %bias: tensor<7xf32>) -> tensor<?x7xf32> {
   %y = "kernel.spmm"(%x, %w) ({

@@ -6,7 +6,7 @@
 // CHECK:       llvm.func @erf(f64) -> f64
 // CHECK-NOT:     passthrough
 // CHECK-LABEL: llvm.func @loop(%arg0: !llvm.ptr, %arg1: !llvm.ptr, %arg2: i64, %arg3: i64, %arg4: i64, %arg5: i64
-// CHECK-SAME:    passthrough = {{\[\[}}"prefer-vector-width", "256"]]
+// CHECK-SAME:    passthrough = {{\[\[}}"prefer-vector-width", "256"], "noinline"]
 // CHECK:         llvm.cond_br
 // CHECK:         llvm.intr.masked.load
 // CHECK:         llvm.intr.fmuladd
