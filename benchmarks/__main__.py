@@ -23,8 +23,6 @@ from benchmarks.registry import Case, Contender, Outcome, Settings, names, plugi
 from benchmarks.roofline import peaks
 from benchmarks.tables import brief
 
-_PREPARING = 0.3  # seconds that a contender takes to compile, about
-
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options of all workloads, then those of the workload that was asked for."""
@@ -38,7 +36,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help=seconds)
     parser.add_argument("--cold", action="store_true", help="empty Inductor's caches before each compilation")
     parser.add_argument("--out", type=Path, help="where to write the JSON; it is rewritten after every case")
-    parser.add_argument("--resume", action="store_true", help="go on with what --out holds of the same settings and machine")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what --out holds without errors, of the same settings and machine"
+    )
     parser.add_argument("--list", action="store_true", help="list the plug-ins, or the workload's cases and how long they take")
     selected = parser.parse_known_args(argv)[0].workload
     parser.add_argument("-h", "--help", action="help", help="this help; with --workload, its options too")
@@ -75,13 +75,14 @@ def listing(args: argparse.Namespace) -> None:
 
 def foretold(cases: list[Case], args: argparse.Namespace, gflops: float = 100.0) -> str:
     """About how long the cases take if a core reaches so many GF/s."""
-    if workload(args.workload).measure is not None:
+    family = workload(args.workload)
+    if family.measure is not None:
         return f"{counted(len(cases), 'case')}, a few minutes each"
     seconds = 0.0
     for case in cases:
         for threads in args.threads:
             sample = max(args.min_sample_ms / 1e3, case.gflop / gflops / threads)
-            seconds += len(args.contender) * (_PREPARING + max(5 * sample, min(args.seconds, args.repeats * sample)))
+            seconds += len(args.contender) * (family.preparing + max(5 * sample, min(args.seconds, args.repeats * sample)))
     counts = " and ".join(map(str, args.threads))
     duration = f"{seconds / 60:.0f} minutes" if seconds > 100 else f"{seconds:.0f} seconds"
     return f"{counted(len(cases), 'case')}, threads {counts}, {counted(len(args.contender), 'contender')}: about {duration}"
@@ -128,6 +129,7 @@ def begun(args: argparse.Namespace, contenders: Mapping[str, Contender], missing
     for key in ("machine", "versions", "settings", "contenders"):
         if before.get(key) != report[key]:
             sys.exit(f"{args.out} cannot be resumed, its {key} differ: {before.get(key)}, now {report[key]}")
+    before["cases"] = [case for case in before["cases"] if not any("error" in found for found in case["results"].values())]
     return before
 
 

@@ -259,18 +259,20 @@ def figures(report: Record) -> Iterator[tuple[str, Figure]]:
     """The figures of a report, with the ends of their files' names."""
     for family in dict.fromkeys(case["workload"] for case in report["cases"]):
         cases = [case for case in report["cases"] if case["workload"] == family]
+        made: dict[str, Figure | None] = {}
         for threads in dict.fromkeys(case["threads"] for case in cases):
             own = [case for case in cases if case["threads"] == threads]
             title = f"{family}, {counted(threads, 'thread')}"
-            race = workload(family).across != ""
-            made = {
-                "speedup": speedups(report, own, title),
-                "roofline": roofline(report, own, title) if race else None,
-                "prediction": prediction(own, title) if family == "prediction" else None,
-            }
-            yield from ((f"{name}-{threads}T", figure) for name, figure in made.items() if figure)
-        whole = {"memory": memory(cases, family) if family != "prediction" else None, "startup": startup(cases, family)}
-        yield from ((name, figure) for name, figure in whole.items() if figure)
+            if workload(family).across:
+                made[f"speedup-{threads}T"] = speedups(report, own, title)
+                made[f"roofline-{threads}T"] = roofline(report, own, title)
+            elif family == "prediction":
+                made[f"prediction-{threads}T"] = prediction(own, title)
+        if workload(family).across:
+            made["memory"] = memory(cases, family)
+        elif family == "startup":
+            made["startup"] = startup(cases, family)
+        yield from ((name, figure) for name, figure in made.items() if figure)
 
 
 def write(file: Path, contenders: Sequence[str] = ()) -> list[Path]:

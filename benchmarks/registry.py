@@ -114,6 +114,7 @@ class Workload:
     conclude    lines of Markdown to put under the table of these cases of a report
     panels      the parameters that tell the panels of its plot apart
     across      the parameter on the plot's horizontal axis, "" for no plot of speed-ups
+    preparing   seconds that a contender takes to compile a case, about
     """
 
     summary: str
@@ -124,6 +125,7 @@ class Workload:
     conclude: Callable[[Sequence[Mapping[str, Any]]], list[str]] = nothing_to_add
     panels: tuple[str, ...] = ()
     across: str = ""
+    preparing: float = 0.3
 
 
 BASELINES = ("dense", "inductor")  # the contenders that speed-ups are given over

@@ -83,6 +83,7 @@ def _bind_openmp() -> None:
         return
     import torch
 
-    for library in glob.glob(os.path.join(os.path.dirname(torch.__file__), "lib", "lib*omp*")):
+    # Not every "omp" is one: a library that drags in all of torch would hide the symbols of others, MKL's for one.
+    for library in glob.glob(os.path.join(os.path.dirname(torch.__file__), "lib", "lib[gi]omp*")):
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         llvm.load_library_permanently(library)

@@ -50,4 +50,4 @@ def cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-WORKLOAD = Workload("Scorch's autoencoders", add_arguments, cases, panels=("size",), across="sparsity")
+WORKLOAD = Workload("Scorch's autoencoders", add_arguments, cases, panels=("size",), across="sparsity", preparing=0.6)

@@ -76,4 +76,5 @@ WORKLOAD = Workload(
     conclude=conclude,
     panels=("part", "tokens"),
     across="sparsity",
+    preparing=0.5,
 )

@@ -93,4 +93,6 @@ def cases(args: argparse.Namespace) -> list[Case]:
     ]
 
 
-WORKLOAD = Workload("all-MiniLM-L6-v2 with pruned encoder Linears", add_arguments, cases, panels=("input",), across="sparsity")
+WORKLOAD = Workload(
+    "all-MiniLM-L6-v2 with pruned encoder Linears", add_arguments, cases, panels=("input",), across="sparsity", preparing=2.0
+)

@@ -105,4 +105,6 @@ def conclude(cases: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-WORKLOAD = Workload("what the compiler chooses beside all that it could", add_arguments, cases, contenders, conclude=conclude)
+WORKLOAD = Workload(
+    "what the compiler chooses beside all that it could", add_arguments, cases, contenders, conclude=conclude, preparing=0.25
+)

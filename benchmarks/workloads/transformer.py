@@ -104,5 +104,10 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 
 WORKLOAD = Workload(
-    "stacks of pruned transformer layers, random weights", add_arguments, cases, panels=("model", "input"), across="sparsity"
+    "stacks of pruned transformer layers, random weights",
+    add_arguments,
+    cases,
+    panels=("model", "input"),
+    across="sparsity",
+    preparing=1.5,
 )

@@ -188,6 +188,12 @@ def test_a_run_that_was_broken_off_is_resumed(tmp_path: Path) -> None:
     main([*command, "--tokens", "1,2", "--resume"])
     after = json.loads(out.read_text())
     assert after["cases"][0] == before["cases"][0]
+    after["cases"][0]["results"]["dense"] = {"error": "out of memory"}
+    out.write_text(json.dumps(after))
+    main([*command, "--tokens", "1,2", "--resume"])
+    again = json.loads(out.read_text())
+    assert [case["parameters"]["tokens"] for case in again["cases"]] == [2, 1]
+    assert again["cases"][0] == after["cases"][1] and "median_ms" in again["cases"][1]["results"]["dense"]
     assert [case["parameters"]["tokens"] for case in after["cases"]] == [1, 2]
     with pytest.raises(SystemExit, match="cannot be resumed, its settings differ"):
         main([*command, "--tokens", "1", "--resume", "--min-sample-ms", "3"])
