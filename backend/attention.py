@@ -109,8 +109,11 @@ def _heads_of(node: fx.Node) -> tuple[fx.Node, int, tuple[Any, Any], list[fx.Nod
     if part is not None:
         between += [matrix] if matrix.target is aten.slice.Tensor else [matrix, matrix.args[0]]  # type: ignore[list-item]
         matrix, offset = part
-    shape: Any = view.args[1]
-    return matrix, offset, (shape[0], shape[1]), nodes + between
+    written: Any = view.args[1]
+    sizes = [known if isinstance(known, int) else given for known, given in zip(view.meta["val"].shape, written, strict=True)]
+    if -1 in sizes[:2]:
+        return None  # a batch that only the view knows could not be spelled for the mask
+    return matrix, offset, (sizes[0], sizes[1]), nodes + between
 
 
 def _columns(node: fx.Node) -> tuple[fx.Node, int] | None:

@@ -108,6 +108,22 @@ def test_masks_are_added_to_the_scores(shape: tuple[int, ...]) -> None:
     assert_same(run.output, module(x, mask))
 
 
+def test_one_mask_for_all_sequences_where_the_batch_is_left_to_the_view() -> None:
+    class Inferred(Attention):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            b, s, _ = x.shape
+            q, k, v = (p(x).view(-1, s, HEADS, D // HEADS).transpose(1, 2) for p in self.project)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return self.out(y.transpose(1, 2).reshape(b, s, D))
+
+    module, x = model(Inferred()), torch.randn(3, 20, D)
+    for shape in ((1, 1, 1, 20), (1, 1, 20, 20)):
+        mask = torch.randn(shape)
+        run = compile_and_run(module, x, mask)
+        assert {d.reason for d in run.regions} == {"in a chain of 4"}
+        assert_same(run.output, module(x, mask))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_more_threads_than_tiles_share_them_out(threads: int) -> None:
     module, x = model(nn.Sequential(PostNorm(), PreNorm())), torch.randn(2, 70, D)
