@@ -6,9 +6,11 @@ of the second block ahead. So rows even out over the blocks: of 16 lanes, two th
 10 %, nine tenths at 50 %.
 """
 
+import numpy as np
 import torch
 
 from gossamer.dialects.packing import Windows
+from gossamer.runtime.nonzeros import nonzero_places
 
 _VALID = 128
 
@@ -18,37 +20,50 @@ def fill(packing: Windows, nonzero: torch.Tensor, places: torch.Tensor) -> tuple
     lanes = packing.lanes
     m, k = nonzero.shape
     nonzero = torch.nn.functional.pad(nonzero, (0, -k % lanes, 0, -m % lanes))
-    by_block = nonzero.view(nonzero.shape[0] // lanes, lanes, nonzero.shape[1] // lanes, lanes)
-    steps, ahead, begins = _steps(by_block.sum(3))
+    groups, blocks = nonzero.shape[0] // lanes, nonzero.shape[1] // lanes
+    counts = nonzero.view(groups * lanes * blocks, lanes).sum(1, dtype=torch.int32)
+    steps, ahead, begins = _steps(counts.view(groups, lanes, blocks))
     threes, twos = _runs(steps)
-    runs = torch.stack([threes, twos], 1)
     in_group = 3 * threes.sum(1) + 2 * twos.sum(1)
     first = in_group.cumsum(0) - in_group
-    # Each nonzero's window, its slot there (the how manieth of its row), and the step that this slot is.
-    group, lane, block, column = by_block.nonzero(as_tuple=True)
-    rank = (by_block.cumsum(3, dtype=torch.int32) - 1)[by_block].long()
-    taken = ahead[group, lane, block]
+    # A piece is the part of a row in a block. Its first nonzeros go into the window before, the rest into its own.
+    flat = steps.flatten()
+    slots = (flat.cumsum(0) - flat).view(groups, 1, blocks)
+    own = slots - ahead
+    before = (slots + begins).roll(1, 2)  # nothing of a row's first piece goes there
+    lane = torch.arange(lanes, dtype=torch.int32).view(1, lanes, 1).expand(groups, lanes, blocks)
+    taken, own, before, lane = (_repeated(each, counts) for each in (ahead, own, before, lane))
+    element = nonzero_places(nonzero, places.dtype)
+    rank = torch.arange(element.numel()) - _repeated(counts.cumsum(0) - counts, counts)
     early = rank < taken
-    window = block - early.long()
-    slot = torch.where(early, begins[group, lane, window] + rank, rank - taken)
-    before = runs.cumsum(2) - runs
-    in_threes = 3 * threes[group, window]
-    step = torch.where(
-        slot < in_threes,
-        3 * before[group, 0, window] + slot,
-        3 * threes.sum(1)[group] + 2 * before[group, 1, window] + slot - in_threes,
-    )
-    at = (first[group] + step) * lanes + lane
+    slot = rank + torch.where(early, before, own)
+    at = _order(threes, twos, first).index_select(0, slot).mul_(lanes).add_(lane)
     total = int(in_group.sum()) * lanes
-    looked_up = torch.zeros(total, dtype=torch.int32)
-    looked_up[at] = (_VALID + column + lanes * early).int()
+    looked_up = places.new_zeros(total)
+    looked_up.scatter_(0, at, torch.add(element & lanes - 1, early, alpha=lanes) + _VALID)
     source = places.new_full((total,), places.numel())
-    source[at] = places[group * lanes + lane, block * lanes + column]
-    origins = torch.arange(steps.shape[1]).expand(runs.shape).flatten().repeat_interleave(runs.flatten())
+    source.scatter_(0, at, places.flatten().index_select(0, nonzero_places(nonzero[:m, :k], places.dtype)))
+    runs = torch.stack([threes, twos], 1)
+    origins = torch.arange(blocks).expand(runs.shape).flatten().repeat_interleave(runs.flatten())
     count = runs.sum((1, 2))
     end = count.cumsum(0)
     bounds = torch.stack([first, end - count, end - twos.sum(1), end], 1)
     return [bounds, origins, looked_up], source
+
+
+def _repeated(of_piece: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """What belongs to each piece of a row, for each of its nonzeros."""
+    return torch.from_numpy(np.repeat(of_piece.flatten().numpy(), counts.numpy()))
+
+
+def _order(threes: torch.Tensor, twos: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """The step that each slot of the windows [group, window] is: the runs of 3 of a group come before its runs of 2."""
+    of_run = torch.stack([3 * threes, 2 * twos], 2)
+    ends = of_run.transpose(1, 2).flatten(1).cumsum(1).view(len(threes), 2, threes.shape[1]).transpose(1, 2)
+    begins = ends - of_run + first.view(-1, 1, 1)
+    flat = of_run.flatten()
+    starts = flat.cumsum(0) - flat
+    return torch.arange(int(flat.sum())) + (begins.flatten() - starts).repeat_interleave(flat)
 
 
 def _steps(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
