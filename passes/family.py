@@ -24,8 +24,10 @@ class Matrix:
                    that divide it are as full
     fill           share of nonzeros in those blocks, rounded; 1 where there are none
     nm             (n, m) where of every m aligned neighbours along K at most n are nonzero
+    vnm            (v, n, m) where of every m aligned neighbours along K n are nonzero at most, and 4 in v aligned rows together
     skew           nonzeros of the longest row over the mean of all rows, rounded up; 1 where all rows have equally many
     features       instructions of the target that not all have: "avx512bf16", "avx512vbmi2", "amx"
+    given          element of x where it is another than the weight's: "f32" where a product of f32 may be rounded to bf16
     """
 
     rows: int
@@ -37,8 +39,10 @@ class Matrix:
     block: tuple[int, int] | None = None
     fill: float = 1.0
     nm: tuple[int, int] | None = None
+    vnm: tuple[int, int, int] | None = None
     skew: float = 1.25
     features: frozenset[str] = frozenset()
+    given: str | None = None
 
     @property
     def lanes(self) -> int:

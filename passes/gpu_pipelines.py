@@ -1,6 +1,7 @@
 """The pipeline for GPUs: from a region's kernel IR to LLVM IR for NVPTX, and how each kernel is launched.
 
-The first half, from contract IR to kernel IR, is `pipelines.plan`, with the name of a GPU family and vectors of a warp.
+The first half, from contract IR to kernel IR, is `pipelines.plan`, with the name of a GPU family, or of an open schedule that
+is in `OPEN` too, and vectors of a warp.
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.launch import Launch
 from gossamer.passes.emit_entry import WORDS
 from gossamer.passes.families import GPU_FAMILIES
-from gossamer.passes.gpu_product import LAUNCH, read_launch
+from gossamer.passes.gpu_threads import LAUNCH, read_launch
 from gossamer.passes.pipelines import Observer, Plan
 from gossamer.passes.queries import all_ops, walk
 from gossamer.passes.registry import run_pipeline
 
+OPEN = {"rows": "lower-gpu-rows", "dots": "lower-gpu-dots", "segments": "lower-gpu-segments"}
+"""Open schedules that GPUs have too, and their lowerings. Kernels take the arrays of a sparse operand, not the sizes of its
+levels; a kernel's tokens are the rows of its result."""
 WARP_BITS = 1024  # 32 lanes of f32: the width of vectors that the GPU families plan with
 
 
@@ -36,17 +40,17 @@ def lower(planned: Plan, observer: Observer | None = None) -> GpuKernels:
         if observer is not None:
             observer(label, "mlir", str(after))
 
-    module = planned.module
+    module, schedule = planned.module, planned.schedule
     with module.context, ir.Location.unknown():
-        loops = f"expose-storage,{GPU_FAMILIES[planned.schedule].lowering},expand-math,emit-gpu-entry"
-        run_pipeline(module, loops, observe)
+        arrays, name = ("{arrays=true}", OPEN[schedule]) if schedule in OPEN else ("", GPU_FAMILIES[schedule].lowering)
+        run_pipeline(module, f"expose-storage{arrays},{name},expand-math,emit-gpu-entry", observe)
         launches = {
             ir.StringAttr(op.attributes["sym_name"]).value: read_launch(op.attributes[LAUNCH])
             for op in walk(module, "gpu.func")
         }
         run_pipeline(module, "lower-to-nvvm", observe)
         (kernels,) = walk(module, "gpu.module")
-        _check_lowered(kernels, planned.schedule)
+        _check_lowered(kernels, schedule)
         words = tuple(
             tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims))
             for dims in ir.ArrayAttr(module.operation.attributes[WORDS])

@@ -30,7 +30,8 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
 from gossamer.passes.family import Family, Matrix
-from gossamer.passes.gpu_product import WARP, GpuProduct, Operands, divmod_by, shared, widest
+from gossamer.passes.gpu_product import GpuProduct, Operands
+from gossamer.passes.gpu_threads import WARP, divmod_by, shared, widest
 from gossamer.passes.product import products
 from gossamer.passes.tensor_core import CHUNK, commit, copy_async, load_matrices, multiply_add, wait
 from gossamer.passes.vectors import index, load_index, loop, vector_of, zeros

@@ -26,7 +26,8 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
 from gossamer.passes.family import Family, Matrix
-from gossamer.passes.gpu_product import WARP, GpuProduct, Operands, load, shared, store
+from gossamer.passes.gpu_product import GpuProduct, Operands
+from gossamer.passes.gpu_threads import WARP, below, load, shared, store, total
 from gossamer.passes.product import products
 from gossamer.passes.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
 
@@ -115,7 +116,7 @@ class _Kernel:
         totals = []
         for r in range(_ROWS):
             sums = self._row(arith.addi(self.row, index(r)))
-            totals += [self._total(vector.extract(sums, [], [t])) for t in range(self.count)]
+            totals += [total(vector.extract(sums, [], [t])) for t in range(self.count)]
         self._store(totals)
 
     def _stage(self) -> None:
@@ -142,35 +143,25 @@ class _Kernel:
             scf.YieldOp([self._multiply_add([safe], rest.inner_iter_args[0], exists)])
         return rest.results[0]
 
-    def _multiply_add(self, places: list[ir.Value], total: ir.Value, exists: ir.Value | None = None) -> ir.Value:
-        """total + values[p] x[coordinates[p]] for some p; where `exists` is false, total."""
+    def _multiply_add(self, places: list[ir.Value], sums: ir.Value, exists: ir.Value | None = None) -> ir.Value:
+        """sums + values[p] x[coordinates[p]] for some p; where `exists` is false, sums."""
         factors = []
         for p in places:
             at = arith.muli(load_index(self.coordinates, p), index(self.count))
             factors.append((widened(memref.load(self.values, [p]), self.spmv.sum_type), load(self.read, self.staged, [at])))
         for value, x in factors:
-            added = vector.fma(vector.broadcast(self.sums, value), widened(x, self.sums), total)
-            total = added if exists is None else arith.select(exists, added, total)
-        return total
-
-    def _total(self, value: ir.Value) -> ir.Value:
-        """The sum of a value over the lanes of the warp, in all of them."""
-        i32 = ir.IntegerType.get_signless(32)
-        mode = ir.Attribute.parse("#gpu<shuffle_mode xor>")
-        for distance in (16, 8, 4, 2, 1):
-            other, _ = gpu.shuffle(value, arith.constant(i32, distance), arith.constant(i32, WARP), mode)
-            value = arith.addf(value, other)
-        return value
+            added = vector.fma(vector.broadcast(self.sums, value), widened(x, self.sums), sums)
+            sums = added if exists is None else arith.select(exists, added, sums)
+        return sums
 
     def _store(self, totals: list[ir.Value]) -> None:
         """Lane r x tokens + t takes the result of row r and token t."""
         operands, mine = self.operands, totals[0]
-        for lane, total in enumerate(totals[1:], 1):
+        for lane, result in enumerate(totals[1:], 1):
             is_it = arith.cmpi(arith.CmpIPredicate.eq, operands.lane, index(lane))
-            mine = arith.select(is_it, total, mine)
+            mine = arith.select(is_it, result, mine)
         row = arith.addi(self.row, arith.divui(operands.lane, index(self.count)))
         token = arith.addi(operands.first, arith.remui(operands.lane, index(self.count)))
-        below = lambda value, limit: arith.cmpi(arith.CmpIPredicate.ult, value, limit)
         inside = arith.andi(below(row, index(self.spmv.M)), below(token, operands.tokens))
         stored = scf.IfOp(arith.andi(inside, below(operands.lane, index(len(totals)))))
         with ir.InsertionPoint(stored.then_block):

@@ -29,17 +29,8 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
 from gossamer.passes.family import Family, Matrix
-from gossamer.passes.gpu_product import (
-    WARP,
-    GpuProduct,
-    Operands,
-    divmod_by,
-    load,
-    shared,
-    store,
-    sync_warp,
-    widest,
-)
+from gossamer.passes.gpu_product import GpuProduct, Operands
+from gossamer.passes.gpu_threads import WARP, divmod_by, load, shared, store, sync_warp, widest
 from gossamer.passes.product import products
 from gossamer.passes.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
 

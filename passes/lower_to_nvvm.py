@@ -36,6 +36,7 @@ _INTRINSICS = {
     "__nv_copysignf": "copysign",
     "__nv_fabsf": "fabs",
     "__nv_floorf": "floor",
+    "__nv_fma": "fma",
     "__nv_fmaf": "fma",
     "__nv_rintf": "roundeven",
     "__nv_sqrtf": "sqrt",

@@ -36,10 +36,11 @@ def wait(groups: int) -> None:
     nvvm.cp_async_wait_group(groups)
 
 
-def load_matrices(memory: ir.Value, at: Sequence[ir.Value]) -> list[ir.Value]:
-    """Four 8 x 8 matrices from shared memory as fragments; lane l gives the address of row l % 8 of matrix l / 8."""
+def load_matrices(memory: ir.Value, at: Sequence[ir.Value], transposed: bool = False) -> list[ir.Value]:
+    """Four 8 x 8 matrices, or their transposes, from shared memory as fragments; lane l gives the address of row l % 8 of
+    matrix l / 8."""
     element = ir.MemRefType(memory.type).element_type
-    loaded = nvgpu.ldmatrix(ir.VectorType.get([4, 2], element), memory, at, False, 4)
+    loaded = nvgpu.ldmatrix(ir.VectorType.get([4, 2], element), memory, at, transposed, 4)
     return [vector.extract(loaded, [], [i]) for i in range(4)]
 
 

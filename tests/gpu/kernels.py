@@ -54,18 +54,22 @@ def emulate(
     assert not formats
     packed = pack(w, sparse)
     out = torch.full((x.shape[0], kernels.region.m), float("nan"), dtype=kernels.region.dtype)
-    memory, arguments = GlobalMemory(), list[int]()
     tensors = [t for operand in (x, packed, *extras, out) for t in _arrays(operand)]
-    for tensor, dims in zip(tensors, kernels.kernels.words, strict=True):
+    return run(kernels.kernels, ptx or kernels.ptx, variant, tensors, seed)
+
+
+def run(kernels: gpu_pipelines.GpuKernels, ptx: str, variant: str, tensors: list[Tensor], seed: int | None = None) -> Tensor:
+    """What a kernel, given by the last part of its name, leaves in the last of its tensors."""
+    memory, arguments = GlobalMemory(), list[int]()
+    for tensor, dims in zip(tensors, kernels.words, strict=True):
         arguments += [memory.place(_bits(tensor)), *(tensor.shape[d] for d in dims)]
         last = arguments[-1 - len(dims)]
-    plan = kernels.launches[variant]
-    (name,) = (name for name in kernels.kernels.launches if name.endswith(f"_{variant}"))
-    grid = plan.grid(x.shape[0])
+    (name,) = (name for name in kernels.launches if name.endswith(f"_{variant}"))
+    plan, out = kernels.launches[name], tensors[-1]
     conflicts = launch(
-        parse(ptx or kernels.ptx)[name],
+        parse(ptx)[name],
         memory,
-        grid=grid,
+        grid=plan.grid(out.shape[0]),
         block=plan.threads,
         arguments=arguments,
         shared=plan.shared,
@@ -83,9 +87,9 @@ def _bits(tensor: Tensor) -> np.ndarray:
     return tensor.contiguous().view(getattr(torch, f"int{8 * tensor.element_size()}")).numpy()
 
 
-def planted(ptx: str, pattern: str, replacement: str, number: int = 0) -> str:
-    """The text with the number-th match of a pattern in its last kernel replaced."""
-    start = ptx.rindex(".visible .entry")
+def planted(ptx: str, pattern: str, replacement: str, number: int = 0, start: int | None = None) -> str:
+    """The text with the number-th match of a pattern from `start` on replaced, by default in its last kernel."""
+    start = ptx.rindex(".visible .entry") if start is None else start
     match = list(re.finditer(pattern, ptx[start:]))[number]
     return ptx[: start + match.start()] + match.expand(replacement) + ptx[start + match.end() :]
 

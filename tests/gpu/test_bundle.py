@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.bundle import contract, write
+from benchmarks.gpu.bundle import contract, open_contract, write
 from benchmarks.gpu.cases import Layer, checked, layers, timed
+from benchmarks.gpu.open_products import CHECKED, PRODUCTS, OpenProduct
 from benchmarks.gpu.run import main
 from gossamer.passes import gpu_pipelines, pipelines
 from gossamer.runtime.ptx import Architecture
@@ -18,13 +19,15 @@ FEW = [
     Layer("gpu-kblock", 33, 129, "f32", ("bias", "gelu")),
     Layer("gpu-blocks", 64, 72, "bf16", ("bias", "relu", "residual"), 32),
     Layer("gpu-twofour", 40, 72, "f16", two_four=True),
+    Layer("gpu-expand", 40, 72, "bf16"),
+    Layer("gpu-vnm", 40, 72, "bf16", vnm=(64, 2, 8)),
 ]
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpu") / "bundle"
-    write(folder, FEW, Architecture(90))
+    write(folder, FEW, PRODUCTS[::3], Architecture(90))
     return folder
 
 
@@ -32,8 +35,8 @@ def test_a_dry_run(bundle: Path) -> None:
     command = [sys.executable, str(bundle / "run.py"), "--dry-run"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=bundle.parent)
     assert result.returncode == 0, result.stderr
-    assert "gpu-kblock-33x129-f32-bias-gelu: 3 kernels, region_t32 for 4096 tokens" in result.stdout
-    assert "3 layers for sm_90: the bundle is whole. Nothing ran on a GPU." in result.stdout
+    assert "gpu-kblock-33x129-f32-bias-gelu: 3 kernels, region_t32 for 4096 rows" in result.stdout
+    assert "8 layers and products for sm_90: the bundle is whole. Nothing ran on a GPU." in result.stdout
 
 
 def test_it_needs_python_numpy_and_torch_only(bundle: Path) -> None:
@@ -65,6 +68,7 @@ def test_without_a_gpu_it_says_so(bundle: Path, monkeypatch: pytest.MonkeyPatch,
 def test_the_manifest_can_be_read(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert [Layer.from_json(entry["layer"]) for entry in manifest["kernels"]] == FEW
+    assert [OpenProduct.from_json(entry["product"]) for entry in manifest["products"]] == PRODUCTS[::3]
 
 
 def test_every_layer_has_a_name_of_its_own_and_a_schedule() -> None:
@@ -73,3 +77,17 @@ def test_every_layer_has_a_name_of_its_own_and_a_schedule() -> None:
     assert {layer for layer, _ in checked()} | {timing.layer for timing in timed()} == set(found)
     for layer in found[:: len(found) // 8]:
         assert '"kernel.spmm"' in pipelines.plan(contract(layer), layer.schedule, gpu_pipelines.WARP_BITS).text
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
+def test_products_have_a_contract_and_operands_that_fit(product: OpenProduct) -> None:
+    plan = pipelines.plan(open_contract(product), product.schedule, gpu_pipelines.WARP_BITS)
+    assert '"kernel.' in plan.text
+    for shape in CHECKED:
+        positions, columns = shape.coordinates(torch.device("cpu"))
+        rows = torch.arange(shape.rows).repeat_interleave(positions.diff())
+        a = torch.zeros(shape.rows, shape.columns).double()
+        a[rows, columns] = 1.0
+        dense = [t.double() for t in product.dense(a, shape.width)]
+        size = (shape.rows, shape.width) if product.schedule == "rows" else columns.shape
+        assert product.reference(a, (rows, columns), dense).shape == size

@@ -105,7 +105,7 @@ def _selp(m: Machine, i: Instruction) -> None:
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
     # The product is exact in f64; the sum is rounded twice, which tolerances cover.
-    return (a.astype(np.float64) * b + c).astype(np.float32)
+    return (a.astype(np.float64) * b + c).astype(a.dtype)
 
 
 def _shift_left(a: Array, b: Array) -> Array:
@@ -143,7 +143,8 @@ def _arithmetic(m: Machine, i: Instruction) -> None:
     if "f" not in kind:
         m.set(to, _ARITHMETIC[i.op](*values))
         return
-    m.set(to, rounded(_ARITHMETIC[i.op](*(floats(value, kind) for value in values)), kind))
+    execute = {"min": np.minimum, "max": np.maximum}[i.op] if "NaN" in i.modifiers else _ARITHMETIC[i.op]
+    m.set(to, rounded(execute(*(floats(value, kind) for value in values)), kind))
 
 
 def _shift(m: Machine, i: Instruction) -> None:
@@ -206,6 +207,12 @@ def _cvt(m: Machine, i: Instruction) -> None:
         m.set(to, {"rni": np.rint, "rmi": np.floor, "rpi": np.ceil, "rzi": np.trunc}[mode](value))
     else:
         m.set(to, value.astype(typed(np.zeros(0, "u8"), wanted).dtype))
+
+
+def _popc(m: Machine, i: Instruction) -> None:
+    to, source = i.operands
+    value = np.ascontiguousarray(m.get(source, i.modifiers[-1]))
+    m.set(to, np.unpackbits(value.view(np.uint8).reshape(value.size, -1), axis=1).sum(1).astype(np.uint32))
 
 
 def _prmt(m: Machine, i: Instruction) -> None:
@@ -298,6 +305,7 @@ EXECUTE: dict[str, Execute] = {
     "setp": _setp,
     "selp": _selp,
     "cvt": _cvt,
+    "popc": _popc,
     "prmt": _prmt,
     "bra": _bra,
     "ret": _ret,

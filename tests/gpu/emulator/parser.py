@@ -99,6 +99,6 @@ def _operand(text: str) -> Operand:
         return Register(text.partition("|")[0])
     if re.fullmatch(r"0[fFdD][0-9A-Fa-f]+", text):
         return int(text[2:], 16)
-    if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|\d+)", text):
-        return int(text, 0)
+    if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|\d+)U?", text):
+        return int(text.removesuffix("U"), 0)
     return text

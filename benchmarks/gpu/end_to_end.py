@@ -1,0 +1,227 @@
+"""torch.compile(model.cuda(), backend="sparse"), whole: results, gradients, CUDA graphs and times.
+
+    python end_to_end.py                    # writes end_to_end.json; needs a GPU, gossamer and torch-mlir (for times Triton)
+    python end_to_end.py --device cpu       # a rehearsal without a GPU: the same checks, no times
+
+One file that imports nothing of its neighbours, for in a bundle those come with a part of gossamer only. Every record says in
+`ok` whether it is right; the exit status is 1 if one is not.
+"""
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import gossamer
+from gossamer.backend import sparse
+
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest result
+_SAMPLES, _CALLS = 15, 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A feed-forward network of a transformer, pruned in some way. `block`: sides of blocks, 0 for 2:4, 1 for single zeros."""
+
+    name: str
+    dtype: torch.dtype
+    density: float
+    block: int
+    tokens: tuple[int, ...] = (1, 33, 512)
+    width: int = 1024
+    inner: int = 4096
+
+    def model(self) -> nn.Module:
+        """On the CPU."""
+        up, down = nn.Linear(self.width, self.inner), nn.Linear(self.inner, self.width)
+        with torch.no_grad():
+            up.weight.mul_(self._mask(self.inner, self.width))
+            down.weight.mul_(self._mask(self.width, self.inner))
+        return nn.Sequential(up, nn.GELU(), down).to(self.dtype)
+
+    def _mask(self, rows: int, columns: int) -> Tensor:
+        if self.block == 0:
+            return (torch.rand(rows, columns // 4, 4).argsort(2).argsort(2) < 2).view(rows, columns)
+        kept = torch.rand(rows // self.block, columns // self.block) < self.density
+        return kept.repeat_interleave(self.block, 0).repeat_interleave(self.block, 1)
+
+
+CASES = (
+    Case("unstructured f32", torch.float32, 0.1, 1),
+    Case("unstructured bf16", torch.bfloat16, 0.1, 1),
+    Case("blocks of 64 bf16", torch.bfloat16, 0.2, 64),
+    Case("2:4 f16", torch.float16, 0.5, 0),
+)
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    """The model with all its layers sparse, whether or not that pays."""
+    torch._dynamo.reset()
+    counters.clear()
+    return torch.compile(model, backend="sparse", fullgraph=True, options={"min_gain": 0, "strict": True, **options})
+
+
+def compared(actual: Tensor, expected: Tensor, regions: int) -> dict[str, Any]:
+    """Whether the result is right, and came out of so many sparse regions."""
+    scale = max(expected.abs().max().item(), 1e-6)
+    error = (actual.double().cpu() - expected.cpu()).abs().max().item() / scale
+    found = counters["gossamer"]["regions"]
+    return {"error": error, "regions": found, "ok": error <= _TOLERANCE[actual.dtype] and found == regions}
+
+
+def exactly(model: nn.Module, x: Tensor) -> Tensor:
+    """The result in f64, on the CPU."""
+    with torch.no_grad():
+        return copy.deepcopy(model).cpu().double()(x.cpu().double())
+
+
+def checks(case: Case, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Everything that a user may do with a compiled model."""
+    model = case.model().to(device)
+    inputs = {tokens: torch.randn(tokens, case.width, dtype=case.dtype, device=device) for tokens in case.tokens}
+    x = inputs[33]
+    with torch.no_grad():
+        for tokens, each in inputs.items():
+            yield {"check": f"{tokens} tokens", **compared(compiled(model)(each), exactly(model, each), 2)}
+        run = compiled(model)
+        run(x)
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+        yield {"check": "changed weights", **compared(run(x), exactly(model, x), 2)}
+        if device.type == "cuda":
+            yield {"check": "another stream", **compared(on_a_stream(run, x), exactly(model, x), 2)}
+            yield {"check": "CUDA graph", **compared(in_a_graph(run, x), exactly(model, x), 2)}
+            yield {"check": "reduce-overhead", **compared(in_inductor_s_graphs(model, x), exactly(model, x), 2)}
+    yield from training(model, x)
+
+
+def training(model: nn.Module, x: Tensor) -> Iterator[dict[str, Any]]:
+    """The gradients of the parameters, and of x."""
+    exact, given = copy.deepcopy(model).cpu().double(), x.cpu().double().requires_grad_()
+    exact(given).square().sum().backward()
+    x = x.detach().requires_grad_()
+    compiled(model)(x).square().sum().backward()
+    pairs = [("input", x, given), *((name, p, exact.get_parameter(name)) for name, p in model.named_parameters())]
+    for name, actual, expected in pairs:
+        assert actual.grad is not None and expected.grad is not None
+        yield {"check": f"gradient of {name}", **compared(actual.grad, expected.grad, 4)}
+
+
+def on_a_stream(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The result of a call on a stream of its own, which has to wait for x."""
+    stream, late = torch.cuda.Stream(x.device), torch.zeros_like(x)
+    stream.wait_stream(torch.cuda.current_stream(x.device))
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        late.copy_(x)
+        result = run(late)
+    stream.synchronize()
+    return result
+
+
+def in_a_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The result of a replay with an input that was not there when the graph was captured."""
+    static, stream = torch.zeros_like(x), torch.cuda.Stream(x.device)
+    stream.wait_stream(torch.cuda.current_stream(x.device))
+    with torch.cuda.stream(stream):
+        run(static)
+    torch.cuda.current_stream(x.device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run(static)
+    static.copy_(x)
+    graph.replay()
+    torch.cuda.synchronize(x.device)
+    return result
+
+
+def in_inductor_s_graphs(model: nn.Module, x: Tensor) -> Tensor:
+    """The result under mode="reduce-overhead", of a weight that changed after graphs were captured."""
+    torch._dynamo.reset()
+    counters.clear()
+    options = gossamer.Options(min_gain=0)
+    run = torch.compile(model, backend=lambda gm, inputs: sparse(gm, inputs, mode="reduce-overhead", options=options))
+    for _ in range(3):
+        run(x)
+    for parameter in model.parameters():
+        parameter.mul_(0.5)
+    return run(x).clone()
+
+
+def sparse_tensors(device: torch.device) -> Iterator[dict[str, Any]]:
+    """A graph's adjacency times features, with gradients."""
+    edges, weights = torch.randint(0, 1000, (2, 8000)), torch.randn(8000)
+    exact = torch.zeros(1000, 1000, dtype=torch.float64).index_put((edges[1], edges[0]), weights.double(), accumulate=True)
+    a = gossamer.SparseTensor.from_edge_index(edges.to(device), weights.to(device), (1000, 1000))
+    x = torch.randn(1000, 64, device=device, requires_grad=True)
+    counters.clear()
+    result = a @ x
+    yield {"check": "SparseTensor @ x", **compared(result.detach(), exact @ x.detach().cpu().double(), 0)}
+    result.sum().backward()
+    assert x.grad is not None
+    yield {"check": "SparseTensor.T @ gradient", **compared(x.grad, exact.sum(0)[:, None].expand(-1, 64), 0)}
+
+
+def times(case: Case, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Microseconds of a call, dense and sparse as predicted to pay, on the device's own clock."""
+    model = case.model().to(device).eval()
+    for tokens in case.tokens:
+        x = torch.randn(tokens, case.width, dtype=case.dtype, device=device)
+        found = {}
+        for name in ("eager", "inductor", "sparse"):
+            torch._dynamo.reset()
+            run = model if name == "eager" else torch.compile(model, backend=name)
+            with torch.no_grad():
+                found[name] = _microseconds(lambda: run(x))  # noqa: B023  # called at once
+        decisions = [str(decision) for decision in gossamer.explain(model, x).decisions]
+        yield {"time": case.name, "tokens": tokens, "us": found, "decisions": decisions}
+
+
+def _microseconds(call: Callable[[], object]) -> float:
+    for _ in range(5):
+        call()
+    samples = []
+    for _ in range(_SAMPLES):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(_CALLS):
+            call()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) * 1e3 / _CALLS)
+    return median(samples)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Check and time the whole plugin on a GPU.")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=Path("end_to_end.json"))
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+    records: list[dict[str, Any]] = []
+    for case in CASES:
+        records += [{"case": case.name, **record} for record in checks(case, device)]
+    records += sparse_tensors(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, as a rehearsal"
+    if device.type == "cuda":
+        records += [record for case in CASES for record in times(case, device)]
+    for record in records:
+        print(json.dumps(record))
+    found = {"device": name, "torch": torch.__version__, "gossamer": gossamer.__version__, "records": records}
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return int(not all(record.get("ok", True) for record in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

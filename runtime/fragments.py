@@ -1,0 +1,33 @@
+"""The arrays of the packing `Fragments`: of every panel the masks, where their values begin, and the values in that order."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gossamer.dialects.packing import Fragments
+
+
+def fill(packing: Fragments, nonzero: Tensor, places: Tensor, nowhere: int) -> tuple[list[Tensor], Tensor]:
+    """Positions, masks and offsets of a matrix [M, K], and where each value lies in it; arguments as in `packers.Rows`."""
+    bits = _by_mask(packing, nonzero, False)
+    masks = (bits << torch.arange(bits.shape[-1])).sum(-1)
+    counts = bits.sum(-1)
+    begun = counts.cumsum(1)
+    pieces = -(-begun[:, -1] // packing.PIECE)
+    positions = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])
+    first = positions[:-1, None] * packing.PIECE - torch.cat([begun.new_zeros(1), begun[:-1, -1].cumsum(0)])[:, None]
+    number = torch.arange(int(counts.sum()))
+    source = places.new_full((int(positions[-1]) * packing.PIECE,), nowhere)
+    source[number + first.expand_as(counts).repeat_interleave(counts.flatten())] = _by_mask(packing, places, nowhere)[bits]
+    return [positions, masks, begun - counts], source
+
+
+def _by_mask(packing: Fragments, matrix: Tensor, filled: int) -> Tensor:
+    """[panels, masks of a panel, bits]: the elements of a matrix in the order of the packing."""
+    rows, columns = packing.ROWS, packing.COLUMNS
+    edges = (0, -matrix.shape[1] % columns, 0, -matrix.shape[0] % rows)
+    padded = pad(matrix, edges, value=filled)
+    m, k = padded.shape
+    # Rows as panel, tile, upper or lower quarter, half of the warp, line; columns as panel, tile, left or right quarter, place.
+    parts = padded.view(m // rows, rows // 16, 2, 2, 4, k // columns, columns // 16, 2, 8)
+    return parts.permute(0, 5, 1, 6, 3, 7, 2, 4, 8).reshape(-1, rows * columns // 32, 32)
