@@ -1,26 +1,49 @@
-"""lower-rows: a `kernel.gather_rows` becomes loops over the rows of the sparse matrix, cut into parts of equal nonzeros.
+"""lower-rows: a `kernel.gather_rows` becomes loops over the rows of the sparse matrix, cut into parts of equal work.
 
-before   %y = "kernel.gather_rows"(%a, %x) {lanes = 16, vectors = 8} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> ...
-after    scf.parallel (%part) = ...                     // rows that begin in the part's share of the nonzeros
-           for each 128 columns of x: func.call @region_columns8(...)    // or _columns7 ... 1 for the columns left
-         func.func private @region_columns8(...)
-           for each row, scf.for %p = positions[row] to positions[row + 1] iter_args(8 vectors of sums)
+before   %y = "kernel.gather_rows"(%a, %x) {lanes = 16, vectors = 16} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> ...
+after    for each 256 columns of x
+           scf.parallel (%part) = ...                     // the part's share of rows and entries
+             func.call @region_columns16(...)             // or _columns15 ... 1 for the columns left
+           for each part that begins within a row: that row of y += what the part has summed of it
+         func.func private @region_columns16(...)
+           for each row, scf.for %p = positions[row] to positions[row + 1] iter_args(16 vectors of sums)
              vector.fma(values[p], x[coordinates[p], columns ...], sums)
            the sums into y                             // the last vector masked
+
+A part begins with a row, unless that row alone is longer than a part: then the row is cut, so that the hubs of a power law
+keep all threads busy. What a part sums of a row that began before it waits in the workspace and is added in the order of the
+parts: results depend on the number of threads, and on nothing else. A vector x, or a matrix of one column, takes
+@region_column, which reads element by element, or @region_column_gathered where rows are long.
 
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func, memref, scf, vector
+from torch_mlir.dialects import arith, func, math, memref, scf, vector
 
 from gossamer.passes.queries import walk
+from gossamer.passes.row_parts import first_row, parts_of, share_of
+from gossamer.passes.scalars import Scalars
 from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
-from gossamer.passes.vectors import call_narrowest, index, load_index, loop, mask_of, vector_of, zeros
+from gossamer.passes.vectors import (
+    byte_width,
+    call_narrowest,
+    index,
+    load_index,
+    loop,
+    mask_of,
+    reserve_workspace,
+    vector_of,
+    zeros,
+)
+
+_ONE, _GATHERED = 0, -1  # counts of vectors that say that there is one column
+_LONG = 12  # entries a row, on average, from which on a vector of them is gathered
 
 
 @dataclass(frozen=True)
@@ -32,85 +55,233 @@ class LowerRows:
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.gather_rows"):
             with op.location:
-                _Rows(op.opview).lower()
+                _Rows(module, op.opview).lower()
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """Where a part begins: at an entry of a row, which is `cut` if it began before."""
+
+    row: ir.Value
+    entry: ir.Value
+    cut: ir.Value
 
 
 class _Rows:
     """y[m, n] = sum_p values[p] x[coordinates[p], n] over the entries p of row m."""
 
-    def __init__(self, op: Any) -> None:
-        self.op = op
+    def __init__(self, module: ir.Module, op: Any) -> None:
+        self.module, self.op = module, op
         self.storage: Storage = storage_of(op.operation)
         self.lanes, self.vectors = ir.IntegerAttr(op.lanes).value, ir.IntegerAttr(op.vectors).value
-        self.buffers = [*sparse_buffers_of(op.a), buffer_of(op.x), self.storage.output]
-        self.vec = vector_of(self.lanes, ir.MemRefType(self.storage.output.type).element_type)
+        out = ir.MemRefType(self.storage.output.type)
+        self.scalars, self.vector_x = Scalars(out.element_type), out.rank == 1
+        self.positions, self.coordinates, self.values = sparse_buffers_of(op.a)
+        self.x = buffer_of(op.x)
+        self.vec, self.sums = (vector_of(self.lanes, t) for t in (self.scalars.element, self.scalars.wide))
+        dynamic = ir.ShapedType.get_dynamic_size()
+        strided = ir.Attribute.parse("strided<[?, 1], offset: ?>")
+        self.view = ir.MemRefType.get([dynamic, dynamic], self.scalars.element, strided)
+        self.carried = self.vectors * self.lanes * byte_width(self.scalars.element)
 
     def lower(self) -> None:
-        variants = {n * self.lanes: self._function(n) for n in range(self.vectors, 0, -1)}
+        widths = [] if self.vector_x else range(self.vectors, 0, -1)
+        variants = {n * self.lanes: self._function(n) for n in widths}
+        one, gathered = (self._function(count) for count in (_ONE, _GATHERED))
+        reserve_workspace(self.module, self.carried)
         with ir.InsertionPoint(self.op):
-            positions, _, values, _, out = self.buffers
-            rows, columns = memref.dim(out, index(0)), memref.dim(out, index(1))
-            entries, parts = memref.dim(values, index(0)), self.storage.threads
-            parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
-            block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
-            with ir.InsertionPoint(block):
-                part = block.arguments[0]
-                low, high = (
-                    self._first_row(positions, rows, entries, parts, number) for number in (part, arith.addi(part, index(1)))
-                )
-                with loop(index(0), columns, index(self.vectors * self.lanes)) as tiles:
-                    first = tiles.induction_variable
-                    call_narrowest(arith.subi(columns, first), variants, [*self.buffers, first, low, high])
-                scf.ReduceOp([], 0)
+            self.rows = memref.dim(self.storage.output, index(0))
+            self.columns = index(1) if self.vector_x else memref.dim(self.storage.output, index(1))
+            self.entries = memref.dim(self.values, index(0))
+            self.parts = parts_of(self.entries, arith.ceildivui(self.columns, index(self.lanes)), self.storage.threads)
+            with loop(index(0), self.columns, index(self.vectors * self.lanes)) as tiles:
+                first = tiles.induction_variable
+                parallel = scf.ParallelOp([], [index(0)], [self.parts], [index(1)], [])
+                block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
+                with ir.InsertionPoint(block):
+                    self._part(variants, one, gathered, first, block.arguments[0])
+                    scf.ReduceOp([], 0)
+                with loop(index(1), self.parts, index(1)) as parts:
+                    self._merge(first, parts.induction_variable)
         self.storage.erase()
 
-    def _first_row(self, positions: ir.Value, rows: ir.Value, entries: ir.Value, parts: ir.Value, part: ir.Value) -> ir.Value:
-        """The first row of a part: its share of entries and rows, since a row costs about as much as an entry.
+    def _part(
+        self, variants: dict[int, func.FuncOp], one: func.FuncOp, gathered: func.FuncOp, first: ir.Value, part: ir.Value
+    ) -> None:
+        """One part of the product with the columns from the first one on."""
+        begin, end = self._edge(part), self._edge(arith.addi(part, index(1)))
+        left = arith.subi(self.columns, first)
+        arrays = [self.positions, self.coordinates, self.values, self.x]
+        long = arith.cmpi(arith.CmpIPredicate.uge, self.entries, arith.muli(self.rows, index(_LONG)))
 
-        By bisection for the first row with positions[row] + row >= part * (entries + rows) / parts.
-        """
-        share = arith.divui(arith.muli(part, arith.addi(entries, rows)), parts)
-        search = scf.WhileOp([ir.IndexType.get()] * 2, [index(0), rows])
-        before = ir.Block.create_at_start(search.before, [ir.IndexType.get()] * 2, [self.op.location] * 2)
-        with ir.InsertionPoint(before):
-            low, high = before.arguments
-            scf.ConditionOp(arith.cmpi(arith.CmpIPredicate.ult, low, high), [low, high])
-        after = ir.Block.create_at_start(search.after, [ir.IndexType.get()] * 2, [self.op.location] * 2)
-        with ir.InsertionPoint(after):
-            low, high = after.arguments
-            middle = arith.shrui(arith.addi(low, high), index(1))
-            begun = arith.addi(load_index(positions, middle), middle)
-            right = arith.cmpi(arith.CmpIPredicate.ult, begun, share)
-            next_ = arith.addi(middle, index(1))
-            scf.YieldOp([arith.select(right, next_, low), arith.select(right, high, middle)])
-        return search.results[0]
+        def call(out: ir.Value, low: ir.Value, high: ir.Value) -> None:
+            arguments = [*arrays, out, first, low, high, begin.entry, end.entry]
+            with _either(arith.cmpi(arith.CmpIPredicate.eq, self.columns, index(1))) as (single, several):
+                with ir.InsertionPoint(single), _either(long) as (gather, load):
+                    for block, function in ((gather, gathered), (load, one)):
+                        with ir.InsertionPoint(block):
+                            func.CallOp(function, arguments)
+                with ir.InsertionPoint(several):
+                    if variants:
+                        call_narrowest(left, variants, arguments)
+
+        with _only_if(begin.cut):
+            call(self._carried(part), begin.row, arith.addi(begin.row, index(1)))
+        low = arith.addi(begin.row, arith.index_castui(ir.IndexType.get(), begin.cut))
+        call(self._columns_of_y(first), low, arith.addi(end.row, arith.index_castui(ir.IndexType.get(), end.cut)))
+
+    def _merge(self, first: ir.Value, part: ir.Value) -> None:
+        """Add what a part has summed of the row that it begins within."""
+        edge = self._edge(part)
+        with _only_if(edge.cut):
+            more, out = self._carried(part), self._columns_of_y(first)
+            columns = arith.minui(arith.subi(self.columns, first), index(self.vectors * self.lanes))
+            with loop(index(0), columns, index(1)) as steps:
+                column = steps.induction_variable
+                parts = [self.scalars.widened(memref.load(each, [edge.row, column])) for each in (out, more)]
+                memref.store(self.scalars.narrowed(self.scalars.add(*parts)), out, [edge.row, column])
+
+    def _edge(self, part: ir.Value) -> _Edge:
+        """Where a part begins, or the one before it ends: its share of entries and rows, since a row costs as an entry does."""
+        work = arith.addi(self.entries, self.rows)
+        begun = share_of(work, part, self.parts)
+        row = first_row(self.positions, self.rows, begun, 1)
+        if self.scalars.wide != self.scalars.element:  # the partial sums of a cut row would be rounded
+            return _Edge(row, load_index(self.positions, row), arith.constant(ir.IntegerType.get_signless(1), 0))
+        above = arith.subi(row, arith.minui(row, index(1)))
+        start, stop = load_index(self.positions, above), load_index(self.positions, row)
+        within = arith.subi(begun, above)  # entries, the rows above counted
+        long = arith.cmpi(arith.CmpIPredicate.ugt, arith.muli(arith.subi(stop, start), self.parts), work)
+        inside = arith.andi(
+            arith.cmpi(arith.CmpIPredicate.ugt, within, start), arith.cmpi(arith.CmpIPredicate.ult, within, stop)
+        )
+        cut = arith.andi(long, inside)
+        return _Edge(arith.select(cut, above, row), arith.select(cut, within, stop), cut)
+
+    def _columns_of_y(self, first: ir.Value) -> ir.Value:
+        """The columns of y from the first one on."""
+        return self._viewed(self.storage.output, first, self.columns)
+
+    def _carried(self, part: ir.Value) -> ir.Value:
+        """A row of the workspace in the place of every row of y."""
+        length = index(self.carried // byte_width(self.scalars.element))
+        place = arith.muli(part, index(self.carried))
+        row = ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], self.scalars.element)
+        return self._viewed(memref.view(row, self.storage.workspace, place, [length]), index(0), index(0))
+
+    def _viewed(self, buffer: ir.Value, offset: ir.Value, stride: ir.Value) -> ir.Value:
+        open_ = ir.ShapedType.get_dynamic_size()
+        return memref.ReinterpretCastOp(
+            self.view, buffer, [offset], [self.rows, self.columns], [stride], [open_], [open_, open_], [open_, 1]
+        ).result
 
     def _function(self, count: int) -> func.FuncOp:
-        """A function of the buffers, the first column and the rows [low, high), for up to `count` vectors of columns."""
+        """A function of the arrays, a view of y, its first column, rows [low, high) and entries [begin, end), for up to
+        `count` vectors of columns; for one column if it is _ONE or _GATHERED."""
         parent = self.op.operation.parent.opview
-        types = [buffer.type for buffer in self.buffers] + [ir.IndexType.get()] * 3
+        buffers = [self.positions, self.coordinates, self.values, self.x]
+        types = [*(buffer.type for buffer in buffers), self.view, *[ir.IndexType.get()] * 5]
+        name = parent.name.value + {_ONE: "_column", _GATHERED: "_column_gathered"}.get(count, f"_columns{count}")
         with ir.InsertionPoint(parent):
-            function = func.FuncOp(f"{parent.name.value}_columns{count}", (types, []), visibility="private")
+            function = func.FuncOp(name, (types, []), visibility="private")
         with ir.InsertionPoint(function.add_entry_block()):
-            *buffers, first, low, high = function.entry_block.arguments
-            left = arith.subi(memref.dim(buffers[-1], index(1)), first)
-            mask = mask_of(self.lanes, arith.minui(arith.subi(left, index((count - 1) * self.lanes)), index(self.lanes)))
+            positions, coordinates, values, x, out, first, low, high, begin, end = function.entry_block.arguments
+            reader = _Reader(self, coordinates, values, x, first, count)
+            mask = None
+            if count > 0:
+                left = arith.subi(memref.dim(x, index(1)), arith.addi(first, index((count - 1) * self.lanes)))
+                mask = mask_of(self.lanes, arith.minui(left, index(self.lanes)))
             with loop(low, high, index(1)) as rows:
-                self._row(buffers, rows.induction_variable, first, count, mask)
+                row = rows.induction_variable
+                start = arith.maxui(load_index(positions, row), begin)
+                stop = arith.minui(load_index(positions, arith.addi(row, index(1))), end)
+                sums = reader.row(start, stop, count, mask)
+                self._store(sums, out, row, mask)
             func.ReturnOp([])
         return function
 
-    def _row(self, buffers: Sequence[ir.Value], row: ir.Value, first: ir.Value, count: int, mask: ir.Value) -> None:
-        positions, coordinates, values, x, out = buffers
-        begin, end = load_index(positions, row), load_index(positions, arith.addi(row, index(1)))
-        columns = [arith.addi(first, index(n * self.lanes)) for n in range(count)]
-        with loop(begin, end, index(1), [zeros(self.vec)] * count) as entries:
-            p = entries.induction_variable
-            weight = vector.broadcast(self.vec, memref.load(values, [p]))
-            source = load_index(coordinates, p)
-            read = [vector.load(self.vec, x, [source, column]) for column in columns[:-1]]
-            read.append(vector.maskedload(self.vec, x, [source, columns[-1]], mask, zeros(self.vec)))
-            scf.YieldOp([vector.fma(weight, r, s) for r, s in zip(read, entries.inner_iter_args, strict=True)])
-        for result, column in zip(entries.results[:-1], columns[:-1], strict=True):
-            vector.store(result, out, [row, column])
-        vector.maskedstore(out, [row, columns[-1]], mask, entries.results[-1])
+    def _store(self, sums: Sequence[ir.Value], out: ir.Value, row: ir.Value, mask: ir.Value | None) -> None:
+        if mask is None:
+            memref.store(self.scalars.narrowed(sums[0]), out, [row, index(0)])
+            return
+        narrow = [each if each.type == self.vec else arith.truncf(self.vec, each) for each in sums]
+        for number, each in enumerate(narrow[:-1]):
+            vector.store(each, out, [row, index(number * self.lanes)])
+        vector.maskedstore(out, [row, index((len(narrow) - 1) * self.lanes)], mask, narrow[-1])
+
+
+class _Reader:
+    """Sums rows of x, from a first column on, weighted by the entries of a sparse matrix."""
+
+    def __init__(self, rows: _Rows, coordinates: ir.Value, values: ir.Value, x: ir.Value, first: ir.Value, count: int) -> None:
+        self.scalars, self.lanes, self.vec, self.sums = rows.scalars, rows.lanes, rows.vec, rows.sums
+        self.coordinates, self.values, self.x, self.first = coordinates, values, x, first
+        if count <= 0 and not rows.vector_x:  # one column, which is a vector
+            open_ = ir.ShapedType.get_dynamic_size()
+            line = ir.MemRefType.get([open_], rows.scalars.element)
+            self.x = memref.ReinterpretCastOp(line, x, [], [memref.dim(x, index(0))], [], [0], [open_], [1]).result
+
+    def row(self, begin: ir.Value, end: ir.Value, count: int, mask: ir.Value | None) -> list[ir.Value]:
+        """The weighted sums over entries [begin, end): `count` vectors, or a scalar.
+
+        Even one sum does not wait for itself, since the rows that follow are computed at the same time.
+        """
+        if count == _GATHERED:
+            return [self._dot(begin, end)]
+        start = [zeros(self.sums)] * count if count > 0 else [self.scalars.zero()]
+        with loop(begin, end, index(1), start) as entries:
+            scf.YieldOp(self._entry(entries.induction_variable, list(entries.inner_iter_args), mask))
+        return list(entries.results)
+
+    def _dot(self, begin: ir.Value, end: ir.Value) -> ir.Value:
+        """The sum over entries [begin, end) of a vector x, gathered by vectors."""
+        narrow = ir.MemRefType(self.coordinates.type).element_type
+        small = isinstance(narrow, ir.IntegerType) and ir.IntegerType(narrow).width < 32
+        wide = ir.IntegerType.get_signless(32) if small else narrow
+        with loop(begin, end, index(self.lanes), [zeros(self.sums)]) as steps:
+            p = steps.induction_variable
+            mask = mask_of(self.lanes, arith.subi(end, p))
+            type_ = vector_of(self.lanes, narrow)
+            none = arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(narrow, 0)))
+            at = vector.maskedload(type_, self.coordinates, [p], mask, none)
+            if small:
+                at = arith.extui(vector_of(self.lanes, wide), at)
+            read = vector.gather(self.vec, self.x, [index(0)], at, mask, zeros(self.vec))
+            weight = vector.maskedload(self.vec, self.values, [p], mask, zeros(self.vec))
+            both = [each if each.type == self.sums else arith.extf(self.sums, each) for each in (weight, read)]
+            scf.YieldOp([math.fma(*both, steps.inner_iter_args[0])])
+        order = ir.Attribute.parse("#arith.fastmath<reassoc>")
+        return vector.reduction(self.scalars.wide, vector.CombiningKind.ADD, steps.results[0], fastmath=order)
+
+    def _entry(self, p: ir.Value, sums: Sequence[ir.Value], mask: ir.Value | None) -> list[ir.Value]:
+        """The sums with an entry's share."""
+        weight = self.scalars.widened(memref.load(self.values, [p]))
+        source = load_index(self.coordinates, p)
+        if mask is None:
+            read = self.scalars.widened(memref.load(self.x, [source]))
+            return [math.fma(weight, read, sums[0])]
+        weight = vector.broadcast(self.sums, weight)
+        columns = [arith.addi(self.first, index(n * self.lanes)) for n in range(len(sums))]
+        read = [vector.load(self.vec, self.x, [source, column]) for column in columns[:-1]]
+        read.append(vector.maskedload(self.vec, self.x, [source, columns[-1]], mask, zeros(self.vec)))
+        wide = [each if each.type == self.sums else arith.extf(self.sums, each) for each in read]
+        return [math.fma(weight, each, total) for each, total in zip(wide, sums, strict=True)]
+
+
+@contextmanager
+def _either(condition: ir.Value) -> Iterator[tuple[ir.Block, ir.Block]]:
+    """The two blocks of an scf.if."""
+    choice = scf.IfOp(condition, has_else=True)
+    blocks = choice.then_block, choice.else_block
+    yield blocks
+    for block in blocks:
+        with ir.InsertionPoint(block):
+            scf.YieldOp([])
+
+
+@contextmanager
+def _only_if(condition: ir.Value) -> Iterator[None]:
+    """scf.if with the insertion point in it."""
+    with ir.InsertionPoint(scf.IfOp(condition).then_block):
+        yield
+        scf.YieldOp([])

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gossamer.sparsity import contract_ir
 from gossamer.sparsity.contract_ir import Operand
-from gossamer.sparsity.launch import launch
-from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, Bound, Spec, bind, dense, extents, flat, padded
+from gossamer.sparsity.launch import call_of, launch
+from gossamer.sparsity.matrix_calls import RowProduct, RowSample
+from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, TAGS, Bound, Spec, bind, dense, extents, flat, padded
 from gossamer.sparsity.warm_memory import empty
 
 
@@ -37,21 +38,27 @@ def densified(operand: Bound) -> Bound:
 # How they run
 
 
-def _einsum_ir(spec: Spec, dtype: torch.dtype) -> str:
+def einsum_ir(spec: Spec, dtype: torch.dtype) -> str:
+    """The contract IR of a call of einsum."""
     return contract_ir.einsum(spec.operands, spec.result, dtype)
 
 
-def _sample_ir(spec: Spec, dtype: torch.dtype) -> str:
+def sample_ir(spec: Spec, dtype: torch.dtype) -> str:
+    """The contract IR of a call of sample."""
     return contract_ir.sample(spec.operands[0], spec.operands[1:], dtype)
 
 
-def _einsum_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
-    spec = Spec.parse(text)
-    operands = bind(arrays, sizes, spec)
+def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
+    """What `gossamer::einsum` does for CPU tensors."""
+    call = call_of(einsum_ir, RowProduct.of, text, arrays[-1].dtype)
+    product = call.as_product(arrays, sizes)
+    if product is not None:
+        return product
+    spec, operands = call.spec, bind(arrays, sizes, call.spec)
     whole = padded(operands)
     out = empty([whole[letter] for letter in spec.result.letters], arrays[-1].dtype)
     if out.numel():
-        launch(_einsum_ir, operands, spec, out)
+        launch(einsum_ir, operands, spec, out)
     exact = extents(operands)
     if exact == whole:
         return out
@@ -61,11 +68,14 @@ def _einsum_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
 
 
 def _sample_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
-    spec = Spec.parse(text)
-    operands = bind(arrays, sizes, spec)
+    call = call_of(sample_ir, RowSample.of, text, arrays[-1].dtype)
+    product = call.as_product(arrays, sizes)
+    if product is not None:
+        return product
+    spec, operands = call.spec, bind(arrays, sizes, call.spec)
     out = operands[0].values.new_empty(operands[0].values.numel())
     if out.numel():
-        launch(_sample_ir, operands, spec, out)
+        launch(sample_ir, operands, spec, out)
     return out
 
 
@@ -140,10 +150,10 @@ def _product(operands: Sequence[Bound], result: str) -> Tensor:
 
 
 for _name, _kernel, _fake, _backward in (
-    ("einsum", _einsum_cpu, _einsum_fake, _einsum_backward),
+    ("einsum", einsum_on_cpu, _einsum_fake, _einsum_backward),
     ("sample", _sample_cpu, _sample_fake, _sample_backward),
 ):
-    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor", tags=TAGS)
     LIBRARY.impl(_name, _kernel, "CPU")
     torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
     torch.library.register_autograd(f"gossamer::{_name}", _backward, setup_context=_setup, lib=LIBRARY)

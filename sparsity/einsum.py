@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError, GossamerError
 from gossamer.dialects.format import Format
+from gossamer.sparsity.at_once import einsum_at_once
 from gossamer.sparsity.dense_results import einsum as einsum_dense
 from gossamer.sparsity.dense_results import sample
 from gossamer.sparsity.loop_order import dense_result_order, unblocked
@@ -38,6 +39,12 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     Gradients flow to dense operands and to the values of sparse ones.
     EinsumError if operands and expression do not fit, FormatError if the result cannot be stored in `format`.
     """
+    if len(operands) == 2 and format in (None, "dense") and not torch.compiler.is_compiling():
+        inputs, result = _read(expression)
+        if len(inputs) == 2 and (format == "dense" or result not in inputs):
+            out = einsum_at_once(inputs, result, *operands)
+            if out is not None:
+                return out
     return _einsum(expression, None if format is None else str(format), *operands)
 
 

@@ -29,6 +29,9 @@ _by_contract: dict[tuple[str, str, Target], "RegionKernel"] = {}
 _by_key: dict[str, "RegionKernel"] = {}
 
 
+_Words = Callable[[Sequence[torch.Tensor | Packed | int], torch.Tensor | Sequence[torch.Tensor]], list[int]]
+
+
 class RegionKernel:
     """A region's kernel.
 
@@ -47,6 +50,9 @@ class RegionKernel:
         self._words = _word_list(plan.formats, plan.sized, plan.numbers, dynamic)
         self._tiles = tuple(entry.call["tile_workspace"])
 
+    def __reduce__(self) -> tuple[Callable[[Note], "RegionKernel"], tuple[Note]]:
+        return _recalled, (self.note,)
+
     def __call__(self, operands: Sequence[torch.Tensor | Packed | int], out: torch.Tensor, length: int = 0) -> None:
         """Compute into `out`; dense tensors are contiguous CPU tensors of the types the region was compiled for.
 
@@ -63,14 +69,18 @@ class RegionKernel:
         tiles = -(-length // tokens)
         self._kernel.run(self._words(operands, out), out.size(0) // length * tiles * shared, tiles * scratch)
 
+    def into(self, outputs: Sequence[torch.Tensor], operands: Sequence[torch.Tensor | Packed | int]) -> None:
+        """Compute all results of a region, which may have several."""
+        self._kernel.run(self._words(operands, outputs if len(outputs) > 1 else outputs[0]))
+
 
 def _word_list(
     formats: Sequence[Format | Packing | None],
     sized: Sequence[bool],
     numbers: Sequence[bool],
     dynamic: Sequence[tuple[int, ...]],
-) -> Callable[[Sequence[torch.Tensor | Packed | int], torch.Tensor], list[int]]:
-    """A function from operands and output to the words of a call: one flat expression, for it runs at every call.
+) -> _Words:
+    """A function from operands and output (or outputs) to the words of a call: one flat expression, for it runs at every call.
 
     [o[0].data_ptr(), o[0].shape[0], *o[1].words, o[2].data_ptr(), out.data_ptr(), out.shape[0]]
 
@@ -78,22 +88,36 @@ def _word_list(
     """
     remaining = iter(dynamic)
     terms: list[str] = []
-    for position, format in enumerate((*formats, None)):
-        name = f"o[{position}]" if position < len(formats) else "out"
+    for position, format in enumerate(formats):
+        name = f"o[{position}]"
         if position < len(numbers) and numbers[position]:
             terms.append(name)
             next(remaining)
         elif format is None:
-            terms += [f"{name}.data_ptr()", *(f"{name}.shape[{dim}]" for dim in next(remaining))]
+            terms += _dense_words(name, next(remaining))
         else:
             terms.append(f"*{name}.words")
             sizes = len(format.levels) if isinstance(format, Format) and sized[position] else 0
             for _ in range(len(format.components()) + sizes):
                 next(remaining)
-    function: Callable[[Sequence[torch.Tensor | Packed | int], torch.Tensor], list[int]] = eval(
-        f"lambda o, out: [{', '.join(terms)}]"
-    )
+    outputs = list(remaining)
+    for number, open_dims in enumerate(outputs):
+        terms += _dense_words("out" if len(outputs) == 1 else f"out[{number}]", open_dims)
+    function: _Words = eval(f"lambda o, out: [{', '.join(terms)}]")
     return function
+
+
+def _dense_words(name: str, open_dims: Sequence[int]) -> list[str]:
+    return [f"{name}.data_ptr()", *(f"{name}.shape[{dim}]" for dim in open_dims)]
+
+
+def _recalled(note: Note) -> RegionKernel:
+    """The kernel of a note, as unpickling wants it."""
+    with _lock:
+        kernel = _by_key.get(note.key) or _from_disk(note, note.key)
+    if kernel is None:
+        raise CompileError(f"the code of kernel {note.key} is not in the cache on disk any more")
+    return kernel
 
 
 def recall_region(request: str, target: Target | None = None) -> RegionKernel | None:
@@ -122,7 +146,7 @@ def compile_region(
     `request` is what `recall_region` will ask for.
     Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
     """
-    if schedule not in ("auto", *pipelines.SCHEDULES, *pipelines.OPEN_SCHEDULES):
+    if schedule not in ("auto", pipelines.CHAIN, *pipelines.SCHEDULES, *pipelines.OPEN_SCHEDULES):
         raise OptionError(f"unknown schedule {schedule!r}, there are auto, {', '.join(pipelines.SCHEDULES)}")
     target = target or host()
     with _lock:

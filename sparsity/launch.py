@@ -1,6 +1,7 @@
 """Running a compiled kernel on bound operands."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +11,11 @@ from torch import Tensor
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.dialects.kernel import SampleOp
 from gossamer.sparsity.kernels import RegionKernel, compile_region
+from gossamer.sparsity.matrix_calls import RowProduct, RowSample
 from gossamer.sparsity.operands import Bound, Spec, padded
+from gossamer.sparsity.row_form import RowForm
 
 Build = Callable[[Spec, torch.dtype], str]
 """From what a call is and its dtype to contract IR."""
@@ -46,13 +50,53 @@ class _Arrays:
         self.words = (*words, *sizes)
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What is known of a call before its arrays: its spec, and what it is if it is a product with one matrix."""
+
+    build: Build
+    spec: Spec
+    dtype: torch.dtype
+    product: RowProduct | RowSample | None
+    _kernels: dict[tuple[torch.dtype, torch.dtype], RegionKernel] = field(default_factory=dict)
+
+    def kernel(self, form: RowForm) -> RegionKernel:
+        """The kernel of the product for a matrix by rows."""
+        widths = form.positions.dtype, form.coordinates.dtype
+        known = self._kernels.get(widths)
+        if known is None:
+            assert self.product is not None
+            known = self._kernels[widths] = kernel_of(self.build, self.product.canonical(form.format), self.dtype)
+        return known
+
+    def as_product(self, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
+        """The result, if the call is a product with one matrix that can be taken by rows."""
+        return None if self.product is None else self.product.run(self.kernel, arrays, sizes)
+
+
+_calls: dict[tuple[Any, ...], Call] = {}
+
+
+def call_of(build: Build, classify: Callable[[Spec], RowProduct | RowSample | None], text: str, dtype: torch.dtype) -> Call:
+    """The call that a spec says; equal ones are shared, for small products take less time than reading a spec."""
+    key = kernel_of, build, text, dtype
+    known = _calls.get(key)
+    if known is None:
+        if len(_calls) > 4096:
+            _calls.clear()
+        spec = Spec.parse(text)
+        known = _calls[key] = Call(build, spec, dtype, classify(spec))
+    return known
+
+
 @lru_cache(4096)
 def kernel_of(build: Build, spec: Spec, dtype: torch.dtype) -> RegionKernel:
-    """The fastest kernel that computes a call: "rows" for CSR times dense, the reference for all else."""
+    """The fastest kernel that computes a call: a schedule for CSR if it has one, else the reference."""
     contract = build(spec, dtype)
     if any(operand.format is not None and operand.format.levels == Format.CSR.levels for operand in spec.operands):
+        schedule = "gustavson" if spec.result.format else "dots" if SampleOp.OPERATION_NAME in contract else "rows"
         try:
-            return compile_region(contract, schedule="rows")
+            return compile_region(contract, schedule=schedule)
         except CompileError:
             pass
     return compile_region(contract, schedule="reference")

@@ -84,6 +84,8 @@ def flat(operands: Sequence[Bound], result: Operand) -> tuple[list[Tensor], list
     """arrays, sizes and spec of a call."""
     arrays = [array for operand in operands for array in operand.arrays]
     sizes = [extent for operand in operands if operand.sparse for extent in operand.shape]
+    if any(isinstance(extent, Tensor) for extent in sizes):  # as torch.jit.trace has them
+        sizes = [int(extent) for extent in sizes]
     return arrays, sizes, "\n".join([*(_line(operand.operand) for operand in operands), _line(result)])
 
 
@@ -134,3 +136,6 @@ LIBRARY = torch.library.Library("gossamer", "FRAGMENT")
 """Where the operations are defined. A graph keeps them as they are: opaque to its compilers, compiled by ours."""
 
 ARGUMENTS = "(Tensor[] arrays, SymInt[] sizes, str spec)"
+
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
+"""What torch may expect of them. Arrays may be brought into another form at their first use, which no CUDA graph takes."""

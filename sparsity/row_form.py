@@ -1,0 +1,108 @@
+"""Matrices of any format by rows: what the schedules of products with dense matrices walk.
+
+A matrix that is stored by rows is that itself, and so is one stored by columns for a product with its transpose. Any other is
+brought into rows once and kept as long as its arrays live, for an adjacency is used in every layer of every step:
+
+    CSC, DCSC, A.T of CSR      a stable sort by rows, O(entries), as much as a product with some 100 columns takes
+    COO, DCSR                  positions counted, nothing moves
+    BSR, N:M, hybrid           the coordinates of their entries, those that fill up edge blocks left out
+
+What is kept are integers, never values: those are gathered at every call, so that no change of theirs can be missed.
+"""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.format import Format
+from gossamer.sparsity import entries
+
+_KEPT = 256  # forms of matrices that are alive
+_LARGE = 1 << 26  # entries whose second form would take too much memory
+
+
+@dataclass(slots=True, eq=False)
+class RowForm:
+    """Positions and coordinates of CSR (int32 where they fit), and which stored value each entry has, None if in order."""
+
+    positions: Tensor
+    coordinates: Tensor
+    order: Tensor | None
+
+    @property
+    def format(self) -> Format:
+        """CSR of its widths."""
+        return Format.CSR.with_widths(self.positions.dtype.itemsize * 8, self.coordinates.dtype.itemsize * 8)
+
+    def values(self, stored: Tensor) -> Tensor:
+        """The values of the entries, in their order."""
+        return stored if self.order is None else stored.index_select(0, self.order)
+
+    def scatter(self, values: Tensor, count: int) -> Tensor:
+        """The inverse of `values`, of so many stored values; 0 for those that no entry has."""
+        return values if self.order is None else values.new_zeros(count).index_copy_(0, self.order.long(), values)
+
+
+@lru_cache(1024)
+def stored_by_rows(format: Format, dim: int) -> bool:
+    """Whether the arrays of a matrix are CSR with dimension `dim` as its rows."""
+    kinds = [(level.kind, level.dim, level.block) for level in format.levels]
+    return kinds == [("dense", dim, 1), ("compressed", 1 - dim, 1)]
+
+
+def row_form(format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Tensor]) -> RowForm | None:
+    """A matrix by rows, which are its dimension `dim`; None if that would take too much memory."""
+    structure = arrays[:-1]
+    if stored_by_rows(format, dim):
+        return RowForm(structure[0].contiguous(), structure[1].contiguous(), None)
+    if arrays[-1].numel() > _LARGE:
+        return None
+    return _kept.of(format, dim, shape, arrays)
+
+
+class _Kept:
+    """Forms by what they were made of, dropped with its storages."""
+
+    def __init__(self) -> None:
+        self._forms: dict[tuple[object, ...], tuple[list[weakref.ref[torch.UntypedStorage]], RowForm]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Tensor]) -> RowForm:
+        # A write into positions or coordinates makes another key.
+        of_arrays = ((array.data_ptr(), array.shape, 0 if array.is_inference() else array._version) for array in arrays[:-1])
+        key = (format.levels, dim, *shape, *of_arrays)
+        found = self._forms.get(key)
+        if found is not None:
+            return found[1]
+        drop = partial(self._forms.pop, key)  # the reference is what pop returns where nothing is left to drop
+        form = sorted_by_rows(format, dim, shape, arrays)
+        with self._lock:
+            while len(self._forms) >= _KEPT:
+                self._forms.pop(next(iter(self._forms)), None)
+            self._forms[key] = [weakref.ref(array.untyped_storage(), drop) for array in arrays[:-1]], form
+        return form
+
+
+_kept = _Kept()
+
+
+def sorted_by_rows(format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Tensor]) -> RowForm:
+    """A matrix by rows, whatever its size, made anew."""
+    at = entries.coordinates(format, shape, arrays)
+    integer = torch.int32 if max(arrays[-1].numel(), *shape) < 1 << 31 else torch.int64
+    rows, columns = at[dim].to(integer), at[1 - dim].to(integer)
+    order = None
+    if entries.blocked(format):
+        order = entries.within(shape, at).nonzero().flatten()
+        rows, columns = rows.index_select(0, order), columns.index_select(0, order)
+    if not bool((rows[1:] >= rows[:-1]).all()):
+        by_rows = rows.argsort(stable=True)
+        order = by_rows if order is None else order.index_select(0, by_rows)
+        rows, columns = rows.index_select(0, by_rows), columns.index_select(0, by_rows)
+    positions = torch._convert_indices_from_coo_to_csr(rows, shape[dim], out_int32=integer == torch.int32)
+    return RowForm(positions, columns.contiguous(), order)

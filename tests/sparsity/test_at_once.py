@@ -1,0 +1,89 @@
+"""Eager products skip the dispatcher where nobody watches, and only there."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gossamer import SparseTensor, einsum
+from gossamer.sparsity import at_once
+from gossamer.sparsity.einsum import EinsumError
+from tests.sparsity.made import matrix, sparse
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The specs of the calls that take the short way."""
+    specs, run = [], at_once.einsum_on_cpu
+    monkeypatch.setattr(at_once, "einsum_on_cpu", lambda *given: specs.append(given[2]) or run(*given))
+    return specs
+
+
+@pytest.mark.parametrize("format", ["CSR", "COO", "BSR"])
+def test_products_take_it(format: str, taken: list[str]) -> None:
+    dense = matrix(6, 5)
+    a, x, y = sparse(dense, format), torch.randn(5, 3), torch.randn(4, 6)
+    for ours, expected in (
+        (a @ x, dense @ x),
+        (a @ x[:, 0], dense @ x[:, 0]),
+        (y @ a, y @ dense),
+        (y[0] @ a, y[0] @ dense),
+        (a @ x.t().contiguous().t(), dense @ x),
+        (einsum("ij,jk->ki", a, x), (dense @ x).T),
+    ):
+        torch.testing.assert_close(ours, expected)
+    assert len(taken) == 6
+
+
+def test_gradients_do_not(taken: list[str]) -> None:
+    a, x = sparse(matrix(6, 5)), torch.randn(5, 3, requires_grad=True)
+    (a @ x).sum().backward()
+    assert x.grad is not None
+    with torch.no_grad():
+        assert not taken
+        a @ x
+    assert taken
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_profilers_and_graphs_see_the_operation(taken: list[str]) -> None:
+    a, x = sparse(matrix(6, 5)), torch.randn(5, 3)
+    with _Seen() as seen:
+        a @ x
+    assert "gossamer.einsum.default" in seen.names
+    with torch.profiler.profile() as profiled:
+        a @ x
+    assert any("gossamer::einsum" in event.key for event in profiled.key_averages())
+    assert not taken
+    assert torch.compile(lambda m, v: m @ v, backend="aot_eager", fullgraph=True)(a, x).shape == (6, 3)
+    traced = torch.jit.trace(lambda v: a @ v, x, check_trace=False)
+    assert not taken
+    torch.testing.assert_close(traced(2 * x), 2 * a.to_dense() @ x)
+
+
+def test_autocast_is_obeyed() -> None:
+    a, x = sparse(matrix(6, 5)), torch.randn(5, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (a @ x).dtype == torch.bfloat16
+
+
+def test_mistakes_have_the_same_messages(taken: list[str]) -> None:
+    a = sparse(matrix(6, 5))
+    with pytest.raises(EinsumError, match="is 5 and 4"):
+        a @ torch.randn(4, 3)
+    with pytest.raises(EinsumError, match="convert the operands to one dtype"):
+        a @ torch.randn(5, 3, dtype=torch.float64)
+    assert not taken
+
+
+def test_two_sparse_ones_do_not(taken: list[str]) -> None:
+    assert isinstance(sparse(matrix(6, 5)) @ sparse(matrix(5, 6)), SparseTensor)
+    assert not taken
