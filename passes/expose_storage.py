@@ -30,7 +30,7 @@ from gossamer.passes.queries import public_functions
 
 @dataclass(frozen=True)
 class ExposeStorage:
-    """Give every public function of the module memrefs for its tensors, an output, a workspace and a team size.
+    """Give every public function of the module memrefs for its tensors, an output for each result, a workspace and a team size.
 
     With `arrays`, sparse operands of open shape become their arrays and the sizes of their levels too, for schedules that read
     the arrays.
@@ -47,8 +47,9 @@ class ExposeStorage:
 def _expose(function: func.FuncOp, arrays: bool) -> None:
     block = function.entry_block
     returned = list(block.operations)[-1]
-    if len(returned.operands) != 1:
-        raise CompileError(f"@{function.name.value} returns {len(returned.operands)} values, expose-storage needs one")
+    results = [ir.RankedTensorType(value.type) for value in returned.operands]
+    if not results or (len(results) > 1 and any(result.encoding is not None for result in results)):
+        raise CompileError(f"@{function.name.value} returns {len(results)} values, expose-storage needs one, or dense ones")
     types: list[ir.Type] = []
     with ir.InsertionPoint.at_block_begin(block), function.location:
         for argument in list(block.arguments):
@@ -73,20 +74,19 @@ def _expose(function: func.FuncOp, arrays: bool) -> None:
                 for _ in Format.parse(str(tensor.encoding)).levels:
                     types.append(ir.IndexType.get())
                     block.add_argument(types[-1], function.location)
-        result = ir.RankedTensorType(returned.operands[0].type)
         extra = [
-            *([ir.MemRefType.get(result.shape, result.element_type)] if result.encoding is None else []),
+            *(ir.MemRefType.get(result.shape, result.element_type) for result in results if result.encoding is None),
             ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], ir.IntegerType.get_signless(8)),
             ir.IndexType.get(),
         ]
-        out, *_ = (block.add_argument(t, function.location) for t in extra)
+        outputs = [block.add_argument(t, function.location) for t in extra][:-2]
     for _ in range(len(block.arguments) - len(types) - len(extra)):
         block.erase_argument(0)
-    results = [result]
-    if result.encoding is None:
+    if outputs:
         results = []
         with ir.InsertionPoint(returned), function.location:
-            bufferization.materialize_in_destination(None, returned.operands[0], out, restrict=True, writable=True)
+            for value, out in zip(returned.operands, outputs, strict=True):
+                bufferization.materialize_in_destination(None, value, out, restrict=True, writable=True)
             func.ReturnOp([])
         returned.operation.erase()
     function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([*types, *extra], results))

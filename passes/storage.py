@@ -12,28 +12,34 @@ _WHY = "it is computed and used inside of the region, or expose-storage has not 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where an op finds its operands and puts its result; `threads` is the size of the team that it may use."""
+    """Where an op finds its operands and puts its results; `threads` is the size of the team that it may use."""
 
     op: ir.Operation
-    output: ir.Value
+    outputs: tuple[ir.Value, ...]
     workspace: ir.Value
     threads: ir.Value
 
+    @property
+    def output(self) -> ir.Value:
+        """Where its only result goes, or the first one."""
+        return self.outputs[0]
+
     def erase(self) -> None:
-        """Remove the op and the write of its result, once loops do the work."""
-        write = sole_user(self.op.results[0])
-        assert write is not None
-        write.erase()
+        """Remove the op and the writes of its results, once loops do the work."""
+        for result in self.op.results:
+            write = sole_user(result)
+            assert write is not None
+            write.erase()
         self.op.erase()
 
 
 def storage_of(op: ir.Operation) -> Storage:
-    """The storage of `op`; CompileError if expose-storage has not run or the result goes elsewhere."""
-    write = sole_user(op.results[0])
-    if write is None or write.name != "bufferization.materialize_in_destination":
+    """The storage of `op`; CompileError if expose-storage has not run or a result goes elsewhere."""
+    writes = [sole_user(result) for result in op.results]
+    if any(write is None or write.name != "bufferization.materialize_in_destination" for write in writes):
         raise CompileError(f"{op.name} at {op.location}: its result has no buffer, for {_WHY}")
     *_, workspace, threads = op.parent.regions[0].blocks[0].arguments
-    return Storage(op, write.operands[1], workspace, threads)
+    return Storage(op, tuple(write.operands[1] for write in writes if write is not None), workspace, threads)
 
 
 def buffer_of(tensor: ir.Value) -> ir.Value:

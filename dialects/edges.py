@@ -1,0 +1,126 @@
+"""The ops of the kernel dialect for attention over the edges of a graph: `kernel.attend_edges` and its gradient.
+
+%y, %s = "kernel.attend_edges"(%a, %values, %target, %source)
+    {heads = 8 : i64, weighted = 0 : i64, scale = 1.0 : f64, slope = 0.2 : f64,
+     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>}
+    : (tensor<?x?xf32, #CSR>, tensor<?x64xf32>, tensor<?x8xf32>, tensor<?x8xf32>) -> (tensor<?x64xf32>, tensor<?x16xf32>)
+"""
+
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+from gossamer.dialects.kernel import KernelDialect, verified
+
+TERMS = ("values", "target", "source", "edge", "queries", "keys")
+"""What attention reads; the first is always there."""
+SAVED = ("statistics", "gradient", "delta", "entry")
+"""What its gradient reads besides; the last is there for transposes only."""
+GRADIENTS = {"target": ("target", "queries", "edge", "weight"), "source": ("source", "keys", "values")}
+"""What has a gradient, by the side of the pattern along which it is summed."""
+
+
+def operands_of(op: Any) -> dict[str, ir.Value]:
+    """The dense operands of one of these ops, by name."""
+    names = TERMS if op.operation.name == "kernel.attend_edges" else (*TERMS, *SAVED)
+    return {name: value for name in names if (value := getattr(op, name)) is not None}
+
+
+def gradients_of(op: Any) -> list[str]:
+    """What the results of a kernel.attend_edges_grad are the gradients of."""
+    names = [name for side in GRADIENTS.values() for name in side]
+    return [name for name in names if getattr(op, f"of_{name}") is not None]
+
+
+def _problem(op: Any) -> str | None:
+    pattern = ir.RankedTensorType(op.a.type)
+    if pattern.encoding is None or pattern.rank != 2:
+        return "needs a sparse matrix for its pattern"
+    if (op.queries is None) != (op.keys is None):
+        return "needs keys where there are queries, and queries where there are keys"
+    heads = ir.IntegerAttr(op.heads).value
+    columns = ir.RankedTensorType(op.values.type).shape[1]
+    if heads < 1 or columns % heads:
+        return f"has {columns} columns of values for {heads} heads"
+    if op.operation.name == "kernel.attend_edges":
+        return None
+    side, given = ir.StringAttr(op.side).value, gradients_of(op)
+    if side not in GRADIENTS:
+        return f"has the side '{side}', must be target or source"
+    if not given or any(name not in GRADIENTS[side] for name in given):
+        return f"gives gradients of {', '.join(given)}; on the {side} side there are {', '.join(GRADIENTS[side])}"
+    return None
+
+
+class AttendEdgesOp(KernelDialect.Operation, name="attend_edges", traits=[ext.Pure]):
+    """Softmax over each row's entries of a score an entry and head, and the sum of rows of values that it weights, in one pass.
+
+    z[p, h]   = leaky_relu(target[i, h] + source[j, h] + edge[p, h] + scale w[p] <queries[i, h], keys[j, h]>, slope)
+    out[i, h] = sum_p softmax_p(z[p, h]) values[j, h]            over the entries p = (i, j) of row i of the pattern
+
+    a              the pattern, CSR; w are its values where `weighted` is 1, else 1
+    values         [columns, heads * features]
+    target         [rows, heads]
+    source         [columns, heads]
+    edge           [entries, heads], or [entries, 1] for all heads alike
+    queries, keys  [rows, heads * size], [columns, heads * size]
+    out            [rows, heads * features]
+    statistics     [rows, 2 * heads]: the largest score of each row, then 1 / sum of exp(z - largest)
+    """
+
+    a: ext.Operand[Any]
+    values: ext.Operand[Any]
+    target: ext.Operand[Any] | None
+    source: ext.Operand[Any] | None
+    edge: ext.Operand[Any] | None
+    queries: ext.Operand[Any] | None
+    keys: ext.Operand[Any] | None
+    heads: ir.IntegerAttr
+    weighted: ir.IntegerAttr
+    scale: ir.FloatAttr
+    slope: ir.FloatAttr
+    out: ext.Result[Any]
+    statistics: ext.Result[Any]
+
+    verify_invariants = verified(_problem)
+    verify_region_invariants = staticmethod(lambda op: True)
+
+
+class AttendEdgesGradOp(KernelDialect.Operation, name="attend_edges_grad", traits=[ext.Pure]):
+    """What kernel.attend_edges has for gradients, along one side of the pattern; the weights are computed again.
+
+    side        "target": `a` is the pattern; "source": `a` is its transpose, row by row the columns of the pattern
+    statistics  of the forward op
+    gradient    [rows, heads * features] of its result
+    delta       [rows, heads], the sum over features of result times gradient
+    entry       [entries] integers of a transpose: where the values of `a` and `edge` have each of its entries
+    of_…        the gradients, in the shapes of the terms
+    """
+
+    a: ext.Operand[Any]
+    values: ext.Operand[Any]
+    target: ext.Operand[Any] | None
+    source: ext.Operand[Any] | None
+    edge: ext.Operand[Any] | None
+    queries: ext.Operand[Any] | None
+    keys: ext.Operand[Any] | None
+    statistics: ext.Operand[Any]
+    gradient: ext.Operand[Any]
+    delta: ext.Operand[Any]
+    entry: ext.Operand[Any] | None
+    side: ir.StringAttr
+    heads: ir.IntegerAttr
+    weighted: ir.IntegerAttr
+    scale: ir.FloatAttr
+    slope: ir.FloatAttr
+    of_target: ext.Result[Any] | None
+    of_queries: ext.Result[Any] | None
+    of_edge: ext.Result[Any] | None
+    of_weight: ext.Result[Any] | None
+    of_source: ext.Result[Any] | None
+    of_keys: ext.Result[Any] | None
+    of_values: ext.Result[Any] | None
+
+    verify_invariants = verified(_problem)
+    verify_region_invariants = staticmethod(lambda op: True)
