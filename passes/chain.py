@@ -3,7 +3,8 @@
 A tile of tokens goes through all stages while it is in cache. Its values are feature-major, [N][tokens], so that lanes are
 tokens and nothing is transposed between products.
 
-    stages   pack (a matrix from outside, into the tile) · product · rows (maps and sums of rows) · attend · unpack
+    stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps and
+             sums of rows) · attend · unpack
     phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
              before the next begins
     places   a value that lives in one phase lies in the scratch memory of its thread; one that crosses phases in memory that
@@ -11,38 +12,56 @@ tokens and nothing is transposed between products.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError
+from gossamer.passes.chain_products import ChainProduct, chain_product
 from gossamer.passes.epilogue import reads_tokens
 from gossamer.passes.vectors import byte_width
 
-Kind = Literal["pack", "product", "rows", "attend", "unpack"]
+Kind = Literal["pack", "round", "product", "rows", "attend", "unpack"]
 
 _LINE = 64
 
 
+class Rounded(NamedTuple):
+    """The copy of a value that products of pairs read: columns of bf16 (columns.py)."""
+
+    value: ir.Value
+
+
+Tiled: TypeAlias = "ir.Value | Rounded"
+"""What has a place in the tile."""
+
+
 @dataclass(eq=False)
 class Place:
-    """A tile's part of a tensor: `rows` x tokens in the type of the sums, at `offset` in the tile's or the thread's memory."""
+    """A tile's part of a tensor: `rows` x tokens of `element`, at `offset` in the tile's or the thread's memory."""
 
     rows: int
+    element: ir.Type
     born: int = -1
     dies: int = -1
     shared: bool = False
     offset: int = -1
+
+    def nbytes(self, tokens: int) -> int:
+        """Bytes of it."""
+        return self.rows * tokens * byte_width(self.element)
 
 
 @dataclass(eq=False)
 class Stage:
     """One step of a chain on a tile.
 
-    ops     the kernel ops it computes; none for pack and unpack
-    value   the tensor from outside that is packed, or the result that is unpacked
-    phase   steps of one phase run tile by tile
-    splits  into how many parts threads may share it out
+    ops      the kernel ops it computes; none for pack, round and unpack
+    value    the tensor from outside that is packed, the one that is rounded, or the result that is unpacked
+    phase    steps of one phase run tile by tile
+    splits   into how many parts threads may share it out
+    product  how it runs, where it is one
+    rounds   whether a product or a pack gives columns of bf16 alone, since nothing else is read
     """
 
     kind: Kind
@@ -50,6 +69,8 @@ class Stage:
     value: ir.Value | None
     phase: int
     splits: int = 1
+    product: ChainProduct | None = None
+    rounds: bool = False
 
 
 @dataclass(eq=False)
@@ -60,7 +81,7 @@ class Chain:
     lanes: int
     sum_type: ir.Type
     stages: list[Stage] = field(default_factory=list)
-    places: dict[ir.Value, Place] = field(default_factory=dict)
+    places: dict[Tiled, Place] = field(default_factory=dict)
     shared_bytes: int = 0
     private_bytes: int = 0
 
@@ -86,35 +107,50 @@ def plan_chain(function: ir.Operation, ops: list[Any], result: ir.Value, lanes: 
         elif name == "kernel.attend":
             staged.append(Stage("attend", [op], None, phase, ir.IntegerAttr(op.heads).value))
         else:
-            staged.append(Stage("product", [op], None, phase, ir.RankedTensorType(op.result.type).shape[1]))
+            product = chain_product(op)
+            if product.rounds and all((stage.kind, stage.value) != ("round", op.x) for stage in staged):
+                staged.append(Stage("round", [], op.x, phases.get(op.x, 0)))
+            staged.append(Stage("product", [op], None, phase, product.groups, product))
     staged.append(Stage("unpack", [], result, phases[result]))
     staged.sort(key=lambda stage: stage.phase)
     _add_packs(chain, staged)
+    _round_at_once(chain)
     _place(chain, tokens)
     return chain
 
 
-def tile_operands(stage: Stage) -> list[ir.Value]:
+def tile_operands(stage: Stage) -> list[Tiled]:
     """The matrices and columns that a stage reads from the tile (keys and values from all tiles of the sequence)."""
     if stage.kind == "pack":
         return []
-    if stage.kind == "unpack":
+    if stage.kind in ("round", "unpack"):
         assert stage.value is not None
         return [stage.value]
-    found: dict[ir.Value, None] = {}
+    found: dict[Tiled, None] = {}
     inside = {op.operation.results[0] for op in stage.ops}
     for op in stage.ops:
         if stage.kind == "attend":
             found.update(dict.fromkeys([op.q, op.k, op.v]))
             continue
-        if stage.kind == "product":
-            found[op.x] = None
+        if stage.product is not None:
+            found[factor(stage)] = None
         found.update(dict.fromkeys(r.operands[0] for r in reads(op) if reads_tokens(r) and r.operands[0] not in inside))
     return list(found)
 
 
-def results(stage: Stage) -> list[ir.Value]:
-    """The tensors that a stage puts into the tile."""
+def factor(stage: Stage) -> Tiled:
+    """The x of a product."""
+    (op,) = stage.ops
+    return Rounded(op.x) if stage.product is not None and stage.product.rounds else op.x
+
+
+def results(stage: Stage) -> list[Tiled]:
+    """What a stage puts into the tile."""
+    if stage.kind == "unpack":
+        return []
+    if stage.rounds or stage.kind == "round":
+        value = stage.value if stage.value is not None else stage.ops[0].operation.results[0]
+        return [Rounded(value), *([value] if stage.product is not None and stage.product.panels > 1 else [])]
     if stage.kind == "pack":
         assert stage.value is not None
         return [stage.value]
@@ -127,8 +163,9 @@ def reads(op: Any) -> list[ir.Operation]:
     return [o.operation for o in block.operations if o.operation.name == "kernel.read"]
 
 
-def columns(tensor: ir.Value) -> int:
+def columns(tiled: Tiled) -> int:
     """N of a matrix [T, N]."""
+    tensor = tiled.value if isinstance(tiled, Rounded) else tiled
     return ir.RankedTensorType(tensor.type).shape[1]
 
 
@@ -153,12 +190,12 @@ def _phases(ops: list[Any]) -> dict[ir.Value, int]:
 
 def _add_packs(chain: Chain, staged: list[Stage]) -> None:
     """Before the first stage that reads a matrix from outside comes a stage that packs it; for attention a phase earlier."""
-    computed = {v for stage in staged for v in results(stage) if stage.kind != "unpack"}
-    packed: set[ir.Value] = set()
+    computed = {v for stage in staged for v in results(stage)}
+    packed: set[Tiled] = set()
     early: list[Stage] = []
     for stage in staged:
         for value in tile_operands(stage):
-            if value in computed or value in packed:
+            if value in computed or value in packed or isinstance(value, Rounded):
                 continue
             packed.add(value)
             if stage.kind == "attend":
@@ -169,9 +206,26 @@ def _add_packs(chain: Chain, staged: list[Stage]) -> None:
     chain.stages = sorted([*early, *chain.stages], key=lambda stage: stage.phase)
 
 
+def _round_at_once(chain: Chain) -> None:
+    """Where nothing but a rounding stage reads what a product or a pack gives, that gives columns of bf16 by itself.
+
+    Between the panels of a product its sums still lie in the tile.
+    """
+    readers: dict[Tiled, list[Stage]] = {}
+    for stage in chain.stages:
+        for value in tile_operands(stage):
+            readers.setdefault(value, []).append(stage)
+    for stage in list(chain.stages):
+        if stage.kind in ("pack", "product"):
+            (value,) = results(stage)
+            if [reader.kind for reader in readers[value]] == ["round"]:
+                chain.stages.remove(readers[value][0])
+                stage.rounds = True
+
+
 def _place(chain: Chain, tokens: int) -> None:
     """Give every value a place; those that do not live at the same time may have the same one."""
-    born_in: dict[ir.Value, int] = {}
+    born_in: dict[Tiled, int] = {}
     last = {stage.phase: number for number, stage in enumerate(chain.stages)}
     for number, stage in enumerate(chain.stages):
         for value in tile_operands(stage):
@@ -179,18 +233,21 @@ def _place(chain: Chain, tokens: int) -> None:
             # Other tiles may still read keys and values when this one is past its attention.
             place.dies = last[stage.phase] if stage.kind == "attend" else number
             place.shared = place.shared or born_in[value] != stage.phase
-        for value in results(stage) if stage.kind != "unpack" else []:
-            rows = -(-columns(value) // chain.lanes) * chain.lanes
-            chain.places[value] = Place(rows, number, number)
+        for value in results(stage):
+            unit = _LINE // 2 if isinstance(value, Rounded) else chain.lanes
+            rows = -(-columns(value) // unit) * unit
+            if stage.product is not None:
+                rows = max(rows, stage.product.groups * stage.product.height)
+            element = ir.BF16Type.get() if isinstance(value, Rounded) else chain.sum_type
+            chain.places[value] = Place(rows, element, number, number)
             born_in[value] = stage.phase
-    width = tokens * byte_width(chain.sum_type)
     for shared in (True, False):
         laid: list[Place] = []
         for place in chain.places.values():
             if place.shared is shared:
-                size = place.rows * width
+                size = place.nbytes(tokens)
                 others = sorted(
-                    (p.offset, p.offset + p.rows * width) for p in laid if p.born <= place.dies and place.born <= p.dies
+                    (p.offset, p.offset + p.nbytes(tokens)) for p in laid if p.born <= place.dies and place.born <= p.dies
                 )
                 place.offset = 0
                 for low, high in others:
@@ -198,7 +255,7 @@ def _place(chain: Chain, tokens: int) -> None:
                         break
                     place.offset = max(place.offset, high)
                 laid.append(place)
-        used = max((p.offset + p.rows * width for p in laid), default=0)
+        used = max((p.offset + p.nbytes(tokens) for p in laid), default=0)
         if shared:
             chain.shared_bytes = -(-used // _LINE) * _LINE
         else:

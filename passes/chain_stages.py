@@ -1,7 +1,8 @@
 """The bodies of a chain's stages: functions on the tile's memory, for a width of so many vectors of tokens.
 
     pack     buffer[n][t] = matrix[first + t, n], transposed in squares of one vector
-    product  sums[m][t] = epilogue(sum_k w[m, k] x[k][t]) over the blocks of a K-blocked weight
+    round    columns of bf16 of a buffer
+    product  sums[m][t] = epilogue(sum_k w[m, k] x[k][t]), a few rows at a time
     rows     sums and maps, sweep by sweep
     unpack   matrix[first + t, n] = buffer[n][t]
 
@@ -10,16 +11,15 @@ Tokens past the last one of a tile repeat it, and are not stored.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
-from gossamer.dialects.kernel import integers
-from gossamer.passes.chain import columns
+from gossamer.passes.chain import Tiled, columns
+from gossamer.passes.chain_products import ChainProduct
+from gossamer.passes.columns import round_columns, store_column, transpose_columns
 from gossamer.passes.epilogue import Epilogue, on_lanes, reads_tokens
-from gossamer.passes.kblock_rows import KBlockRows
 from gossamer.passes.queries import dims
 from gossamer.passes.vectors import (
     index,
@@ -40,7 +40,7 @@ class Frame:
 
     vec: ir.VectorType
     vectors: int
-    buffers: dict[ir.Value, ir.Value]
+    buffers: dict[Tiled, ir.Value]
     outside: dict[ir.Value, tuple[ir.Value, ...]]
     low: ir.Value
     high: ir.Value
@@ -118,51 +118,74 @@ def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, v
             vector.maskedstore(out, [token, n], arith.select(exists, mask, none), narrowed(row, stored))
 
 
-def emit_product(op: Any, frame: Frame) -> None:
-    """The rows [low, high) of a product, panel by panel of rows, block by block of K."""
-    weight, result = ir.RankedTensorType(op.w.type), op.operation.results[0]
-    reduction = ir.IntegerAttr(op.reduction).value
-    rows, size = weight.shape[1 - reduction], weight.shape[reduction]
-    _, panel, width = integers(op.tile)
-    blocks = -(-size // width)
-    epilogue = Epilogue(op.epilogue.blocks[0])
-    positions, coordinates, values = frame.outside[op.w]
-    packed = frame.buffers[op.x]
-    nonzeros = KBlockRows(rows, width, positions, coordinates, values, packed, frame.vec, frame.vectors)
-    types = [frame.vec] * frame.vectors
-    with loop(frame.low, frame.high, index(panel)) as panels:
-        start = panels.induction_variable
-        end = arith.minui(arith.addi(start, index(panel)), frame.high)
-        with loop(index(0), index(blocks), index(1)) as steps:
-            block = steps.induction_variable
-            begins, ends = (arith.cmpi(arith.CmpIPredicate.eq, block, index(b)) for b in (0, blocks - 1))
-            with loop(start, end, index(1)) as ms:
-                m = ms.induction_variable
-                sums = [zeros(frame.vec)] * frame.vectors
-                if blocks > 1:
-                    old = scf.IfOp(begins, types, has_else=True)
-                    with ir.InsertionPoint(old.then_block):
-                        scf.YieldOp(sums)
-                    with ir.InsertionPoint(old.else_block):
-                        scf.YieldOp([frame.load(result, m, v) for v in range(frame.vectors)])
-                    sums = list(old.results)
-                totals = nonzeros.add(block, m, sums)
-                finish = partial(_finished, epilogue, frame, m)
-                if blocks > 1:
-                    new = scf.IfOp(ends, types, has_else=True)
-                    with ir.InsertionPoint(new.then_block):
-                        scf.YieldOp([finish(v, total) for v, total in enumerate(totals)])
-                    with ir.InsertionPoint(new.else_block):
-                        scf.YieldOp(totals)
-                    totals = list(new.results)
-                else:
-                    totals = [finish(v, total) for v, total in enumerate(totals)]
-                for v, total in enumerate(totals):
-                    frame.store(total, result, m, v)
+def emit_pack_rounded(value: ir.Value, rounded: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value) -> None:
+    """The tile's tokens of a matrix from outside, as columns of bf16."""
+    (source,) = frame.outside[value]
+    padded, last = ir.MemRefType(rounded.type).shape[0], arith.subi(arith.addi(first, valid), index(1))
+    transpose_columns(source, rounded, index(columns(value)), first, last, padded, frame.vectors)
 
 
-def _finished(epilogue: Epilogue, frame: Frame, m: ir.Value, v: int, total: ir.Value) -> ir.Value:
-    return widened(epilogue.whole(total, frame.reader(m, v)), frame.vec)
+def emit_round(value: ir.Value, rounded: ir.Value, frame: Frame) -> None:
+    """A value of the tile as columns of bf16."""
+    round_columns(frame.buffers[value], rounded, columns(value), frame.vectors)
+
+
+def emit_product(op: Any, product: ChainProduct, packed: ir.Value, rounded: ir.Value | None, frame: Frame) -> None:
+    """The groups [low, high) of rows of a product with `packed`: a number of them at a time, panel by panel of columns.
+
+    The result goes to its buffer or, where there is such memory, to columns of bf16.
+    """
+    result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
+    inner = product.inner(frame.outside[op.w], packed, frame.vec, frame.vectors)
+    count = product.height * frame.vectors
+    types, places = [frame.vec] * count, [divmod(i, frame.vectors) for i in range(count)]
+    with loop(frame.low, frame.high, index(product.step)) as chunks:
+        start = chunks.induction_variable
+        end = arith.minui(arith.addi(start, index(product.step)), frame.high)
+        with loop(index(0), index(product.panels), index(1)) as panels, loop(start, end, index(1)) as groups:
+            panel, group = panels.induction_variable, groups.induction_variable
+            first = arith.muli(group, index(product.height)) if product.height > 1 else group
+            rows = [arith.addi(first, index(r)) if r else first for r in range(product.height)]
+            sums = [zeros(frame.vec)] * count
+            if product.panels > 1:
+                old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)
+                with ir.InsertionPoint(old.then_block):
+                    scf.YieldOp(sums)
+                with ir.InsertionPoint(old.else_block):
+                    scf.YieldOp([frame.load(result, rows[r], v) for r, v in places])
+                sums = list(old.results)
+            totals = inner.add(panel, group, sums)
+            if product.panels > 1:
+                last = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(product.panels - 1)), has_else=True)
+                with ir.InsertionPoint(last.else_block):
+                    _store(totals, rows, result, None, frame)
+                    scf.YieldOp([])
+                with ir.InsertionPoint(last.then_block):
+                    _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, result, rounded, frame)
+                    scf.YieldOp([])
+            else:
+                _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, result, rounded, frame)
+
+
+def _store(totals: list[ir.Value], rows: list[ir.Value], result: ir.Value, rounded: ir.Value | None, frame: Frame) -> None:
+    for r, row in enumerate(rows):
+        mine = totals[r * frame.vectors : (r + 1) * frame.vectors]
+        if rounded is not None:
+            store_column(mine, rounded, row)
+            continue
+        for v, total in enumerate(mine):
+            frame.store(total, result, row, v)
+
+
+def _finished(
+    epilogue: Epilogue, frame: Frame, product: ChainProduct, size: int, rows: list[ir.Value], totals: list[ir.Value]
+) -> list[ir.Value]:
+    """The sums of a group through the epilogue; rows past the last of `size` read what that one reads."""
+    whole = product.groups * product.height == size
+    safe = rows if whole else [arith.minui(row, index(size - 1)) for row in rows]
+    places = (divmod(i, frame.vectors) for i in range(len(totals)))
+    found = (epilogue.whole(total, frame.reader(safe[r], v)) for total, (r, v) in zip(totals, places, strict=True))
+    return [widened(value, frame.vec) for value in found]
 
 
 def emit_rows(ops: list[Any], frame: Frame) -> None:

@@ -5,7 +5,8 @@ after    func.func @region(%x: ..., %w: tensor<3072x768xf32, #KB>)
          #KB = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed), posWidth = 32, crdWidth = 16
 
 Each family of schedules has its own (`Family.storage`). The choice uses shape and hints (rounded by the importer) alone, and
-the hints are then dropped, so that layers of one shape share one kernel.
+the hints are then dropped, so that layers of one shape share one kernel. A weight whose hints ask for a schedule of its own
+gets that, which is noted on the product for `schedule`.
 """
 
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ from gossamer.passes.encodings import stored_as
 from gossamer.passes.families import ALL_FAMILIES
 from gossamer.passes.family import Matrix
 from gossamer.passes.forget_hints import ForgetHints
-from gossamer.passes.hints import hints_of
+from gossamer.passes.hints import hints_of, schedule_of
 from gossamer.passes.pass_options import choices
 from gossamer.passes.queries import dims, public_functions, walk
+
+SCHEDULE = "schedule"
+"""Attribute of a kernel.contract: the schedule that its weight was stored for."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,16 @@ class ChooseFormat:
         weight = contract.rhs
         if not isinstance(weight.owner, ir.Block) or not is_linear(contract):
             return
-        matrix = matrix_of(
-            contract, self.bits, self.features, **hints_of(weight.owner.owner.opview, ir.BlockArgument(weight).arg_number)
-        )
-        chosen = ALL_FAMILIES[self.schedule].storage(matrix)
+        argument = weight.owner.owner.opview, ir.BlockArgument(weight).arg_number
+        matrix = matrix_of(contract, self.bits, self.features, **hints_of(*argument))
+        own = schedule_of(*argument)
+        if own is not None:
+            contract.operation.attributes[SCHEDULE] = ir.StringAttr.get(own)
+        schedule = own or self.schedule
+        family = ALL_FAMILIES.get(schedule)
+        chosen = family.storage(matrix) if family is not None else None
         if chosen is None:
-            raise CompileError(f"no {self.schedule} schedule for a weight of type {weight.type}")
+            raise CompileError(f"no {schedule} schedule for a weight of type {weight.type}")
         weight.set_type(stored_as(ir.RankedTensorType(weight.type), chosen))
 
 

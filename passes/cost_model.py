@@ -50,12 +50,18 @@ class Prediction:
         return self.dense_us / self.sparse_us
 
 
+def _dense_us(matrix: Matrix, tokens: int, machine: Machine) -> float:
+    """Microseconds of the dense product on one core. Where f32 may be rounded to bf16, torch does so on AMX alone."""
+    element = matrix.element if matrix.given is None or "amx" in matrix.features else matrix.given
+    return machine.speeds[element].dense_us(matrix.rows * matrix.columns, element_width(element), tokens)
+
+
 def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machine | None = None) -> Prediction:
     """The cost of a layer with this weight, by default on the usual machine. More threads divide all but the call."""
     machine = machine or Machine.usual(matrix.bits)
     t, speed = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), machine.speeds[matrix.element]
     width = element_width(matrix.element)
-    dense = speed.dense_us(matrix.rows * matrix.columns, width, t) / threads
+    dense = _dense_us(matrix, t, machine) / threads
     values = matrix.nonzeros * width
     fastest = min(machine.speeds[element].least for element in {matrix.element, "f64" if width == 8 else "f32"})
     least = max(values / machine.read.at(values) / 1e3, _FASTER * fastest * matrix.nonzeros * t * 1e-6)

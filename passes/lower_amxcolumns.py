@@ -126,7 +126,7 @@ class _Panels(Product):
                 pair = pairs.induction_variable
                 at = arith.addi(first, arith.muli(pair, index(2)))
                 columns = [load_index(operands.coordinates, arith.addi(at, index(i))) for i in (0, 1)]
-                for v, line in enumerate(pairs_of(tile, packed, *columns)):
+                for v, line in enumerate(pairs_of(packed, tile.vectors, *columns)):
                     vector.store(line, gathered, [index(v), pair, index(0)])
             x = [x86.TileLoadOp(factor, gathered, [index(v), index(0), index(0)]).result for v in range(tile.vectors)]
             start, before = arith.muli(panel, index(self.halves * size)), iter(panels.inner_iter_args)

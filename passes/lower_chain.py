@@ -11,8 +11,9 @@ after    if tiles >= threads
          else                                      // stage by stage, rows and heads shared out
            scf.parallel ...  scf.parallel ...
 
-Stages that differ in nothing but their operands share a function: the layers of a network compile once. A function with a
-single kernel op is left to the schedule's own lowering. Runs on functions whose storage is exposed (expose-storage).
+Each product has the inner loops of its own family (chain_products.py). Stages that differ in nothing but their operands share
+a function: the layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering.
+Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Callable
@@ -23,10 +24,19 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf
 
 from gossamer.dialects.errors import CompileError
-from gossamer.dialects.kernel import integers
-from gossamer.passes.chain import Chain, Stage, plan_chain, reads, results, tile_operands
+from gossamer.passes.chain import Chain, Rounded, Stage, Tiled, factor, plan_chain, reads, results, tile_operands
 from gossamer.passes.chain_attention import Sequence, emit_attention
-from gossamer.passes.chain_stages import Frame, emit_pack, emit_product, emit_rows, emit_unpack, view
+from gossamer.passes.chain_products import chain_product
+from gossamer.passes.chain_stages import (
+    Frame,
+    emit_pack,
+    emit_pack_rounded,
+    emit_product,
+    emit_round,
+    emit_rows,
+    emit_unpack,
+    view,
+)
 from gossamer.passes.epilogue import reads_tokens
 from gossamer.passes.openmp import thread_number
 from gossamer.passes.queries import defining, public_functions
@@ -76,10 +86,8 @@ class _Lowering:
         if result not in {op.operation.results[0] for op in ops}:
             raise CompileError(f"@{function.name.value} returns what none of its kernel ops computes")
         products = [op for op in ops if op.operation.name == "kernel.spmm"]
-        if any(ir.StringAttr(op.schedule).value != "kblock" for op in products):
-            raise CompileError(f"@{function.name.value}: the products of a chain have the schedule kblock")
         self.lanes = ir.IntegerAttr(products[0].lanes).value
-        self.tokens = integers(products[0].tile)[0]
+        self.tokens = min(chain_product(op).tokens for op in products)
         self.chain: Chain = plan_chain(function.operation, ops, result, self.lanes, self.tokens)
         *_, self.workspace, self.threads = function.entry_block.arguments
         self.attention = next((op for op in ops if op.operation.name == "kernel.attend"), None)
@@ -174,7 +182,7 @@ class _Lowering:
         arguments = [self.workspace, *(b for group in memory.values() for b in group), *indices]
         call_narrowest(tile.valid, self._variants(stage, [v.type for v in arguments]), arguments)
 
-    def _offset(self, value: ir.Value, tile: _Tile) -> ir.Value:
+    def _offset(self, value: Tiled, tile: _Tile) -> ir.Value:
         """Where in the workspace the tile's part of a value begins, in bytes."""
         place, chain = self.chain.places[value], self.chain
         if place.shared:
@@ -182,12 +190,14 @@ class _Lowering:
         base = arith.addi(self.private, arith.muli(tile.slot, index(chain.private_bytes)))
         return arith.addi(base, index(place.offset))
 
-    def _tiled(self, stage: Stage) -> list[ir.Value]:
+    def _tiled(self, stage: Stage) -> list[Tiled]:
         """The values of the tile that a stage reads or computes."""
-        return list(dict.fromkeys([*tile_operands(stage), *(results(stage) if stage.kind != "unpack" else [])]))
+        return list(dict.fromkeys([*tile_operands(stage), *results(stage)]))
 
     def _memory(self, stage: Stage) -> dict[ir.Value, list[ir.Value]]:
         """The memrefs that a stage reads or writes besides the tile."""
+        if stage.kind == "round":
+            return {}
         if stage.kind == "unpack":
             return {self.out: [self.out]}
         if stage.kind == "pack":
@@ -218,7 +228,7 @@ class _Lowering:
     def _key(self, stage: Stage, types: list[ir.Type]) -> str:
         """What a stage's functions depend on: equal keys, equal code."""
         tiled = self._tiled(stage)
-        order = {value: f"tile{number}" for number, value in enumerate(tiled)}
+        order: dict[Any, str] = {value: f"tile{number}" for number, value in enumerate(tiled)}
         order |= {value: f"outside{number}" for number, value in enumerate(self._memory(stage))}
         text = []
         for op in stage.ops:
@@ -226,7 +236,7 @@ class _Lowering:
             text.append(f"{op.operation.name} {attributes} {[order.get(v, '') for v in op.operation.operands]}")
             for region in op.operation.regions:
                 text += _body_text(region.blocks[0], order)
-        places = [self.chain.places[v].rows for v in tiled]
+        places = [(self.chain.places[v].rows, str(self.chain.places[v].element)) for v in tiled]
         return "\n".join([stage.kind, str(types), str(places), *text])
 
     def _function(self, name: str, stage: Stage, types: list[ir.Type], vectors: int) -> func.FuncOp:
@@ -239,23 +249,29 @@ class _Lowering:
 
     def _fill(self, function: func.FuncOp, stage: Stage, vectors: int) -> None:
         workspace, *arguments = function.entry_block.arguments
-        element, width = self.chain.sum_type, vectors * self.lanes
+        element, width, places = self.chain.sum_type, vectors * self.lanes, self.chain.places
         outside: dict[ir.Value, tuple[ir.Value, ...]] = {}
         for value, memory in self._memory(stage).items():
             outside[value], arguments = tuple(arguments[: len(memory)]), arguments[len(memory) :]
         tiled = self._tiled(stage)
         offsets, (first, valid, low, high, *rest) = arguments[: len(tiled)], arguments[len(tiled) :]
         buffers = {
-            value: view(workspace, self.chain.places[value].rows, width, element, offset)
+            value: view(workspace, places[value].rows, width, places[value].element, offset)
             for value, offset in zip(tiled, offsets, strict=True)
         }
         frame = Frame(vector_of(self.lanes, element), vectors, buffers, outside, low, high)
-        if stage.kind == "pack":
+        if stage.kind == "pack" and stage.rounds:
+            emit_pack_rounded(stage.value, buffers[Rounded(stage.value)], frame, first, valid)
+        elif stage.kind == "pack":
             emit_pack(stage.value, frame, first, valid)
         elif stage.kind == "unpack":
             emit_unpack(stage.value, frame, outside[self.out][0], first, valid)
-        elif stage.kind == "product":
-            emit_product(stage.ops[0], frame)
+        elif stage.kind == "round":
+            emit_round(stage.value, buffers[Rounded(stage.value)], frame)
+        elif stage.product is not None:
+            (op,) = stage.ops
+            rounded = buffers[Rounded(op.result)] if stage.rounds else None
+            emit_product(op, stage.product, buffers[factor(stage)], rounded, frame)
         elif stage.kind == "rows":
             emit_rows(stage.ops, frame)
         else:

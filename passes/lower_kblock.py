@@ -75,7 +75,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(matrix.nonzeros * _NONZERO[v] + a_row + _ELEMENT * (k + m) * v * lanes for v in tiles)
 
 
-KBLOCK = Family("kblock", "lower-chain,lower-kblock", _storage, _tile, _cycles)
+KBLOCK = Family("kblock", "lower-kblock", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)

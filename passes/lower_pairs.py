@@ -18,26 +18,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, scf, vector, x86
+from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, Pairs
-from gossamer.passes.columns import LINE, pack_columns, pairs_of
+from gossamer.passes.columns import LINE, pack_columns
 from gossamer.passes.encodings import storage_of_type
 from gossamer.passes.family import Family, Matrix
+from gossamer.passes.pair_rows import PairRows
 from gossamer.passes.product import Product, products
 from gossamer.passes.token_tile import TokenTile, lower_by_tiles, tile_bytes
-from gossamer.passes.vectors import (
-    in_all_lanes,
-    index,
-    load_index,
-    loop,
-    reserve_workspace,
-    vector_of,
-    zeros,
-)
+from gossamer.passes.vectors import index, loop, reserve_workspace, zeros
 
 _FEATURE = "avx512bf16"
 _LANES = 16
@@ -46,8 +39,6 @@ _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _WIDEST = ((768, 0.075), (384, 0.3), (192, 1.0))  # columns of a block, by the density up to which
 _PAIR = {1: 3.0, 2: 4.0, 4: 6.0}  # cycles by vectors of tokens
 _ROW, _ELEMENT = 15.0, 0.4
-_LONG_ROW = 8  # pairs of a row in a block from which on a row counts as long
-_WAYS = 2  # pairs of a long row that are multiplied independently
 
 
 def _storage(matrix: Matrix) -> Pairs | None:
@@ -125,7 +116,12 @@ class _Pairs(Product):
         """The body of a function for one tile."""
         (sums,) = tile.scratch(self.rows)
         after = arith.addi(tile.operands.offset, index(self.rows * tile.vectors * _LANES * 4))
-        pack_columns(tile, self._columns(tile, after, self.padded), self.padded)
+        packed = memref.view(
+            ir.MemRefType.get([self.padded, tile.vectors * _LANES], self.element), tile.operands.workspace, after, []
+        )
+        pack_columns(tile, packed, self.padded)
+        weight = tile.operands.positions, tile.operands.coordinates, tile.operands.values
+        nonzeros = PairRows(self.M, self.width, *weight, packed, tile.vec, tile.vectors)
         low, high, step = tile.operands.low, tile.operands.high, index(self.rows // _LANES)
         with loop(low, high, step) as chunks:
             start = chunks.induction_variable
@@ -134,25 +130,18 @@ class _Pairs(Product):
             with loop(index(0), index(self.blocks), index(1)) as blocks:
                 block = blocks.induction_variable
                 last = arith.cmpi(arith.CmpIPredicate.eq, block, index(self.blocks - 1))
-                size = index(self.width * tile.vectors * _LANES * 2)
-                panel = self._columns(tile, arith.addi(after, arith.muli(block, size)), self.width)
                 with loop(start, end, index(1)) as groups:
                     row = arith.muli(groups.induction_variable, index(_LANES))
                     with loop(row, arith.minui(arith.addi(row, index(_LANES)), index(self.M)), index(1)) as rows:
                         m = rows.induction_variable
-                        self._row(tile, panel, sums, block, m, arith.subi(m, origin), last)
+                        self._row(tile, nonzeros, sums, block, m, arith.subi(m, origin), last)
                     finished = scf.IfOp(last)
                     with ir.InsertionPoint(finished.then_block):
                         tile.unpack(sums, arith.subi(row, origin), row)
                         scf.YieldOp([])
 
-    def _columns(self, tile: TokenTile, offset: ir.Value, count: int) -> ir.Value:
-        """`count` columns of x at an offset of the workspace: [count, tokens] of bf16."""
-        type_ = ir.MemRefType.get([count, tile.vectors * _LANES], self.element)
-        return memref.view(type_, tile.operands.workspace, offset, [])
-
     def _row(
-        self, tile: TokenTile, panel: ir.Value, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value
+        self, tile: TokenTile, nonzeros: PairRows, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value
     ) -> None:
         """Add what the row's nonzeros in this block of columns contribute; in the last block, start the epilogue."""
         types = [tile.vec] * tile.vectors
@@ -162,7 +151,7 @@ class _Pairs(Product):
             scf.YieldOp([zeros(tile.vec)] * tile.vectors)
         with ir.InsertionPoint(start.else_block):
             scf.YieldOp([vector.load(tile.vec, sums, place) for place in places])
-        totals = self._nonzeros(tile, panel, block, m, list(start.results))
+        totals = nonzeros.add(block, m, list(start.results))
         if not self.epilogue.trivial:
             finish = scf.IfOp(last, types, has_else=True)
             with ir.InsertionPoint(finish.then_block):
@@ -172,39 +161,3 @@ class _Pairs(Product):
             totals = list(finish.results)
         for place, total in zip(places, totals, strict=True):
             vector.store(total, sums, place)
-
-    def _nonzeros(self, tile: TokenTile, panel: ir.Value, block: ir.Value, m: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + the products of row m's pairs in this block, whose columns of x are `panel`.
-
-        Long rows are taken several pairs at a time, each with sums of its own.
-        """
-        positions, count = tile.operands.positions, len(sums)
-        at = arith.addi(arith.muli(block, index(self.M)), m)
-        begin, end = load_index(positions, at), load_index(positions, arith.addi(at, index(1)))
-        pairs = arith.subi(end, begin)
-        long = arith.cmpi(arith.CmpIPredicate.uge, pairs, index(_LONG_ROW))
-        whole = arith.select(long, arith.subi(pairs, arith.remui(pairs, index(_WAYS))), index(0))
-        middle = arith.addi(begin, whole)
-        with loop(begin, middle, index(_WAYS), sums + [zeros(tile.vec)] * (count * (_WAYS - 1))) as several:
-            totals = list(several.inner_iter_args)
-            for way in range(_WAYS):
-                mine = slice(way * count, (way + 1) * count)
-                pair = arith.addi(several.induction_variable, index(way))
-                totals[mine] = self._pair(tile, panel, pair, totals[mine])
-            scf.YieldOp(totals)
-        first, *others = (list(several.results)[way * count : (way + 1) * count] for way in range(_WAYS))
-        with loop(middle, end, index(1), first) as rest:
-            scf.YieldOp(self._pair(tile, panel, rest.induction_variable, list(rest.inner_iter_args)))
-        totals = list(rest.results)
-        for other in others:
-            totals = [arith.addf(a, b) for a, b in zip(totals, other, strict=True)]
-        return totals
-
-    def _pair(self, tile: TokenTile, panel: ir.Value, pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + two values of the weight * their columns of x."""
-        at = arith.muli(pair, index(2))
-        coordinates, values = tile.operands.coordinates, tile.operands.values
-        columns = [load_index(coordinates, arith.addi(at, index(i))) for i in (0, 1)]
-        weights = in_all_lanes(vector.load(vector_of(2, self.element), values, [at]))
-        found = pairs_of(tile, panel, *columns)
-        return [x86.DotBF16Op(total, weights, x).result for total, x in zip(sums, found, strict=True)]

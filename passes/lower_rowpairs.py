@@ -84,13 +84,13 @@ class LowerRowpairs:
             groups.lower(module, partial(_inner, stored.width, groups.number))
 
 
-def _inner(width: int, groups: int, tile: TokenTile, packed: ir.Value) -> "_Pairs":
+def _inner(width: int, groups: int, tile: TokenTile, packed: ir.Value) -> "PairedRows":
     weight = tile.operands
-    return _Pairs(width, groups, weight.positions, weight.coordinates, weight.values, packed, tile.vec, tile.vectors)
+    return PairedRows(width, groups, weight.positions, weight.coordinates, weight.values, packed, tile.vec, tile.vectors)
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class PairedRows:
     """The inner loops: a weight of `pairs` pairs of rows in panels of `width` columns, and x packed as [K][tokens]."""
 
     width: int

@@ -3,9 +3,9 @@
 before   %y = "kernel.contract"(%x, %w) ({epilogue}) {indexing_maps = [(t, m, k) -> (t, k), (t, m, k) -> (m, k)]}
 after    %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "kblock", tile = [64, 1024, 192], lanes = 16, reduction = 1}
 
-The weight has the format that choose-format has given it for the same schedule. A contraction that the schedule cannot
-compute is an error, and so is linalg that is no part of one: the caller leaves such a region dense, or compiles it with the
-reference pipeline.
+The weight has the format that choose-format has given it for the same schedule, or for the one that it has noted. A
+contraction that the schedule cannot compute is an error, and so is linalg that is no part of one: the caller leaves such a
+region dense, or compiles it with the reference pipeline.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.dialects.kernel import SpmmOp
-from gossamer.passes.choose_format import is_linear, matrix_of
+from gossamer.passes.choose_format import SCHEDULE, is_linear, matrix_of
 from gossamer.passes.encodings import storage_of_type
 from gossamer.passes.families import ALL_FAMILIES
 from gossamer.passes.pass_options import choices
@@ -49,12 +49,14 @@ class Schedule:
         matrix = matrix_of(contract, self.bits, self.features)
         stored = storage_of_type(ir.RankedTensorType(contract.rhs.type))
         assert stored is not None, "a linear contraction has a sparse weight"
-        tile = ALL_FAMILIES[self.schedule].tile(matrix, stored)
+        noted = contract.operation.attributes
+        schedule = ir.StringAttr(noted[SCHEDULE]).value if SCHEDULE in noted else self.schedule
+        tile = ALL_FAMILIES[schedule].tile(matrix, stored)
         if tile is None:
-            raise CompileError(f"no {self.schedule} schedule for a weight stored as {stored.name}")
+            raise CompileError(f"no {schedule} schedule for a weight stored as {stored.name}")
         with ir.InsertionPoint(contract), contract.location:
             scheduled = SpmmOp(
-                contract.lhs, contract.rhs, ir.StringAttr.get(self.schedule),
+                contract.lhs, contract.rhs, ir.StringAttr.get(schedule),
                 ir.ArrayAttr.get([_i64(n) for n in tile]), _i64(matrix.lanes),
                 _i64(matrix.reduction), result=contract.result.type,
             )  # fmt: skip

@@ -67,7 +67,8 @@ class Strips(Product):
     """A product with a weight in blocks of `height` x `width`; that of a `VnniMap` is up to the lowering.
 
     tile     tokens of a tile: where at most a fifth of the blocks is stored, and where more are
-    aligned  whether K is a multiple of the width of a block; if not, x has to be copied
+    aligned  whether x can be read as it lies in memory: its elements are the weight's, and K is a multiple of the width of a
+             block
     """
 
     def __init__(self, op: Any, width: int = 2) -> None:
@@ -81,9 +82,9 @@ class Strips(Product):
         self.halves = self.height // LANES
         self.groups = -(-self.M // self.height)
         self.padded_K = -(-self.K // self.width) * self.width
-        self.aligned = self.padded_K == self.K
-        self.workspace = 0
         self.element = ir.RankedTensorType(op.w.type).element_type
+        self.aligned = self.padded_K == self.K and ir.RankedTensorType(op.x.type).element_type == self.element
+        self.workspace = 0
 
     def in_groups(self, tokens: int, copied: int, multiply: Multiply) -> func.FuncOp:
         """A function that computes a tile of the tokens, `tokens` at a time, on a copy of that tile of x if it has `copied`

@@ -129,11 +129,11 @@ def test_an_op_that_cannot_be_lowered_is_named(schedule: str) -> None:
 
 
 def test_two_products_in_a_row_are_a_chain() -> None:
-    lowered = pipelines.lower(pipelines.plan(two_products(), "kblock", 512))
+    lowered = pipelines.lower(pipelines.plan(two_products(), pipelines.CHAIN, 512))
     assert lowered.tile_workspace == (64, 0, 0)
 
 
-@pytest.mark.parametrize("schedule", [schedule for schedule in OURS if schedule != "kblock"])
+@pytest.mark.parametrize("schedule", OURS)
 def test_two_products_in_a_row_have_no_other_kernel(schedule: str) -> None:
     with pytest.raises(CompileError, match="has no buffer, for it is computed and used inside of the region"):
         pipelines.lower(pipelines.plan(two_products(), schedule, 512))

@@ -14,14 +14,13 @@
 // CHECK:         vector.store %{{.*}}, %[[PACKED]]
 
 // A long row takes two pairs at a time. Two columns become two vectors of 16 tokens' pairs.
-// CHECK:         %[[PANEL:.*]] = memref.view %{{.*}} : memref<?xi8> to memref<32x32xbf16>
 // CHECK:         scf.for %[[P:.*]] = %{{[a-z0-9_#]*}} to %{{[a-z0-9_#]*}} step %c2 iter_args(%[[S0:[a-z0-9]*]] = %{{[a-z0-9_#]*}}, %[[S1:[a-z0-9]*]] = %{{[a-z0-9_#]*}}, %{{[a-z0-9_#]*}} = %{{[a-z0-9_#]*}}, %{{[a-z0-9_#]*}} = %{{[a-z0-9_#]*}})
 // CHECK:           memref.load %[[CRD]]
 // CHECK:           memref.load %[[CRD]]
 // CHECK:           vector.load %[[VAL]][%{{.*}}] : memref<?xbf16>, vector<2xbf16>
 // CHECK:           %[[W:.*]] = vector.bitcast %{{.*}} : vector<16xi32> to vector<32xbf16>
-// CHECK-NEXT:      %[[A:.*]] = vector.load %[[PANEL]]
-// CHECK-NEXT:      %[[B:.*]] = vector.load %[[PANEL]]
+// CHECK-NEXT:      %[[A:.*]] = vector.load %[[PACKED]]
+// CHECK-NEXT:      %[[B:.*]] = vector.load %[[PACKED]]
 // CHECK-NEXT:      %[[LOW:.*]] = vector.shuffle %[[A]], %[[B]] [0, 32, 1, 33, 2, 34, 3, 35, 8, 40,
 // CHECK-NEXT:      %[[HIGH:.*]] = vector.shuffle %[[A]], %[[B]] [4, 36, 5, 37, 6, 38, 7, 39, 12, 44,
 // CHECK-NEXT:      x86.avx512.dot %[[S0]], %[[W]], %[[LOW]]

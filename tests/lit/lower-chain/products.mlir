@@ -1,0 +1,61 @@
+// Products of different families in one chain.
+// RUN: gossamer-opt %s -p 'expose-storage,lower-chain,canonicalize,cse' --split-input-file | filecheck %s
+
+// Blocks of four rows: their sums are in registers together. What they give beyond the last row has memory of its own.
+// CHECK-LABEL: func.func private @blocks_product_tile4(
+// CHECK:         memref.view %{{.*}} : memref<?xi8> to memref<12x4xf32>
+// CHECK:         scf.for %{{.*}} iter_args(%{{[a-z0-9]*}} = %{{[a-z0-9_]*}}, %{{[a-z0-9]*}} = %{{[a-z0-9_]*}}, %{{[a-z0-9]*}} = %{{[a-z0-9_]*}}, %{{[a-z0-9]*}} = %{{[a-z0-9_]*}},
+// CHECK-LABEL: func.func private @blocks_product1_tile4(
+// CHECK:         vector.fma
+// CHECK-LABEL: func.func @blocks(
+// CHECK:             call @blocks_product_tile4
+// CHECK:             call @blocks_product1_tile4
+#KB = #sparse_tensor.encoding<{
+  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
+}>
+func.func @blocks(%x: tensor<?x8xf32>, %v: tensor<10x8xf32, "blocks(reduction=1, rows=4, columns=2, width=8)">, %w: tensor<8x10xf32, #KB>) -> tensor<?x8xf32> {
+  %h = "kernel.spmm"(%x, %v) ({
+  ^bb0(%sum: f32):
+    "kernel.yield"(%sum) : (f32) -> ()
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "block", tile = [4, 8]} : (tensor<?x8xf32>, tensor<10x8xf32, "blocks(reduction=1, rows=4, columns=2, width=8)">) -> tensor<?x10xf32>
+  %y = "kernel.spmm"(%h, %w) ({
+  ^bb0(%sum: f32):
+    "kernel.yield"(%sum) : (f32) -> ()
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x10xf32>, tensor<8x10xf32, #KB>) -> tensor<?x8xf32>
+  return %y : tensor<?x8xf32>
+}
+
+// -----
+
+// Products of pairs read x as columns of bf16. Where others read x, too, it is rounded in a step of its own; what nothing but such
+// a product reads is made so at once.
+// CHECK-LABEL: func.func private @rounded_round_tile32(
+// CHECK:         arith.truncf {{.*}} vector<16xf32> to vector<16xbf16>
+// CHECK:         vector.shuffle
+// CHECK:         vector.store {{.*}} memref<32x32xbf16>, vector<32xbf16>
+// CHECK-LABEL: func.func private @rounded_product_tile32(
+// CHECK:         x86.avx512.dot
+// CHECK:         vector.store {{.*}} memref<32x32xbf16>, vector<32xbf16>
+// CHECK-LABEL: func.func private @rounded_product1_tile32(
+// CHECK:         x86.avx512.dot
+// CHECK:         vector.store {{.*}} memref<32x32xf32>, vector<16xf32>
+// CHECK-LABEL: func.func @rounded(
+// CHECK:             call @rounded_pack_tile32
+// CHECK:             call @rounded_round_tile32
+// CHECK:             call @rounded_product_tile32
+// CHECK:             call @rounded_product1_tile32
+// CHECK:             call @rounded_unpack_tile32
+// CHECK:         } else {
+func.func @rounded(%x: tensor<?x32xf32>, %v: tensor<32x32xbf16, "pairs(reduction=1, width=32)">, %w: tensor<32x32xbf16, "pairs(reduction=1, width=32)">) -> tensor<?x32xf32> {
+  %h = "kernel.spmm"(%x, %v) ({
+  ^bb0(%sum: f32):
+    "kernel.yield"(%sum) : (f32) -> ()
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "pairs", tile = [32, 16]} : (tensor<?x32xf32>, tensor<32x32xbf16, "pairs(reduction=1, width=32)">) -> tensor<?x32xf32>
+  %y = "kernel.spmm"(%h, %w) ({
+  ^bb0(%sum: f32):
+    %g = "kernel.read"(%x) {map = affine_map<(t, m) -> (t, m)>} : (tensor<?x32xf32>) -> f32
+    %0 = arith.addf %sum, %g : f32
+    "kernel.yield"(%0) : (f32) -> ()
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "pairs", tile = [32, 16]} : (tensor<?x32xf32>, tensor<32x32xbf16, "pairs(reduction=1, width=32)">) -> tensor<?x32xf32>
+  return %y : tensor<?x32xf32>
+}
