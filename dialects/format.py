@@ -148,8 +148,19 @@ class Format:
                 known[f"{n}:{m}"] = Format.nm(n, m)
         if len(blocks) == 2:
             known[f"BSR({blocks[0]}, {blocks[1]})"] = Format.bsr(*blocks)
+        known |= _REGISTERED
         levels = ", ".join(map(str, self.levels))
         return next((name for name, other in known.items() if other.levels == self.levels), f"({levels})")
+
+    def registered(self, name: str) -> Self:
+        """The format itself, which `name` and what is printed call so from now on; FormatError if either has another name."""
+        taken = _REGISTERED.get(name)
+        if not self.name.startswith("(") and self.name != name:
+            raise FormatError(f"{self} is called {self.name} already, so it cannot become {name}")
+        if not name.isprintable() or not name or hasattr(Format, name) or (taken is not None and taken != self):
+            raise FormatError(f"'{name}' is no name for a format, or is that of another one: choose another")
+        _REGISTERED[name] = self
+        return self
 
     def __repr__(self) -> str:
         return f"Format.parse({str(self)!r})"
@@ -159,6 +170,9 @@ class Format:
         pos = f", posWidth = {self.pos_width}" if self.pos_width else ""
         crd = f", crdWidth = {self.crd_width}" if self.crd_width else ""
         return f"#sparse_tensor.encoding<{{ map = ({dims}) -> ({levels}){pos}{crd} }}>"
+
+
+_REGISTERED: dict[str, Format] = {}
 
 
 def _check_dimensions(levels: tuple[Level, ...], rank: int) -> None:
@@ -177,8 +191,8 @@ def _check_dimensions(levels: tuple[Level, ...], rank: int) -> None:
                 f"found {', '.join(found) or 'nothing'}"
             )
     # MLIR's inverse of a blocked map takes the blocked dimensions for the last ones: else the sparsifier crashes.
-    whole = max((level.dim for level in levels if level.block == 1), default=-1)
-    blocked = min((level.dim for level in levels if level.block > 1), default=rank)
+    whole = max([-1, *(level.dim for level in levels if level.block == 1)])
+    blocked = min([rank, *(level.dim for level in levels if level.block > 1)])
     # K-blocking over d0 is allowed all the same: it is read by a schedule of its own, not by the sparsifier.
     k_blocked = [str(level).replace(f" {levels[0].block} ", " K ") for level in levels]
     if blocked < whole and k_blocked != ["d0 floordiv K : dense", "d1 : dense", "d0 mod K : compressed"]:

@@ -37,7 +37,9 @@ class Launch:
 
 def choose(launches: Mapping[str, Launch], tokens: int, multiprocessors: int) -> str:
     """The kernel for a number of tokens: the one with the widest tiles that still gives every multiprocessor a block; if none
-    does, the one with the most blocks."""
+    does, the one with the most blocks. Of those whose tiles hold all the tokens, only the narrowest comes into question."""
+    enough_tokens = min((one.tokens for one in launches.values() if one.tokens >= tokens), default=tokens)
     by_width = sorted(launches, key=lambda name: -launches[name].tokens)
-    enough = (name for name in by_width if launches[name].grid(tokens) >= multiprocessors)
-    return next(enough, max(by_width, key=lambda name: launches[name].grid(tokens)))
+    suitable = [name for name in by_width if launches[name].tokens <= enough_tokens]
+    busy = (name for name in suitable if launches[name].grid(tokens) >= multiprocessors)
+    return next(busy, max(suitable, key=lambda name: launches[name].grid(tokens)))

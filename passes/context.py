@@ -4,6 +4,7 @@ import threading
 
 from torch_mlir import ir
 
+import gossamer.dialects.edges  # noqa: F401  # its ops belong to the dialect as soon as they are defined
 from gossamer.dialects.kernel import KernelDialect
 
 _loading = threading.Lock()  # a Python-defined dialect is loaded by way of its class, which all threads share

@@ -12,9 +12,11 @@ from gossamer.passes.lower_broadcast import BROADCAST
 from gossamer.passes.lower_expand import EXPAND
 from gossamer.passes.lower_gather import GATHER
 from gossamer.passes.lower_gpu_blocks import GPU_BLOCKS
+from gossamer.passes.lower_gpu_expand import GPU_EXPAND
 from gossamer.passes.lower_gpu_gather import GPU_GATHER
 from gossamer.passes.lower_gpu_kblock import GPU_KBLOCK
 from gossamer.passes.lower_gpu_twofour import GPU_TWOFOUR
+from gossamer.passes.lower_gpu_vnm import GPU_VNM
 from gossamer.passes.lower_kblock import KBLOCK
 from gossamer.passes.lower_lookup import LOOKUP
 from gossamer.passes.lower_pairs import PAIRS
@@ -39,5 +41,7 @@ FAMILIES: dict[str, Family] = {
         ROWPAIRS,
     )
 }
-GPU_FAMILIES: dict[str, Family] = {family.name: family for family in (GPU_KBLOCK, GPU_GATHER, GPU_BLOCKS, GPU_TWOFOUR)}
+GPU_FAMILIES: dict[str, Family] = {
+    family.name: family for family in (GPU_KBLOCK, GPU_GATHER, GPU_BLOCKS, GPU_TWOFOUR, GPU_VNM, GPU_EXPAND)
+}
 ALL_FAMILIES = FAMILIES | GPU_FAMILIES

@@ -43,8 +43,17 @@ _SPARSIFY = (
 )
 _FREE, _FREE_OUTGROWN = "buffer-deallocation-pipeline", "expand-realloc{emit-deallocs=true}"
 SCHEDULES = (*FAMILIES, "reference")
-OPEN_SCHEDULES = ("rows",)
-"""Schedules of products with a sparse matrix that comes with each call, of any shape."""
+CHAIN = "chain"
+"""The schedule of several products: each weight says in its hints which family it has."""
+_ARRAYS = "expose-storage{arrays=true}"
+OPEN_SCHEDULES = {
+    "rows": (",gather-rows{bits=%d}", f"{_ARRAYS},lower-rows"),
+    "dots": (",sample-rows{bits=%d}", f"{_ARRAYS},lower-dots"),
+    "gustavson": (",multiply-rows", f"{_ARRAYS},lower-gustavson"),
+    "edges": ("", f"{_ARRAYS},lower-attend-edges{{bits=%d}},lower-attend-edges-grad{{bits=%d}}"),
+    "segments": ("", "expose-storage,lower-segments{bits=%d}"),
+}
+"""Schedules of operations on sparse tensors that come with each call, of any shape: how each plans and how it lowers."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +127,10 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
 def _planning(schedule: str, bits: int, features: frozenset[str]) -> str:
     if schedule == "reference":
         return f"{_NORMALIZE},forget-hints"
-    if schedule == "rows":
-        return f"{_NORMALIZE},forget-hints,gather-rows{{bits={bits}}}"
-    options = f"{{schedule={schedule} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}}}"
+    if schedule in OPEN_SCHEDULES:
+        return f"{_NORMALIZE},forget-hints{OPEN_SCHEDULES[schedule][0].replace('%d', str(bits))}"
+    family = "kblock" if schedule == CHAIN else schedule
+    options = f"{{schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}}}"
     return f"{_NORMALIZE},{_FUSE},choose-format{options},schedule{options}"
 
 
@@ -131,11 +141,13 @@ def _returns_sparse(module: ir.Module) -> bool:
 
 def _lowering(schedule: str, bits: int, bf16: bool, sparse_result: bool) -> str:
     sparsify = _SPARSIFY % (_FREE_OUTGROWN if sparse_result else _FREE)
-    loops = {
-        "reference": f"expose-storage,{sparsify},emit-entry",
-        "rows": f"expose-storage{{arrays=true}},lower-rows,{_FINISH}",
-    }
-    chosen = loops.get(schedule) or f"expose-storage,{FAMILIES[schedule].lowering},{_FINISH}"
+    if schedule == "reference":
+        chosen = f"expose-storage,{sparsify},emit-entry"
+    elif schedule in OPEN_SCHEDULES:
+        chosen = f"{OPEN_SCHEDULES[schedule][1].replace('%d', str(bits))},{_FINISH}"
+    else:
+        lowering = "lower-chain" if schedule == CHAIN else FAMILIES[schedule].lowering
+        chosen = f"expose-storage,{lowering},{_FINISH}"
     return f"{chosen},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"
 
 

@@ -1,8 +1,24 @@
 """What users hold in their hands: sparse tensors and what can be computed with them, pruned models made ready to compile."""
 
-from gossamer.sparsity import functions, pointwise
+from gossamer.sparsity import (
+    cuda_products,
+    densify,
+    elementwise,
+    joining,
+    pointwise,
+    products,
+    reductions,
+    shapes,
+    slices,
+    softmax,
+)
 from gossamer.sparsity.einsum import EinsumError, einsum
 from gossamer.sparsity.prepare import Mask, prepare
 from gossamer.sparsity.tensor import SparseTensor
 
-__all__ = ["EinsumError", "Mask", "SparseTensor", "einsum", "functions", "pointwise", "prepare"]
+operations = (densify, elementwise, joining, pointwise, products, reductions, shapes, slices, softmax)
+"""Importing these is what teaches torch's functions about SparseTensors."""
+
+cuda_products.register()
+
+__all__ = ["EinsumError", "Mask", "SparseTensor", "einsum", "operations", "prepare"]

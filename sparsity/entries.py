@@ -5,21 +5,38 @@ assemble      coordinates and values, in any order → the arrays of a format
 locate        where a tensor stores given coordinates
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from math import prod
 
 import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
-from gossamer.dialects.format import Format
+from gossamer.dialects.format import Format, Level
 from gossamer.sparsity.structure import INTEGERS, check_count, check_sizes
+
+Pack = Callable[[Format, tuple[int, ...], list[Tensor], Tensor], tuple[list[Tensor], Tensor]]
+PACKS: dict[tuple[Level, ...], Pack] = {}
+"""What formats of users store besides what they are given, see extension.register_format."""
 
 
 def stores_fill(format: Format) -> bool:
-    """Whether the format stores zeros to fill up: blocks, dense levels below sparse ones, N:M groups."""
+    """Whether the format stores zeros to fill up: blocks, dense levels below sparse ones, N:M groups, what a pack adds."""
+    if format.levels in PACKS:
+        return True
     sparse = [number for number, level in enumerate(format.levels) if level.kind != "dense"]
     return not sparse or sparse[-1] + 1 < len(format.levels) or format.levels[-1].structured is not None
+
+
+def blocked(format: Format) -> bool:
+    """Whether what it stores may lie beyond the shape: in blocks at the edge."""
+    return any(level.block > 1 for level in format.levels)
+
+
+def within(shape: Sequence[int], at: Sequence[Tensor]) -> Tensor:
+    """Which of the coordinates lie within the shape."""
+    return reduce(torch.logical_and, [crd < extent for crd, extent in zip(at, shape, strict=True)])
 
 
 def block_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
@@ -56,7 +73,7 @@ def coordinates(format: Format, shape: Sequence[int], components: Sequence[Tenso
         levels.append(as_int64(crd))
     dims = [torch.zeros(entries, dtype=torch.int64, device=device) for _ in range(format.rank)]
     for level, crd in zip(format.levels, levels, strict=True):
-        dims[level.dim] = dims[level.dim] + (crd if level.inner else crd * level.block)
+        dims[level.dim] = dims[level.dim].add_(crd, alpha=1 if level.inner else level.block)
     return dims
 
 
@@ -66,6 +83,9 @@ def assemble(format: Format, shape: Sequence[int], at: Sequence[Tensor], values:
     Differentiable in the values. FormatError if the format cannot hold them.
     """
     sizes = check_sizes(format, shape)
+    pack = PACKS.get(format.levels)
+    if pack is not None:
+        at, values = pack(format, tuple(shape), list(at), values)
     linear = _linear(format, sizes, at)
     if not bool((linear[1:] >= linear[:-1]).all()):
         linear, order = linear.sort(stable=True)
@@ -101,7 +121,7 @@ def _linear(format: Format, sizes: Sequence[int], at: Sequence[Tensor]) -> Tenso
     for level, size in zip(format.levels, sizes, strict=True):
         crd = at[level.dim]
         crd = crd % level.block if level.inner else crd // level.block if level.block > 1 else crd
-        linear = linear * size + crd
+        linear = linear.mul_(size).add_(crd)
     return linear
 
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 
@@ -13,11 +14,11 @@ from gossamer.dialects.packing import Packing
 from gossamer.passes import gpu_pipelines, pipelines
 from gossamer.passes.emit_gpu_entry import ALIGNMENT
 from gossamer.passes.families import GPU_FAMILIES
-from gossamer.runtime import disk_cache, ptx
+from gossamer.runtime import cuda, disk_cache, ptx
 from gossamer.runtime.gpu_kernel import GpuKernel
-from gossamer.runtime.packing import Packed
 from gossamer.runtime.ptx import Architecture
 from gossamer.sparsity.kernels import compiler
+from gossamer.sparsity.recall import Note
 
 _lock = threading.Lock()
 _by_contract: dict[tuple[str, str, Architecture], "GpuRegionKernel"] = {}
@@ -28,59 +29,109 @@ class GpuRegionKernel:
     """A region's kernels for one architecture of GPUs.
 
     formats   one entry per argument of the region's function: how its packed operand must be stored, None if dense
-    schedule  one of GPU_FAMILIES
+    schedule  one of GPU_FAMILIES, or of gpu_pipelines.OPEN
     key       hash of kernel IR and architecture: equal keys are the same code
     ptx       the code, as text
     dynamic   for each tensor that its kernels take, the dimensions whose size they are passed
     """
 
-    def __init__(self, plan: pipelines.Plan, key: str, entry: disk_cache.Entry) -> None:
+    def __init__(self, plan: pipelines.Plan | Note, key: str, entry: disk_cache.Entry) -> None:
         self.formats: tuple[Format | Packing | None, ...] = plan.formats
+        self.note = Note(key, plan.schedule, plan.formats, tuple(plan.sized), tuple(plan.numbers))
         self.schedule, self.key, self.ptx = plan.schedule, key, entry.code.decode()
         self.launches = {name: Launch.from_json(fields) for name, fields in entry.call["launches"].items()}
         self.dynamic = [tuple(dims) for dims in entry.call["words"]]
         self.kernel = GpuKernel(self.ptx, self.launches, sum(1 + len(dims) for dims in self.dynamic))
+        self._words = _word_list(self.dynamic)
 
-    def __call__(self, operands: Sequence[torch.Tensor | Packed], out: torch.Tensor) -> None:
-        """Compute into `out` on the current stream of its device, without waiting.
-
-        Dense tensors are contiguous, of the types the region was compiled for, and on the same device as packed ones and out.
-        """
-        device = out.device
-        if device.type != "cuda":
-            raise FormatError(f"kernels for GPUs need CUDA tensors, the result is on {device}")
-        tensors = [t for operand in operands for t in (operand.components if isinstance(operand, Packed) else (operand,))]
-        if wrong := next((t for t in tensors if t.device != device), None):
-            raise FormatError(f"all operands must be on {device}, one is on {wrong.device}")
-        # The caching allocator aligns to 512 bytes, but a tensor may be a part of another.
-        aligned = [t if t.data_ptr() % ALIGNMENT == 0 else t.clone() for t in tensors]
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        self.kernel.run(self.words([*aligned, out]), out.shape[0], device.index, stream)
+    def on(self, device: torch.device) -> "LoadedKernel":
+        """The kernels, loaded by the driver for a GPU. DeviceError if it refuses them."""
+        return LoadedKernel(self, device)
 
     def words(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """What a kernel is passed for all its tensors, the output last: address and dynamic sizes of each."""
-        return [
-            word
-            for tensor, dims in zip(tensors, self.dynamic, strict=True)
-            for word in (tensor.data_ptr(), *(tensor.shape[d] for d in dims))
-        ]
+        return self._words(tensors)
+
+
+def _word_list(dynamic: Sequence[tuple[int, ...]]) -> Callable[[Sequence[torch.Tensor]], list[int]]:
+    """`words` as one flat expression, for it runs at every call: [t[0].data_ptr(), t[0].shape[0], t[1].data_ptr(), ...]"""
+    terms = [word for n, dims in enumerate(dynamic) for word in (f"t[{n}].data_ptr()", *(f"t[{n}].shape[{d}]" for d in dims))]
+    function: Callable[[Sequence[torch.Tensor]], list[int]] = eval(f"lambda t: [{', '.join(terms)}]")
+    return function
+
+
+class Stored(Protocol):
+    """A sparse operand: its arrays, as kernels take them."""
+
+    @property
+    def components(self) -> tuple[torch.Tensor, ...]: ...
+
+
+class LoadedKernel:
+    """A region's kernels on one GPU; the fields are those of `GpuRegionKernel`."""
+
+    def __init__(self, region: GpuRegionKernel, device: torch.device) -> None:
+        self.region, self.device, self._index = region, device, device.index or 0
+        self.formats, self.schedule, self.key = region.formats, region.schedule, region.key
+        region.kernel.load(self._index)
+
+    def __call__(self, operands: Sequence[torch.Tensor | Stored], out: torch.Tensor) -> None:
+        """Compute into `out` on torch's current stream, without waiting.
+
+        All tensors are contiguous and of the types that the region was compiled for. FormatError if one is on another device.
+        """
+        tensors = [*_tensors(operands), out]
+        if wrong := [t.device for t in tensors if t.device != self.device]:
+            raise FormatError(f"a kernel for {self.device} was given a tensor on {wrong[0]}: move it there")
+        # Torch aligns tensors, but an operand may be a part of another. A copy is free for reuse in the stream's order.
+        aligned = [t if t.data_ptr() % ALIGNMENT == 0 else t.clone() for t in tensors[:-1]]
+        words = self.region.words([*aligned, out])
+        self.region.kernel.run(words, out.shape[0], self._index, cuda.current_stream(self._index))
+
+
+def _tensors(operands: Sequence[torch.Tensor | Stored]) -> Iterator[torch.Tensor]:
+    for operand in operands:
+        yield from (operand,) if isinstance(operand, torch.Tensor) else operand.components
+
+
+def recall_gpu_region(request: str, architecture: Architecture) -> GpuRegionKernel | None:
+    """What `compile_gpu_region` made of the same request before, if code and plan are still in the cache on disk."""
+    note = Note.read(_full(request, architecture))
+    if note is None:
+        return None
+    with _lock:
+        known = _by_key.get(note.key)
+        entry = disk_cache.read(note.key) if known is None else None
+        return known if entry is None else _by_key.setdefault(note.key, GpuRegionKernel(note, note.key, entry))
 
 
 def compile_gpu_region(
-    contract: str, architecture: Architecture, *, schedule: str = "gpu-kblock", observer: pipelines.Observer | None = None
+    contract: str,
+    architecture: Architecture,
+    *,
+    schedule: str = "gpu-kblock",
+    observer: pipelines.Observer | None = None,
+    request: str | None = None,
 ) -> GpuRegionKernel:
     """The kernels of a module of contract IR with one function. Needs no GPU.
 
     observer(stage, suffix, text) is called for every stage in order and makes the region be compiled anew.
+    `request` is what `recall_gpu_region` will ask for.
     Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
     """
-    if schedule not in GPU_FAMILIES:
-        raise OptionError(f"unknown schedule {schedule!r} for GPUs, there are {', '.join(GPU_FAMILIES)}")
+    if schedule not in (known := (*GPU_FAMILIES, *gpu_pipelines.OPEN)):
+        raise OptionError(f"unknown schedule {schedule!r} for GPUs, there are {', '.join(known)}")
     with _lock:
-        known = _by_contract.get((contract, schedule, architecture)) if observer is None else None
-        if known is None:
-            known = _by_contract[contract, schedule, architecture] = _compile(contract, schedule, architecture, observer)
-        return known
+        kernel = _by_contract.get((contract, schedule, architecture)) if observer is None else None
+        if kernel is None:
+            kernel = _by_contract[contract, schedule, architecture] = _compile(contract, schedule, architecture, observer)
+        if request is not None:
+            kernel.note.write(_full(request, architecture))
+        return kernel
+
+
+def _full(request: str, architecture: Architecture) -> str:
+    return f"{request}\n{architecture}\n{compiler()}"
 
 
 def _compile(contract: str, schedule: str, architecture: Architecture, observer: pipelines.Observer | None) -> GpuRegionKernel:

@@ -106,9 +106,8 @@ def edges(
         size = int(edge_index.max()) + 1 if edge_index.numel() else 0
     shape = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     for name, nodes, extent in (("target", target, shape[0]), ("source", source, shape[1])):
-        wrong = ((nodes < 0) | (nodes >= extent)).nonzero()
-        if wrong.numel():
-            at = int(wrong[0])
+        if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < extent:
+            at = int(((nodes < 0) | (nodes >= extent)).nonzero()[0])
             raise FormatError(f"{name} of edge {at} is node {int(nodes[at])}, must be in [0, {extent}): pass a larger size")
     return [target, source], weight, shape
 

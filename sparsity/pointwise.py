@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 # Operators that can be applied to the stored values alone; with a number only where 0 stays 0, or in place, which is said to
 # work on stored values.
-_ON_VALUES = (
+ON_VALUES = (
     "abs", "abs_", "add", "add_", "addcdiv", "addcdiv_", "addcmul", "addcmul_", "alias", "clone", "copy_", "detach",
     "div", "div_", "empty_like", "fill_", "full_like", "lerp", "lerp_", "maximum", "minimum", "mul", "mul_", "neg",
     "neg_", "reciprocal_", "relu", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh", "threshold_backward", "zero_",
@@ -104,7 +104,7 @@ def _like(given: Any, made: Any) -> Any:
     return SparseTensor(given.format, given.shape, (*given.components[:-1], made))
 
 
-for _name in _ON_VALUES:
+for _name in ON_VALUES:
     _packet = getattr(aten, _name)
     SparseTensor.operators.update({getattr(_packet, overload): on_values for overload in _packet.overloads()})
 SparseTensor.operators[aten._to_copy.default] = convert

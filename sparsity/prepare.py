@@ -1,4 +1,4 @@
-"""`gossamer.prepare`: a pruned model, rebuilt so that torch.compile sees its sparsity and nothing stands in the way.
+"""`gossamer.prepare`: a sparse model, rebuilt so that torch.compile sees its sparsity and nothing stands in the way.
 
     prune.l1_unstructured(layer, "weight", 0.9)        layer.weight = weight_orig * weight_mask, by a hook at every call
     model = gossamer.prepare(model)                →   layer.parametrizations.weight = [Mask(mask)], original = weight_orig
@@ -16,6 +16,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize, prune
 
 from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.sparsity.adjacency import take_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -36,11 +37,14 @@ class Mask(nn.Module):
 
 
 def prepare(model: Model, *, free_dense: bool = False) -> Model:
-    """Make a pruned model ready for `torch.compile(model, backend="sparse")`; changes it in place and returns it.
+    """Make a sparse model ready for `torch.compile(model, backend="sparse")`; changes it in place and returns it.
 
     - Pruning by `torch.nn.utils.prune` becomes a mask parametrization. The parameters stay the same objects, so that an
       optimizer that holds them goes on; in the state dict `weight_orig` becomes `parametrizations.weight.original`, and
       `weight_mask` becomes `parametrizations.weight.0.mask`.
+    - torch.sparse tensors of any layout become SparseTensors: parameters, buffers and attributes (in lists and dictionaries
+      too), and arguments when the model is called, with fullgraph=True as well. The state dict keeps its names; checkpoints of
+      the model as it was load. Layers of PyTorch Geometric take an adjacency (rows are targets) for an `edge_index`.
     - If the model has attention or transformer layers of torch.nn, their fused inference path, which compilers cannot look
       into, is turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
     - With `free_dense`, for inference: the weight of every linear layer that has a tenth of zeros or more is kept dense only
@@ -58,6 +62,7 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
             torch.backends.mha.set_fastpath_enabled(False)
     if free_dense:
         _free_dense(model)
+    take_sparse(model)
     return model
 
 

@@ -11,6 +11,7 @@ what flows to the same place of the other pattern.
 """
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +28,7 @@ from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.dense_results import densified, gradients, sample
 from gossamer.sparsity.launch import Build, launch
 from gossamer.sparsity.loop_order import level_letters, sparse_result_order, unblocked, walkable
-from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, Bound, Spec, bind, extents, flat
+from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, TAGS, Bound, Spec, bind, extents, flat
 from gossamer.sparsity.structure import INTEGERS, check_count, check_sizes
 
 
@@ -149,15 +150,23 @@ def _sharing(format: Format, number: int) -> int:
 
 
 def _owned(address: int, count: int, dtype: torch.dtype) -> Tensor:
-    """A copy of an array that a kernel has allocated, which is freed."""
-    out = torch.empty(count, dtype=dtype)
-    ctypes.memmove(out.data_ptr(), address, out.nbytes)
-    _free(address)
-    return out
+    """An array that a kernel has allocated, maybe with room to spare, which goes back with the tensor's memory."""
+    size = count * dtype.itemsize
+    if size < _COPIED:
+        out = torch.empty(count, dtype=dtype)
+        ctypes.memmove(out.data_ptr(), address, size)
+        _free(address)
+        return out
+    address = _realloc(address, size)
+    memory = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(memory, _free, address).atexit = False
+    return torch.frombuffer(memory, dtype=dtype)
 
 
-_free = ctypes.CDLL(None).free
+_COPIED = 1 << 16  # bytes; copying fewer takes less time than keeping track of them
+_free, _realloc = ctypes.CDLL(None).free, ctypes.CDLL(None).realloc
 _free.argtypes, _free.restype = [ctypes.c_void_p], None
+_realloc.argtypes, _realloc.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
 
 
 def _convert(fill: bool, arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
@@ -168,9 +177,9 @@ def _convert(fill: bool, arrays: list[Tensor], sizes: list[int], text: str) -> l
         return _rewidened(source, target)
     at, values = entries.coordinates(source.format, source.shape, source.arrays), source.values
     if entries.stores_fill(source.format):
-        kept = torch.ones_like(values, dtype=torch.bool) if fill else values != 0
-        for crd, extent in zip(at, source.shape, strict=True):
-            kept &= crd < extent
+        kept = entries.within(source.shape, at)
+        if not fill:
+            kept &= values != 0
         at, values = [crd[kept] for crd in at], values[kept]
     return [_fresh(array, arrays) for array in entries.assemble(target, source.shape, at, values)]
 
@@ -291,11 +300,11 @@ _SPARSE: dict[str, tuple[Callable[..., list[Tensor]], Callable[[list[Bound], int
 }
 
 for _name, (_kernel, _derivative) in _SPARSE.items():
-    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor[]", tags=TAGS)
     LIBRARY.impl(_name, _kernel, "CPU")
     torch.library.register_fake(f"gossamer::{_name}", _sparse_fake, lib=LIBRARY)
     torch.library.register_autograd(f"gossamer::{_name}", _backward(_derivative), setup_context=_setup, lib=LIBRARY)
-LIBRARY.define(f"pick{ARGUMENTS} -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(f"pick{ARGUMENTS} -> Tensor", tags=TAGS)
 LIBRARY.impl("pick", _pick, "CPU")
 torch.library.register_fake("gossamer::pick", _pick_fake, lib=LIBRARY)
 torch.library.register_autograd("gossamer::pick", _pick_backward, setup_context=_setup, lib=LIBRARY)

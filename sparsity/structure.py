@@ -14,6 +14,8 @@ from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.level import Level
 
+_AT_ONCE = 1 << 20  # entries whose order is checked
+
 INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64, 0: torch.int64}
 
 
@@ -59,7 +61,7 @@ def check_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
     for level, size in zip(format.levels, sizes, strict=True):
         if level.kind == "batch":
             raise FormatError(f"'{level}': write a batch as a dense level, `d{level.dim} : dense`")
-        if level.kind != "dense" and format.crd_width and size > 1 << format.crd_width:
+        if level.kind != "dense" and size > _numbers(format.crd_width):
             raise FormatError(
                 f"'{level}': coordinates up to {size - 1} do not fit {format.crd_width} bits, "
                 f"use format.with_widths({format.pos_width}, {_width_for(size - 1)})"
@@ -69,7 +71,7 @@ def check_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
 
 def check_count(format: Format, level: Level, count: int) -> None:
     """FormatError if positions up to `count` do not fit their width."""
-    if format.pos_width and count >= 1 << format.pos_width:
+    if count >= _numbers(format.pos_width):
         raise FormatError(
             f"'{level}': positions up to {count} do not fit {format.pos_width} bits, "
             f"use format.with_widths({_width_for(count)}, {format.crd_width})"
@@ -140,21 +142,28 @@ def _coordinates(level: Level, given: Tensor, size: int, entries: int) -> Tensor
 
 def _check_order(levels: Sequence[Level], coordinates: Sequence[Tensor], starts: Tensor) -> None:
     """Lexicographically ascending under each parent, strictly down to the last unique level."""
-    if coordinates[0].numel() < 2:
-        return
     if any(level.nonordered for level in levels):
         coordinates, starts = _sorted(coordinates, starts)
-    begins = torch.zeros(coordinates[0].numel() + 1, dtype=torch.bool, device=starts.device)
-    begins[starts.long()] = True
-    fine = begins[1:-1]
-    equal = torch.ones_like(fine)
+    pairs = coordinates[0].numel() - 1
+    for first in range(0, pairs, _AT_ONCE):  # what is compared takes memory of its own
+        last = min(first + _AT_ONCE, pairs)
+        bounds = torch.searchsorted(starts, starts.new_tensor([first + 1, last + 1])).tolist()
+        begins = torch.zeros(last - first, dtype=torch.bool, device=starts.device)
+        begins[starts[slice(*bounds)].long() - (first + 1)] = True
+        _check_pairs(levels, [crd[first : last + 1] for crd in coordinates], begins, first)
+
+
+def _check_pairs(levels: Sequence[Level], coordinates: Sequence[Tensor], begins: Tensor, first: int) -> None:
+    """Each of the entries from number `first` on against the next one, unless with that another parent begins."""
+    fine, equal = begins, torch.ones_like(begins)
     for level, crd in zip(levels, coordinates, strict=True):
         fine = fine | (equal & (crd[1:] > crd[:-1]))
         equal = equal & (crd[1:] == crd[:-1])
-        twice = (equal & ~begins[1:-1] & (not level.nonunique)).nonzero()
+        twice = (equal & ~begins & (not level.nonunique)).nonzero()
         if twice.numel():
+            at = first + int(twice[0])
             raise FormatError(
-                f"entries {int(twice[0])} and {int(twice[0]) + 1} of '{level}' have the same coordinate {int(crd[twice[0]])}: "
+                f"entries {at} and {at + 1} of '{level}' have the same coordinate {int(crd[twice[0]])}: "
                 "sum duplicates first (torch's coalesce(), SciPy's sum_duplicates())"
             )
     wrong = (~(fine | equal)).nonzero()
@@ -162,8 +171,8 @@ def _check_order(levels: Sequence[Level], coordinates: Sequence[Tensor], starts:
         at = int(wrong[0])
         before, after = ([int(crd[n]) for crd in coordinates] for n in (at, at + 1))
         raise FormatError(
-            f"coordinates of '{levels[0]}' are not in order: entry {at} is at {before}, entry {at + 1} at {after}; sort them "
-            "(torch's coalesce(), SciPy's sort_indices())"
+            f"coordinates of '{levels[0]}' are not in order: entry {first + at} is at {before}, entry {first + at + 1} at "
+            f"{after}; sort them (torch's coalesce(), SciPy's sort_indices())"
         )
 
 
@@ -183,5 +192,10 @@ def _unsigned(array: Tensor) -> Tensor:
     return array
 
 
+def _numbers(width: int) -> int:
+    """How many numbers from 0 on an integer of this width can be: the narrow types are unsigned, torch's others are not."""
+    return 1 << (width if width in (8, 16) else (width or 64) - 1)
+
+
 def _width_for(number: int) -> int:
-    return next(width for width in (8, 16, 32, 64) if number < 1 << width)
+    return next(width for width in (8, 16, 32, 64) if number < _numbers(width))

@@ -5,6 +5,8 @@ through it: a compiled graph has its arrays as inputs and our opaque ops as node
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -14,9 +16,9 @@ from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.sparsity import interchange
 from gossamer.sparsity.contract_ir import Operand
-from gossamer.sparsity.entries import assemble, block_sizes
+from gossamer.sparsity.entries import block_sizes
 from gossamer.sparsity.operands import Bound, dense
-from gossamer.sparsity.sparse_results import compress
+from gossamer.sparsity.sparse_results import compress, convert
 from gossamer.sparsity.structure import INTEGERS, check
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -32,7 +34,8 @@ class SparseTensor(torch.Tensor):
     positions and coordinates must not be written to afterwards. In-place arithmetic works on the stored values.
     """
 
-    functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see functions.py
+    functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see extension.py
+    otherwise: ClassVar[Callable[..., Any]]  # what the others do, see densify.py
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operator → ours, see pointwise.py
 
     _format: Format
@@ -153,6 +156,12 @@ class SparseTensor(torch.Tensor):
         """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
         return values_of(self).view(-1, *block_sizes(self._format, self.shape))
 
+    def with_values(self, values: Tensor) -> "SparseTensor":
+        """The same pattern with other values, of the shape of `values()` or flat, in any dtype; gradients flow to them."""
+        if values.numel() != self.nnz:
+            raise FormatError(f"{self.nnz} values are stored, got {values.numel()}: give one for each")
+        return like(self, values.flatten())
+
     def positions(self, level: int) -> Tensor:
         """Where the entries below each coordinate of the level above start, of a compressed level."""
         return self._array(level, "positions")
@@ -189,7 +198,7 @@ class SparseTensor(torch.Tensor):
             return self
         if format.rank != self.dim():
             raise FormatError(f"{format.name} has {format.rank} dimensions, the tensor has {self.dim()}")
-        return made_of(compress(bound_to(_LETTERS[: self.dim()], self), format))
+        return made_of(compress(bound_to(letters_of(self), self), format))
 
     def to_torch(self) -> Tensor:
         """The same tensor in the torch.sparse layout of its format, sharing memory; other formats become COO (or dense, 0-d).
@@ -217,8 +226,7 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         if func in cls.functions:
             return cls.functions[func](*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        return cls.otherwise(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -227,6 +235,11 @@ class SparseTensor(torch.Tensor):
         ours = cls.operators.get(func) or cls.operators[None]
         return ours(func, args, dict(kwargs or {}))
 
+    def _stable_hash_for_caching(self) -> str:
+        """What AOTAutograd's cache tells tensors apart by, whose contents do not matter to it."""
+        arrays = [(tuple(array.shape), array.dtype, array.device) for array in self.components]
+        return f"SparseTensor {self._format} {tuple(self.shape)} {arrays} {self.requires_grad}"
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         components = tuple(component.detach() for component in self.components)
         parameter = getattr(self, "_is_param", False)  # as nn.Parameter marks a subclass
@@ -234,9 +247,15 @@ class SparseTensor(torch.Tensor):
 
 
 def from_entries(format: Format, shape: Sequence[int], at: Sequence[Tensor], values: Tensor) -> SparseTensor:
-    """The tensor with these values at these coordinates (in bounds, any order; duplicates are summed); differentiable."""
-    *structure, values = assemble(format, shape, at, values)
-    return wrap(format, shape, structure, values)
+    """The tensor with these values at these coordinates (int64, in bounds, in any order; duplicates are summed)."""
+    ends = torch.arange(2, device=values.device) * values.shape[0]
+    entries = Bound(Operand(_LETTERS[: len(shape)], _any_order(len(shape))), (ends, *at, values), tuple(shape))
+    return made_of(convert(entries, format))
+
+
+def letters_of(tensor: Tensor) -> str:
+    """A letter for each dimension."""
+    return _LETTERS[: tensor.dim()]
 
 
 def values_of(tensor: SparseTensor) -> Tensor:
@@ -300,6 +319,13 @@ class _Wrap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: SparseTensor) -> tuple[Tensor | None, ...]:
         return grad._stored, None, None, *[None] * (len(grad.components) - 1)
+
+
+@cache
+def _any_order(rank: int) -> Format:
+    """Coordinates in any order, some of them maybe twice."""
+    levels = (replace(level, nonunique=True, nonordered=True) for level in Format.coo(rank).levels)
+    return Format(tuple(levels), rank)
 
 
 def _names(format: Format) -> list[str]:

@@ -9,12 +9,14 @@ from gossamer.dialects.packing import (
     Bitmap,
     Blocks,
     BlockVectors,
+    Fragments,
     Packing,
     Padded,
     Pairs,
     Panels,
     RowPairs,
     TwoFour,
+    Vnm,
     Vnni,
     VnniMap,
     Windows,
@@ -35,6 +37,8 @@ PACKINGS: list[Packing] = [
     BlockVectors(0, 4, 4, 2),
     RowPairs(1, 128),
     TwoFour(0),
+    Vnm(1, 128, 16),
+    Fragments(1),
 ]
 
 

@@ -1,5 +1,8 @@
 """prepare: pruning hooks become mask parametrizations, and nothing else changes."""
 
+import copy
+
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
@@ -76,3 +79,89 @@ def test_the_fused_path_of_transformer_layers_is_opened() -> None:
         finally:
             torch.backends.mha.set_fastpath_enabled(enabled)
     assert "linear1.weight" in [d.name for d in report.decisions if d.sparse]
+
+
+class Graph(nn.Module):
+    """Products with a torch.sparse buffer, parameter, attribute and argument."""
+
+    def __init__(self, adjacency: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("fixed", adjacency)
+        self.learned = nn.Parameter(adjacency.clone())
+        self.steps = [adjacency]
+
+    def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
+        return self.fixed @ x + self.learned @ x + self.steps[0] @ x + adjacency @ x
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_torch_sparse_tensors_compile_in_one_graph(layout: torch.layout) -> None:
+    dense, x = torch.randn(40, 40) * (torch.rand(40, 40) < 0.2), torch.randn(40, 8)
+    adjacency = dense.to_sparse(layout=layout)
+    model = Graph(adjacency)
+    checkpoint = {name: value.clone() for name, value in model.state_dict().items()}
+    assert gossamer.prepare(model) is model
+    assert type(model).__name__ == "Graph" and isinstance(model, Graph)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="sparse", fullgraph=True, options={"dense": "eager"})
+    for run in (compiled, model):
+        torch.testing.assert_close(run(x, adjacency), 4 * dense @ x, rtol=1e-4, atol=1e-4)
+    compiled(x, adjacency).sum().backward()
+    assert isinstance(model.learned.grad, gossamer.SparseTensor)
+    # State dicts of before and after load.
+    other = gossamer.prepare(Graph((2 * dense).to_sparse(layout=layout)))
+    for state in (checkpoint, model.state_dict()):
+        other.load_state_dict(state)
+        torch.testing.assert_close(other.learned.to_dense(), dense)
+    torch.testing.assert_close(copy.deepcopy(model)(x, adjacency), model(x, adjacency))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_an_adjacency_first_seen_in_inference_mode_trains(layout: torch.layout) -> None:
+    dense, x = torch.randn(9, 9) * (torch.rand(9, 9) < 0.4), torch.randn(9, 4)
+    adjacency = dense.to_sparse(layout=layout)
+    model = gossamer.prepare(Graph(adjacency.clone()))
+    with torch.inference_mode():
+        model(x, adjacency)
+    x.requires_grad_()
+    model(x, adjacency).sum().backward()
+    torch.testing.assert_close(x.grad, 4 * dense.sum(0)[:, None].expand(9, 4), rtol=1e-4, atol=1e-5)
+
+
+class Layer(nn.Module):
+    """Looks as those of PyTorch Geometric do, and returns what it is given."""
+
+    propagate = message = None
+
+    def forward(self, x: object, edge_index: object, *more: object, edge_weight: object = None, **named: object) -> object:
+        return x, edge_index, edge_weight, more, named
+
+
+@pytest.mark.parametrize("format", [gossamer.Format.CSR, gossamer.Format.CSC, gossamer.Format.bsr(2, 2)])
+def test_an_adjacency_becomes_its_edges(format: gossamer.Format) -> None:
+    dense = torch.zeros(5, 5)
+    dense[4, 4], dense[0, 1], dense[3, 0] = 1, 2, 3
+    layer = gossamer.prepare(nn.Sequential(Layer()))[0]
+    adjacency = gossamer.SparseTensor.from_dense(dense, format)
+    for result, rest in (
+        (layer(7, adjacency, 8, 9, other=10), (8, 9)),
+        (layer(x=7, edge_index=adjacency, edge_weight=None, other=10), ()),
+    ):
+        x, edges, weights, more, named = result
+        assert (x, more, named) == (7, rest, {"other": 10})
+        assert edges.shape == (2, 3)
+        torch.testing.assert_close(torch.zeros(5, 5).index_put((edges[1], edges[0]), weights), dense)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(torch.ones(5), adjacency)
+    assert torch.equal(compiled[1], edges) and torch.equal(compiled[2], weights)
+
+
+def test_layers_of_pytorch_geometric_take_an_adjacency() -> None:
+    pyg = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    edges = torch.randint(0, 50, (2, 300)).unique(dim=1)
+    weights, x = torch.rand(edges.shape[1]), torch.randn(50, 12)
+    adjacency = gossamer.SparseTensor.from_edge_index(edges, weights, 50)
+    for layer, more in ((pyg.GCNConv(12, 8), {"edge_weight": weights}), (pyg.GATConv(12, 8, heads=2), {})):
+        expected = layer(x, edges, **more)
+        prepared = gossamer.prepare(copy.deepcopy(layer))
+        torch.testing.assert_close(prepared(x, adjacency), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(prepared(x, edges, **more), expected, rtol=1e-4, atol=1e-5)

@@ -35,48 +35,25 @@ def checked(function: Callable[..., Tensor], pattern: SparseTensor, *others: Ten
     assert gradcheck(of_values, (values, *others), fast_mode=True)
 
 
-OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
-    "mm": (lambda a, x: a @ x, ((6, 3),)),
-    "mv": (lambda a, x: a @ x, ((6,),)),
-    "transposed mm": (lambda a, x: a.t() @ x, ((4, 3),)),
-    "linear": (F.linear, ((4, 6),)),
-    "dense @ sparse": (lambda a, x: x @ a, ((3, 4),)),
-    "addmm": (lambda a, x, y: torch.addmm(y, a, x, beta=2, alpha=3), ((6, 3), (4, 3))),
-    "SDDMM": (lambda a, x, y: einsum("ij,ik,jk->ij", a, x, y), ((4, 3), (6, 3))),
-    "sampled_addmm": (lambda a, x, y: torch.sparse.sampled_addmm(a, x, y, beta=2), ((4, 3), (3, 6))),
-    "sum of rows": (lambda a: a.sum(1), ()),
-    "mean": (lambda a: a.mean(), ()),
-    "to_dense": (lambda a: a.to_dense(), ()),
-    "tanh": (lambda a: torch.tanh(a).to_dense(), ()),
-    "times dense": (lambda a, x: a * x, ((4, 6),)),
-    "times a row": (lambda a, x: (a * x).sum(0), ((6,),)),
-    "over dense": (lambda a, x: a / (x * x + 1), ((4, 6),)),
-    "plus dense": (lambda a, x: a + x, ((4, 6),)),
-    "outer sum": (lambda a, x: einsum("ij,jk->i", a, x), ((6, 3),)),
-    "row": (lambda a: a[1], ()),
-    "rows": (lambda a: a[1:3].to_dense(), ()),
-    "another format": (lambda a: a.to_format(Format.csf(2)), ()),
-}
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("CSR int32", "dense", "loose")])
+def test_products_in_every_format(name: str) -> None:
+    checked(lambda a, x: (a @ x).sum(1), sparse(matrix(4, 6, dtype=DOUBLE), name), leaf(6, 3))
 
 
-@pytest.mark.parametrize("name", ["CSR", "BSR"])
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_one_sparse_operand(operation: str, name: str) -> None:
-    function, shapes = OPERATIONS[operation]
-    if (operation, name) == ("another format", "BSR"):
-        pytest.skip("which zeros fill up blocks depends on the values")
-    swapped = (lambda a, x: F.linear(x, a)) if operation == "linear" else function
-    checked(swapped, sparse(matrix(4, 6, dtype=DOUBLE), name), *(leaf(*shape) for shape in shapes))
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda a, x, y: torch.sparse.sampled_addmm(a, x, y, beta=2), ((4, 3), (3, 6))),
+        (lambda a, x: einsum("ij,jk->i", a, x), ((6, 3),)),
+        (lambda a: a.to_format(Format.csf(2)), ()),
+    ],
+    ids=["sampled_addmm", "outer sum", "another format"],
+)
+def test_one_sparse_operand(function: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...]) -> None:
+    checked(function, sparse(matrix(4, 6, dtype=DOUBLE)), *(leaf(*shape) for shape in shapes))
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("CSR", "BSR")])
-@pytest.mark.parametrize("operation", ["mm", "sum of rows"])
-def test_other_formats(operation: str, name: str) -> None:
-    function, shapes = OPERATIONS[operation]
-    checked(function, sparse(matrix(4, 6, dtype=DOUBLE), name), *(leaf(*shape) for shape in shapes))
-
-
-@pytest.mark.parametrize("names", [("CSR", "CSC"), ("COO", "BSR")], ids=" ".join)
+@pytest.mark.parametrize("names", [("CSR", "BSR")], ids=" ".join)
 @pytest.mark.parametrize(
     "function",
     [

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gossamer import Format, FormatError, GossamerError, SparseTensor
+from gossamer import Format, FormatError, SparseTensor
 from gossamer.sparsity.structure import check
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse
 
@@ -285,8 +285,3 @@ def test_values_of_another_pattern_do_not_load() -> None:
     layer.weight, other.weight = nn.Parameter(sparse(torch.eye(4))), nn.Parameter(sparse(torch.ones(4, 4)))
     with pytest.raises(RuntimeError, match=r"SparseTensors of different patterns \(CSR with 4 values, CSR with 16\)"):
         layer.load_state_dict(other.state_dict())
-
-
-def test_what_is_not_supported_says_what_to_do() -> None:
-    with pytest.raises(GossamerError, match=r"SparseTensor has no _softmax: use to_dense\(\), gossamer.einsum, or values\(\)"):
-        sparse(torch.eye(3)).softmax(-1)

@@ -1,0 +1,170 @@
+"""torch.sparse tensors in models, and as their arguments, as SparseTensors: what `prepare` does about them.
+
+model.adjacency = torch.sparse_csr_tensor(…)     parameters, buffers, attributes, in lists and dictionaries too
+model(x, torch.sparse_csr_tensor(…))             arguments, converted before Dynamo sees them
+GCNConv(…)(x, gossamer.SparseTensor(…))          layers that take an `edge_index` take an adjacency
+"""
+
+import functools
+import inspect
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gossamer.sparsity.entries import coordinates, stores_fill, within
+from gossamer.sparsity.tensor import SparseTensor, values_of
+
+_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def take_sparse(model: nn.Module) -> None:
+    """Make a model hold SparseTensors for torch.sparse tensors, and take them as arguments; changes it in place."""
+    for module in model.modules():
+        if _convert_held(module):
+            module.register_load_state_dict_pre_hook(_convert_loaded)
+        hook = _edge_index_of(module)
+        if hook is not None and not any(isinstance(other, _EdgeIndex) for other in module._forward_pre_hooks.values()):
+            module.register_forward_pre_hook(hook, with_kwargs=True)
+    if not isinstance(model, _TakesSparse):
+        model.__class__ = _taking(type(model))  # type: ignore[arg-type]
+
+
+def _is_torch_sparse(value: object) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, SparseTensor) and value.layout in _LAYOUTS
+
+
+def _converted(value: Any) -> Any:
+    """The value with SparseTensors for torch.sparse tensors, in lists, tuples and dictionaries too; itself if it has none."""
+    if _is_torch_sparse(value):
+        return _remembered(value)
+    if type(value) in (list, tuple):
+        found = [_converted(each) for each in value]
+        return value if all(a is b for a, b in zip(found, value, strict=True)) else type(value)(found)
+    if type(value) is dict:
+        by_key = {key: _converted(each) for key, each in value.items()}
+        return value if all(by_key[key] is value[key] for key in value) else by_key
+    return value
+
+
+_known: MutableMapping[Tensor, tuple[tuple[int, ...], SparseTensor]] = WeakIdKeyDictionary()
+"""Arguments that were converted, and checked, at an earlier call."""
+
+
+def _remembered(tensor: Tensor) -> SparseTensor:
+    if tensor.requires_grad:
+        return SparseTensor.from_torch(tensor)
+    versions = () if tensor.is_inference() else tuple(part._version for part in _parts(tensor))
+    found = _known.get(tensor)
+    if found is None or found[0] != versions:
+        with torch.inference_mode(tensor.is_inference()):  # for a later call, of whatever mode
+            found = _known[tensor] = versions, SparseTensor.from_torch(tensor)
+    return found[1]
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    if tensor.layout == torch.sparse_coo:
+        return tensor, tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor, tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor, tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def _convert_held(module: nn.Module) -> bool:
+    """Whether the module held any."""
+    changed = False
+    for name, parameter in list(module._parameters.items()):
+        if _is_torch_sparse(parameter):
+            assert parameter is not None
+            tensor = SparseTensor.from_torch(parameter.detach())
+            module._parameters[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+            changed = True
+    for name, buffer in list(module._buffers.items()):
+        if _is_torch_sparse(buffer):
+            module._buffers[name] = _converted(buffer)
+            changed = True
+    for name, value in list(vars(module).items()):
+        if not name.startswith("_") and (new := _converted(value)) is not value:
+            setattr(module, name, new)
+    return changed
+
+
+def _convert_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """A checkpoint of the model as it was loads, too."""
+    for name in (*module._parameters, *module._buffers):
+        if _is_torch_sparse(state.get(prefix + name)):
+            state[prefix + name] = _converted(state[prefix + name])
+
+
+class _TakesSparse(nn.Module):
+    """A model whose arguments may be torch.sparse tensors, even if it is compiled in one graph.
+
+    Dynamo refuses a frame with such an argument. It skips this one, and compiles the one below.
+    """
+
+    @torch._dynamo.disable(recursive=False)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = torch._dynamo.disable(_converted)((args, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the model."""
+        # torch.compile starts at __call__ only where forward is not torch's own.
+        return super().forward(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _new, (type(self).__mro__[2],), self.__dict__
+
+
+@functools.cache
+def _taking(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (_TakesSparse, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _new(kind: type[nn.Module]) -> nn.Module:
+    """A model without its state, as copying and unpickling start."""
+    made: Any = _taking(kind)  # type: ignore[arg-type]
+    made_of: nn.Module = made.__new__(made)
+    return made_of
+
+
+@dataclass(frozen=True)
+class _EdgeIndex:
+    """A hook that gives a layer an edge list, and weights if it takes any, for an adjacency (rows are targets).
+
+    positional  names of the parameters that can be given by position
+    weighted    whether `edge_weight` is one of the parameters
+    """
+
+    positional: tuple[str, ...]
+    weighted: bool
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        adjacency = given.get("edge_index")
+        if not isinstance(adjacency, SparseTensor):
+            return args, kwargs
+        at, values = coordinates(adjacency.format, adjacency.shape, adjacency.components), values_of(adjacency)
+        if stores_fill(adjacency.format):
+            # `coordinate_list.set_places` asks for the fake mode, which Dynamo cannot trace here.
+            edges = torch.ops.gossamer.set_places.default(within(adjacency.shape, at) & (values != 0))
+            at, values = [crd.index_select(0, edges) for crd in at], values.index_select(0, edges)
+        target, source = at
+        new = {"edge_index": torch.stack([source, target])}
+        if self.weighted and given.get("edge_weight") is None:
+            new["edge_weight"] = values
+        by_position = [new.pop(name, arg) for name, arg in zip(self.positional, args, strict=False)]
+        return (*by_position, *args[len(by_position) :]), {**kwargs, **new}
+
+
+def _edge_index_of(module: nn.Module) -> _EdgeIndex | None:
+    """The hook for a layer in the manner of PyTorch Geometric; None for any other module."""
+    if isinstance(module, _TakesSparse) or not (hasattr(module, "propagate") and hasattr(module, "message")):
+        return None
+    taken = inspect.signature(module.forward).parameters
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = tuple(name for name, parameter in taken.items() if parameter.kind in by_position)
+    return _EdgeIndex(positional, "edge_weight" in taken) if "edge_index" in taken else None

@@ -1,0 +1,98 @@
+"""Sparsifiers: which elements of a dense tensor to keep, and in which format.
+
+    w = gossamer.sparsify(weight, "magnitude", density=0.1)            a SparseTensor
+    model = gossamer.sparsify(model, "nm", n=2, m=4)                   every linear layer under a mask
+
+A sparsifier is a function of a dense tensor that gives a SparseTensor of its shape.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from gossamer.dialects.errors import OptionError
+from gossamer.dialects.format import Format
+from gossamer.sparsity.prepare import Mask
+from gossamer.sparsity.tensor import SparseTensor
+
+Sparsifier = Callable[..., SparseTensor]
+Named = TypeVar("Named", bound=Sparsifier)
+Model = TypeVar("Model", bound=nn.Module)
+
+_SPARSIFIERS: dict[str, Sparsifier] = {}
+
+
+def register_sparsifier(name: str) -> Callable[[Named], Named]:
+    """Decorator that makes a function from a dense tensor, and options, to a SparseTensor known as `name` to `sparsify`."""
+
+    def register(function: Named) -> Named:
+        if name in _SPARSIFIERS:
+            raise OptionError(f"there is a sparsifier called '{name}' already: choose another name")
+        _SPARSIFIERS[name] = function
+        return function
+
+    return register
+
+
+@overload
+def sparsify(target: Tensor, how: str | Sparsifier, **options: Any) -> SparseTensor: ...
+@overload
+def sparsify(target: Model, how: str | Sparsifier, **options: Any) -> Model: ...
+def sparsify(target: Any, how: str | Sparsifier, **options: Any) -> Any:
+    """What a sparsifier (or its name) keeps of a tensor; of a model, of the weights of all its linear layers.
+
+    A tensor gives a SparseTensor. A model is changed in place and returned: what the sparsifier stores of a weight becomes
+    its mask, as a parametrization: it trains on with its zeros, and `torch.compile(model, backend="sparse")` finds them. A
+    weight that has a mask already gets one more. OptionError for an unknown name.
+
+    "magnitude"  density, format=CSR      the largest elements
+    "nm"         n=2, m=4                 the n largest of every m neighbours in a row
+    "block"      rows, columns, density   the blocks with the largest sums of squares
+    """
+    sparsifier = how if callable(how) else _SPARSIFIERS.get(how)
+    if sparsifier is None:
+        raise OptionError(f"unknown sparsifier '{how}', there are {', '.join(_SPARSIFIERS)}")
+    if isinstance(target, Tensor):
+        return sparsifier(target, **options)
+    for layer in target.modules():
+        if isinstance(layer, nn.Linear):
+            kept = sparsifier(layer.weight.detach(), **options)
+            mask = kept.with_values(torch.ones_like(kept.values())).to_dense()
+            parametrize.register_parametrization(layer, "weight", Mask(mask))
+    return target
+
+
+@register_sparsifier("magnitude")
+def magnitude(dense: Tensor, density: float, format: Format = Format.CSR) -> SparseTensor:
+    """The `density` (a fraction) of elements that are largest in absolute value, in a format."""
+    return SparseTensor.from_dense(dense * _largest(dense.abs(), density), format)
+
+
+@register_sparsifier("nm")
+def nm(dense: Tensor, n: int = 2, m: int = 4) -> SparseTensor:
+    """The n largest of every m neighbours in a row, in the format N:M."""
+    groups = F.pad(dense.abs(), (0, -dense.shape[1] % m), value=-1).unflatten(1, (-1, m))
+    mask = torch.zeros_like(groups).scatter_(2, groups.topk(n, dim=2).indices, 1)
+    return SparseTensor.from_dense(dense * mask.flatten(1)[:, : dense.shape[1]], Format.nm(n, m))
+
+
+@register_sparsifier("block")
+def block(dense: Tensor, rows: int, columns: int, density: float) -> SparseTensor:
+    """The `density` (a fraction) of blocks of rows x columns with the largest sums of squares, in BSR."""
+    height, width = dense.shape
+    padded = F.pad(dense, (0, -width % columns, 0, -height % rows))
+    blocks = padded.square().unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
+    mask = _largest(blocks, density).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return SparseTensor.from_dense(dense * mask[:height, :width], Format.bsr(rows, columns))
+
+
+def _largest(scores: Tensor, density: float) -> Tensor:
+    """1 where the largest scores are, a fraction `density` of them (at least one), else 0."""
+    if not 0 < density <= 1:
+        raise OptionError(f"density is {density}, must be above 0 and at most 1")
+    kept = max(1, round(density * scores.numel()))
+    return torch.zeros_like(scores).flatten().index_fill_(0, scores.flatten().topk(kept).indices, 1).view_as(scores)
