@@ -8,12 +8,17 @@ old tensor), data pointers and version counters. When a version moves on:
     new pattern at every call          dense, until it stays the same for two calls
     new values at every call           the same, where gathering them costs more than sparse saves
     too dense for sparse to pay        dense, until it changes
+    new while a CUDA graph is captured dense in that graph
+
+Weights are packed on the CPU and kept where they are used.
 """
 
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -67,15 +72,25 @@ class _Entry:
 class Packings:
     """All weights that are computed by one expression and packed in one format.
 
+    key       content hash of the expression and of its leaves' types
     evaluate  leaf values → the matrix as it is stored
     format    what it is packed in
     """
 
+    key: str
     evaluate: Callable[..., torch.Tensor]
     format: Format | Packing
     _entries: dict[_Key, _Entry] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _unsettled: int = 0
+
+    @classmethod
+    def of(cls, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> "Packings":
+        """Those that all regions share which have this weight in this format."""
+        return _known.setdefault((key, str(format)), cls(key, evaluate, format))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packings.of, (self.key, self.evaluate, self.format)
 
     def current(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
         """The packed weight for these leaves; None where it is denser than `densest` or will not settle.
@@ -94,7 +109,7 @@ class Packings:
     def verified(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
         """As `current`, after comparing every value, so that writes which no version counter shows are seen."""
         packed = self.current(leaves, densest, renew)
-        if packed is None or packed.matches(run(self.evaluate, leaves)):
+        if packed is None or _capturing(leaves) or packed.matches(run(self.evaluate, leaves)):
             return packed
         with self._lock:
             self._entries.pop(_key(leaves), None)
@@ -104,6 +119,8 @@ class Packings:
         return len(self._entries)
 
     def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> _Entry:
+        if _capturing(leaves):
+            return _dense(leaves)
         with self._lock:
             key = _key(leaves)
             old = self._entries.get(key)
@@ -145,20 +162,22 @@ class Packings:
         versions, value = _versions(leaves), run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()
-        packed = _adopted(pack(value, self.format), leaves) if density <= densest else None
+        packed = _adopted(pack(value.cpu(), self.format).to(value.device), leaves) if density <= densest else None
         return _Entry((), versions, packed, nonzeros, density)
 
     def _watched(self, entry: _Entry, key: _Key, leaves: Sequence[torch.Tensor]) -> _Entry:
         """The entry, to be dropped when one of the storages under it dies."""
-        entries = self._entries
-
-        def drop(storage: object) -> None:
-            current = entries.get(key)
-            if current is not None and any(s is storage for s in current.storages):
-                entries.pop(key, None)
-
+        drop = partial(self._entries.pop, key)  # the reference is what pop returns where nothing is left to drop
         entry.storages = tuple(weakref.ref(leaf.untyped_storage(), drop) for leaf in leaves)
         return entry
+
+
+_known: dict[tuple[str, str], Packings] = {}
+
+
+def _capturing(leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether the calls of this thread go into a CUDA graph, during which nothing may wait for the GPU."""
+    return leaves[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _key(leaves: Sequence[torch.Tensor]) -> _Key:

@@ -20,6 +20,7 @@ _LARGEST = 64
 """Longest side of a block; sides are powers of two."""
 
 _GROUPS = ((1, 2), (1, 4), (2, 4), (1, 8), (2, 8), (4, 8), (1, 16), (2, 16), (4, 16), (8, 16))
+_STRIPS = (128, 64)
 _SKEWS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
 _SAMPLE = 64
 """Lines that are looked at first."""
@@ -31,10 +32,17 @@ class Lines:
 
     nm    (n, m) where of every m aligned neighbours in a line at most n are nonzero, and not by chance
     skew  nonzeros of the longest line over the mean; 1 where all have equally many
+    v     (with nm) how many aligned lines have their nonzeros in 4 of every m places together, as V:N:M does; None for no such
     """
 
     nm: tuple[int, int] | None
     skew: float
+    v: int | None = None
+
+    @property
+    def vnm(self) -> tuple[int, int, int] | None:
+        """(v, n, m) where the lines are so."""
+        return None if self.v is None or self.nm is None else (self.v, *self.nm)
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class Pattern:
     @property
     def rounded(self) -> "Pattern":
         """The class of similar patterns: density to 5 % (finer below 5 %), fill to 10 %, skew up to one of a few numbers."""
-        rows, columns = (Lines(lines.nm, _rounded_skew(lines.skew)) for lines in (self.rows, self.columns))
+        rows, columns = (Lines(lines.nm, _rounded_skew(lines.skew), lines.v) for lines in (self.rows, self.columns))
         return Pattern(rounded_density(self.density), self.block, round(self.fill, 1), rows, columns)
 
 
@@ -117,7 +125,8 @@ def _lines(mask: torch.Tensor, density: float) -> Lines:
     """What is regular along the rows of a mask that has nonzeros."""
     counts = mask.sum(1, dtype=torch.int32)
     skew = int(counts.max()) / (density * mask.shape[1])
-    return Lines(_groups(mask, density), skew)
+    nm = _groups(mask, density)
+    return Lines(nm, skew, _strip(mask, nm[1]) if nm is not None and nm[0] <= 2 and nm[1] > 4 else None)
 
 
 def _groups(mask: torch.Tensor, density: float) -> tuple[int, int] | None:
@@ -127,6 +136,16 @@ def _groups(mask: torch.Tensor, density: float) -> tuple[int, int] | None:
         exceeded = sum(comb(m, k) * density**k * (1 - density) ** (m - k) for k in range(n + 1, m + 1))
         if exceeded * count / m >= 20 and _holds(sample, n, m) and _holds(mask, n, m):
             return n, m
+    return None
+
+
+def _strip(mask: torch.Tensor, m: int) -> int | None:
+    """The largest number of lines that have their nonzeros in 4 of every m places together."""
+    for v in _STRIPS:
+        padded = torch.nn.functional.pad(mask, (0, -mask.shape[1] % m, 0, -mask.shape[0] % v))
+        used = padded.view(-1, v, padded.shape[1]).any(1)
+        if int(used.unflatten(1, (-1, m)).sum(2, dtype=torch.uint8).max()) <= 4:
+            return v
     return None
 
 

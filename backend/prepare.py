@@ -13,23 +13,24 @@ import torch
 
 from gossamer.backend import region_op
 from gossamer.backend.bodies import signature
+from gossamer.backend.contractions import in_training
 from gossamer.backend.cost import densest_that_pays, matrix_of, renewing_pays, schedules
+from gossamer.backend.device import Device, Kernel, device_of
 from gossamer.backend.dump import Dump
 from gossamer.backend.options import Options
 from gossamer.backend.packings import Packings
+from gossamer.backend.permute import ReorderedRegion
 from gossamer.backend.region_op import CompiledRegion, Variant
 from gossamer.backend.regions import Region
-from gossamer.backend.weights import Weight
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.passes.cost_model import UNKNOWN_TOKENS
 from gossamer.passes.family import Matrix
-from gossamer.sparsity.kernels import RegionKernel, compile_region, recall_region, source_hash
+from gossamer.sparsity.kernels import source_hash
 
 _lock = threading.RLock()
-_kernels: dict[str, RegionKernel] = {}
-_packings: dict[tuple[str, str], Packings] = {}
+_kernels: dict[str, Kernel] = {}
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Prepared:
     """A region under its key, the kernels that run it, and the bytes of each weight as packed for the usual tokens."""
 
     key: str
-    kernels: tuple[RegionKernel, ...]
+    kernels: tuple[Kernel, ...]
     packed_bytes: tuple[int, ...]
 
     @property
@@ -58,29 +59,33 @@ def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Opti
     """
     contraction = region.contraction
     weight = contraction.weight
-    matrix, tokens = matrix_of(contraction), rounded_tokens(contraction.tokens)
+    matrix, tokens, device = matrix_of(contraction), rounded_tokens(contraction.tokens), device_of(weight.device)
     densest = densest_that_pays(contraction, options.min_gain)
     with _lock:
         variants, keys = [], []
         for most_tokens, schedule in schedules(contraction, options.schedule):
-            kernel_key = content_hash(signature(region.body), matrix, tokens, schedule)
+            kernel_key = content_hash(device.target, signature(region.body), matrix, tokens, schedule)
             kernel = _kernels.get(kernel_key)
             if kernel is None or (dump is not None and kernel_key not in dump.written):
-                kernel = _kernels[kernel_key] = _compile(region, name, matrix, tokens, schedule, dump)
+                kernel = _kernels[kernel_key] = _compile(region, name, device, matrix, tokens, schedule, dump)
             if dump is not None:
                 dump.written.add(kernel_key)
             format = _format(kernel)
-            packings = packings_of(weight, format)
+            packings = Packings.of(weight.key, weight.evaluate, format)
             variants.append(Variant(most_tokens, kernel, packings))
             keys.append(f"{kernel_key} {most_tokens} {format}")
         renew = renewing_pays(contraction, options.min_gain)
-        key = content_hash(*keys, weight.key, densest, renew, options.verify)
+        training = in_training(contraction.node.graph)
+        key = content_hash(*keys, weight.key, densest, renew, options.verify, training)
         if region_op.find(key) is None:
             out = region.output.meta["val"]
             compiled = CompiledRegion(
-                tuple(variants), region.body, len(leaves), densest, renew, options.verify == "full", contraction.m, out.dtype
-            )
-            region_op.add(key, compiled)
+                tuple(variants), region.body, len(leaves), densest, renew, options.verify == "full", contraction.m, out.dtype,
+                device.allocate, training,
+            )  # fmt: skip
+            kinds = [extra.kind for extra in region.extras]
+            orders = contraction.orders
+            region_op.add(key, compiled if orders is None else ReorderedRegion.of(compiled, orders, kinds))
     # With several variants the first call that needs one packs for it.
     usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
     try:
@@ -90,24 +95,21 @@ def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Opti
     return Prepared(key, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))
 
 
-def packings_of(weight: Weight, format: Format | Packing) -> Packings:
-    """The packings that all regions share which have this weight in this format."""
-    return _packings.setdefault((weight.key, str(format)), Packings(weight.evaluate, format))
-
-
-def _format(kernel: RegionKernel) -> Format | Packing:
+def _format(kernel: Kernel) -> Format | Packing:
     format = next((f for f in kernel.formats if f is not None), None)
     if format is None:
         raise CompileError("the kernel of a region reads the weight densely")
     return format
 
 
-def _compile(region: Region, name: str, matrix: Matrix, tokens: int | None, schedule: str, dump: Dump | None) -> RegionKernel:
+def _compile(
+    region: Region, name: str, device: Device, matrix: Matrix, tokens: int | None, schedule: str, dump: Dump | None
+) -> Kernel:
     stages = dump.stages(name) if dump is not None else None
     if stages is not None:
         stages("fx", "py", region.body.code.strip() + "\n")
     request = "\n".join(map(str, (signature(region.body), matrix, tokens, schedule, source_hash(str(Path(__file__).parent)))))
-    known = recall_region(request) if dump is None else None
+    known = device.recall(request) if dump is None else None
     if known is not None:
         return known
     from gossamer.backend.importer import import_region  # torch-mlir's front end takes half a second to load
@@ -116,7 +118,7 @@ def _compile(region: Region, name: str, matrix: Matrix, tokens: int | None, sche
         contract = import_region(region.body, matrix, tokens)
         if stages is not None:
             stages("contract", "mlir", contract)
-        return compile_region(contract, schedule=schedule, observer=stages, request=request)
+        return device.compile(contract, schedule, stages, request)
     except CompileError as error:
         where = f"; the stages before are in {dump.directory}" if dump is not None else ""
         raise CompileError(f"region {name}: {error}{where}") from error

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import torch
 
+from gossamer.backend.device import Allocate, Kernel
 from gossamer.backend.packings import Packings
 from gossamer.backend.weights import run
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.packing import Packed
-from gossamer.sparsity.kernels import RegionKernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Variant:
     """One way to compute a region, for up to `most_tokens` rows of x: a kernel, and the weights packed for it."""
 
     most_tokens: float
-    kernel: RegionKernel
+    kernel: Kernel
     packings: Packings
 
 
@@ -40,6 +40,8 @@ class CompiledRegion:
     renew    whether sparse is the faster even for a weight that changes at every call
     verify   whether every value of the weight is compared on every call
     m, dtype columns and type of the result
+    allocate memory for the result, on the device of the kernels
+    training whether the region is of a graph with gradients
     """
 
     variants: tuple[Variant, ...]
@@ -50,6 +52,8 @@ class CompiledRegion:
     verify: bool
     m: int
     dtype: torch.dtype
+    allocate: Allocate
+    training: bool
 
     def rows(self, x: torch.Tensor) -> int:
         """Rows of the result for this first operand."""
@@ -58,7 +62,7 @@ class CompiledRegion:
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
         x = operands[0]
         tokens = x.shape[0]  # faster than size(0)
-        out = allocate((tokens, self.m), (self.m, 1), self.dtype)
+        out = self.allocate((tokens, self.m), (self.m, 1), self.dtype)
         if tokens * self.m == 0:
             return out
         variant = self.variants[0]
@@ -67,26 +71,26 @@ class CompiledRegion:
         packings, statics = variant.packings, operands[1 : 1 + self.leaves]
         packed = (packings.verified if self.verify else packings.current)(statics, self.densest, self.renew)
         if packed is None:
-            return self._dense(x, statics, operands[1 + self.leaves :])
+            return self.dense(operands)
         dense: list[torch.Tensor | Packed] = [x if x.is_contiguous() else x.contiguous(), packed]
         dense += [extra if extra.is_contiguous() else extra.contiguous() for extra in operands[1 + self.leaves :]]
         variant.kernel(dense, out)
         return out
 
-    def _dense(self, x: torch.Tensor, statics: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]) -> torch.Tensor:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    def dense(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The same in plain torch."""
+        x, statics, extras = operands[0], operands[1 : 1 + self.leaves], operands[1 + self.leaves :]
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             return self.body(x, run(self.variants[0].packings.evaluate, statics), *extras).contiguous()
-
-
-# What Inductor's own code allocates with: a third of the time of torch.empty.
-allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 
 class Callee(Protocol):
     """What a key stands for: a region or a chain of them."""
 
-    m: int
-    dtype: torch.dtype
+    @property
+    def m(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor: ...
 
@@ -102,6 +106,14 @@ def find(key: str) -> Callee | None:
     return _regions.get(key)
 
 
+def known(key: str) -> Callee:
+    """The region of this content hash. CompileError if this process does not know it."""
+    region = _regions.get(key)
+    if region is None:
+        raise _unknown(key)
+    return region
+
+
 def add(key: str, region: Callee) -> None:
     """Makes a region known under its content hash."""
     _regions[key] = region
@@ -109,16 +121,23 @@ def add(key: str, region: Callee) -> None:
 
 def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     """Runs the region of this key."""
-    region = _regions.get(key)
+    region = _regions.get(key)  # as `known`, without the call
     if region is None:
         raise _unknown(key)
     return region(operands)
 
 
-def _on_meta(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+def on_cuda(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+    """Runs the region of this key; while a CUDA graph is captured, one in training runs dense, so that replays see its weight
+    as it is then."""
     region = _regions.get(key)
-    if region is None:
-        raise _unknown(key)
+    if isinstance(region, CompiledRegion) and region.training and torch.cuda.is_current_stream_capturing():
+        return region.dense(operands)
+    return on_cpu(operands, key)
+
+
+def _on_meta(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+    region = known(key)
     return operands[0].new_empty((region.rows(operands[0]), region.m), dtype=region.dtype)
 
 
@@ -130,8 +149,11 @@ def _unknown(key: str) -> CompileError:
 
 
 _library = torch.library.Library("gossamer", "FRAGMENT")
-_library.define("region(Tensor[] operands, str key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+# What Inductor captures in CUDA graphs would not notice that a weight has changed.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
+_library.define("region(Tensor[] operands, str key) -> Tensor", tags=_TAGS)
 _library.impl("region", on_cpu, "CPU")
+_library.impl("region", on_cuda, "CUDA")
 _library.impl("region", _on_meta, "Meta")
 
 region = torch.ops.gossamer.region.default

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
+
 from gossamer.dialects.errors import DeviceError
 
 _Pointer = ctypes.c_void_p
@@ -34,7 +36,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorString": (_Int, ctypes.POINTER(ctypes.c_char_p)),
 }
 # Numbers of cuda.h.
-_MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED = 16, 75, 76, 97
+_CLOCK_KHZ, _MULTIPROCESSORS, _MEMORY_KHZ, _BUS_BITS, _MAJOR, _MINOR, _SHARED = 13, 16, 36, 37, 75, 76, 97
 _MAX_DYNAMIC_SHARED = 8
 _INFO_LOG, _INFO_LOG_SIZE, _ERROR_LOG, _ERROR_LOG_SIZE = 3, 4, 5, 6
 _LOG_BYTES = 16 << 10
@@ -103,7 +105,12 @@ def driver() -> Driver:
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """A GPU: its number, and what kernels are made and chosen by."""
+    """A GPU: its number, and what kernels are made and chosen by.
+
+    shared       bytes of shared memory that a thread block may have
+    clock_mhz    cycles of a multiprocessor in a microsecond, at most
+    bytes_a_us   bytes that pass between memory and GPU in a microsecond, at most
+    """
 
     driver: Driver
     index: int
@@ -111,6 +118,8 @@ class Device:
     capability: tuple[int, int]
     multiprocessors: int
     shared: int
+    clock_mhz: float
+    bytes_a_us: float
     context: int
 
     @classmethod
@@ -122,7 +131,11 @@ class Device:
         driver.call("cuDeviceGetName", name, len(name), number)
         context = driver.handle("cuDevicePrimaryCtxRetain", number)
         capability = attribute(_MAJOR), attribute(_MINOR)
-        return cls(driver, index, name.value.decode(), capability, attribute(_MULTIPROCESSORS), attribute(_SHARED), context)
+        bandwidth = 2 * attribute(_MEMORY_KHZ) / 1e3 * attribute(_BUS_BITS) / 8  # two transfers a cycle
+        return cls(
+            driver, index, name.value.decode(), capability, attribute(_MULTIPROCESSORS), attribute(_SHARED),
+            attribute(_CLOCK_KHZ) / 1e3, bandwidth, context,
+        )  # fmt: skip
 
     def within(self, action: Callable[[], None]) -> None:
         """Run with the device's context current in this thread."""
@@ -150,6 +163,12 @@ def device(index: int) -> Device:
         with _lock:
             found = _devices.setdefault(index, Device.open(index, driver()))
     return found
+
+
+def current_stream(index: int) -> int:
+    """The handle of the stream that torch works on, on cuda:index."""
+    handle: int = torch._C._cuda_getCurrentRawStream(index)
+    return handle
 
 
 class Module:

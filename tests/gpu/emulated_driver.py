@@ -1,12 +1,13 @@
 """A driver whose GPU is the emulator, and whose memory is that of tensors on the CPU: kernels run as they are launched."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from tests.gpu.emulator import Fault, launch, parse
+from tests.gpu.emulator import Fault, Program, launch, parse
 from tests.gpu.emulator.memory import Array
 from tests.gpu.recording_driver import RecordingDriver
 
@@ -14,7 +15,7 @@ from tests.gpu.recording_driver import RecordingDriver
 class HostMemory:
     """The memory of some tensors, at their addresses in this process."""
 
-    def __init__(self, tensors: list[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._parts = [
             (t.data_ptr(), np.ctypeslib.as_array((ctypes.c_uint8 * t.nbytes).from_address(t.data_ptr())))
             for t in tensors
@@ -34,34 +35,44 @@ class HostMemory:
             part[places] = data[threads]
 
     def _found(self, at: Array, size: int) -> list[tuple[Array, Array, Array]]:
-        found, left = [], at.size
+        found, left = [], np.ones(at.size, bool)
         for start, part in self._parts:
-            inside = (at >= start) & (at + size <= start + part.size)
+            inside = left & (at >= start) & (at + size <= start + part.size)
             if inside.any():
                 found.append((inside, (at[inside] - start)[:, None] + np.arange(size), part))
-                left -= int(inside.sum())
-        if left or (at % size).any():
+                left &= ~inside
+        if left.any() or (at % size).any():
             raise Fault("access outside of any tensor, or misaligned")
         return found
 
 
 class EmulatedDriver(RecordingDriver):
-    """Runs what is launched, with `words` parameters, on the memory of `tensors`."""
+    """Runs what is launched on the memory of `tensors`. A fault of a kernel is kept: C lets no exception through."""
 
-    def __init__(self, ptx: str, words: int, tensors: list[Tensor]) -> None:
-        super().__init__(words)
-        self._programs, self._memory = parse(ptx), HostMemory(tensors)
-        self._loaded: list[str] = []
+    def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self.tensors = tensors
         self.fault: Fault | None = None
+        self._modules: list[dict[str, Program]] = []
+        self._functions: list[Program] = []
+
+    def launched_names(self) -> list[str]:
+        """The kernels that were launched, in order."""
+        return [self._functions[call[1] - 1].name for call in self.named("cuLaunchKernel")]
+
+    def _cuModuleLoadDataEx(self, out: Any, image: bytes, *_: Any) -> None:
+        self._modules.append(parse(image.decode()))
+        out[0] = len(self._modules)
 
     def _cuModuleGetFunction(self, out: Any, module: int, name: bytes) -> None:
-        self._loaded.append(name.decode())
-        out[0] = len(self._loaded)
+        self._functions.append(self._modules[module - 1][name.decode()])
+        out[0] = len(self._functions)
 
     def _cuLaunchKernel(self, function: int, grid: int, *rest: Any) -> None:
+        program, (_, _, block, _, _, shared, *_) = self._functions[function - 1], rest
+        self.parameters = len(program.parameters)
         super()._cuLaunchKernel(function, grid, *rest)
-        program, (_, _, block, _, _, shared, *_) = self._programs[self._loaded[function - 1]], rest
         try:
-            launch(program, self._memory, grid=grid, block=block, arguments=self.launched, shared=shared)
-        except Fault as fault:  # an exception would not come through C
+            launch(program, HostMemory(self.tensors), grid=grid, block=block, arguments=self.launched, shared=shared)
+        except Fault as fault:
             self.fault = fault

@@ -7,7 +7,7 @@ from typing import Any
 from gossamer.runtime.cuda import Device, Driver
 
 FUNCTION, CONTEXT, MODULE = 0x1000, 0x2000, 0x3000
-ATTRIBUTES = {16: 132, 75: 9, 76: 0, 97: 232448}
+ATTRIBUTES = {13: 1_980_000, 16: 132, 36: 2_619_000, 37: 5120, 75: 9, 76: 0, 97: 232448}
 
 
 class RecordingDriver:

@@ -12,6 +12,7 @@ from gossamer.dialects.errors import DeviceError, FormatError, OptionError
 from gossamer.dialects.launch import Launch, choose
 from gossamer.runtime import cuda, ptx
 from gossamer.runtime.gpu_kernel import GpuKernel
+from gossamer.runtime.packing import pack
 from gossamer.runtime.ptx import Architecture
 from gossamer.sparsity import gpu_kernels
 from gossamer.sparsity.gpu_kernels import compile_gpu_region
@@ -172,8 +173,24 @@ def test_words_of_a_region() -> None:
     words = kernel.words([x, *arrays, bias, out])
     pointers = [t.data_ptr() for t in (x, *arrays, bias, out)]
     assert words == [pointers[0], 5, pointers[1], 25, pointers[2], 9, pointers[3], 9, pointers[4], pointers[5], 5]
-    with pytest.raises(FormatError, match="need CUDA tensors, the result is on cpu"):
-        kernel([x, bias], out)
+
+
+def test_a_call_checks_devices_and_alignment_and_asks_torch_for_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = RecordingDriver(parameters=8)
+    monkeypatch.setattr(cuda, "_devices", {1: recording.open(1)})
+    monkeypatch.setattr(cuda, "current_stream", lambda index: 100 + index)
+    region = Region(24, 40, "f16", ("bias",))
+    loaded = compile_gpu_region(region.text(), Architecture(90)).on(torch.device("cpu", 1))
+    loaded.device = torch.device("cpu")  # where these tensors are
+    (stored,) = (format for format in loaded.formats if format is not None)
+    packed, bias, out = pack(region.operands(1)[1], stored), torch.zeros(24).half(), torch.zeros(5, 24).half()
+    shifted = torch.zeros(201).half()[1:].view(5, 40)
+    loaded([shifted, packed, bias], out)
+    (call,) = recording.named("cuLaunchKernel")
+    assert call[9] == 101 and recording.launched[0] % 16 == 0 and recording.launched[0] != shifted.data_ptr()
+    assert recording.launched[1:4] == [5, *packed.words[:2]]
+    with pytest.raises(FormatError, match="a kernel for cpu was given a tensor on meta: move it there"):
+        loaded([shifted, packed, bias.to("meta")], out)
 
 
 def test_an_unknown_schedule_and_architecture() -> None:

@@ -18,6 +18,7 @@ from tests.gpu.emulated_driver import EmulatedDriver
         ("gpu-kblock", Region(70, 136, "f32", ("bias", "gelu", "residual"))),
         ("gpu-gather", Region(70, 136, "f32", ("bias", "gelu", "residual"))),
         ("gpu-blocks", Region(70, 136, "bf16", ("bias", "relu", "residual"), block=(32, 32))),
+        ("gpu-expand", Region(70, 136, "bf16", ("bias", "relu", "residual"))),
     ],
 )
 def test_a_region(schedule: str, region: Region, tokens: int) -> None:
@@ -27,7 +28,7 @@ def test_a_region(schedule: str, region: Region, tokens: int) -> None:
     (stored,) = (format for format in kernel.formats if format is not None)
     tensors = [x, *pack(w, stored).components, *extras, torch.full((tokens, region.m), float("nan"), dtype=region.dtype)]
     words = kernel.words(tensors)
-    emulated = EmulatedDriver(kernel.ptx, len(words), tensors)
+    emulated = EmulatedDriver(tensors)
     GpuKernel(kernel.ptx, kernel.launches, len(words), emulated.open).run(words, tokens, 0, 0)
     assert emulated.fault is None
     assert_near(tensors[-1], region.reference(x, w, extras))

@@ -1,0 +1,65 @@
+"""This machine's CPU, as a `Device` (see device.py)."""
+
+from functools import lru_cache
+
+import torch
+
+from gossamer.backend.detect import DTYPES
+from gossamer.backend.machine import this_machine
+from gossamer.passes import cost_model
+from gossamer.passes.cost_model import Prediction
+from gossamer.passes.family import Matrix
+from gossamer.passes.pipelines import SCHEDULES, Observer
+from gossamer.runtime.target import host
+from gossamer.sparsity.kernels import RegionKernel, compile_region, recall_region
+
+_COPY_GBS = 5.0
+"""Speed at which a matrix is transposed, in GB/s."""
+
+_RENEWAL_US = 1.2e-3
+"""Microseconds to evaluate, compare and gather one element of a weight that has changed."""
+
+_predict = lru_cache(maxsize=1024)(cost_model.predict)  # layers of one shape are asked about again and again
+
+
+# What Inductor's own code allocates with: a third of the time of torch.empty.
+allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+
+
+class Cpu:
+    """The CPU, with as many threads as torch has."""
+
+    target = "cpu"
+    dtypes = DTYPES
+    schedules = SCHEDULES
+    allocate = staticmethod(allocate)
+
+    @property
+    def bits(self) -> int:
+        return host().vector_bits
+
+    @property
+    def features(self) -> frozenset[str]:
+        return host().instructions
+
+    @property
+    def call_us(self) -> float:
+        return this_machine().call_us
+
+    def predict(self, matrix: Matrix, tokens: int | None) -> Prediction:
+        return _predict(matrix, tokens, torch.get_num_threads(), this_machine())
+
+    def transpose_us(self, size: int) -> float:
+        return size / (_COPY_GBS * 1e3)
+
+    def renewal_us(self, elements: int) -> float:
+        return _RENEWAL_US * elements
+
+    def recall(self, request: str) -> RegionKernel | None:
+        return recall_region(request)
+
+    def compile(self, contract: str, schedule: str, observer: Observer | None, request: str) -> RegionKernel:
+        return compile_region(contract, schedule=schedule, observer=observer, request=request)
+
+
+CPU = Cpu()
