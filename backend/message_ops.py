@@ -1,0 +1,264 @@
+"""What message passing becomes in the rewritten graph. The edge list is sorted when it is new, and checked then.
+
+    gossamer::aggregate(x, leaves, numbers, weight, size, key)        [sources, *trail]  →  [size, *trail]
+    gossamer::edge_products(a, b, leaves, numbers, edges, key)        [nodes, heads, features] twice  →  [edges, heads]
+    gossamer::attend(values, source, target, leaves, numbers, slope, key)
+        [sources, heads, features]  →  [targets, heads, features], and what attend_backward needs of the softmax
+    gossamer::structure(leaves, numbers, size, key)                   a value that depends on the structure alone
+
+`leaves` and `numbers` are what the edge list is computed from, `key` is the hash under which this process knows how.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, fx
+
+from gossamer.backend.options import Verify
+from gossamer.backend.structure import Expression, evaluated
+from gossamer.dialects.errors import CompileError
+from gossamer.sparsity.sorted_edges import SortedEdges
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Remembered(Generic[T]):
+    """What was made of tensors, kept until they change or die.
+
+    compares  whether their values are compared on every call, not only their versions
+    """
+
+    compares: bool = False
+    _entries: dict[Any, tuple[list[weakref.ref[torch.UntypedStorage]], list[int | Tensor], T]] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def get(self, leaves: Sequence[Tensor], more: Sequence[int], make: Callable[[], T]) -> T:
+        """What `make` returns for these tensors and numbers; called once as long as they are the same."""
+        key = (*[(leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves], *more)
+        with self._lock:
+            known = self._entries.get(key)
+            if known is not None and _same_storages(known[0], leaves) and all(map(_unchanged, leaves, known[1])):
+                return known[2]
+            # Inference tensors count no versions.
+            states = [leaf.clone() if self.compares or leaf.is_inference() else leaf._version for leaf in leaves]
+            made = make()
+            drop = partial(self._entries.pop, key)  # the reference is what pop returns where nothing is left to drop
+            storages = [weakref.ref(leaf.untyped_storage(), drop) for leaf in leaves]
+            self._entries[key] = storages, states, made
+            return made
+
+
+def _same_storages(storages: Sequence[Any], leaves: Sequence[Tensor]) -> bool:
+    return all(ref() is leaf.untyped_storage() for ref, leaf in zip(storages, leaves, strict=True))
+
+
+def _unchanged(leaf: Tensor, state: int | Tensor) -> bool:
+    if isinstance(state, Tensor):
+        return torch.equal(leaf, state)
+    return not leaf.is_inference() and leaf._version == state
+
+
+@dataclass(eq=False)
+class _Edges:
+    """A sorted edge list, with the weights that belong to it."""
+
+    sorted: SortedEdges
+    weight: Tensor | None
+    mean: bool
+    _values: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """The values of the matrix where all are known before."""
+        known = self._values.get(dtype)
+        if known is None:
+            edges = self.sorted.coordinates.numel()
+            weight = torch.ones(edges, dtype=dtype) if self.weight is None else self.weight.to(dtype)
+            known = self._values[dtype] = self.weighted(weight, 1)
+        return known
+
+    def weighted(self, weight: Tensor, heads: int) -> Tensor:
+        """The values of the matrix of so many heads for weights [edges, heads]."""
+        expanded = self.sorted.with_heads(heads)
+        values = expanded.sorted(weight.flatten())
+        return values / expanded.degrees.repeat_interleave(expanded.degrees) if self.mean else values
+
+
+@dataclass(eq=False)
+class EdgeList:
+    """How edge lists are computed from their leaves: sources (None: edges themselves), targets, and weights if known."""
+
+    evaluate: Callable[..., Any]
+    mean: bool
+    _known: Remembered[_Edges]
+
+    def current(self, leaves: Sequence[Tensor], numbers: Sequence[int], sources: int, targets: int) -> _Edges:
+        """The sorted edge list for these leaves and numbers of nodes. FormatError if an edge is out of bounds."""
+
+        def make() -> _Edges:
+            source, target, weight = evaluated(self.evaluate, leaves, numbers)
+            assert target is not None
+            target = target.flatten()
+            source = torch.arange(target.numel()) if source is None else source.flatten()
+            weight = None if weight is None else _own(weight.flatten(), leaves)
+            return _Edges(SortedEdges.of(source, target, sources, targets), weight, self.mean)
+
+        return self._known.get(leaves, (*numbers, sources, targets), make)
+
+
+@dataclass(eq=False)
+class StructureValue:
+    """How a value that depends on the structure alone is computed."""
+
+    evaluate: Callable[..., Any]
+    dtype: torch.dtype
+    _known: Remembered[Tensor]
+
+    def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
+        """The value for these leaves; not to be written to."""
+
+        def make() -> Tensor:
+            (value,) = evaluated(self.evaluate, leaves, numbers)
+            assert value is not None
+            return _own(value, leaves)
+
+        return self._known.get(leaves, numbers, make)
+
+
+def _own(value: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+    """The value in memory of its own: what is kept for a leaf must not keep it alive."""
+    shared = any(value.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr() for leaf in leaves)
+    return value.clone() if shared else value
+
+
+_lists: dict[str, EdgeList] = {}
+_values: dict[str, StructureValue] = {}
+
+
+def edge_list(expression: Expression, verify: Verify, mean: bool = False) -> str:
+    """The key under which the operations find this edge list."""
+    key = f"{expression.key}-{verify}{'-mean' if mean else ''}"
+    _lists.setdefault(key, EdgeList(expression.evaluate, mean, Remembered(verify == "full")))
+    return key
+
+
+def structure_value(expression: Expression, verify: Verify, dtype: torch.dtype) -> str:
+    """The key under which the operation finds this value."""
+    key = f"{expression.key}-{verify}-{dtype}"
+    _values.setdefault(key, StructureValue(expression.evaluate, dtype, Remembered(verify == "full")))
+    return key
+
+
+def _aggregate(x: Tensor, leaves: list[Tensor], numbers: list[int], weight: Tensor | None, size: int, key: str) -> Tensor:
+    edges = _known(_lists, key).current(leaves, numbers, x.shape[0], size)
+    trail = x.shape[1:]
+    heads = prod(weight.shape[1:]) if weight is not None else 1
+    rows = x.contiguous().view(x.shape[0], heads, prod(trail) // heads)
+    values = edges.weighted(weight, heads) if weight is not None else edges.values(x.dtype)
+    return edges.sorted.sums(rows, values).view(size, *trail)
+
+
+def _aggregate_meta(x: Tensor, leaves: list[Tensor], numbers: list[int], weight: Any, size: int, key: str) -> Tensor:
+    return x.new_empty((size, *x.shape[1:]))
+
+
+def _edge_products(a: Tensor, b: Tensor, leaves: list[Tensor], numbers: list[int], edges: int, key: str) -> Tensor:
+    found = _known(_lists, key).current(leaves, numbers, b.shape[0], a.shape[0])
+    return found.sorted.products(a.contiguous(), b.contiguous())
+
+
+def _edge_products_meta(a: Tensor, b: Tensor, leaves: list[Tensor], numbers: list[int], edges: int, key: str) -> Tensor:
+    return a.new_empty((edges, a.shape[1]))
+
+
+def _attend(
+    values: Tensor, source: Tensor, target: Tensor, leaves: list[Tensor], numbers: list[int], slope: float, key: str
+) -> tuple[Tensor, Tensor]:
+    edges = _known(_lists, key).current(leaves, numbers, values.shape[0], target.shape[0]).sorted
+    terms = values, target, source, None, None, None, None
+    found: tuple[Tensor, Tensor] = torch.ops.gossamer.attend_edges.default(
+        edges.positions, edges.coordinates, *terms, 1.0, slope
+    )
+    return found
+
+
+def _attend_meta(values: Tensor, source: Tensor, target: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    targets, (heads, features) = target.shape[0], values.shape[1:]
+    return values.new_empty((targets, heads, features)), values.new_empty((targets, 2, heads))
+
+
+def _attend_backward(
+    gradient: Tensor, out: Tensor, statistics: Tensor, values: Tensor, source: Tensor, target: Tensor,
+    leaves: list[Tensor], numbers: list[int], slope: float, needs: list[bool], key: str,
+) -> list[Tensor]:  # fmt: skip
+    edges = _known(_lists, key).current(leaves, numbers, values.shape[0], target.shape[0]).sorted
+    terms = values, target, source, None, None, None, None
+    wanted = [True, needs[1], needs[0], False, False, False, False]
+    found = torch.ops.gossamer.attend_edges_backward.default(
+        gradient.contiguous(), out, statistics, edges.positions, edges.coordinates, *terms, 1.0, slope, wanted
+    )
+    if all(needs):
+        found = [found[0], found[2], found[1]]
+    return list(found)
+
+
+def _attend_backward_meta(
+    gradient: Tensor, out: Tensor, statistics: Tensor, values: Tensor, source: Tensor, target: Tensor,
+    leaves: list[Tensor], numbers: list[int], slope: float, needs: list[bool], key: str,
+) -> list[Tensor]:  # fmt: skip
+    wanted = [values, *(term for term, needed in zip((source, target), needs, strict=True) if needed)]
+    return [term.new_empty(term.shape) for term in wanted]
+
+
+def _structure(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
+    # A graph may reuse the memory of what it was given.
+    return _known(_values, key).current(leaves, numbers).clone()
+
+
+def _structure_meta(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
+    return leaves[0].new_empty(size, dtype=_known(_values, key).dtype)
+
+
+def _known(table: dict[str, T], key: str) -> T:
+    try:
+        return table[key]
+    except KeyError:
+        raise CompileError(
+            f"edge list {key} was compiled by another process; a graph with message passing runs only where it was compiled "
+            "(call torch.compile again in this process)"
+        ) from None
+
+
+_library = torch.library.Library("gossamer", "FRAGMENT")
+_LEAVES = "Tensor[] leaves, SymInt[] numbers"
+_TERMS = "Tensor values, Tensor source, Tensor target"
+for _name, _arguments, _result, _kernel, _meta in (
+    ("aggregate", f"Tensor x, {_LEAVES}, Tensor? weight, SymInt size", "Tensor", _aggregate, _aggregate_meta),
+    ("edge_products", f"Tensor a, Tensor b, {_LEAVES}, SymInt edges", "Tensor", _edge_products, _edge_products_meta),
+    ("attend", f"{_TERMS}, {_LEAVES}, float slope", "(Tensor, Tensor)", _attend, _attend_meta),
+    (
+        "attend_backward", f"Tensor gradient, Tensor out, Tensor statistics, {_TERMS}, {_LEAVES}, float slope, bool[] needs",
+        "Tensor[]", _attend_backward, _attend_backward_meta,
+    ),
+    ("structure", f"{_LEAVES}, SymInt[] size", "Tensor", _structure, _structure_meta),
+):  # fmt: skip
+    _library.define(f"{_name}({_arguments}, str key) -> {_result}", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, _kernel, "CPU")
+    _library.impl(_name, _meta, "Meta")
+
+aggregate = torch.ops.gossamer.aggregate.default
+edge_products = torch.ops.gossamer.edge_products.default
+attend = torch.ops.gossamer.attend.default
+attend_backward = torch.ops.gossamer.attend_backward.default
+structure = torch.ops.gossamer.structure.default
+
+
+def used_in(graph: fx.Graph) -> bool:
+    """Whether a graph has operations that need an edge list of this process."""
+    return any(node.target in (aggregate, edge_products, attend, attend_backward, structure) for node in graph.nodes)

@@ -1,0 +1,42 @@
+"""The bounds that tracing asserts of sizes which nothing else needs any more, once message passing is rewritten.
+
+%u = sym_size(index(%edge_index, [None, %mask]), 1), _assert_scalar(%u <= 1500)    the edges that are no self loops
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_ASSERTIONS = {aten._assert_scalar.default, aten.sym_constrain_range_for_size.default, aten.sym_constrain_range.default}
+
+
+def drop_vain_assertions(graph: fx.Graph) -> None:
+    """Removes those of one graph, and what only they were computed from."""
+    asserted = [n for n in graph.nodes if n.target in _ASSERTIONS]
+    kept = {n for n in graph.nodes if n.op == "output"}
+    needed: set[fx.Node] = set()
+    pending = [n for n in graph.nodes if n in kept or (n.is_impure() and n not in asserted and n.op == "call_function")]
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending += node.all_input_nodes
+    vain = [n for n in asserted if any(i.op == "call_function" and i not in needed for i in _tensors_behind(n))]
+    for node in reversed(vain):
+        graph.erase_node(node)
+    if vain:
+        graph.eliminate_dead_code()
+
+
+def _tensors_behind(assertion: fx.Node) -> Iterator[fx.Node]:
+    """The tensors whose sizes or values an assertion is about."""
+    pending = list(assertion.all_input_nodes)
+    while pending:
+        node = pending.pop()
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            yield node
+        else:
+            pending += node.all_input_nodes
