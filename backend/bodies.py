@@ -129,7 +129,9 @@ class ProductBody(_Body):
         x_node = self._placeholder("x", (None, contraction.k), contraction.x.meta["val"].dtype)
         w_node = self._placeholder("w", weight.shape, weight.dtype)
         needs_transpose = weight.transposed == (contraction.side == "right")
-        factor = self._call(aten.permute.default, (w_node, [1, 0])) if needs_transpose else w_node
+        same = weight.dtype == contraction.given
+        stored = w_node if same else self._call(prims.convert_element_type.default, (w_node, contraction.given))
+        factor = self._call(aten.permute.default, (stored, [1, 0])) if needs_transpose else stored
         y = self._call(aten.mm.default, (x_node, factor))
         if contraction.alpha != 1:
             y = self._call(aten.mul.Tensor, (y, contraction.alpha))
@@ -145,27 +147,40 @@ class RowsBody(_Body):
     def __init__(self) -> None:
         super().__init__()
         self._tuples: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self._given = torch.float32  # type of the rows at hand
 
     def append(self, node: fx.Node) -> None:
-        """As for all bodies; means, variances and layer norms are spelled out in sums."""
+        """As for all bodies; means, variances and layer norms are spelled out in sums, those of narrow floats in f32."""
         if node.target is operator.getitem:
             self._copies[node] = self._tuples[node.args[0]][node.args[1]]  # type: ignore[index]
         elif not is_row_reduction(node):
             super().append(node)
         else:
-            x = self._operand(node.args[0], node.args[0].meta["val"].shape)  # type: ignore[union-attr, arg-type]
-            size = node.args[0].meta["val"].shape[-1]  # type: ignore[union-attr]
+            given = node.args[0].meta["val"]  # type: ignore[union-attr]
+            self._given, size = given.dtype, given.shape[-1]
+            x = self._wide(self._operand(node.args[0], given.shape))  # type: ignore[arg-type]
             if node.target is aten.sum.dim_IntList:
-                self._copies[node] = self._sum(x)
+                self._copies[node] = self._rounded(self._sum(x))
             elif node.target is aten.mean.dim:
-                self._copies[node] = self._mean(x, size)
+                self._copies[node] = self._rounded(self._mean(x, size))
             elif node.target is aten.var_mean.correction:
                 correction = node.kwargs.get("correction", 1)
                 mean, centred = self._centred(x, size)
-                self._tuples[node] = self._mean(self._square(centred), size - correction), mean
+                variance = self._mean(self._square(centred), size - correction)
+                self._tuples[node] = self._rounded(variance), self._rounded(mean)
             else:
                 affine: Any = node.args[2:]
-                self._tuples[node] = (self._layer_norm(x, size, *affine),)
+                self._tuples[node] = (self._rounded(self._layer_norm(x, size, *affine)),)
+
+    def _wide(self, x: fx.Node) -> fx.Node:
+        if self._given not in (torch.bfloat16, torch.float16):
+            return x
+        return self._call(prims.convert_element_type.default, (x, torch.float32))
+
+    def _rounded(self, y: fx.Node) -> fx.Node:
+        if self._given not in (torch.bfloat16, torch.float16):
+            return y
+        return self._call(prims.convert_element_type.default, (y, self._given))
 
     def _sum(self, x: fx.Node) -> fx.Node:
         return self._call(aten.sum.dim_IntList, (x, [-1], True))
@@ -188,7 +203,7 @@ class RowsBody(_Body):
         )
         for operation, operand in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
             if operand is not None:
-                y = self._call(operation, (y, self._operand(operand, torch.Size([2, size]))))
+                y = self._call(operation, (y, self._wide(self._operand(operand, torch.Size([2, size])))))
         return y
 
 

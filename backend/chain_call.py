@@ -1,15 +1,14 @@
 """What runs behind `gossamer::region` where the region is a chain: several weights, one kernel."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import fx
 
-from gossamer.backend.attention import Attention
+from gossamer.backend.chain_dense import DenseChain
 from gossamer.backend.chains import Chain
+from gossamer.backend.cpu import allocate
 from gossamer.backend.packings import Packings
-from gossamer.backend.region_op import allocate
 from gossamer.backend.weights import run
 from gossamer.runtime.packing import Packed
 from gossamer.sparsity.kernels import RegionKernel
@@ -39,7 +38,7 @@ class CompiledChain:
 
     kernel: RegionKernel
     weights: tuple[ChainWeight, ...]
-    body: Callable[..., torch.Tensor]
+    body: DenseChain
     attends: bool
     verify: bool
     m: int
@@ -49,7 +48,7 @@ class CompiledChain:
     def of(cls, chain: Chain, kernel: RegionKernel, weights: tuple[ChainWeight, ...], verify: bool) -> "CompiledChain":
         """The chain with its kernel."""
         out = chain.output.meta["val"]
-        return cls(kernel, weights, _dense(chain), chain.attention is not None, verify, out.shape[-1], out.dtype)
+        return cls(kernel, weights, DenseChain.of(chain), chain.attention is not None, verify, out.shape[-1], out.dtype)
 
     def rows(self, x: torch.Tensor) -> int:
         """Rows of the result for this first input."""
@@ -91,49 +90,3 @@ class CompiledChain:
                 values.append(run(weight.packings.evaluate, operands[at : at + weight.leaves]))
                 at += weight.leaves
             return self.body(x, values, operands[at:], length).contiguous()
-
-
-def _dense(chain: Chain) -> Callable[..., torch.Tensor]:
-    """The chain in plain torch: what runs where a weight has become too dense. It holds no node of the graph."""
-    numbers: dict[fx.Node, int] = {i.node: n for n, i in enumerate(chain.inputs)}
-    steps = []
-    for stage in chain.stages:
-        steps.append(
-            (stage.body, stage.contraction is not None, _plain(stage.attention), [numbers[o.node] for o in stage.operands])
-        )
-        numbers[stage.output] = len(numbers)
-
-    def compute(x: torch.Tensor, weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor], length: int) -> torch.Tensor:
-        values, remaining = [x, *others], iter(weights)
-        for body, multiplies, attend, operands in steps:
-            arguments = [values[n] for n in operands]
-            if multiplies:
-                arguments.insert(1, next(remaining))
-            values.append(body(*arguments) if attend is None else attend(length, *arguments))  # type: ignore[misc]
-        return values[-1]
-
-    return compute
-
-
-def _plain(attention: Attention | None) -> Callable[..., torch.Tensor] | None:
-    """Attention on matrices in plain torch: (length, q, k, v, mask) → [T, heads x size]."""
-    if attention is None:
-        return None
-    heads, kv_heads, size = attention.heads, attention.kv_heads, attention.head_size
-    offsets = [offset for _, offset in attention.operands]
-    causal, scale, key_mask = attention.causal, attention.scale, attention.key_mask
-
-    def attend(length: int, *matrices: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            matrix[:, offset : offset + count * size].reshape(-1, length, count, size).transpose(1, 2)
-            for matrix, offset, count in zip(matrices, offsets, (heads, kv_heads, kv_heads), strict=False)
-        )
-        mask = None
-        if len(matrices) > 3:
-            mask = matrices[3].reshape(q.shape[0], 1, 1 if key_mask else length, length)
-        y = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=heads != kv_heads
-        )
-        return y.transpose(1, 2).reshape(-1, heads * size)
-
-    return attend

@@ -30,15 +30,19 @@ from gossamer.passes.hints import hints
 _ELEMENTS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-def import_chain(chain: Chain, matrices: Sequence[Matrix], tokens: int | None) -> str:
-    """The contract IR of a chain, as text. `matrices` are the weights in the order of its contractions, of which the hints
-    are noted, `tokens` the expected number of rows. Raises CompileError if torch-mlir refuses a stage."""
+Scheduled = tuple[Matrix, str | None]
+"""A weight and the family it is to have."""
+
+
+def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None) -> str:
+    """The contract IR of a chain, as text. `weights` are in the order of its contractions; they are noted as hints. `tokens` is
+    the expected number of rows. Raises CompileError if torch-mlir refuses a stage."""
     bodies = {signature(s.body): s for s in chain.stages if s.body is not None}
     texts = {key: str(import_body(s.body, WEIGHT if s.contraction is not None else None)) for key, s in bodies.items()}  # type: ignore[arg-type]
     with context(), ir.Location.unknown():
         module = ir.Module.create()
         functions = [_function(module, n, s, texts) for n, s in enumerate(chain.stages)]
-        _compose(module, chain, functions, matrices, tokens)
+        _compose(module, chain, functions, weights, tokens)
         return str(module)
 
 
@@ -58,7 +62,7 @@ def _compose(
     module: ir.Module,
     chain: Chain,
     functions: list[func.FuncOp | None],
-    matrices: Sequence[Matrix],
+    scheduled: Sequence[Scheduled],
     tokens: int | None,
 ) -> None:
     """Add @region."""
@@ -70,7 +74,7 @@ def _compose(
     first, *others = (_type(i.node, i.kind) for i in chain.inputs)
     types = [first, *weights, *others, *([ir.IndexType.get()] if chain.attention is not None else [])]
     notes = [ir.DictAttr.get({}) for _ in types]
-    notes[1 : 1 + len(matrices)] = [hints(matrix) for matrix in matrices]
+    notes[1 : 1 + len(scheduled)] = [hints(matrix, schedule) for matrix, schedule in scheduled]
     with ir.InsertionPoint(module.body):
         region = func.FuncOp("region", (types, [_type(chain.output, "matrix")]))
     region.attributes["arg_attrs"] = ir.ArrayAttr.get(notes)

@@ -25,6 +25,9 @@ aten = torch.ops.aten
 
 Side = Literal["left", "right"]
 
+Order = torch.Tensor
+"""Lines of a matrix in another order, int64."""
+
 _BROADCASTS = VIEWS | {aten.expand.default, aten.unsqueeze.default}
 
 # op → positions of (addend, left factor, right factor) in its arguments
@@ -47,6 +50,7 @@ class Contraction:
     m, k    sizes of the weight: results and reduced elements
     addend  y = alpha * product + beta * addend, where there is one
     times   what was measured of the product, by `tokens_class`; empty where nothing was
+    orders  of the results and of what is summed over, where the weight is not in that of the graph (see `permute`)
     """
 
     node: fx.Node
@@ -59,6 +63,7 @@ class Contraction:
     alpha: float
     beta: float
     times: Mapping[int, Times] = field(default_factory=dict, compare=False)
+    orders: tuple[Order, Order] | None = field(default=None, compare=False)
 
     @property
     def tokens(self) -> int | None:
@@ -67,6 +72,12 @@ class Contraction:
         del sizes[-1 if self.side == "right" else -2]
         hints = [size.node.hint if isinstance(size, SymInt) else size for size in sizes]
         return None if None in hints else prod(hints)
+
+    @property
+    def given(self) -> torch.dtype:
+        """The type of the other factor; the weight's, unless that is rounded."""
+        dtype: torch.dtype = self.x.meta["val"].dtype
+        return dtype
 
     @property
     def dynamic(self) -> bool:
@@ -88,6 +99,11 @@ class Contraction:
 def is_backward(node: fx.Node) -> bool:
     """Whether a node of a joint graph was traced by autograd."""
     return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
+
+
+def in_training(graph: fx.Graph) -> bool:
+    """Whether it is a joint graph, with gradients."""
+    return any(n.op == "placeholder" and "tangents" in str(n.target) for n in graph.nodes)
 
 
 def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> list[Contraction]:

@@ -2,16 +2,15 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 
 from gossamer.backend.contractions import Contraction
-from gossamer.backend.machine import this_machine
+from gossamer.backend.device import device_of
 from gossamer.backend.times import DENSE, tokens_class
-from gossamer.passes.cost_model import UNKNOWN_TOKENS, Prediction, predict
+from gossamer.passes.chain_products import runs_in_chains
+from gossamer.passes.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.passes.family import Matrix
-from gossamer.runtime.target import host
 
 _NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -21,17 +20,14 @@ TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
 _CHAIN_GAIN = 1.4
 """How much faster a layer is as part of a chain, about."""
 
+_AHEAD = 1.25
+"""How much faster than kblock another schedule has to be predicted to be to be faster in a chain, which saves kblock most."""
+
 FEW_TOKENS = 8
 """Tokens up to which layers run one by one: a tile of a chain has a whole vector of tokens."""
 
 _ANOTHER = 1.15
 """How much faster a schedule for fewer tokens has to be to be compiled, too."""
-
-_COPY_GBS = 5.0
-"""Speed at which a matrix is transposed, in GB/s."""
-
-_RENEWAL_US = 1.2e-3
-"""Microseconds to evaluate, compare and gather one element of a weight that has changed."""
 
 
 def predicted_gain(contraction: Contraction, density: float | None = None) -> float:
@@ -43,15 +39,22 @@ def predicted_gain(contraction: Contraction, density: float | None = None) -> fl
     found = _predicted(c, c.tokens, density)
     transposes = 0.0
     if c.side == "left" and c.tokens != 1:
-        transposes = (c.m + c.k) * (c.tokens or 1) * c.weight.dtype.itemsize / (_COPY_GBS * 1e3)
+        transposes = device_of(c.weight.device).transpose_us((c.m + c.k) * (c.tokens or 1) * c.weight.dtype.itemsize)
     return found.dense_us / (found.sparse_us + transposes)
+
+
+def permuting_pays(contraction: Contraction, reordered: Contraction) -> bool:
+    """Whether sparse is faster with the weight reordered, although x and y have to be reordered, too."""
+    c = contraction
+    copies = device_of(c.weight.device).transpose_us((c.m + c.k) * usual_tokens(c) * c.given.itemsize)
+    return _predicted(c, c.tokens).sparse_us > _predicted(reordered, c.tokens).sparse_us + copies
 
 
 def renewing_pays(contraction: Contraction, min_gain: float) -> bool:
     """Whether sparse is faster even if the values of the weight have to be gathered before every call, as in training."""
     c = contraction
-    found = _predicted(c, c.tokens)
-    return min_gain == 0 or found.dense_us > found.sparse_us + _RENEWAL_US * c.m * c.k
+    found, renewal = _predicted(c, c.tokens), device_of(c.weight.device).renewal_us(c.m * c.k)
+    return min_gain == 0 or found.dense_us > found.sparse_us + renewal
 
 
 def densest_that_pays(contraction: Contraction, min_gain: float) -> float:
@@ -86,11 +89,16 @@ def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
     return chosen
 
 
-def suits_chain(contraction: Contraction) -> bool:
-    """Whether the K-blocked schedule, in which chains run, is about as fast as the best one for this contraction."""
-    found = _predicted(contraction, contraction.tokens)
-    kblock = dict(found.by_schedule).get("kblock", math.inf)
-    return contraction.side == "right" and usual_tokens(contraction) > FEW_TOKENS and kblock <= _CHAIN_GAIN * found.sparse_us
+def chain_schedule(contraction: Contraction) -> str | None:
+    """The schedule in which a chain runs a contraction; None if it does so much slower than the best one."""
+    if contraction.side != "right" or usual_tokens(contraction) <= FEW_TOKENS:
+        return None
+    found, matrix = _predicted(contraction, contraction.tokens), matrix_of(contraction)
+    able = {name: us for name, us in found.by_schedule if runs_in_chains(name, matrix)}
+    name = next(iter(able), None)
+    if name is None or able[name] > _CHAIN_GAIN * found.sparse_us:
+        return None
+    return "kblock" if able.get("kblock", math.inf) <= _AHEAD * able[name] else name
 
 
 def usual_tokens(contraction: Contraction) -> int:
@@ -101,25 +109,24 @@ def usual_tokens(contraction: Contraction) -> int:
 def matrix_of(contraction: Contraction) -> Matrix:
     """The weight of a contraction, as the families see it: its pattern is rounded to that of similar weights."""
     c, weight = contraction, contraction.weight
+    device = device_of(weight.device)
     by_rows = weight.transposed == (c.side == "right")  # stored as [M, K]
     pattern = (weight.pattern if by_rows else weight.pattern.transposed).rounded
     return Matrix(
-        c.m, c.k, 1 if by_rows else 0, _NAMES[weight.dtype], host().vector_bits, pattern.density,
-        pattern.block, pattern.fill, pattern.rows.nm, pattern.rows.skew, host().instructions,
+        c.m, c.k, 1 if by_rows else 0, _NAMES[weight.dtype], device.bits, pattern.density,
+        block=pattern.block, fill=pattern.fill, nm=pattern.rows.nm, skew=pattern.rows.skew, features=device.features,
+        vnm=pattern.rows.vnm, given=_NAMES[c.given] if c.given != weight.dtype else None,
     )  # fmt: skip
 
 
-_predict = lru_cache(maxsize=1024)(predict)  # layers of one shape are asked about again and again
-
-
 def _predicted(contraction: Contraction, tokens: int | None, density: float | None = None) -> Prediction:
-    """The prediction for this machine; where the product was measured, what is wrong with its prediction is put right."""
-    matrix, threads, machine = matrix_of(contraction), torch.get_num_threads(), this_machine()
+    """The prediction for its device; where the product was measured, what is wrong with its prediction is put right."""
+    matrix, device = matrix_of(contraction), device_of(contraction.weight.device)
     own = replace(matrix, density=contraction.weight.density)
-    found = _predict(own if density is None else replace(matrix, density=density), tokens, threads, machine)
+    found = device.predict(own if density is None else replace(matrix, density=density), tokens)
     times = contraction.times.get(tokens_class(UNKNOWN_TOKENS if tokens is None else tokens))
     if times is None:
         return found
-    base = _predict(own, tokens, threads, machine)
-    factors = {name: (times.us[name] + machine.call_us) / us for name, us in base.by_schedule if name in times.us}
+    base = device.predict(own, tokens)
+    factors = {name: (times.us[name] + device.call_us) / us for name, us in base.by_schedule if name in times.us}
     return found.scaled(times.us[DENSE] / base.dense_us, factors) if factors else found

@@ -8,16 +8,19 @@ from torch import fx
 
 from gossamer.backend.contractions import Contraction
 from gossamer.backend.cost import predicted_gain, usual_tokens
-from gossamer.backend.detect import DTYPES, Static, density, zero_heavy
+from gossamer.backend.detect import Static, density, zero_heavy
+from gossamer.backend.device import device_of
 from gossamer.backend.options import Options
+from gossamer.backend.precision import rounded
 from gossamer.backend.report import Decision
 from gossamer.backend.times import tokens_class
 from gossamer.backend.weights import Weight
+from gossamer.dialects.errors import GossamerError
 
 
 def judge(contraction: Contraction, options: Options) -> tuple[str | None, float | None]:
     """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain."""
-    refused = refusal(contraction)
+    refused = refusal(contraction) or _wrong_schedule(contraction, options.schedule)
     if refused:
         return refused, None
     gain = predicted_gain(contraction)
@@ -46,9 +49,14 @@ def taken(
 ) -> Decision:
     """The Decision about a contraction that a sparse kernel takes."""
     weight = contraction.weight
+    if rounded(weight.dtype, contraction.given):
+        reason = f"{reason}, in bf16"
+    if contraction.orders is not None:
+        reason = f"{reason}, reordered into blocks"
+    dense_bytes = weight.shape[0] * weight.shape[1] * contraction.given.itemsize
     return Decision(
         name, contraction.op, weight.shape, weight.density, format, schedule, True, with_times(reason, contraction), gain,
-        bool(contraction.times), weight.shape[0] * weight.shape[1] * weight.dtype.itemsize, packed_bytes,
+        bool(contraction.times), dense_bytes, packed_bytes,
     )  # fmt: skip
 
 
@@ -79,14 +87,23 @@ def unmatched(statics: Iterable[Static], problem: str) -> Iterator[Decision]:
 
 
 def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:
+    try:
+        dtypes = device_of(weight.device).dtypes
+    except GossamerError as problem:
+        return str(problem)
+    if weight.device != x.device:
+        return f"weight is on {weight.device}, its input on {x.device}"
     for tensor in (weight, x):
-        if tensor.device.type != "cpu":
-            return f"on device {tensor.device}; sparse kernels run on the CPU"
-        if tensor.dtype not in DTYPES:
-            return f"no sparse kernel for {str(tensor.dtype).removeprefix('torch.')}"
-    if weight.dtype != x.dtype:
+        if tensor.dtype not in dtypes:
+            return f"no sparse kernel for {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
+    if weight.dtype != x.dtype and not rounded(weight.dtype, x.dtype):
         return f"weight is {weight.dtype}, its input {x.dtype}"
     return "empty weight" if 0 in weight.shape else None
+
+
+def _wrong_schedule(contraction: Contraction, wanted: str) -> str | None:
+    device = contraction.weight.device
+    return None if wanted in ("auto", *device_of(device).schedules) else f"schedule {wanted} is not for {device.type}"
 
 
 def _first_use(node: fx.Node, statics: Container[fx.Node]) -> str | None:

@@ -37,21 +37,31 @@ def has_cpp_compiler() -> bool:
         return False
 
 
+def has_triton_for(inputs: Sequence[Any]) -> bool:
+    """Whether Triton is there if any of these inputs is on a GPU."""
+    from torch.utils._triton import has_triton
+
+    return has_triton() or not any(isinstance(each, torch.Tensor) and each.is_cuda for each in inputs)
+
+
 def with_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite, mode: str | None
 ) -> Callable[..., Any]:
-    """Compiles the module with Inductor; `rewrite` sees each inference or joint graph first.
-
-    AOTAutograd's cache is left out, because its key knows neither the values of parameters nor this backend.
-    """
+    """Compiles the module with Inductor; `rewrite` sees each inference or joint graph first, unless torch has it cached."""
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
     direct_call.enable()
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
-    with functorch_config.patch(enable_autograd_cache=False):
-        compiled: Any = compile_fx(module, inputs, config_patches=patches, decompositions=_inductor_table())
-    return compiled
+
+    def compile_(cached: bool) -> Callable[..., Any]:
+        with functorch_config.patch(enable_autograd_cache=cached):
+            compiled: Any = compile_fx(module, inputs, config_patches=patches, decompositions=_inductor_table())
+        return compiled
+
+    cached = functorch_config.enable_autograd_cache and rewrite.keep()
+    compiled = compile_(cached)
+    return compiled if rewrite.done() or not cached else compile_(False)
 
 
 def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite) -> Callable[..., Any]:

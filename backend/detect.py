@@ -22,6 +22,8 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._subclasses.fake_tensor import FakeTensor
 
+from gossamer.runtime.nonzeros import count_nonzeros
+
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -82,6 +84,28 @@ class Inputs:
                 found[node] = static
         return found
 
+    def value(self, node: fx.Node) -> torch.Tensor | None:
+        """The real tensor that a placeholder of a traced graph stands for, if it is one of the inputs."""
+        return self.given(node.meta.get("desc"))
+
+    def given(self, desc: object) -> torch.Tensor | None:
+        """The real tensor that a descriptor of AOTAutograd stands for, if it is one of the inputs."""
+        value = self._resolve(desc)[1]
+        return value if isinstance(value, torch.Tensor) else None
+
+    def name(self, node: fx.Node) -> str:
+        """What a user calls the input behind a placeholder of a traced graph."""
+        desc = node.meta.get("desc")
+        while isinstance(desc, SubclassGetAttrAOTInput):
+            desc = desc.base
+        if isinstance(desc, ParamAOTInput | BufferAOTInput):
+            return user_name(desc.target)
+        placeholders = [n for n in self.module.graph.nodes if n.op == "placeholder"]
+        if not isinstance(desc, PlainAOTInput) or desc.idx >= len(placeholders):
+            return node.name
+        source = getattr(placeholders[desc.idx].meta.get("grapharg"), "source", None)
+        return user_name(source.name) if source else node.name
+
     def _resolve(self, desc: object) -> tuple[Static | None, object]:
         """The static (if it is one) and the real value that a descriptor of AOTAutograd stands for."""
         if isinstance(desc, PlainAOTInput):
@@ -102,7 +126,7 @@ class Inputs:
 
 def density(tensor: torch.Tensor) -> float:
     """Share of the elements that are not zero; 1 for an empty tensor. A NaN is a nonzero."""
-    return int(torch.count_nonzero(tensor)) / tensor.numel() if tensor.numel() else 1.0
+    return count_nonzeros(tensor) / tensor.numel() if tensor.numel() else 1.0
 
 
 def zero_heavy(tensor: torch.Tensor) -> bool:

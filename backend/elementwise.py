@@ -59,7 +59,7 @@ def is_row_reduction(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target not in _ROW_REDUCTIONS:
         return False
     x = node.args[0].meta["val"]  # type: ignore[union-attr]
-    if not isinstance(x.shape[-1], int) or x.dtype not in (torch.float32, torch.float64):
+    if not isinstance(x.shape[-1], int) or not x.dtype.is_floating_point:
         return False
     if node.target is aten.native_layer_norm.default:
         only_the_result = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
@@ -82,7 +82,7 @@ def constant_of(node: fx.Node) -> float | int | bool | None:
 def kind_of(node: fx.Node, shape: torch.Size) -> Kind | None:
     """How an operand is read by an elementwise node of the given shape [..., M]; None if a region cannot read it."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+    if not isinstance(value, torch.Tensor):
         return None
     sizes = tuple(value.shape)
     if all(_is(s, 1) for s in sizes):

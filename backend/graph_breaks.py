@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_r
 
 _ADVICE = (
     "torch.compile cannot trace torch.sparse tensors, so Dynamo broke the graph{where} and that part runs uncompiled. "
-    "Keep the matrix as a dense tensor with zeros in a parameter, buffer or attribute (matrix.to_dense()): the sparse "
-    "backend finds the zeros itself. gossamer.explain(model, *inputs) lists all graph breaks."
+    "gossamer.prepare(model) turns what the model holds, and what it is called with, into gossamer.SparseTensor, which can "
+    "be traced. gossamer.explain(model, *inputs) lists all graph breaks."
 )
 
 _warned = False

@@ -38,8 +38,9 @@ class Product:
 
     def calls(self, tokens: int, schedules: Iterable[str]) -> dict[str, Call]:
         """What computes the product for that many synthetic tokens: DENSE, and those of the schedules that compile."""
-        x = random(tokens, self._matrix.columns).to(self._weight.dtype)
-        factor = self._weight.t() if self._matrix.reduction == 1 else self._weight
+        given = torch.float32 if self._matrix.given is not None else self._weight.dtype
+        x, weight = random(tokens, self._matrix.columns).to(given), self._weight.to(given)
+        factor = weight.t() if self._matrix.reduction == 1 else weight
         calls: dict[str, Call] = {DENSE: partial(torch.mm, x, factor)}
         for schedule in schedules:
             if schedule not in self._sparse:
@@ -70,9 +71,11 @@ def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel
 
     by_rows, graph = matrix.reduction == 1, fx.Graph()
     x, w = graph.placeholder("x"), graph.placeholder("w")
-    x.meta = {"shape": (None, matrix.columns), "dtype": dtype}
+    given = torch.float32 if matrix.given is not None else dtype
+    x.meta = {"shape": (None, matrix.columns), "dtype": given}
     w.meta = {"shape": (matrix.rows, matrix.columns) if by_rows else (matrix.columns, matrix.rows), "dtype": dtype}
-    factor = graph.call_function(torch.ops.aten.permute.default, (w, [1, 0])) if by_rows else w
+    stored = w if given == dtype else graph.call_function(torch.ops.prims.convert_element_type.default, (w, given))
+    factor = graph.call_function(torch.ops.aten.permute.default, (stored, [1, 0])) if by_rows else stored
     graph.output(graph.call_function(torch.ops.aten.mm.default, (x, factor)))
     return compile_region(import_region(fx.GraphModule({}, graph, "Product"), matrix, None), schedule=schedule)
 

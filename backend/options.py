@@ -29,6 +29,12 @@ Schedule = Literal[
     "blockvec",
     "rowpairs",
     "reference",
+    "gpu-kblock",
+    "gpu-gather",
+    "gpu-blocks",
+    "gpu-twofour",
+    "gpu-expand",
+    "gpu-vnm",
 ]
 Verify = Literal["version", "full"]
 
@@ -40,8 +46,9 @@ class Options:
     dense     who runs what is not sparse: "inductor", "eager", or "auto" (Inductor where a C++ compiler is found).
     schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles), "lookup",
               "bitmap", "gather" (for a few tokens), "broadcast" (for some), "block" and "blockvec"
-              (for blocks, many and few tokens), "rowpairs" (half dense), those for other types and patterns, or
-              "reference" (MLIR's own sparsifier: slow and simple, to compare with).
+              (for blocks, many and few tokens), "rowpairs" (half dense), those for other types and patterns,
+              "reference" (MLIR's own sparsifier: slow and simple, to compare with), or those for CUDA tensors, "gpu-...".
+              A layer on a device that has no such schedule stays dense.
     min_gain  predicted speed-up over dense that a region needs to be replaced; 0 replaces every contraction whose
               weight is static.
     max_autotune  measure the schedules of every sparse layer, and dense, instead of predicting them; what

@@ -9,7 +9,7 @@ from torch import fx
 
 from gossamer.backend.chains import Chain, find_chains
 from gossamer.backend.contractions import Contraction
-from gossamer.backend.cost import suits_chain
+from gossamer.backend.cost import chain_schedule
 from gossamer.backend.decide import judge, stays_dense, taken
 from gossamer.backend.dump import Dump
 from gossamer.backend.options import Options
@@ -18,6 +18,9 @@ from gossamer.backend.prepare_chain import prepare_chain
 from gossamer.backend.regions import Region, grow
 from gossamer.backend.report import Decision
 from gossamer.dialects.errors import CompileError
+
+FAILED = "it failed to compile"
+"""The reason of a Decision that a compiler of ours is to blame for."""
 
 Planned = tuple[Region | Chain, Prepared]
 
@@ -37,7 +40,8 @@ def plan(
     for contraction in found:
         planner.judge(contraction)
     # A schedule that was asked for runs layer by layer.
-    chained = {c.node: c for c in planner.sparse.values() if options.schedule == "auto" and suits_chain(c)}
+    alone = options.schedule != "auto"
+    chained = {c.node: c for c in planner.sparse.values() if not alone and c.orders is None and chain_schedule(c)}
     for chain in find_chains(found[0].node.graph, chained) if len(chained) > 1 else []:
         planner.take_chain(chain)
     for contraction in planner.sparse.values():
@@ -89,7 +93,8 @@ class _Planner:
         if prepared is not None:
             formats = [f.name for f in prepared.kernels[0].formats if f is not None]
             for contraction, format, size in zip(members, formats, prepared.packed_bytes, strict=True):
-                self._decide(contraction, format, prepared.schedule, f"in a chain of {len(members)}", size)
+                schedule = chain_schedule(contraction) or prepared.schedule
+                self._decide(contraction, format, schedule, f"in a chain of {len(members)}", size)
 
     def take(self, contraction: Contraction) -> None:
         """Compile the region of a contraction; if that fails, it stays dense."""
@@ -101,7 +106,7 @@ class _Planner:
             self._decide(contraction, prepared.format, prepared.schedule, fused, *prepared.packed_bytes)
         else:
             gain = self._gains[contraction.node]
-            self.decisions[contraction.node] = stays_dense(contraction, name, "it failed to compile", gain)
+            self.decisions[contraction.node] = stays_dense(contraction, name, FAILED, gain)
 
     def warn(self) -> None:
         """One warning about all that failed to compile."""

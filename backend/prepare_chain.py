@@ -9,15 +9,14 @@ from gossamer.backend import region_op
 from gossamer.backend.bodies import signature
 from gossamer.backend.chain_call import ChainWeight, CompiledChain
 from gossamer.backend.chains import Chain, Stage
-from gossamer.backend.cost import densest_that_pays, matrix_of, renewing_pays
+from gossamer.backend.cost import chain_schedule, densest_that_pays, matrix_of, renewing_pays
 from gossamer.backend.dump import Dump
 from gossamer.backend.options import Options
-from gossamer.backend.prepare import Prepared, content_hash, packings_of, rounded_tokens
+from gossamer.backend.packings import Packings
+from gossamer.backend.prepare import Prepared, content_hash, rounded_tokens
 from gossamer.dialects.errors import CompileError, FormatError
+from gossamer.passes.pipelines import CHAIN
 from gossamer.sparsity.kernels import RegionKernel, compile_region, recall_region, source_hash
-
-SCHEDULE = "kblock"
-"""The schedule of a chain's products."""
 
 _lock = threading.RLock()
 _kernels: dict[str, RegionKernel] = {}
@@ -44,7 +43,8 @@ def prepare_chain(
         for contraction, format, values in zip(contractions, formats, leaves, strict=True):
             densest = densest_that_pays(contraction, options.min_gain)
             renew = renewing_pays(contraction, options.min_gain)
-            weights.append(ChainWeight(packings_of(contraction.weight, format), len(values), densest, renew))
+            packings = Packings.of(contraction.weight.key, contraction.weight.evaluate, format)
+            weights.append(ChainWeight(packings, len(values), densest, renew))
         facts = [(c.weight.key, w.densest, w.renew) for c, w in zip(contractions, weights, strict=True)]
         key = content_hash(request, *facts, options.verify)
         if region_op.find(key) is None:
@@ -69,10 +69,11 @@ def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> Reg
 
     try:
         first = chain.contractions[0]
-        contract = import_chain(chain, [matrix_of(c) for c in chain.contractions], rounded_tokens(first.tokens))
+        weights = [(matrix_of(c), chain_schedule(c)) for c in chain.contractions]
+        contract = import_chain(chain, weights, rounded_tokens(first.tokens))
         if stages is not None:
             stages("contract", "mlir", contract)
-        return compile_region(contract, schedule=SCHEDULE, observer=stages, request=request)
+        return compile_region(contract, schedule=CHAIN, observer=stages, request=request)
     except CompileError as error:
         where = f"; the stages before are in {dump.directory}" if dump is not None else ""
         raise CompileError(f"chain {name}: {error}{where}") from error
@@ -92,8 +93,8 @@ def _signature(chain: Chain) -> str:
 
 def _content(stage: Stage) -> str:
     if stage.body is not None:
-        matrix = matrix_of(stage.contraction) if stage.contraction is not None else None
-        return f"{signature(stage.body)} {matrix}"
+        product = stage.contraction
+        return f"{signature(stage.body)} {(str(matrix_of(product)), chain_schedule(product)) if product is not None else None}"
     found = stage.attention
     assert found is not None
     offsets = [offset for _, offset in found.operands]

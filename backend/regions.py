@@ -42,8 +42,9 @@ class Region:
     @property
     def fused(self) -> int:
         """Number of elementwise operations in the epilogue."""
-        product = (aten.permute.default, aten.mm.default, aten.full.default)
-        return sum(n.op == "call_function" and n.target not in product for n in self.body.graph.nodes)
+        nodes = [n for n in self.body.graph.nodes if n.op == "call_function" and n.target is not aten.full.default]
+        product = next(number for number, n in enumerate(nodes) if n.target is aten.mm.default)
+        return len(nodes) - product - 1
 
 
 def grow(contraction: Contraction, claimed: Container[fx.Node]) -> Region:
@@ -95,11 +96,16 @@ def _fusable(node: fx.Node, contraction: Contraction, region: Container[fx.Node]
         if operand in region:
             if kind_of(operand, value.shape) != "matrix":
                 return False
-        elif constant_of(operand) is None and (
-            kind_of(operand, value.shape) is None or operand.meta["val"].dtype not in DTYPES
-        ):
+        elif constant_of(operand) is None and not _readable(operand, value):
             return False
     return True
+
+
+def _readable(operand: fx.Node, value: torch.Tensor) -> bool:
+    """Whether a region can read an operand from outside where it computes `value`; torch takes single numbers from the CPU to
+    any device, a kernel does not."""
+    given = operand.meta["val"]
+    return kind_of(operand, value.shape) is not None and given.dtype in DTYPES and given.device == value.device
 
 
 def phase(node: fx.Node) -> tuple[Any, Any]:

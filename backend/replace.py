@@ -22,7 +22,7 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
     `replaced` maps the outputs of the regions that were replaced before to their new nodes, and is added to.
     """
     contraction, output = region.contraction, region.output
-    emit = _Emitter(output, replaced)
+    emit = Emitter(output, replaced)
     x = emit.now(contraction.x)
     rank = x.meta["val"].dim()
     if contraction.side == "left":
@@ -49,7 +49,7 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
 def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
     """Replaces the chain's output by a call of the region op with views around it."""
     output = chain.output
-    emit = _Emitter(output, replaced)
+    emit = Emitter(output, replaced)
     x = emit.now(chain.inputs[0].node)
     width = x.meta["val"].shape[-1]
     if chain.attention is not None:
@@ -65,7 +65,7 @@ def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> N
     replaced[output] = y
 
 
-def _operand(operand: Extra, chain: Chain, emit: "_Emitter") -> fx.Node:
+def _operand(operand: Extra, chain: Chain, emit: "Emitter") -> fx.Node:
     """An input as the chain reads it: a matrix has a row a token, a mask a row a query or a sequence."""
     node = emit.now(operand.node)
     value = node.meta["val"]
@@ -83,7 +83,7 @@ def _operand(operand: Extra, chain: Chain, emit: "_Emitter") -> fx.Node:
     return node if value.dim() == len(size) else emit(aten.reshape.default, node, size)
 
 
-def _chain_shape(chain: Chain, emit: "_Emitter") -> list[Any]:
+def _chain_shape(chain: Chain, emit: "Emitter") -> list[Any]:
     """The sizes of the output: those of the first input or of a view in the chain that has as many dimensions."""
     value, x = chain.output.meta["val"], chain.inputs[0].node
     if all(isinstance(s, int) for s in value.shape):
@@ -97,7 +97,10 @@ def _chain_shape(chain: Chain, emit: "_Emitter") -> list[Any]:
     return [*sizes[:-1], value.shape[-1]]
 
 
-class _Emitter:
+_OWN = ("val", "tensor_meta", "original_aten", "eager_input_vals")  # metadata that belongs to one call
+
+
+class Emitter:
     """Adds nodes right before one node, with its provenance and their own fake values."""
 
     def __init__(self, before: fx.Node, replaced: dict[fx.Node, fx.Node]) -> None:
@@ -107,7 +110,7 @@ class _Emitter:
     def __call__(self, target: Any, *args: Any) -> fx.Node:
         with self._before.graph.inserting_before(self._before):
             node = self._before.graph.call_function(target, args)
-        node.meta = {k: v for k, v in self._before.meta.items() if k not in ("val", "tensor_meta", "original_aten")}
+        node.meta = {k: v for k, v in self._before.meta.items() if k not in _OWN}
         with self._mode:  # type: ignore[union-attr]
             node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
         return node
@@ -128,7 +131,7 @@ def _same_shape(a: fx.Node, b: fx.Node) -> bool:
     return len(x) == len(y) and all(statically_known_true(p == q) for p, q in zip(x, y, strict=True))
 
 
-def _shape(region: Region, output: fx.Node, emit: _Emitter) -> list[Any]:
+def _shape(region: Region, output: fx.Node, emit: Emitter) -> list[Any]:
     """The sizes of the output, as the graph spells them: elementwise nodes have the shape of a view before them."""
     value = output.meta["val"]
     if all(isinstance(s, int) for s in value.shape):

@@ -98,9 +98,14 @@ def _keys(contraction: Contraction) -> dict[Key, int]:
 
 
 def _promising(contraction: Contraction, options: Options) -> bool:
-    if refusal(contraction) is not None:
+    if not _measurable(contraction):
         return False
     return options.min_gain == 0 or predicted_gain(contraction) >= _HOPELESS * options.min_gain
+
+
+def _measurable(contraction: Contraction) -> bool:
+    """Whether this CPU can compute it; for other devices predictions stand."""
+    return contraction.weight.device.type == "cpu" and refusal(contraction) is None
 
 
 def _shortlist(key: Key, options: Options) -> list[str]:
@@ -117,7 +122,7 @@ def _predicted(key: Key) -> dict[str, float]:
 
 
 def _calibrate(contractions: Sequence[Contraction]) -> None:
-    elements = {matrix_of(c).element for c in contractions if refusal(c) is None and c.weight.density < 1}
+    elements = {matrix_of(c).element for c in contractions if _measurable(c) and c.weight.density < 1}
     if missing := sorted(elements - machine.this_machine().measured):
         from gossamer.backend.calibrate import calibrate  # a program of its own, too: loaded when it is needed
 

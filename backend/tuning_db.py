@@ -19,8 +19,8 @@ from gossamer.passes.family import Matrix
 from gossamer.runtime import records
 from gossamer.runtime.target import host
 
-_FIELDS = ("rows", "columns", "reduction", "element", "density", "block", "fill", "nm", "skew")
-_SAME = ("reduction", "element", "block", "nm")
+_FIELDS = ("rows", "columns", "reduction", "element", "density", "block", "fill", "nm", "skew", "given", "vnm")
+_SAME = ("reduction", "element", "block", "nm", "given")
 _NEAR_SIZE, _NEAR_DENSITY = 2.0, 1.6  # factors up to which a pattern is similar
 _CLEAR = 1.15  # how far ahead the fastest has to be to be taken over
 

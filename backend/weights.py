@@ -93,7 +93,7 @@ def cut(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> Weight | 
 
 def run(evaluate: Callable[..., torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Evaluates a weight expression on real values, out of reach of autograd and autocast."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), only_reading():
+    with torch.no_grad(), torch.autocast(values[0].device.type, enabled=False), only_reading():
         return evaluate(*values)
 
 

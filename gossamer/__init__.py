@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from gossamer.backend.report import Decision, Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.sparsity.densify import strict
     from gossamer.sparsity.einsum import EinsumError, einsum
+    from gossamer.sparsity.extension import implements, register_format
+    from gossamer.sparsity.graph_attention import graph_attention
     from gossamer.sparsity.prepare import prepare
+    from gossamer.sparsity.reorder import reorder
+    from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
     from gossamer.sparsity.tensor import SparseTensor
 
 try:
@@ -39,7 +44,14 @@ _HOMES = {
     "OptionError": "gossamer.dialects.errors",
     "EinsumError": "gossamer.sparsity.einsum",
     "einsum": "gossamer.sparsity.einsum",
+    "graph_attention": "gossamer.sparsity.graph_attention",
+    "implements": "gossamer.sparsity.extension",
     "prepare": "gossamer.sparsity.prepare",
+    "register_format": "gossamer.sparsity.extension",
+    "register_sparsifier": "gossamer.sparsity.sparsifiers",
+    "reorder": "gossamer.sparsity.reorder",
+    "sparsify": "gossamer.sparsity.sparsifiers",
+    "strict": "gossamer.sparsity.densify",
     "SparseTensor": "gossamer.sparsity.tensor",
 }
 
@@ -58,7 +70,14 @@ __all__ = [
     "calibrate",
     "einsum",
     "explain",
+    "graph_attention",
+    "implements",
     "prepare",
+    "register_format",
+    "register_sparsifier",
+    "reorder",
+    "sparsify",
+    "strict",
 ]
 
 

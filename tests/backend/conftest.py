@@ -1,10 +1,12 @@
-"""Each test starts with Dynamo forgotten, the same random numbers, and predictions for a machine that nobody calibrated."""
+"""Each test starts with Dynamo forgotten, the same random numbers, and predictions for a machine that nobody calibrated; what
+earlier ones compiled is not found again in torch's cache."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 
 from gossamer.passes.machine import Machine
 from gossamer.runtime.target import host
@@ -12,9 +14,10 @@ from gossamer.runtime.target import host
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("gossamer.backend.cost.this_machine", lambda: Machine.usual(host().vector_bits))
+    monkeypatch.setattr("gossamer.backend.cpu.this_machine", lambda: Machine.usual(host().vector_bits))
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
-    yield
+    with functorch_config.patch(enable_autograd_cache=False):
+        yield
     torch._dynamo.reset()

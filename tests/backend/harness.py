@@ -45,12 +45,14 @@ def pruned(*shape: int, density: float = 0.2, dtype: torch.dtype = torch.float32
     return (torch.randn(*shape) * (torch.rand(*shape) < density)).to(dtype)
 
 
-def prune_(module: nn.Module, density: float = 0.2) -> nn.Module:
-    """Zeroes most of each weight matrix, in place."""
+def prune_(module: nn.Module, density: float = 0.2, block: tuple[int, int] = (1, 1)) -> nn.Module:
+    """Zeroes most of each weight matrix, in place, in aligned blocks of rows x columns."""
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() >= 2:
-                parameter[torch.rand_like(parameter) >= density] = 0
+                rows, columns = (-(-size // edge) for size, edge in zip(parameter.shape, block, strict=True))
+                zero = (torch.rand(rows, columns) >= density).repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+                parameter[zero[: parameter.shape[0], : parameter.shape[1]]] = 0
     return module
 
 

@@ -3,16 +3,32 @@
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from torch._inductor.utils import fresh_cache
 
+from gossamer.backend import region_op
 from gossamer.backend.region_op import region
+from gossamer.runtime import disk_cache
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
+
+
+@contextmanager
+def cached() -> Iterator[Path]:
+    """New caches of torch, its AOTAutograd's included, and of ours, whose directory is given."""
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch, fresh_cache():
+        patch.setenv("GOSSAMER_CACHE_DIR", directory)
+        with functorch_config.patch(enable_autograd_cache=True):
+            yield Path(directory)
 
 
 def model_with(weight: torch.Tensor) -> nn.Module:
@@ -43,36 +59,89 @@ def test_another_zero_pattern_and_another_backend_compile_for_themselves() -> No
                 assert_same(output, model(x).detach())
 
 
-def test_aot_autograd_cache_is_left_out_and_inductors_is_used() -> None:
+def test_torch_finds_a_graph_again_and_we_its_regions() -> None:
     model, x = nn.Sequential(model_with(pruned(48, 64)), nn.Softmax(-1)).eval(), torch.randn(5, 64)
-    with fresh_cache():
+    with cached():
         for hits in (0, 1):
             torch._dynamo.reset()
             counters.clear()
+            region_op._regions.clear()
             run = compile_and_run(model, x, dense="inductor")
             assert len(run.regions) == 1
-            assert counters["aot_autograd"]["autograd_cache_hit"] == counters["aot_autograd"]["autograd_cache_miss"] == 0
-            assert counters["inductor"]["fxgraph_cache_hit"] == hits
+            assert counters["aot_autograd"]["autograd_cache_hit"] == hits
             assert_same(run.output, model(x).detach())
 
 
+def test_what_decisions_depend_on_is_part_of_the_key() -> None:
+    x = torch.randn(5, 64)
+    with cached():
+        for weight, options in (
+            (pruned(48, 64), {}),
+            (pruned(48, 64), {}),
+            (torch.randn(48, 64), {}),
+            (pruned(48, 64), {"min_gain": 1e9}),
+        ):
+            torch._dynamo.reset()
+            model = model_with(weight)
+            run = compile_and_run(model, x, dense="inductor", **options)
+            assert counters["aot_autograd"]["autograd_cache_hit"] == 0
+            assert len(run.regions) == (not options)
+            assert_same(run.output, model(x).detach())
+
+
+@pytest.mark.parametrize("damage", ["lost", "foreign"])
+def test_a_graph_whose_regions_are_not_on_disk_is_compiled_again(damage: str) -> None:
+    model, x = model_with(pruned(48, 64)), torch.randn(5, 64)
+    with cached() as directory:
+        for times in range(2):
+            torch._dynamo.reset()
+            region_op._regions.clear()
+            run = compile_and_run(model, x, dense="inductor")
+            assert len(run.regions) == 1
+            assert_same(run.output, model(x).detach())
+            for path in directory.glob("graph-*") if times == 0 else ():
+                path.unlink()
+                if damage == "foreign":
+                    disk_cache.write(path.stem, disk_cache.Entry(b"no pickle", {}))
+
+
+def test_training_is_found_again() -> None:
+    model, x = model_with(pruned(48, 64)).train(), torch.randn(5, 64)
+    expected = torch.autograd.grad(model(x).square().sum(), model[0].weight)[0]
+    with cached():
+        for hits in (0, 1):
+            torch._dynamo.reset()
+            counters.clear()
+            region_op._regions.clear()
+            run = compile_and_run(model, x, dense="inductor", grad=True)
+            assert len(run.regions) == 1
+            assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+            assert_same(torch.autograd.grad(run.output.square().sum(), model[0].weight)[0], expected)
+
+
 def test_caches_on_disk_serve_the_next_process(tmp_path: Path) -> None:
-    """It finds Inductor's code and ours, and so does without torch-mlir's importer, which takes half a second to load."""
+    """It finds torch's code and ours, for one layer and for a chain, and does without torch-mlir's importer, which takes half
+    a second to load."""
     program = """
 import sys, torch
 from torch._dynamo.utils import counters
 torch.manual_seed(0)
-m = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.Softmax(-1)).eval()
-m[0].weight.data[torch.rand(48, 64) < 0.9] = 0
-x = torch.randn(5, 64)
+def pruned(k, m):
+    linear = torch.nn.Linear(k, m)
+    linear.weight.data[torch.rand(m, k) < 0.9] = 0
+    return linear
+one = torch.nn.Sequential(pruned(64, 48), torch.nn.Softmax(-1)).eval()
+chain = torch.nn.Sequential(pruned(64, 48), torch.nn.LayerNorm(48), torch.nn.GELU(), pruned(48, 64)).eval()
+x = torch.randn(40, 64)
 with torch.no_grad():
-    y = torch.compile(m, backend="sparse", fullgraph=True, options={"min_gain": 0, "dense": "inductor"})(x)
-torch.testing.assert_close(y, m(x).detach())
-print(counters["gossamer"]["regions"], counters["inductor"]["fxgraph_cache_hit"], "torch_mlir.fx" in sys.modules)
+    for m in one, chain:
+        y = torch.compile(m, backend="sparse", fullgraph=True, options={"min_gain": 0, "dense": "inductor"})(x)
+        torch.testing.assert_close(y, m(x))
+print(counters["gossamer"]["regions"], counters["aot_autograd"]["autograd_cache_hit"], "torch_mlir.fx" in sys.modules)
 """
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GOSSAMER_CACHE_DIR": str(tmp_path / "gossamer")}
     environment = {**os.environ, **caches}
-    for expected in ("1 0 True", "1 1 False"):
+    for expected in ("3 0 True", "3 2 False"):
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
         assert run.returncode == 0, run.stderr
         assert run.stdout.strip() == expected

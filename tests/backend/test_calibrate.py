@@ -91,7 +91,7 @@ def test_a_damaged_record_is_ignored(directory: Path, seen: list[str], content: 
 
 def test_decisions_follow_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = prune_(nn.Linear(512, 512), 0.2).eval(), torch.randn(64, 512)
-    monkeypatch.setattr("gossamer.backend.cost.this_machine", machine.this_machine)
+    monkeypatch.setattr("gossamer.backend.cpu.this_machine", machine.this_machine)
     for dense_us, sparse in ((1.0, False), (1e6, True)):
         monkeypatch.setattr(
             calibrate, "fastest", lambda calls, threads, us=dense_us: {name: us if name == "dense" else 50.0 for name in calls}

@@ -6,9 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gossamer.backend.region_op import region
+from gossamer.runtime.target import host
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
 D, HIDDEN, HEADS = 32, 48, 4
+
+needs_dot = pytest.mark.skipif("avx512bf16" not in host().instructions, reason="this machine has no AVX512-BF16")
 
 
 class Attention(nn.Module):
@@ -68,11 +71,11 @@ class PreNorm(nn.Module):
         return x + self.ffn(self.norms[1](x))
 
 
-def model(module: nn.Module) -> nn.Module:
+def model(module: nn.Module, block: tuple[int, int] = (1, 1)) -> nn.Module:
     torch.manual_seed(0)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
-    return prune_(module).eval()
+    return prune_(module, block=block).eval()
 
 
 def regions(compiled_graph: torch.fx.GraphModule) -> int:
@@ -95,6 +98,42 @@ def test_a_transformer_layer_is_one_chain(build, contractions: int, length: int)
     module, x = model(build()), torch.randn(max(1, 100 // length), length, D)
     run = compile_and_run(module, x)
     assert [d.reason for d in run.regions] == [f"in a chain of {contractions}"] * contractions
+    assert_same(run.output, module(x))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "block", "dtype"),
+    [
+        ("kblock", (1, 1), torch.float32),
+        ("block", (4, 4), torch.float32),
+        ("block", (6, 1), torch.float64),
+        ("rowpairs", (1, 1), torch.float32),
+        pytest.param("pairs", (1, 1), torch.bfloat16, marks=needs_dot),
+        pytest.param("bf16dot", (16, 2), torch.bfloat16, marks=needs_dot),
+    ],
+)
+def test_the_products_of_a_chain_have_the_schedule_that_suits_them(
+    schedule: str, block: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossamer.backend.cost.runs_in_chains", lambda name, matrix: name == schedule)
+    monkeypatch.setattr("gossamer.backend.cost._CHAIN_GAIN", float("inf"))
+    module, x = model(Ffn(), block).to(dtype), torch.randn(75, D, dtype=dtype)
+    run = compile_and_run(module, x)
+    assert [(d.schedule, d.reason) for d in run.regions] == [(schedule, "in a chain of 2")] * 2
+    expected = module.double()(x.double())
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 5e-2}[dtype]
+    torch.testing.assert_close(run.output.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_each_weight_of_a_chain_has_its_own_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.backend.cost._AHEAD", 1.0)
+    module, x = model(Ffn()), torch.randn(100, D)
+    with torch.no_grad():
+        module.up.weight.copy_(torch.randn(HIDDEN // 4, D // 4).relu().repeat_interleave(4, 0).repeat_interleave(4, 1))
+    run = compile_and_run(module, x)
+    assert {d.reason for d in run.regions} == {"in a chain of 2"}
+    first, second = (d.schedule for d in run.regions)
+    assert first == "block" != second
     assert_same(run.output, module(x))
 
 
@@ -149,10 +188,11 @@ def test_one_kernel_serves_every_batch_and_length() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types(dtype: torch.dtype) -> None:
-    module, x = model(Ffn()).to(dtype), torch.randn(40, D, dtype=dtype)
+    """Narrow floats are normalized in f32, as torch does."""
+    module, x = model(PostNorm()).to(dtype), torch.randn(2, 40, D, dtype=dtype)
     run = compile_and_run(module, x)
-    assert {d.reason for d in run.regions} == {"in a chain of 2"}
-    assert_same(run.output, module(x))
+    assert {d.reason for d in run.regions} == {"in a chain of 6"}
+    torch.testing.assert_close(run.output.double(), module.double()(x.double()), rtol=5e-2, atol=5e-2)
 
 
 def test_few_tokens_run_layer_by_layer() -> None:

@@ -67,7 +67,7 @@ OTHER_USES: dict[str, tuple[Callable[[Tensor], Callable[[Tensor], Tensor]], tupl
     "experts": (
         lambda w: lambda x: torch.bmm(x, w), (4, 16, 16), torch.randn(4, 2, 16), "no sparse kernel for bmm",
     ),
-    "complex": (complex_product, (32, 32), torch.randn(4, 32), "no sparse kernel for complex64"),
+    "complex": (complex_product, (32, 32), torch.randn(4, 32), "no sparse kernel for complex64 on cpu"),
 }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_uses_without_a_sparse_kernel(use: str) -> None:
 def test_integer_weights_stay_dense() -> None:
     w, x = torch.randint(0, 2, (32, 32)), torch.randint(0, 5, (4, 32))
     run = compile_and_run(lambda x: x @ w, x)
-    assert only(run.decisions).reason == "no sparse kernel for int64"
+    assert only(run.decisions).reason == "no sparse kernel for int64 on cpu"
     assert torch.equal(run.output, x @ w)
 
 
@@ -165,7 +165,7 @@ def test_a_region_that_fails_to_compile_stays_dense(monkeypatch: pytest.MonkeyPa
     def fail(*_: Any, **__: Any) -> None:
         raise CompileError("pass 'schedule' failed: no luck")
 
-    monkeypatch.setattr("gossamer.backend.prepare.compile_region", fail)
+    monkeypatch.setattr("gossamer.backend.cpu.compile_region", fail)
     model, x = prune_(nn.Linear(70, 50)).eval(), torch.randn(4, 70)
     with pytest.warns(UserWarning, match=r"region weight: pass 'schedule' failed: no luck; .* are in ") as warned:
         run = compile_and_run(model, x, strict=False, dump_ir=str(tmp_path))

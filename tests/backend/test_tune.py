@@ -32,7 +32,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
     usual = replace(Machine.usual(host().vector_bits), measured=frozenset(calibrate.ELEMENTS))
     monkeypatch.setattr(machine, "this_machine", lambda: usual)
-    monkeypatch.setattr("gossamer.backend.cost.this_machine", lambda: usual)
+    monkeypatch.setattr("gossamer.backend.cpu.this_machine", lambda: usual)
     monkeypatch.setattr(cost_model, "FAMILIES", {name: FAMILIES[name] for name in ("kblock", "gather")})
     return tmp_path
 

@@ -13,7 +13,7 @@ from gossamer.backend.tuning_db import Key, TuningDatabase
 from gossamer.passes.family import Matrix
 from gossamer.runtime.target import host
 
-MATRIX = Matrix(768, 3072, 1, "f32", host().vector_bits, 0.1, (4, 4), 0.9, None, 1.5, host().instructions)
+MATRIX = Matrix(768, 3072, 1, "f32", host().vector_bits, 0.1, (4, 4), 0.9, skew=1.5, features=host().instructions)
 KEY = Key(MATRIX, 16, 1)
 TIMES = Times({DENSE: 100.0, "kblock": 20.0, "gather": 50.0})
 

@@ -173,7 +173,7 @@ def identity(weight: Tensor) -> Tensor:
 
 
 def test_packings_die_with_their_tensor() -> None:
-    kept = Packings(identity, Format.CSR)
+    kept = Packings("identity", identity, Format.CSR)
     weight = pruned(48, 64)
     assert kept.current([weight], 1.0) is not None and len(kept) == 1
     view = weight[:]
@@ -186,7 +186,7 @@ def test_packings_die_with_their_tensor() -> None:
 
 
 def test_packings_are_kept_refreshed_and_renewed() -> None:
-    kept = Packings(identity, Format.CSR)
+    kept = Packings("identity", identity, Format.CSR)
     weight = pruned(48, 64)
     first = kept.current([weight], 1.0)
     assert kept.current([weight], 1.0) is first
@@ -198,7 +198,7 @@ def test_packings_are_kept_refreshed_and_renewed() -> None:
 
 
 def test_packings_shrink_when_a_pattern_has_lost_values() -> None:
-    kept = Packings(identity, Format.CSR)
+    kept = Packings("identity", identity, Format.CSR)
     weight = pruned(48, 64, density=0.5)
     for _ in range(3):
         first = kept.current([weight], 1.0)
@@ -208,7 +208,7 @@ def test_packings_shrink_when_a_pattern_has_lost_values() -> None:
 
 
 def test_packings_wait_for_a_pattern_that_will_not_settle() -> None:
-    kept = Packings(identity, Format.CSR)
+    kept = Packings("identity", identity, Format.CSR)
     weight = pruned(48, 64)
     assert kept.current([weight], 1.0) is not None
     for _ in range(4):
@@ -219,7 +219,7 @@ def test_packings_wait_for_a_pattern_that_will_not_settle() -> None:
 
 
 def test_packings_of_new_values_at_every_call_wait_if_gathering_does_not_pay() -> None:
-    kept = Packings(identity, Format.CSR)
+    kept = Packings("identity", identity, Format.CSR)
     weight = pruned(48, 64)
     sparse = []
     for _ in range(6):
@@ -236,7 +236,7 @@ def test_packings_of_new_values_at_every_call_wait_if_gathering_does_not_pay() -
 
 
 def test_packings_leave_a_dense_weight_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Packings(identity, Format.CSR)
+    kept = Packings("identity", identity, Format.CSR)
     weight = torch.randn(48, 64)
     assert kept.current([weight], 0.5) is None
     monkeypatch.setattr(packings, "run", None)  # no more evaluation while it changes at every call

@@ -1,0 +1,99 @@
+"""Graphs that an earlier process has compiled: torch keeps its own code on disk, and we keep the regions which that calls.
+
+AOTAutograd's cache spares the tracing of a graph, and with it our rewriting. Its key knows neither the values of parameters
+nor our decisions, so a `fingerprint` of all that we decide by becomes part of it (the `uuid` of our pass). What the rewriting
+came to is stored under the same fingerprint: the regions by their keys, and the decisions for the report. A fingerprint that
+misses something costs speed only: a region notices by itself that a weight is not the one it was compiled for.
+"""
+
+import hashlib
+import logging
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from gossamer.backend import region_op
+from gossamer.backend.detect import Inputs
+from gossamer.backend.machine import this_machine
+from gossamer.backend.options import Options
+from gossamer.backend.region_op import Callee
+from gossamer.backend.report import Decision, record
+from gossamer.runtime import disk_cache
+from gossamer.runtime.nonzeros import nonzero_mask
+from gossamer.runtime.target import host
+from gossamer.sparsity.kernels import compiler, source_hash
+
+log = logging.getLogger("gossamer")
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What the rewriting of a graph came to."""
+
+    regions: Mapping[str, Callee]
+    decisions: Sequence[Decision]
+    kernels: Sequence[str]
+
+
+def fingerprint(inputs: Inputs, options: Options) -> str | None:
+    """A hash of all that decisions about a graph depend on; None where its regions cannot be kept on disk."""
+    tensors = [static.tensor for static in inputs.statics.values()]
+    if disk_cache.directory() is None or options.dump_ir or any(tensor.device.type != "cpu" for tensor in tensors):
+        return None
+    found = hashlib.sha256(f"{compiler()} {source_hash(str(Path(__file__).parent))}\n{host()}\n{this_machine()}\n".encode())
+    state = (
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.is_autocast_enabled("cpu"),
+    )
+    found.update(f"{asdict(options)}\n{state}\n{inputs.module.code}".encode())
+    for value in inputs.values:
+        found.update(f"{_described(value)}\n".encode())
+    for tensor in tensors:
+        if tensor.dim() > 1 and not is_traceable_wrapper_subclass(tensor):
+            found.update(np.packbits(nonzero_mask(tensor).numpy()).tobytes())
+    return found.hexdigest()[:32]
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {[_described(size) for size in value.shape]} {value.requires_grad}"
+    return f"{value} {value.node.hint}" if isinstance(value, torch.SymInt) else str(value)
+
+
+def remember(fingerprint: str, rewritten: Rewritten) -> None:
+    """Stores what a rewriting came to."""
+    try:
+        disk_cache.write(_key(fingerprint), disk_cache.Entry(pickle.dumps(rewritten), {}))
+    except (pickle.PicklingError, TypeError, AttributeError) as problem:
+        log.info("graph cache: a region cannot be stored (%s)", problem)
+
+
+def recall(fingerprint: str) -> bool:
+    """Makes the regions of a graph that torch has found in its cache known, and records the decisions about it.
+
+    False if they are not on disk, or not whole: the graph has to be compiled again.
+    """
+    entry = disk_cache.read(_key(fingerprint))
+    if entry is None:
+        return False
+    try:
+        found: Rewritten = pickle.loads(entry.code)  # in a directory that is this user's alone
+    except Exception as problem:  # whatever unpickling may raise
+        log.info("graph cache: regions cannot be restored (%s), the graph is compiled again", problem)
+        return False
+    for key, region in found.regions.items():
+        if region_op.find(key) is None:
+            region_op.add(key, region)
+    record(found.decisions, found.kernels)
+    return True
+
+
+def _key(fingerprint: str) -> str:
+    return f"graph-{fingerprint}"
