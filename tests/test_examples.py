@@ -1,0 +1,68 @@
+"""The examples run, on small inputs, and what they compare agrees."""
+
+import copy
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+GLOSSES = """  1 This software and database is being provided
+00000001 03 n 01 entity 0 002 ~ 00000002 n 0000 + 00000001 v 0101 | that which exists
+00000002 04 n 02 act 0 deed 0 001 @ 00000001 n 0000 | something that people do
+"""
+
+
+def example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    try:
+        return importlib.import_module(name)
+    except SystemExit as missing:
+        pytest.skip(str(missing))
+
+
+def test_wordnet_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verb = "00000001 30 v 01 be 0 000 01 + 02 00 | have the quality of being\n"
+    for part, text in (("noun", GLOSSES), ("verb", verb), ("adj", ""), ("adv", "")):
+        (tmp_path / f"data.{part}").write_text(text)
+    graph = example("wordnet", monkeypatch).load(tmp_path)
+    assert graph.edge_index.tolist() == [[0, 0, 1], [1, 2, 0]]
+    assert graph.classes.tolist() == [3, 4, 30]
+    assert graph.glosses[0] == "that which exists"
+
+
+def test_a_compiled_graph_network_trains_like_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = example("graph_networks", monkeypatch)
+    texts = ["an animal", "to move", "a plant that moves"] * 20
+    edges = torch.randint(0, len(texts), (2, 300))
+    data = graphs.Data(graphs.words(texts, 16), edges, torch.randint(0, 5, (len(texts),)), torch.rand(len(texts)) < 0.8)
+    network = graphs.Network("gcn", 16, 8, 5)
+    torch._dynamo.reset()
+    options = {"dense": "eager", "min_gain": 0, "strict": True}
+    compiled = torch.compile(copy.deepcopy(network), backend="sparse", fullgraph=True, options=options)
+    counters.clear()
+    ours, theirs = graphs.train(compiled, data, 3), graphs.train(network, data, 3)
+    assert counters["gossamer"]["regions"] >= 4
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
+    assert ours.accuracy == theirs.accuracy
+
+
+def test_products_on_a_mesh_are_those_of_scipy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = example("spgemm_mesh", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["spgemm_mesh.py", "--nodes", "200", "--boxes", "3"])
+    mesh.main()  # exits where results differ
+    assert "27 x 27" in capsys.readouterr().out
+
+
+def test_a_format_of_ones_own_computes_what_dense_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = example("custom_format", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["custom_format.py"])
+    digits.main()  # raises where results differ
+    assert "compiled: differs from dense by" in capsys.readouterr().out
