@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.arguments import counted, sizes, texts
 from benchmarks.machine import machine, versions
 from benchmarks.measure import race
-from benchmarks.registry import Case, Contender, Outcome, Settings, names, plugins, workload
+from benchmarks.registry import BASELINES, Case, Contender, Outcome, Settings, names, plugins, workload
 from benchmarks.roofline import peaks
 from benchmarks.tables import brief
 
@@ -66,22 +66,23 @@ def listing(args: argparse.Namespace) -> None:
     print("workloads")
     for name in names("workloads"):
         print(f"  {name:<16}{workload(name).summary}")
-    print("contenders")
-    for name, found in plugins().items():
-        missing = found.missing()
-        absent = f" (not here: {missing})" if missing else ""
-        print(f"  {name:<16}{found.label}, {found.precision or 'as the model'}{absent}")
+    for package in BASELINES:
+        print(package)
+        for name, found in plugins(package).items():
+            missing = found.missing()
+            absent = f" (not here: {missing})" if missing else ""
+            print(f"  {name:<16}{found.label}, {found.precision or 'as the problem'}{absent}")
 
 
-def foretold(cases: list[Case], args: argparse.Namespace, gflops: float = 100.0) -> str:
-    """About how long the cases take if a core reaches so many GF/s."""
+def foretold(cases: list[Case], args: argparse.Namespace) -> str:
+    """About how long the cases take."""
     family = workload(args.workload)
     if family.measure is not None:
         return f"{counted(len(cases), 'case')}, a few minutes each"
     seconds = 0.0
     for case in cases:
         for threads in args.threads:
-            sample = max(args.min_sample_ms / 1e3, case.gflop / gflops / threads)
+            sample = max(args.min_sample_ms / 1e3, case.gflop / family.gflops / threads)
             seconds += len(args.contender) * (family.preparing + max(5 * sample, min(args.seconds, args.repeats * sample)))
     counts = " and ".join(map(str, args.threads))
     duration = f"{seconds / 60:.0f} minutes" if seconds > 100 else f"{seconds:.0f} seconds"
@@ -93,8 +94,8 @@ def line(case: Case, threads: int, outcomes: dict[str, Outcome]) -> str:
     cells = []
     for name, outcome in outcomes.items():
         if "median_ms" in outcome:
-            over = outcome["speedup"].get("dense")
-            ratio = f" ({over:.2f}x)" if over and name != "dense" else ""
+            base, over = next(iter(outcome["speedup"].items()), (name, 1.0))
+            ratio = f" ({over:.2f}x)" if name != base else ""
             dense = " dense" if outcome["notes"].get("sparse") == 0 else ""
             cells.append(f"{name} {outcome['median_ms']:.3f} ms{ratio}{dense}")
         elif "error" in outcome:
@@ -178,7 +179,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
                 if family.measure is not None:
                     outcomes = family.measure(case, present, threads, settings)
                 else:
-                    outcomes = race(problem(), present, threads, settings, report["peaks"][str(threads)])
+                    outcomes = race(problem(), present, threads, settings, report["peaks"][str(threads)], family.baselines)
                 report["cases"].append(
                     {
                         "workload": args.workload,

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16")
-PACKAGES = ("gossamer", "torch", "torch-mlir", "llvmlite", "transformers", "scipy", "mkl", "openvino", "onnxruntime")
+PACKAGES = ("gossamer", "torch", "torch-mlir", "llvmlite", "transformers", "scipy", "mkl", "openvino", "onnxruntime",
+            "torch-geometric", "sparse-dot-mkl", "sparse")  # fmt: skip
 
 
 def machine() -> dict[str, object]:

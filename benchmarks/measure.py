@@ -1,6 +1,6 @@
 """One case, all contenders: prepare, check, then time them in turns.
 
-Each contender is prepared (compiled, packed, called). Its result is compared with the dense model's in float64
+Each contender is prepared (compiled, packed, called). Its result is compared with one in float64
 before anything is timed and once more after the last round: a wrong result is an error and never a time.
 Timed rounds visit the contenders in turn, starting with another one each round, so that a disturbance hits all
 alike. A sample is a run of calls of at least `min_sample` seconds, divided by their number.
@@ -17,12 +17,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._inductor.utils import fresh_cache
 
 from benchmarks.machine import cpu_seconds_elsewhere
-from benchmarks.registry import BASELINES, Contender, Outcome, Prepared, Problem, Settings, Unsupported
-from benchmarks.roofline import counted, placed
+from benchmarks.registry import BASELINES, Contender, Outcome, Prepared, Problem, Settings, Unsupported, WrongResult
+from benchmarks.roofline import placed
 
 FINAL = {"skipped", "error"}  # outcomes after which a contender is out
 
@@ -34,10 +33,6 @@ _SPINNING = 0.015
 Clock = Callable[[], float]
 
 
-class WrongResult(Exception):
-    """A contender's result is not the dense model's."""
-
-
 def causes(error: BaseException) -> Iterator[BaseException]:
     """The error, and what it was raised from; Dynamo keeps what a backend raised in `inner_exception`."""
     following: BaseException | None = error
@@ -46,12 +41,9 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         following = getattr(following, "inner_exception", None) or following.__cause__
 
 
-def checked(result: Tensor, expected: Tensor, tolerance: float) -> float:
-    """Largest error over largest magnitude expected; WrongResult if above `tolerance` or NaN."""
-    if result.shape != expected.shape:
-        raise WrongResult(f"wrong result: shape {tuple(result.shape)}, not {tuple(expected.shape)}")
-    scale = expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-    error = ((result.double() - expected).abs().max() / scale).item()
+def checked(problem: Problem, result: Any, expected: Any, tolerance: float) -> float:
+    """The error of a result; WrongResult if it is above `tolerance` or NaN."""
+    error = problem.error(result, expected)
     if not error <= tolerance:  # also when the error is NaN
         raise WrongResult(f"wrong result: relative error {error:.1e}, allowed {tolerance:.0e}")
     return error
@@ -120,9 +112,9 @@ def rounds(
     return {name: summary(times) | {"cores_elsewhere": elsewhere, "inner": inner[name]} for name, times in samples.items()}
 
 
-def speedups(outcomes: Mapping[str, Outcome]) -> None:
+def speedups(outcomes: Mapping[str, Outcome], baselines: Sequence[str] = BASELINES["contenders"]) -> None:
     """Adds to each timed outcome its speed-up over every baseline that was timed in the same rounds."""
-    base = {name: outcomes[name]["median_ms"] for name in BASELINES if "median_ms" in outcomes.get(name, {})}
+    base = {name: outcomes[name]["median_ms"] for name in baselines if "median_ms" in outcomes.get(name, {})}
     for outcome in outcomes.values():
         if "median_ms" in outcome:
             outcome["speedup"] = {name: ms / outcome["median_ms"] for name, ms in base.items()}
@@ -134,6 +126,7 @@ def race(
     threads: int = 1,
     settings: Settings | None = None,
     machine: dict[str, Any] | None = None,
+    baselines: Sequence[str] = BASELINES["contenders"],
 ) -> dict[str, Outcome]:
     """What came of each contender: times and facts, {"error": why} or {"skipped": why}.
 
@@ -145,7 +138,7 @@ def race(
     torch._dynamo.reset()  # else the shapes of the last case make Dynamo compile this one for dynamic shapes
     gc.collect()  # what was packed for the last case
     with torch.no_grad():
-        expected, work = counted(problem)
+        expected, work = problem.reference()
         outcomes: dict[str, Outcome] = {name: {} for name in contenders}
         ready: dict[str, Prepared] = {}
 
@@ -160,7 +153,7 @@ def race(
             return {"compile_s": time.perf_counter() - start}
 
         def check(name: str) -> Outcome:
-            return {"error_max": checked(ready[name].call(), expected, problem.tolerance[precision(name)])}
+            return {"error_max": checked(problem, ready[name].call(), expected, problem.tolerance[precision(name)])}
 
         def place(name: str) -> Outcome:
             weights = outcomes[name]["notes"].get("weight_bytes")
@@ -190,5 +183,5 @@ def race(
         times = rounds({name: prepared.call for name, prepared in ready.items()}, settings, apart)
         attempt(lambda name: check(name) | times[name])
         attempt(place)
-    speedups(outcomes)
+    speedups(outcomes, baselines)
     return outcomes

@@ -1,6 +1,6 @@
 """Figures from the JSON of `python -m benchmarks`: `python -m benchmarks.plots FILE.json …` writes SVG files beside it.
 
-    FILE-speedup-1T.svg     speed-up over the best dense model (of eager and Inductor), for each contender
+    FILE-speedup-1T.svg     speed-up over the best baseline (of eager and Inductor; torch.sparse for operations), a line each
     FILE-roofline-1T.svg    what each sparse result makes of the machine's peaks
     FILE-memory.svg         bytes of the packed weights over those of the dense ones
     FILE-prediction-1T.svg  the time of the chosen schedule over that of the best one, case by case
@@ -35,10 +35,18 @@ OURS = "#e8590c"
 COLOURS = {
     "sparse": OURS,
     "sparse-graph": OURS,
+    "sparse-eager": "#d6336c",
     "sparse-tuned": "#d6336c",
     "csr": "#1c7ed6",
+    "coo": "#1c7ed6",
     "mkl": "#0b8a8f",
+    "sparse-dot-mkl": "#0b8a8f",
     "scipy": "#8a6d1f",
+    "pydata": "#9c5bd8",
+    "pyg": "#2b8a3e",
+    "pyg-compiled": "#2b8a3e",
+    "reference": "#737a83",
+    "inductor": "#737a83",
     "openvino": "#9c5bd8",
     "openvino-bf16": "#9c5bd8",
     "onnxruntime": "#2b8a3e",
@@ -100,7 +108,7 @@ def speedups(report: Record, cases: Sequence[Record], title: str) -> Figure | No
         base = timed(case, BEST)
         for name in case["results"]:
             own = timed(case, name)
-            if base and own and name in COLOURS:
+            if base and own and name in COLOURS and name not in family.baselines:
                 x = float(case["parameters"][family.across])
                 found.setdefault(place, {}).setdefault(name, {}).setdefault(x, []).append(base / own)
     if not found:
@@ -132,7 +140,8 @@ def speedups(report: Record, cases: Sequence[Record], title: str) -> Figure | No
         ax.set_xticks(range(len(values)), [plain(x) for x in values])
         ax.yaxis.set_major_formatter(FuncFormatter(plain))
         ax.yaxis.set_minor_formatter(NullFormatter())
-    figure.supylabel("times as fast as the best dense", fontsize=9)
+    over = " or ".join(report["contenders"][name]["label"] for name in family.baselines if name in report["contenders"])
+    figure.supylabel(f"times as fast as {over}", fontsize=9)
     labels = [report["contenders"][name]["label"] for name in drawn]
     figure.legend(list(drawn.values()), labels, loc="outside lower center", ncols=int(figure.get_figwidth() / 1.9), fontsize=8)
     figure.suptitle(title, fontsize=10)
@@ -281,7 +290,9 @@ def write(file: Path, contenders: Sequence[str] = ()) -> list[Path]:
     for case in report["cases"]:
         kept = contenders or case["results"]
         case["results"] = {
-            name: found for name, found in case["results"].items() if name in kept or name in ("dense", "inductor")
+            name: found
+            for name, found in case["results"].items()
+            if name in kept or name in workload(case["workload"]).baselines
         }
     written = []
     with matplotlib.rc_context(STYLE):

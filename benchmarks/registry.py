@@ -8,40 +8,61 @@ from argparse import Namespace, _ActionsContainer
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import Any, Protocol
 
 Outcome = dict[str, Any]  # what came of a contender in a case, as the JSON holds it
+
+# Whom speed-ups are given over: the packages of plug-ins, for pruned models and for operations, and their baselines.
+BASELINES = {"contenders": ("dense", "inductor"), "libraries": ("csr",)}
 
 
 class Unsupported(Exception):
     """A contender cannot run this problem; the message says why. Recorded as skipped, not as an error."""
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """A model in eval mode (its zeros are the sparsity), in one floating-point type, and the tensors that it is called with.
+class WrongResult(Exception):
+    """A contender's result is not the problem's."""
 
-    `tolerance` maps a precision ("f32", "bf16") to the largest error allowed, relative to the largest
-    magnitude of the float64 result. Contenders share the model: whoever changes it copies it first.
+
+@dataclass(frozen=True)
+class Work:
+    """What a problem's sparse operators compute in a call: `flops` densely, `nonzero_flops` without the zeros.
+
+    `activations` counts the bytes of the dense tensors that they read and write, `weights` those of what is sparse: the
+    dense form of a weight with zeros, the arrays of a matrix that is given as such.
     """
 
-    model: nn.Module
-    inputs: tuple[Tensor, ...]
-    tolerance: Mapping[str, float]
+    flops: float
+    nonzero_flops: float
+    weights: int
+    activations: int
+
+
+class Problem(Protocol):
+    """What contenders compute, in one floating-point type: a pruned model (`models.py`) or an operation (`operations.py`).
+
+    `tolerance` maps a precision ("f32", "bf16") to the largest error allowed, relative to the largest
+    magnitude of the float64 result. Contenders share a problem: whoever changes what is in it copies it first.
+    """
 
     @property
-    def precision(self) -> str:
-        return "bf16" if next(self.model.parameters()).dtype == torch.bfloat16 else "f32"
+    def tolerance(self) -> Mapping[str, float]: ...
+
+    @property
+    def precision(self) -> str: ...
+
+    def reference(self) -> tuple[Any, Work]:
+        """The result in float64, and the work that is done for it."""
+
+    def error(self, result: Any, expected: Any) -> float:
+        """The largest error of a result over the largest magnitude expected; WrongResult if its shape is another."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One line of a table, with its coordinates (e.g. "tokens": 32); `build` makes the problem.
 
-    `gflop` is what the dense model computes in a call, to foretell how long the case will take.
+    `gflop` is what is computed in a call, by a dense model or on the entries, to foretell how long the case will take.
     """
 
     name: str
@@ -72,7 +93,7 @@ def nothing() -> dict[str, Any]:
 class Prepared:
     """A problem made ready: `call` computes the result; `notes` gives facts for the JSON."""
 
-    call: Callable[[], Tensor]
+    call: Callable[[], Any]
     notes: Callable[[], dict[str, Any]] = nothing
 
 
@@ -86,19 +107,19 @@ class Contender:
     """
 
     label: str
-    prepare: Callable[[Problem], Prepared]
+    prepare: Callable[[Any], Prepared]
     precision: str | None = None
     own_threads: bool = False
     missing: Callable[[], str | None] = field(default=lambda: None)
 
 
-def plugins() -> dict[str, Contender]:
+def plugins(package: str = "contenders") -> dict[str, Contender]:
     """Every contender that has a file: the baselines, then our own, then the peers."""
 
     def rank(name: str) -> tuple[bool, bool, str]:
-        return name not in BASELINES, not name.startswith("sparse"), name
+        return name not in BASELINES[package], not name.startswith("sparse"), name
 
-    return {name: contender(name) for name in sorted(names("contenders"), key=rank)}
+    return {name: plugin(package, name).CONTENDER for name in sorted(names(package), key=rank)}
 
 
 def nothing_to_add(cases: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -109,30 +130,31 @@ def nothing_to_add(cases: Sequence[Mapping[str, Any]]) -> list[str]:
 class Workload:
     """A family of cases, with the command-line options that select among them.
 
-    contenders  who may run; by default all plug-ins
+    contenders  who may run; by default all plug-ins for pruned models
+    baselines   the contenders that speed-ups are given over
     measure     (case, contenders, threads, settings) → an outcome each; by default the race of `measure.py`
     conclude    lines of Markdown to put under the table of these cases of a report
     panels      the parameters that tell the panels of its plot apart
     across      the parameter on the plot's horizontal axis, "" for no plot of speed-ups
     preparing   seconds that a contender takes to compile a case, about
+    gflops      what a contender computes a second on a core, about
     """
 
     summary: str
     add_arguments: Callable[[_ActionsContainer], None]
     cases: Callable[[Namespace], list[Case]]
     contenders: Callable[[], Mapping[str, Contender]] = plugins
+    baselines: tuple[str, ...] = BASELINES["contenders"]
     measure: Callable[[Case, Mapping[str, Contender], int, Settings], dict[str, Outcome]] | None = None
     conclude: Callable[[Sequence[Mapping[str, Any]]], list[str]] = nothing_to_add
     panels: tuple[str, ...] = ()
     across: str = ""
     preparing: float = 0.3
-
-
-BASELINES = ("dense", "inductor")  # the contenders that speed-ups are given over
+    gflops: float = 100.0
 
 
 def names(package: str) -> list[str]:
-    """The plug-ins of `package`, "contenders" or "workloads": `inductor_bf16.py` is called inductor-bf16."""
+    """The plug-ins of `package`, "contenders", "libraries" or "workloads": `inductor_bf16.py` is called inductor-bf16."""
     folder = importlib.import_module(f"benchmarks.{package}")
     return [found.name.replace("_", "-") for found in pkgutil.iter_modules(folder.__path__)]
 

@@ -6,57 +6,20 @@ fastest dense product found here, the bandwidth that of a copy within the innerm
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from benchmarks.registry import Outcome, Problem
+from benchmarks.registry import Outcome, Work
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _TYPICAL = {"l2": 1 << 20, "l3": 32 << 20}
 _MINIMUM_OF = 7
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the Linears of a problem compute in a call: `flops` densely, `nonzero_flops` without the zeros.
-
-    `activations` counts the bytes of what they read and write, `weights` those of their dense weights and biases.
-    """
-
-    flops: float
-    nonzero_flops: float
-    weights: int
-    activations: int
-
-
-def counted(problem: Problem) -> tuple[Tensor, Work]:
-    """The problem's result in float64, and the work that its Linears do for it."""
-    itemsize = next(problem.model.parameters()).element_size()
-    total: dict[str, float] = dict.fromkeys(("flops", "nonzero_flops", "weights", "activations"), 0)
-    model = copy.deepcopy(problem.model).double()
-
-    def count(linear: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        assert isinstance(linear, nn.Linear)
-        rows = output.numel() // linear.out_features
-        total["flops"] += 2 * rows * linear.weight.numel()
-        total["nonzero_flops"] += 2 * rows * int(torch.count_nonzero(linear.weight))
-        total["weights"] += itemsize * sum(parameter.numel() for parameter in linear.parameters())
-        total["activations"] += itemsize * (inputs[0].numel() + output.numel())
-
-    for linear in [module for module in model.modules() if isinstance(module, nn.Linear)]:
-        linear.register_forward_hook(count)
-    result: Tensor = model(*(x.double() if x.is_floating_point() else x for x in problem.inputs))
-    work = Work(total["flops"], total["nonzero_flops"], int(total["weights"]), int(total["activations"]))
-    return result, work
 
 
 def seconds(call: Callable[[], object]) -> float:

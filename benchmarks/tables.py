@@ -3,6 +3,7 @@
 python -m benchmarks.tables FILE.json                                           every case
 python -m benchmarks.tables FILE.json --where tokens=128 --over best            over the faster of dense and Inductor
 python -m benchmarks.tables FILE.json --pivot tokens,sparsity --of sparse       mean speed-ups by two parameters
+python -m benchmarks.tables FILE.json FILE.json --summary --of sparse           against everybody else, a column a workload
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arguments import counted
-from benchmarks.registry import BASELINES, workload
+from benchmarks.registry import workload
 
 Record = Mapping[str, Any]
 
@@ -31,7 +32,7 @@ BEST = "best"  # the faster of the baselines, case by case
 def timed(case: Record, name: str) -> float | None:
     """Milliseconds of a contender, or of the best of the baselines; None if it has no time."""
     if name == BEST:
-        return min((ms for base in BASELINES if (ms := timed(case, base)) is not None), default=None)
+        return min((ms for base in workload(case["workload"]).baselines if (ms := timed(case, base)) is not None), default=None)
     median: float | None = case["results"].get(name, {}).get("median_ms")
     return median
 
@@ -161,7 +162,7 @@ def render(report: Record, *, where: Mapping[str, str] | None = None, over: str 
     for family, threads in dict.fromkeys((case["workload"], case["threads"]) for case in kept):
         cases = [case for case in kept if (case["workload"], case["threads"]) == (family, threads)]
         count = counted(threads, "thread")
-        baseline = "the faster of eager and Inductor" if over == BEST else report["contenders"][over]["label"]
+        baseline = "the fastest baseline" if over == BEST else report["contenders"][over]["label"]
         if any("median_ms" in result for case in cases for result in case["results"].values()):
             parts += [f"**{family}, {count}**: ms (speed-up over {baseline})", ""]
             parts += [*table(cases, report["contenders"], over), ""]
@@ -207,16 +208,47 @@ def roofline(cases: Sequence[Record], of: str, peaks: Record) -> list[str]:
     return lines
 
 
+def summary(reports: Sequence[Record], of: str, where: Mapping[str, str]) -> list[str]:
+    """How many times as fast as everybody else a contender is: the geometric mean and the least, a column a workload."""
+    label = {name: found["label"] for report in reports for name, found in report["contenders"].items()}
+    cases = [case for report in reports for case in chosen(report, where) if timed(case, of)]
+    families = list(dict.fromkeys(case["workload"] for case in cases))
+    lines: list[str] = []
+    for threads in sorted({case["threads"] for case in cases}):
+        lines += [f"**{counted(threads, 'thread')}**: times as fast, geometric mean (least)", ""]
+        lines += [row([f"{label[of]} against", *families]), row(["---", *["--:"] * len(families)])]
+        for name in (name for name in label if name != of):
+            ratios: dict[str, list[float]] = {family: [] for family in families}
+            for case in cases:
+                ms, own = timed(case, name), timed(case, of)
+                if case["threads"] == threads and ms and own:
+                    ratios[case["workload"]].append(ms / own)
+            if any(ratios.values()):
+                cells = (
+                    f"{statistics.geometric_mean(each):.2f} ({min(each):.2f})" if each else "-" for each in ratios.values()
+                )
+                lines.append(row([label[name], *cells]))
+        lines.append("")
+    return lines
+
+
 def updated(text: str, folder: Path) -> str:
     """A document with its tables between `<!-- measured: FILE.json … -->` and `<!-- /measured -->` made anew."""
     return _MEASURED.sub(lambda block: f"{block[1]}{made(block[2].split(), folder)}{block[4]}", text)
 
 
 def made(arguments: Sequence[str], folder: Path = Path()) -> str:
-    """What the command line prints for its arguments; ValueError if they do not fit the report."""
+    """What the command line prints for its arguments; ValueError if they do not fit the reports."""
     args = parser().parse_args(arguments)
-    report = json.loads((folder / args.file).read_text())
-    over = args.over or next(name for name in (*BASELINES, *report["contenders"]) if name in report["contenders"])
+    reports = [json.loads((folder / file).read_text()) for file in args.files]
+    if args.summary:
+        return "\n".join([*summary(reports, args.of or "sparse", dict(args.where)), footer(reports[0])]) + "\n"
+    return "\n".join(printed(report, args) for report in reports)
+
+
+def printed(report: Record, args: argparse.Namespace) -> str:
+    baselines = (name for case in report["cases"] for name in workload(case["workload"]).baselines)
+    over = args.over or next(name for name in (*baselines, *report["contenders"]) if name in report["contenders"])
     for name in {over, args.of} - {BEST, None}:
         if name not in report["contenders"]:
             raise ValueError(f"'{name}' did not run; there are {', '.join(report['contenders'])}")
@@ -237,12 +269,13 @@ def pair(value: str) -> tuple[str, str]:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m benchmarks.tables", allow_abbrev=False)
-    found.add_argument("file", type=Path, help="JSON written by python -m benchmarks, or a document to --update")
+    found.add_argument("files", type=Path, nargs="+", help="JSON written by python -m benchmarks, or a document to --update")
     found.add_argument("--where", type=condition, action="append", default=[], help="keep, e.g., tokens=32")
-    found.add_argument("--over", help="what speed-ups are over (default dense), or best: of dense and inductor")
+    found.add_argument("--over", help="what speed-ups are over (default the first baseline), or best: of the baselines")
     found.add_argument("--pivot", type=pair, help="mean (least) speed-up by two parameters, e.g. tokens,sparsity")
     found.add_argument("--roofline", action="store_true", help="GF/s and GB/s beside the machine's peaks")
-    found.add_argument("--of", help="the contender of --pivot and --roofline (default sparse)")
+    found.add_argument("--summary", action="store_true", help="the mean (least) of its speed-ups over each other contender")
+    found.add_argument("--of", help="the contender of --pivot, --roofline and --summary (default sparse)")
     found.add_argument("--update", action="store_true", help="make the document's tables anew from the runs that they name")
     return found
 
@@ -251,7 +284,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         if args.update:
-            args.file.write_text(updated(args.file.read_text(), args.file.parent))
+            for file in args.files:
+                file.write_text(updated(file.read_text(), file.parent))
         else:
             print(made(sys.argv[1:] if argv is None else argv), end="")
     except ValueError as error:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.linears import with_sparse_linears
-from benchmarks.registry import Contender, Prepared, Problem
+from benchmarks.models import PrunedModel, with_sparse_linears
+from benchmarks.registry import Contender, Prepared
 
 
 class CsrLinear(nn.Module):
@@ -34,7 +34,7 @@ class CsrLinear(nn.Module):
         return y.reshape(*x.shape[:-1], -1)
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     model = with_sparse_linears(problem, CsrLinear)
     return Prepared(lambda: model(*problem.inputs))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.registry import Contender, Prepared, Problem
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Prepared
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     return Prepared(lambda: problem.model(*problem.inputs))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.registry import Contender, Prepared, Problem
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Prepared
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     compiled = torch.compile(problem.model)
     return Prepared(lambda: compiled(*problem.inputs))
 

@@ -6,10 +6,11 @@ import copy
 
 import torch
 
-from benchmarks.registry import Contender, Prepared, Problem, Unsupported
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Prepared, Unsupported
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     if problem.precision == "bf16":
         raise Unsupported("the model is bf16 by itself: see inductor")
     compiled = torch.compile(copy.deepcopy(problem.model).bfloat16())

@@ -1,96 +1,31 @@
 """MKL's inspector-executor: every pruned Linear computed by `mkl_sparse_s_mm` on a handle that was optimised once.
 
-It needs the package `mkl`, whose libraries lie in the environment's `lib`. Their OpenMP layer finds its functions in
-PyTorch's libgomp, so both share one team of threads. Results go to memory that is allocated once.
+Results go to memory that is allocated once.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.linears import with_sparse_linears
-from benchmarks.registry import Contender, Prepared, Problem, Unsupported
-
-# Of mkl_spblas.h
-_NON_TRANSPOSED, _BASE_0, _GENERAL = 10, 0, 20
-_ROW_MAJOR, _COLUMN_MAJOR = 101, 102
-_CALLS = 1000
-
-_OF_PYTORCH = "aoti_torch_dtype_float32"  # a function that libtorch_cpu alone has
-
-_ONE = ctypes.c_float(1.0)
+from benchmarks.mkl import COLUMN_MAJOR, MATRIX, NON_TRANSPOSED, ONE, ROW_MAJOR, Handle, at, call, missing, start
+from benchmarks.models import PrunedModel, with_sparse_linears
+from benchmarks.registry import Contender, Prepared
 
 Product = Callable[[Tensor], Tensor]
 
 
-class _Description(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("mode", ctypes.c_int), ("diagonal", ctypes.c_int)]
-
-
-_MATRIX = _Description(_GENERAL, 0, 0)
-
-
-def library() -> Path | None:
-    return next(iter(sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so.*"))), None)
-
-
-def missing() -> str | None:
-    return None if library() else "MKL's libraries are not installed: pip install mkl"
-
-
-@cache
-def mkl() -> ctypes.CDLL:
-    os.environ.setdefault("MKL_THREADING_LAYER", "GNU")
-    return ctypes.CDLL(str(library()), mode=ctypes.RTLD_LOCAL)
-
-
-def call(function: str, *arguments: object) -> None:
-    status = getattr(mkl(), function)(*arguments)
-    if status:
-        raise RuntimeError(f"{function} returns {status}")
-
-
-def at(tensor: Tensor, offset: int = 0) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr() + offset)
-
-
-class Handle:
-    """A CSR matrix that MKL has optimised for one kind of product: with a layout of x of so many rows, or with a vector."""
-
-    def __init__(self, weight: Tensor, tokens: int, layout: int) -> None:
-        self.start, self.column = weight.crow_indices().int(), weight.col_indices().int()
-        self.value = weight.values().clone()
-        self.at = ctypes.c_void_p()
-        self.m, self.k = weight.shape
-        arrays = at(self.start), at(self.start, self.start.element_size()), at(self.column), at(self.value)
-        call("mkl_sparse_s_create_csr", ctypes.byref(self.at), _BASE_0, self.m, self.k, *arrays)
-        if tokens == 1:
-            call("mkl_sparse_set_mv_hint", self.at, _NON_TRANSPOSED, _MATRIX, _CALLS)
-        else:
-            call("mkl_sparse_set_mm_hint", self.at, _NON_TRANSPOSED, _MATRIX, layout, tokens, _CALLS)
-        call("mkl_sparse_optimize", self.at)
-
-    def __del__(self) -> None:
-        call("mkl_sparse_destroy", self.at)
-
-
 def vector(weight: Tensor, bias: Tensor) -> Product:
     """y = W x + b for x [1, K]."""
-    handle, y = Handle(weight, 1, _ROW_MAJOR), torch.empty(1, len(bias))
+    handle, y = Handle(weight, 1, ROW_MAJOR), torch.empty(1, len(bias))
 
     def product(x: Tensor) -> Tensor:
         y[0].copy_(bias)
-        call("mkl_sparse_s_mv", _NON_TRANSPOSED, _ONE, handle.at, _MATRIX, at(x), _ONE, at(y))
+        call("mkl_sparse_s_mv", NON_TRANSPOSED, ONE, handle.at, MATRIX, at(x), ONE, at(y))
         return y
 
     return product
@@ -98,12 +33,12 @@ def vector(weight: Tensor, bias: Tensor) -> Product:
 
 def as_columns(weight: Tensor, bias: Tensor, tokens: int) -> Product:
     """x [T, K] and y [T, M] taken as the column-major matrices that they are to MKL."""
-    handle, y = Handle(weight, tokens, _COLUMN_MAJOR), torch.empty(tokens, len(bias))
+    handle, y = Handle(weight, tokens, COLUMN_MAJOR), torch.empty(tokens, len(bias))
 
     def product(x: Tensor) -> Tensor:
         y.copy_(bias.expand_as(y))
-        sizes = at(x), tokens, handle.k, _ONE, at(y), handle.m
-        call("mkl_sparse_s_mm", _NON_TRANSPOSED, _ONE, handle.at, _MATRIX, _COLUMN_MAJOR, *sizes)
+        sizes = at(x), tokens, handle.k, ONE, at(y), handle.m
+        call("mkl_sparse_s_mm", NON_TRANSPOSED, ONE, handle.at, MATRIX, COLUMN_MAJOR, *sizes)
         return y
 
     return product
@@ -111,13 +46,13 @@ def as_columns(weight: Tensor, bias: Tensor, tokens: int) -> Product:
 
 def with_transposes(weight: Tensor, bias: Tensor, tokens: int) -> Product:
     """x and y transposed before and after, to row-major matrices with a token a column."""
-    handle, y, across = Handle(weight, tokens, _ROW_MAJOR), torch.empty(tokens, len(bias)), torch.empty(len(bias), tokens)
+    handle, y, across = Handle(weight, tokens, ROW_MAJOR), torch.empty(tokens, len(bias)), torch.empty(len(bias), tokens)
 
     def product(x: Tensor) -> Tensor:
         across.copy_(bias[:, None].expand_as(across))
         columns = x.t().contiguous()
-        sizes = at(columns), tokens, tokens, _ONE, at(across), tokens
-        call("mkl_sparse_s_mm", _NON_TRANSPOSED, _ONE, handle.at, _MATRIX, _ROW_MAJOR, *sizes)
+        sizes = at(columns), tokens, tokens, ONE, at(across), tokens
+        call("mkl_sparse_s_mm", NON_TRANSPOSED, ONE, handle.at, MATRIX, ROW_MAJOR, *sizes)
         return y.copy_(across.t())
 
     return product
@@ -160,15 +95,8 @@ class MklLinear(nn.Module):
         return self.product(rows).view(*x.shape[:-1], -1)
 
 
-def mixed_up() -> bool:
-    """Whether PyTorch's symbols are visible to all libraries: MKL's then reach the MKL inside PyTorch, and crash."""
-    return hasattr(ctypes.CDLL(None), _OF_PYTORCH)
-
-
-def prepare(problem: Problem) -> Prepared:
-    if mixed_up():
-        raise Unsupported("something has loaded PyTorch's libraries with RTLD_GLOBAL, and MKL cannot be loaded beside them")
-    mkl().MKL_Set_Num_Threads(torch.get_num_threads())
+def prepare(problem: PrunedModel) -> Prepared:
+    start()
     model = with_sparse_linears(problem, MklLinear)
     return Prepared(lambda: model(*problem.inputs))
 

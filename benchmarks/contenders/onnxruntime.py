@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.registry import Contender, Prepared, Problem, Unsupported
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Prepared, Unsupported
 
 _NUMPY = {torch.float32: "float32", torch.int64: "int64"}
 
@@ -23,7 +24,7 @@ def missing() -> str | None:
 
 
 @lru_cache(maxsize=1)
-def exported(problem: Problem) -> tuple[bytes, Tensor]:
+def exported(problem: PrunedModel) -> tuple[bytes, Tensor]:
     """The model as ONNX, and a result of its shape and type."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder:
@@ -35,7 +36,7 @@ def exported(problem: Problem) -> tuple[bytes, Tensor]:
     return model, result
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     import onnxruntime
 
     if problem.precision != "f32":

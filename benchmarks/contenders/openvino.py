@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.registry import Contender, Prepared, Problem, Unsupported
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Prepared, Unsupported
 
 
 def missing() -> str | None:
@@ -18,7 +19,7 @@ def missing() -> str | None:
 
 
 @lru_cache(maxsize=1)
-def converted(problem: Problem) -> Any:
+def converted(problem: PrunedModel) -> Any:
     """The model as OpenVINO's, from float32 weights; `INFERENCE_PRECISION_HINT` says what they are computed in."""
     import openvino
 
@@ -37,7 +38,7 @@ def core() -> Any:
     return openvino.Core()
 
 
-def prepared(problem: Problem, precision: str) -> Prepared:
+def prepared(problem: PrunedModel, precision: str) -> Prepared:
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
@@ -49,7 +50,7 @@ def prepared(problem: Problem, precision: str) -> Prepared:
     return Prepared(lambda: torch.from_numpy(request.infer(inputs, share_inputs=True, share_outputs=True)[0]))
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     if problem.precision != "f32":
         raise Unsupported(f"the model is {problem.precision}")
     return prepared(problem, "f32")

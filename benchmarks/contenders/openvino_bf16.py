@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from benchmarks.contenders.openvino import missing, prepared
-from benchmarks.registry import Contender, Prepared, Problem
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Prepared
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     return prepared(problem, "bf16")
 
 

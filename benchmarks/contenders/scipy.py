@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from benchmarks.linears import with_sparse_linears
-from benchmarks.registry import Contender, Prepared, Problem
+from benchmarks.models import PrunedModel, with_sparse_linears
+from benchmarks.registry import Contender, Prepared
 
 
 class ScipyLinear(nn.Module):
@@ -32,7 +32,7 @@ def missing() -> str | None:
     return None if find_spec("scipy") else "SciPy is not installed: pip install scipy"
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     model = with_sparse_linears(problem, ScipyLinear)
     return Prepared(lambda: model(*problem.inputs))
 

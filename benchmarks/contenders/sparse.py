@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from benchmarks.registry import Contender, Prepared, Problem
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Prepared
 
 if TYPE_CHECKING:
     from gossamer import Decision
@@ -43,7 +44,7 @@ def grouped(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def noted(decisions: Sequence[Decision], problem: Problem) -> dict[str, Any]:
+def noted(decisions: Sequence[Decision], problem: PrunedModel) -> dict[str, Any]:
     """What was made sparse and how; the bytes of those weights before and after, and of all weights as they are now."""
     from gossamer import Report
 
@@ -60,7 +61,7 @@ def noted(decisions: Sequence[Decision], problem: Problem) -> dict[str, Any]:
     }
 
 
-def prepared(problem: Problem, compiled: Callable[..., Any]) -> Prepared:
+def prepared(problem: PrunedModel, compiled: Callable[..., Any]) -> Prepared:
     """Compiles by a first call. RuntimeError if the backend was not asked about any weight."""
     from gossamer.backend.report import collect
 
@@ -77,7 +78,7 @@ def prepared(problem: Problem, compiled: Callable[..., Any]) -> Prepared:
     return Prepared(call, lambda: noted(decisions, problem))
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     return prepared(problem, torch.compile(problem.model, backend="sparse", fullgraph=True))  # a graph break is an error
 
 

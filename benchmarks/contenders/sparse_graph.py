@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, fx
 
 from benchmarks.contenders.sparse import missing, noted
-from benchmarks.registry import Contender, Prepared, Problem, Unsupported
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Prepared, Unsupported
 
 
-def prepared(problem: Problem, options: Mapping[str, Any] | None = None) -> Prepared:
+def prepared(problem: PrunedModel, options: Mapping[str, Any] | None = None) -> Prepared:
     """The graph that `torch.compile(model, backend="sparse", options=options)` makes."""
     from gossamer.backend import sparse
     from gossamer.backend.report import collect
@@ -36,7 +37,7 @@ def prepared(problem: Problem, options: Mapping[str, Any] | None = None) -> Prep
     return Prepared(lambda: function(*inputs)[0], lambda: noted(decisions, problem))
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     return prepared(problem)
 
 

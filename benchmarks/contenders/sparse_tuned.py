@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from benchmarks.contenders.sparse import missing, prepared
-from benchmarks.registry import Contender, Prepared, Problem
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Prepared
 
 
-def prepare(problem: Problem) -> Prepared:
+def prepare(problem: PrunedModel) -> Prepared:
     return prepared(problem, torch.compile(problem.model, backend="sparse", fullgraph=True, options={"max_autotune": True}))
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from benchmarks.arguments import add_list, shares, sizes, some_of
+from benchmarks.models import PrunedModel
 from benchmarks.pruning import prune_linears
-from benchmarks.registry import Case, Problem, Workload
+from benchmarks.registry import Case, Workload
 
 WIDTHS = {"small": (784, 1024, 512), "medium": (784, 2048, 1024), "large": (784, 4096, 2048)}
 TOLERANCE = {"f32": 2e-5, "bf16": 5e-2}
@@ -28,12 +29,12 @@ def layers(size: str) -> list[tuple[int, int]]:
     return list(pairwise((*encoder, *encoder[-2::-1])))
 
 
-def build(size: str, sparsity: float, batch: int) -> Problem:
+def build(size: str, sparsity: float, batch: int) -> PrunedModel:
     torch.manual_seed(0)
     modules = [module for features in layers(size) for module in (nn.Linear(*features), nn.ReLU())]
     model = nn.Sequential(*modules[:-1]).eval()
     prune_linears(model, "unstructured", sparsity)
-    return Problem(model, (torch.rand(batch, WIDTHS[size][0]),), TOLERANCE)
+    return PrunedModel(model, (torch.rand(batch, WIDTHS[size][0]),), TOLERANCE)
 
 
 def cases(args: argparse.Namespace) -> list[Case]:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from benchmarks.arguments import DTYPES, add_dtype, add_list, counted, shape, shares, sizes, some_of
+from benchmarks.models import PrunedModel
 from benchmarks.pruning import pattern, prune_linears
-from benchmarks.registry import Case, Problem, Workload
+from benchmarks.registry import Case, Workload
 
 TOLERANCE = {"f32": 2e-5, "bf16": 4e-2}
 
@@ -26,14 +27,14 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     add_dtype(parser)
 
 
-def build(features: tuple[int, int], part: str, pattern: str, sparsity: float, tokens: int, dtype: str) -> Problem:
+def build(features: tuple[int, int], part: str, pattern: str, sparsity: float, tokens: int, dtype: str) -> PrunedModel:
     outer, inner = features
     torch.manual_seed(0)
     up, down = nn.Sequential(nn.Linear(outer, inner), nn.GELU()), nn.Linear(inner, outer)
     model: nn.Module = {"chain": nn.Sequential(*up, down), "up": up, "down": nn.Sequential(down)}[part]
     prune_linears(model, pattern, sparsity)
     x = torch.randn(tokens, inner if part == "down" else outer)
-    return Problem(model.eval().to(DTYPES[dtype]), (x.to(DTYPES[dtype]),), TOLERANCE)
+    return PrunedModel(model.eval().to(DTYPES[dtype]), (x.to(DTYPES[dtype]),), TOLERANCE)
 
 
 def cases(args: argparse.Namespace) -> list[Case]:

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from benchmarks.arguments import DTYPES, add_dtype, add_list, counted, shapes, shares, sizes
+from benchmarks.models import PrunedModel
 from benchmarks.pruning import prune
-from benchmarks.registry import Case, Problem, Workload
+from benchmarks.registry import Case, Workload
 
 # Float32 results differ by the order of the sums: about √K · 6e-8 of the largest entry, for K terms.
 TOLERANCE = {"f32": 1e-5, "bf16": 3e-2}
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     add_dtype(parser)
 
 
-def build(features: tuple[int, int], pattern: str, sparsity: float, tokens: int, dtype: str = "f32") -> Problem:
+def build(features: tuple[int, int], pattern: str, sparsity: float, tokens: int, dtype: str = "f32") -> PrunedModel:
     """Normally distributed weights, pruned."""
     generator = torch.Generator().manual_seed(0)
     linear = nn.Linear(*features)
@@ -34,7 +35,7 @@ def build(features: tuple[int, int], pattern: str, sparsity: float, tokens: int,
         prune(linear.weight, pattern, sparsity)
     inputs = torch.randn(tokens, features[0], generator=generator)
     model = nn.Sequential(linear, nn.ReLU()).eval().to(DTYPES[dtype])
-    return Problem(model, (inputs.to(DTYPES[dtype]),), TOLERANCE)
+    return PrunedModel(model, (inputs.to(DTYPES[dtype]),), TOLERANCE)
 
 
 def case(features: tuple[int, int], pattern: str, sparsity: float, tokens: int, dtype: str = "f32") -> Case:

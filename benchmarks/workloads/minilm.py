@@ -7,37 +7,27 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
 import re
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from benchmarks.arguments import DTYPES, add_dtype, add_list, shares
+from benchmarks.examples import example
+from benchmarks.models import PrunedModel
 from benchmarks.pruning import pattern, prune_linears
-from benchmarks.registry import Case, Problem, Workload
+from benchmarks.registry import Case, Workload
 
 TOLERANCE = {"f32": 1e-5, "bf16": 5e-2}
 INPUTS = "8x128,1x128,1x16,8x128-padded,8x100,8x37,1x100,1x37"
 WEIGHTS = 6 * (4 * 384 * 384 + 2 * 384 * 1536)
-EXAMPLE = Path(__file__).parents[2] / "examples" / "pruned_transformer.py"
-
-
-@cache
-def example() -> Any:
-    """The example as a module: a script for users, in no package, so it is loaded by its path."""
-    spec = importlib.util.spec_from_file_location("pruned_transformer", EXAMPLE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+EXAMPLE = "pruned_transformer"
 
 
 @cache
 def pretrained() -> tuple[nn.Module, Any]:
-    encoder, tokenizer = example().load_encoder()
+    encoder, tokenizer = example(EXAMPLE).load_encoder()
     return encoder, tokenizer
 
 
@@ -62,20 +52,20 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
 
 def passages(batch: int, tokens: int, padded: bool, tokenizer: Any) -> list[str]:
     """Real passages that fill every row or, if `padded`, cut to between a few words and most of a row."""
-    long = [text for text in example().topics.values() if len(tokenizer(text)["input_ids"]) >= tokens][:batch]
+    long = [text for text in example(EXAMPLE).topics.values() if len(tokenizer(text)["input_ids"]) >= tokens][:batch]
     if not padded:
         return long
     words = [tokens * (row + 1) // (2 * batch) for row in range(batch)]
     return [" ".join(text.split()[:count]) for text, count in zip(long, words, strict=True)]
 
 
-def build(text: str, pattern: str, sparsity: float, dtype: str = "f32") -> Problem:
+def build(text: str, pattern: str, sparsity: float, dtype: str = "f32") -> PrunedModel:
     dense, tokenizer = pretrained()
     encoder = copy.deepcopy(dense)
     prune_linears(encoder, pattern, sparsity)
     batch, tokens = size(text)
     rows = passages(batch, tokens, text.endswith("-padded"), tokenizer)
-    return Problem(encoder.to(DTYPES[dtype]), example().tokenize(tokenizer, rows, tokens), TOLERANCE)
+    return PrunedModel(encoder.to(DTYPES[dtype]), example(EXAMPLE).tokenize(tokenizer, rows, tokens), TOLERANCE)
 
 
 def cases(args: argparse.Namespace) -> list[Case]:

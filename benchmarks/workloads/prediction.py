@@ -16,8 +16,9 @@ from benchmarks.arguments import add_dtype, add_list, shapes, shares, sizes
 from benchmarks.contenders.sparse import missing
 from benchmarks.contenders.sparse_graph import prepared
 from benchmarks.measure import causes
+from benchmarks.models import PrunedModel
 from benchmarks.pruning import density, patterns
-from benchmarks.registry import Case, Contender, Prepared, Problem, Unsupported, Workload
+from benchmarks.registry import Case, Contender, Prepared, Unsupported, Workload
 from benchmarks.workloads.linear import case
 
 AUTO, DENSE = "auto", "dense"
@@ -52,7 +53,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
     return plain + list(structured.values())
 
 
-def scheduled(options: Mapping[str, Any], problem: Problem) -> Prepared:
+def scheduled(options: Mapping[str, Any], problem: PrunedModel) -> Prepared:
     """The graph compiled with these options; Unsupported where the schedule refuses the weight."""
     from gossamer import CompileError
 

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.arguments import DTYPES, add_dtype, add_list, shares, some_of, texts
+from benchmarks.models import PrunedModel
 from benchmarks.pruning import pattern, prune_linears
-from benchmarks.registry import Case, Problem, Workload
+from benchmarks.registry import Case, Workload
 
 LAYERS, WIDTH, HEADS = 4, 768, 12
 PATCHES = 197
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     add_dtype(parser)
 
 
-def build(model: str, size: str, pattern: str, sparsity: float, dtype: str) -> Problem:
+def build(model: str, size: str, pattern: str, sparsity: float, dtype: str) -> PrunedModel:
     torch.manual_seed(0)
     network = (Vit() if model == "vit" else gpt()).eval()
     with torch.no_grad():
@@ -77,7 +78,7 @@ def build(model: str, size: str, pattern: str, sparsity: float, dtype: str) -> P
     else:
         batch, tokens = map(int, size.split("x"))
         x = torch.randn(batch, tokens, WIDTH)
-    return Problem(network.to(DTYPES[dtype]), (x.to(DTYPES[dtype]),), TOLERANCE)
+    return PrunedModel(network.to(DTYPES[dtype]), (x.to(DTYPES[dtype]),), TOLERANCE)
 
 
 def rows(model: str, size: str) -> int:

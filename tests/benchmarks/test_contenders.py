@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import registry
-from benchmarks.contenders import mkl
+from benchmarks import mkl, registry
 from benchmarks.contenders.csr import CsrLinear
 from benchmarks.contenders.mkl import MklLinear
 from benchmarks.contenders.scipy import ScipyLinear
-from benchmarks.linears import with_sparse_linears
 from benchmarks.measure import race
-from benchmarks.registry import Problem, Settings, Unsupported
+from benchmarks.models import PrunedModel, with_sparse_linears
+from benchmarks.registry import Settings, Unsupported
 from benchmarks.workloads import linear, prediction, transformer
 
 QUICK = Settings(2, 1e-6)
@@ -36,12 +35,12 @@ def test_only_linears_with_zeros_are_replaced() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval()
     with torch.no_grad():
         model[1].weight[:4] = 0
-    found = with_sparse_linears(Problem(model, (), {}), CsrLinear)
+    found = with_sparse_linears(PrunedModel(model, (), {}), CsrLinear)
     assert [type(layer) for layer in found] == [nn.Linear, CsrLinear]  # type: ignore[attr-defined]
     with pytest.raises(Unsupported, match="no Linear of the model has a tenth of zeros"):
-        with_sparse_linears(Problem(nn.Linear(4, 4), (), {}), CsrLinear)
+        with_sparse_linears(PrunedModel(nn.Linear(4, 4), (), {}), CsrLinear)
     with pytest.raises(Unsupported, match="float32 only"):
-        with_sparse_linears(Problem(model.bfloat16(), (), {}), CsrLinear)
+        with_sparse_linears(PrunedModel(model.bfloat16(), (), {}), CsrLinear)
 
 
 @pytest.mark.parametrize("name", ["openvino", "openvino-bf16", "onnxruntime"])
@@ -64,7 +63,7 @@ def test_gossamer_says_what_it_made_sparse(name: str) -> None:
 
 
 def test_gossamer_that_sees_no_zeros_is_an_error() -> None:
-    problem = Problem(nn.Linear(8, 8).eval(), (torch.ones(2, 8),), {"f32": 1e-5})
+    problem = PrunedModel(nn.Linear(8, 8).eval(), (torch.ones(2, 8),), {"f32": 1e-5})
     found = race(problem, {"sparse": registry.contender("sparse")}, settings=QUICK)["sparse"]
     assert "nothing was compiled" in found["error"]
 

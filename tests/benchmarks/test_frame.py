@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from benchmarks import registry
 from benchmarks.__main__ import main
 from benchmarks.measure import race, rounds, speedups
-from benchmarks.registry import Contender, Outcome, Prepared, Problem, Settings, Unsupported
-from benchmarks.roofline import counted, peaks, placed
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Contender, Outcome, Prepared, Settings, Unsupported
+from benchmarks.roofline import peaks, placed
 from benchmarks.tables import render
 
 
-def problem() -> Problem:
-    return Problem(nn.Linear(4, 3).eval(), (torch.ones(2, 4),), {"f32": 1e-5})
+def problem() -> PrunedModel:
+    return PrunedModel(nn.Linear(4, 3).eval(), (torch.ones(2, 4),), {"f32": 1e-5})
 
 
-def running(result: Callable[[Problem], Tensor]) -> Contender:
+def running(result: Callable[[PrunedModel], Tensor]) -> Contender:
     return Contender("test", lambda given: Prepared(lambda: result(given)))
 
 
@@ -68,13 +69,13 @@ def test_a_result_that_goes_wrong_later_is_an_error_too() -> None:
 
 
 def test_a_contender_that_raises_does_not_stop_the_others() -> None:
-    def crash(given: Problem) -> Prepared:
+    def crash(given: PrunedModel) -> Prepared:
         try:
             raise LookupError("no such kernel")
         except LookupError as error:
             raise RuntimeError("the backend failed") from error
 
-    def refuse(given: Problem) -> Prepared:
+    def refuse(given: PrunedModel) -> Prepared:
         raise Unsupported("needs zeros")
 
     found = outcomes(crash=Contender("test", crash), refuse=Contender("test", refuse), dense=DENSE)
@@ -132,7 +133,7 @@ def test_the_work_of_a_model_is_that_of_its_linears() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 5, bias=False)).eval()
     with torch.no_grad():
         model[0].weight[0] = 0
-        result, work = counted(Problem(model, (torch.ones(2, 4),), {}))
+        result, work = PrunedModel(model, (torch.ones(2, 4),), {}).reference()
     assert result.dtype == torch.float64
     assert (work.flops, work.nonzero_flops) == (2 * 2 * (12 + 15), 2 * 2 * (8 + 15))
     assert (work.weights, work.activations) == (4 * (15 + 15), 4 * 2 * (4 + 3 + 3 + 5))
@@ -141,7 +142,7 @@ def test_the_work_of_a_model_is_that_of_its_linears() -> None:
 def test_the_roof_is_the_peak_or_the_bandwidth_where_the_bytes_lie() -> None:
     levels = {"l2": {"bytes": 100, "copy_gbytes_s": 10.0}, "dram": {"bytes": None, "copy_gbytes_s": 1.0}}
     machine = {"f32_gflops": 50.0, "levels": levels}
-    _, work = counted(problem())
+    _, work = problem().reference()
     near, far = placed(1.0, work, 10, "f32", machine), placed(1.0, work, 90, "f32", machine)
     assert near["intensity"] == pytest.approx(48 / (10 + 56)) and near["roof_gflops"] == pytest.approx(480 / 66)
     assert far["roof_gflops"] == pytest.approx(48 / (90 + 56))

@@ -101,3 +101,10 @@ def test_a_contender_that_did_not_run_is_refused(written: Path, capsys: pytest.C
     with pytest.raises(SystemExit):
         main([str(written), "--over", "tpu"])
     assert "'tpu' did not run; there are inductor-bf16, dense" in capsys.readouterr().err
+
+
+def test_summary_of_several_reports(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(written), str(written), "--summary", "--where", "threads=1"])
+    text = capsys.readouterr().out
+    assert text.startswith("**1 thread**: times as fast, geometric mean (least)\n\n| Sparse against | linear |\n| --- | --: |")
+    assert "| Dense | 8.00 (4.00) |" in text and "| Compiled | 2.00 (2.00) |" in text and "Peer" not in text

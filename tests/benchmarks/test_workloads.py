@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.registry import Case, Contender, Problem, Settings
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Case, Contender, Settings
 from benchmarks.workloads import autoencoder, ffn, startup
 
 
@@ -40,7 +41,7 @@ def test_starts_are_cold_then_warm_in_caches_of_their_own(monkeypatch: pytest.Mo
         seconds = float(len(seen))
         return {"total_s": seconds, "own_s": seconds / 2, "notes": {"packed_bytes": 2_000_000, "dense_bytes": 8_000_000}}
 
-    def unused(problem: Problem) -> Any:
+    def unused(problem: PrunedModel) -> Any:
         raise AssertionError
 
     monkeypatch.setattr(startup, "start", start)

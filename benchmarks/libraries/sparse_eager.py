@@ -1,0 +1,54 @@
+"""Gossamer's SparseTensor in eager mode, CSR with 32-bit indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.contenders.sparse import missing
+from benchmarks.operations import Way, library
+
+if TYPE_CHECKING:
+    from gossamer import SparseTensor
+
+
+def product(a: SparseTensor, x: Tensor) -> Tensor:
+    return a @ x
+
+
+def sddmm(a: SparseTensor, x: Tensor, y: Tensor) -> Tensor:
+    import gossamer
+
+    return gossamer.einsum("ij,ik,jk->ij", a, x, y).values()
+
+
+def spgemm(a: SparseTensor) -> Tensor:
+    return a @ a.t()
+
+
+def gcn(a: SparseTensor, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    return a @ (F.relu(a @ (x @ w1) + b1) @ w2) + b2
+
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {"spmv": product, "spmm": product, "sddmm": sddmm, "spgemm": spgemm, "gcn": gcn}
+
+
+def ours(a: Any, *operands: Any) -> list[Tensor]:
+    """The operands with SparseTensors for what is sparse."""
+    from gossamer import SparseTensor
+
+    return [x if isinstance(x, Tensor) else SparseTensor.from_scipy(x) for x in (a, *operands)]
+
+
+def eager(function: Callable[..., Tensor]) -> Way:
+    def way(*given: Any) -> Callable[[], Tensor]:
+        operands = ours(*given)
+        return lambda: function(*operands)
+
+    return way
+
+
+CONTENDER = library("Gossamer, eager", {name: eager(function) for name, function in FUNCTIONS.items()}, missing)
