@@ -8,7 +8,6 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 
-from gossamer.backend import direct_call
 from gossamer.backend.options import did_you_mean
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import OptionError
@@ -51,7 +50,6 @@ def with_inductor(
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
-    direct_call.enable()
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
 
     def compile_(cached: bool) -> Callable[..., Any]:

@@ -8,9 +8,8 @@ from torch import fx
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.detect import Inputs
 from gossamer.backend.graph_breaks import watch_for_sparse
-from gossamer.backend.options import Options
+from gossamer.backend.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
-from gossamer.backend.tune import MODES
 
 
 def sparse(
@@ -32,9 +31,9 @@ def sparse(
     watch_for_sparse(sparse)
     parsed = Options.parse(options)
     check_mode(mode)
-    rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed, measuring=parsed.max_autotune or mode in MODES)
+    rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed, measuring=parsed.max_autotune or mode in MEASURING)
     if parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs)):
-        compiled = with_inductor(gm, example_inputs, rewrite, mode or (MODES[-1] if parsed.max_autotune else None))
+        compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))
     else:
         compiled = eagerly(gm, example_inputs, rewrite)
     rewrite.finish()

@@ -11,7 +11,6 @@ import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,20 +23,22 @@ from gossamer.backend.options import Options
 from gossamer.backend.region_op import Callee
 from gossamer.backend.report import Decision, record
 from gossamer.runtime import disk_cache
+from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.nonzeros import nonzero_mask
 from gossamer.runtime.target import host
-from gossamer.sparsity.kernels import compiler, source_hash
+from gossamer.runtime.versions import compiler, source_hash
 
 log = logging.getLogger("gossamer")
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What the rewriting of a graph came to."""
+    """What the rewriting of a graph came to, and whether it would come to the same in another process."""
 
     regions: Mapping[str, Callee]
     decisions: Sequence[Decision]
     kernels: Sequence[str]
+    lasting: bool
 
 
 def fingerprint(inputs: Inputs, options: Options) -> str | None:
@@ -45,8 +46,10 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
     tensors = [static.tensor for static in inputs.statics.values()]
     if disk_cache.directory() is None or options.dump_ir or any(tensor.device.type != "cpu" for tensor in tensors):
         return None
-    found = hashlib.sha256(f"{compiler()} {source_hash(str(Path(__file__).parent))}\n{host()}\n{this_machine()}\n".encode())
+    found = hashlib.sha256(f"{compiler()} {source_hash('gossamer.backend')}\n{host()}\n".encode())
     state = (
+        first_level_bytes(),
+        this_machine(),
         torch.get_num_threads(),
         torch.is_grad_enabled(),
         torch.get_float32_matmul_precision(),
@@ -62,6 +65,9 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
 
 
 def _described(value: object) -> str:
+    if is_traceable_wrapper_subclass(value):
+        names, context = value.__tensor_flatten__()
+        return f"{value.shape} {context} {[_described(getattr(value, name)) for name in names]}"
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {[_described(size) for size in value.shape]} {value.requires_grad}"
     return f"{value} {value.node.hint}" if isinstance(value, torch.SymInt) else str(value)

@@ -8,8 +8,9 @@ import torch
 
 from gossamer.passes.machine import Machine
 from gossamer.runtime import records
+from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
-from gossamer.sparsity.kernels import compiler
+from gossamer.runtime.versions import compiler
 
 
 def this_machine() -> Machine:
@@ -26,7 +27,8 @@ def keep(machine: Machine) -> None:
 @cache
 def identity() -> str:
     """A hash of the CPU and of all versions that its speed depends on."""
-    return hashlib.sha256(f"{cpu_name()}\n{host()}\n{torch.__version__}\n{compiler()}".encode()).hexdigest()[:16]
+    described = f"{cpu_name()}\n{host()}\n{first_level_bytes()}\n{torch.__version__}\n{compiler()}"
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
 @cache

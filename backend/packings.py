@@ -27,7 +27,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
-from gossamer.sparsity.weight_store import store_of
+from gossamer.runtime.weight_store import store_of
 
 _SETTLED = 2
 """Calls that a packing must have served before a new pattern is packed at once."""

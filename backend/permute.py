@@ -8,17 +8,14 @@ pruned one by one they are no more alike than chance makes them, and nothing els
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from gossamer.backend.contractions import Contraction, Order
 from gossamer.backend.cost import permuting_pays
-from gossamer.backend.elementwise import Kind
 from gossamer.backend.pattern import Pattern
-from gossamer.backend.region_op import CompiledRegion
 from gossamer.backend.weights import Weight, run
 from gossamer.runtime.nonzeros import nonzero_mask
 
@@ -98,54 +95,3 @@ def _reordered(weight: Weight, rows: Order, columns: Order, pattern: Pattern) ->
 
 def _in_order(evaluate: Callable[..., torch.Tensor], rows: Order, columns: Order, *leaves: torch.Tensor) -> torch.Tensor:
     return evaluate(*leaves).index_select(0, rows).index_select(1, columns)
-
-
-@dataclass(frozen=True, eq=False)
-class ReorderedRegion:
-    """A region whose weight is reordered, between a selection of the columns of x and one of those of the result.
-
-    columns    of x, in the order of the weight's
-    order      of the rows of the weight
-    restored   where each row of the weight is now
-    vectors, matrices  numbers of the operands that have an element, or a column, a row of the weight
-    """
-
-    region: CompiledRegion
-    columns: Order
-    order: Order
-    restored: Order
-    vectors: tuple[int, ...]
-    matrices: tuple[int, ...]
-
-    @classmethod
-    def of(cls, region: CompiledRegion, orders: tuple[Order, Order], kinds: Sequence[Kind]) -> "ReorderedRegion":
-        """`orders` are those of results and of what is summed over, `kinds` those of the extra operands."""
-        order, columns = orders
-        first = 1 + region.leaves
-        vectors, matrices = (
-            tuple(first + n for n, kind in enumerate(kinds) if kind == wanted) for wanted in ("vector", "matrix")
-        )
-        return cls(region, columns, order, order.argsort(), vectors, matrices)
-
-    @property
-    def m(self) -> int:
-        """Columns of the result."""
-        return self.region.m
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the result."""
-        return self.region.dtype
-
-    def rows(self, x: torch.Tensor) -> int:
-        """Rows of the result for this first operand."""
-        return self.region.rows(x)
-
-    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
-        given = list(operands)
-        given[0] = given[0].index_select(1, self.columns)
-        for number in self.vectors:
-            given[number] = given[number].index_select(0, self.order)
-        for number in self.matrices:
-            given[number] = given[number].index_select(1, self.order)
-        return self.region(given).index_select(1, self.restored)

@@ -13,11 +13,29 @@ from typing import Protocol
 
 import torch
 
-from gossamer.backend.device import Allocate, Kernel
 from gossamer.backend.packings import Packings
 from gossamer.backend.weights import run
 from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.packing import Packed
+
+Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+"""From sizes, strides and type to a tensor with any content."""
+
+allocate: Allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+"""What Inductor's own code allocates with on a CPU: a third of the time of torch.empty."""
+
+
+class Kernel(Protocol):
+    """A compiled region; fields and call are those of `runtime.region_kernel.RegionKernel`."""
+
+    formats: tuple[Format | Packing | None, ...]
+    schedule: str
+    key: str
+
+    def __call__(self, operands: Sequence[torch.Tensor | Packed], out: torch.Tensor) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +166,9 @@ def _unknown(key: str) -> CompileError:
     )
 
 
-_library = torch.library.Library("gossamer", "FRAGMENT")
-# What Inductor captures in CUDA graphs would not notice that a weight has changed.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
-_library.define("region(Tensor[] operands, str key) -> Tensor", tags=_TAGS)
-_library.impl("region", on_cpu, "CPU")
-_library.impl("region", on_cuda, "CUDA")
-_library.impl("region", _on_meta, "Meta")
+LIBRARY.define("region(Tensor[] operands, str key) -> Tensor", tags=TAGS)
+implement("region", on_cpu)
+LIBRARY.impl("region", on_cuda, "CUDA")
+LIBRARY.impl("region", _on_meta, "Meta")
 
 region = torch.ops.gossamer.region.default

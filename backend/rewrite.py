@@ -1,38 +1,21 @@
-"""The rewriting of an inference or joint graph: sparse regions become `gossamer::region`, all else stays.
+"""The rewriting of an inference or joint graph, as Inductor calls it and as caches see it.
 
-    %v = view(%x, [T, K])                             %v = view(%x, [T, K])
-    %y = addmm(%bias, %v, permute(%w))           →    %r = gossamer::region(%v, [%w], [%bias], "3f2a…")
-    %z = relu(view(%y, [B, S, M]))                    %z = view(%r, [B, S, M])
-
-First everything is decided and compiled, then the graph is changed.
+Where torch has the rewritten graph in its cache on disk, no graph comes by here, and nothing is loaded of what rewrites and
+compiles them: `compile_graph.py` is the door to that.
 """
 
 import warnings
-from operator import attrgetter
 
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gossamer.backend import contractions, graph_cache, message_ops, region_op
-from gossamer.backend.chains import Chain
-from gossamer.backend.decide import left_out, unmatched
-from gossamer.backend.detect import Inputs, Unmatched, zero_heavy
+from gossamer.backend import graph_cache
+from gossamer.backend.detect import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.dump import Dump
-from gossamer.backend.fold_values import fold_values
-from gossamer.backend.fuse_attention import fuse_attention
-from gossamer.backend.graph_cache import Rewritten
-from gossamer.backend.message_passing import rewrite_messages
 from gossamer.backend.options import Options
-from gossamer.backend.permute import in_blocks
-from gossamer.backend.plan import FAILED, fix_sizes, plan
-from gossamer.backend.precision import may_round, with_rounded_weight
-from gossamer.backend.product_order import order_products
-from gossamer.backend.replace import replace, replace_chain
-from gossamer.backend.report import record
-from gossamer.backend.sparse_report import sparse_operations
-from gossamer.backend.tune import tuned
+from gossamer.backend.report import Decision, record
 
 
 class SparseRewrite(CustomGraphPass):
@@ -56,41 +39,17 @@ class SparseRewrite(CustomGraphPass):
             self._rewrite(graph, self._inputs)
 
     def _rewrite(self, graph: fx.Graph, inputs: Inputs) -> None:
+        from gossamer.backend.compile_graph import compile_graph  # with all of the compiler behind it
+
         try:
             statics = inputs.match(graph)
         except Unmatched as problem:
             _give_up(inputs, str(problem))
             return
-        messages = rewrite_messages(graph, inputs, self._options)
-        messages += fold_values(graph, inputs, self._options)
-        messages += [*fuse_attention(graph, inputs), *order_products(graph, inputs)]
-        for node, static in statics.items():
-            if zero_heavy(static.tensor):
-                fix_sizes(node)
-        values = {node: static.tensor for node, static in statics.items()} | _constants(graph)
-        names = {node: statics[node].name if node in statics else str(node.target) for node in values}
-        contractions.split_addends(graph, values)
-        found = contractions.find(graph, values)
-        if self._options.schedule == "auto" and not contractions.in_training(graph):
-            found = [in_blocks(contraction, [values[leaf] for leaf in contraction.weight.leaves]) for contraction in found]
-        if may_round(self._options):
-            found = [with_rounded_weight(contraction) for contraction in found]
-        if self._measuring:
-            found = tuned(found, values, self._options)
-        decisions, plans = plan(found, names, values, self._options, self._dump)
-        covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
-        decisions += left_out(statics, covered)
-        replaced: dict[fx.Node, fx.Node] = {}
-        for region, prepared in plans:
-            (replace_chain if isinstance(region, Chain) else replace)(region, prepared.key, replaced)  # type: ignore[arg-type]
-        graph.eliminate_dead_code()
-        messages += sparse_operations(graph, inputs)
-        decisions, kernels = messages + decisions, [kernel.key for _, prepared in plans for kernel in prepared.kernels]
-        record(decisions, kernels)
-        failed = any(FAILED in decision.reason for decision in decisions)
-        if self._fingerprint is not None and not failed and not message_ops.used_in(graph):
-            regions = {prepared.key: region_op.known(prepared.key) for _, prepared in plans}
-            graph_cache.remember(self._fingerprint, Rewritten(regions, decisions, kernels))
+        rewritten = compile_graph(graph, inputs, statics, self._options, self._dump, self._measuring)
+        record(rewritten.decisions, rewritten.kernels)
+        if self._fingerprint is not None and rewritten.lasting:
+            graph_cache.remember(self._fingerprint, rewritten)
 
     def keep(self) -> bool:
         """Has torch keep the rewritten graph on disk, and keeps its regions there; False if that is not to be."""
@@ -113,15 +72,11 @@ class SparseRewrite(CustomGraphPass):
     def uuid(self) -> str:
         """Cache key of the pass: before it runs, a hash of what it decides by; then its decisions are in the graph, as region
         keys that hash the regions' content."""
-        return "gossamer-3" if self._seen or self._fingerprint is None else self._fingerprint
+        return "gossamer-4" if self._seen or self._fingerprint is None else self._fingerprint
 
 
 def _give_up(inputs: Inputs, problem: str) -> None:
     warnings.warn(f"gossamer leaves a graph dense: {problem}", stacklevel=2)
-    record(unmatched(inputs.statics.values(), problem), [])
-
-
-def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
-    """The tensors that tracing has put into the graph itself."""
-    found = {n: attrgetter(n.target)(graph.owning_module) for n in graph.nodes if n.op == "get_attr"}
-    return {node: value for node, value in found.items() if type(value) is torch.Tensor}
+    reason = f"the graph could not be read: {problem}"
+    tensors = [(static.name, static.tensor) for static in inputs.statics.values() if zero_heavy(static.tensor)]
+    record([Decision(name, "-", tuple(t.shape), density(t), None, None, False, reason, None) for name, t in tensors], [])

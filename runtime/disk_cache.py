@@ -1,4 +1,4 @@
-"""Object code on disk, so that the next process starts without LLVM.
+"""Object code on disk, so that the next process starts without compiling.
 
 An entry is one file, named by the hash of all that the code depends on: kernel IR, target, versions. It holds a line of
 JSON (what is needed to call the code, and a hash of that, of the name and of the code) and the object code. Entries are

@@ -9,14 +9,14 @@ import struct
 
 _TYPE = r"\b(?:bfloat|half|float|double)\b"
 _CONSTANT = r"(?<![\w.%@\"$-])[+-]?(?:f0x[0-9A-Fa-f]+|\d+\.\d+(?:e[+-]?\d+)?|inf\b|q?nan\b)"
-_TOKEN = re.compile(f"({_TYPE})|({_CONSTANT})")
+_TOKEN, _ANY_CONSTANT = re.compile(f"({_TYPE})|({_CONSTANT})"), re.compile(_CONSTANT)
 _STRUCT = {"half": "e", "float": "f", "double": "d"}
 
 
 def readable_by_older(llvm_ir: str) -> str:
     """Rewrite the float constants of a module; each takes the float type named last before it on its line."""
     lines = llvm_ir.split("\n")
-    return "\n".join(_rewrite(line) if _TOKEN.search(line) else line for line in lines)
+    return "\n".join(_rewrite(line) if _ANY_CONSTANT.search(line) else line for line in lines)
 
 
 def bfloat_as_bits(llvm_ir: str) -> str:

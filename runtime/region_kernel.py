@@ -1,0 +1,162 @@
+"""Kernels of regions: machine code with what is needed to call it, shared by key, and recalled from the cache on disk.
+
+Nothing of MLIR is loaded here: see `gossamer.sparsity.kernels` for how kernels are made.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
+from gossamer.runtime import disk_cache, jit
+from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.kernel import Kernel
+from gossamer.runtime.recall import Note
+from gossamer.runtime.target import Target, host
+from gossamer.runtime.versions import compiler
+
+log = logging.getLogger("gossamer")
+
+_lock = threading.Lock()
+_by_key: dict[str, "RegionKernel"] = {}
+
+
+class SparseOperand(Protocol):
+    """A sparse operand as a kernel takes it: the addresses and lengths of its arrays, as far as they vary, then its sizes."""
+
+    @property
+    def words(self) -> Sequence[int]: ...
+
+
+_Operands = Sequence[torch.Tensor | SparseOperand | int]
+_Words = Callable[[_Operands, torch.Tensor | Sequence[torch.Tensor]], list[int]]
+
+
+class RegionKernel:
+    """A region's kernel.
+
+    formats   one entry per argument of the region's function: how its packed operand must be stored, None if dense
+    schedule  one of pipelines.SCHEDULES or OPEN_SCHEDULES
+    key       hash of kernel IR and target: equal keys are the same machine code
+    """
+
+    def __init__(self, note: Note, entry: disk_cache.Entry) -> None:
+        """CompileError if the code cannot be loaded; KeyError, TypeError or ValueError if the entry is none of ours."""
+        self.note, self.formats, self.schedule, self.key = note, note.formats, note.schedule, note.key
+        *dynamic, _workspace, _threads = entry.call["words"]
+        code = jit.load(entry.code, entry.call["entry"])
+        self._kernel = Kernel(code, sum(1 + len(dims) for dims in dynamic), entry.call["workspace"])
+        self._words = _word_list(note.formats, note.sized, note.numbers, dynamic)
+        self._tiles = tuple(entry.call["tile_workspace"])
+
+    def __reduce__(self) -> tuple[Callable[[Note], "RegionKernel"], tuple[Note]]:
+        return _recalled, (self.note,)
+
+    def __call__(self, operands: _Operands, out: torch.Tensor, length: int = 0) -> None:
+        """Compute into `out`; dense tensors are contiguous CPU tensors of the types the region was compiled for.
+
+        `length` is that of a sequence where the region has attention.
+
+        A region with a sparse result fills `out` (int64) with address and elements of each of its arrays, for the caller to
+        free (see expose-specifiers).
+        """
+        if not self._tiles:
+            self._kernel.run(self._words(operands, out))
+            return
+        tokens, shared, scratch = self._tiles
+        length = length or out.size(0)
+        tiles = -(-length // tokens)
+        self._kernel.run(self._words(operands, out), out.size(0) // length * tiles * shared, tiles * scratch)
+
+    def into(self, outputs: Sequence[torch.Tensor], operands: _Operands) -> None:
+        """Compute all results of a region, which may have several."""
+        self._kernel.run(self._words(operands, outputs if len(outputs) > 1 else outputs[0]))
+
+
+def made(note: Note, entry: disk_cache.Entry) -> RegionKernel:
+    """The kernel of new code, which is kept on disk. CompileError if it cannot be loaded."""
+    kernel = RegionKernel(note, entry)
+    disk_cache.write(note.key, entry)
+    return _by_key.setdefault(note.key, kernel)
+
+
+def find(note: Note) -> RegionKernel | None:
+    """The kernel of a note, if this process has it or its code is on disk."""
+    with _lock:
+        return _by_key.get(note.key) or _from_disk(note)
+
+
+def recall_region(request: str, target: Target | None = None) -> RegionKernel | None:
+    """The kernel that `compile_region` made for the same request before, if code and plan are still in the cache on disk.
+
+    `request` is any text that determines the contract IR and the schedule.
+    """
+    note = Note.read(full(request, target or host()))
+    return None if note is None else find(note)
+
+
+def full(request: str, target: Target) -> str:
+    """A request with all else that its kernel depends on."""
+    return f"{request}\n{target}\n{first_level_bytes()}\n{compiler()}"
+
+
+def _recalled(note: Note) -> RegionKernel:
+    """The kernel of a note, as unpickling wants it."""
+    kernel = find(note)
+    if kernel is None:
+        raise CompileError(f"the code of kernel {note.key} is not in the cache on disk any more")
+    return kernel
+
+
+def _from_disk(note: Note) -> RegionKernel | None:
+    """The kernel whose code is on disk; None if it is not there, or cannot be loaded."""
+    entry = disk_cache.read(note.key)
+    if entry is None:
+        return None
+    try:
+        return _by_key.setdefault(note.key, RegionKernel(note, entry))
+    except (CompileError, KeyError, TypeError, ValueError) as problem:
+        log.warning("kernel cache: the code of %s cannot be used (%s), it is compiled anew", note.key, problem)
+        return None
+
+
+def _word_list(
+    formats: Sequence[Format | Packing | None],
+    sized: Sequence[bool],
+    numbers: Sequence[bool],
+    dynamic: Sequence[tuple[int, ...]],
+) -> _Words:
+    """A function from operands and output (or outputs) to the words of a call: one flat expression, for it runs at every call.
+
+    [o[0].data_ptr(), o[0].shape[0], *o[1].words, o[2].data_ptr(), out.data_ptr(), out.shape[0]]
+
+    The words of a sparse operand are its arrays' and, where its shape is open, the sizes of its levels.
+    """
+    remaining = iter(dynamic)
+    terms: list[str] = []
+    for position, format in enumerate(formats):
+        name = f"o[{position}]"
+        if position < len(numbers) and numbers[position]:
+            terms.append(name)
+            next(remaining)
+        elif format is None:
+            terms += _dense_words(name, next(remaining))
+        else:
+            terms.append(f"*{name}.words")
+            sizes = len(format.levels) if isinstance(format, Format) and sized[position] else 0
+            for _ in range(len(format.components()) + sizes):
+                next(remaining)
+    outputs = list(remaining)
+    for number, open_dims in enumerate(outputs):
+        terms += _dense_words("out" if len(outputs) == 1 else f"out[{number}]", open_dims)
+    function: _Words = eval(f"lambda o, out: [{', '.join(terms)}]")
+    return function
+
+
+def _dense_words(name: str, open_dims: Sequence[int]) -> list[str]:
+    return [f"{name}.data_ptr()", *(f"{name}.shape[{dim}]" for dim in open_dims)]
