@@ -3,33 +3,18 @@
 device_of(weight.device)    →   CPU, or the Gpu of that number
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from gossamer.backend.cpu import CPU
 from gossamer.backend.cuda_device import gpu
+from gossamer.backend.region_op import Allocate, Kernel
 from gossamer.dialects.errors import DeviceError
-from gossamer.dialects.format import Format
-from gossamer.dialects.packing import Packing
 from gossamer.passes.cost_model import Prediction
 from gossamer.passes.family import Matrix
 from gossamer.passes.pipelines import Observer
-from gossamer.runtime.packing import Packed
-
-Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
-"""From sizes, strides and type to a tensor with any content."""
-
-
-class Kernel(Protocol):
-    """A compiled region; fields and call are those of `sparsity.kernels.RegionKernel`."""
-
-    formats: tuple[Format | Packing | None, ...]
-    schedule: str
-    key: str
-
-    def __call__(self, operands: Sequence[torch.Tensor | Packed], out: torch.Tensor) -> None: ...
 
 
 class Device(Protocol):
@@ -42,6 +27,7 @@ class Device(Protocol):
     schedules  the names of its schedules
     allocate   memory for results
     call_us    microseconds of a call that a measured kernel has not in its time
+    edge_call  elements that gather and scatter over an edge list move in the time of a call
     """
 
     @property
@@ -58,6 +44,8 @@ class Device(Protocol):
     def allocate(self) -> Allocate: ...
     @property
     def call_us(self) -> float: ...
+    @property
+    def edge_call(self) -> float: ...
 
     def predict(self, matrix: Matrix, tokens: int | None) -> Prediction:
         """What a product costs, dense and with each schedule."""
@@ -81,6 +69,11 @@ class Device(Protocol):
 
 
 _KINDS: dict[str, Callable[[torch.device], Device]] = {"cpu": lambda _: CPU, "cuda": gpu}
+
+
+def has_kernels(place: torch.device) -> bool:
+    """Whether there are sparse kernels for such a place."""
+    return place.type in _KINDS
 
 
 def device_of(place: torch.device) -> Device:

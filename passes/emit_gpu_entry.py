@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, gpu, llvm
+from torch_mlir.dialects import gpu
 
 from gossamer.dialects.errors import CompileError
 from gossamer.passes.emit_entry import WORDS
-from gossamer.passes.memory import from_llvm, i64, insert, llvm_type
+from gossamer.passes.memory import memory_at
 from gossamer.passes.queries import walk
 
 ALIGNMENT = 16
@@ -59,7 +59,7 @@ def _rewrite(kernel: gpu.GPUFuncOp, types: list[ir.MemRefType]) -> None:
             sizes = [block.add_argument(word, kernel.location) for _ in _dynamic(memory)]
             inputs += [pointer, *[word] * len(sizes)]
             attributes += [_pointer_attributes(position < len(types) - 1), *[ir.DictAttr.get({})] * len(sizes)]
-            memrefs[position].replace_all_uses_with(_contiguous(memory, address, sizes))
+            memrefs[position].replace_all_uses_with(memory_at(address, memory, sizes))
     for _ in memrefs:
         block.erase_argument(0)
     kernel.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, []))
@@ -70,19 +70,3 @@ def _pointer_attributes(only_read: bool) -> ir.DictAttr:
     aligned = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), ALIGNMENT)
     attributes: dict[str, ir.Attribute] = {"llvm.noalias": ir.UnitAttr.get(), "llvm.align": aligned}
     return ir.DictAttr.get({**attributes, "llvm.readonly": ir.UnitAttr.get()} if only_read else attributes)
-
-
-def _contiguous(memory: ir.MemRefType, address: ir.Value, sizes: list[ir.Value]) -> ir.Value:
-    """The memref of this type at an address."""
-    remaining = iter(sizes)
-    shape = [next(remaining) if memory.is_dynamic_dim(d) else i64(memory.shape[d]) for d in range(memory.rank)]
-    descriptor = llvm.mlir_undef(llvm_type(memory))
-    for position in (0, 1):
-        descriptor = insert(descriptor, address, position)
-    descriptor = insert(descriptor, i64(0), 2)
-    stride = i64(1)
-    for d in reversed(range(memory.rank)):
-        descriptor = insert(descriptor, shape[d], 3, d)
-        descriptor = insert(descriptor, stride, 4, d)
-        stride = arith.muli(stride, shape[d])
-    return from_llvm(descriptor, memory)

@@ -1,4 +1,4 @@
-"""NVIDIA's driver, by ctypes: devices, modules and launches. Nothing is loaded before it is first needed.
+"""NVIDIA's driver, by ctypes: its functions, and devices. Nothing is loaded before it is first needed.
 
 Kernels run in the primary context of a device, which is the one that PyTorch works in, on a stream that the caller names.
 """
@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -28,7 +28,11 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (_Out,),
     "cuCtxPushCurrent_v2": (_Pointer,),
     "cuCtxPopCurrent_v2": (_Out,),
-    "cuModuleLoadDataEx": (_Out, ctypes.c_char_p, _Word, ctypes.POINTER(_Int), _Out),
+    "cuLinkCreate_v2": (_Word, ctypes.POINTER(_Int), _Out, _Out),
+    "cuLinkAddData_v2": (_Pointer, _Int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, _Word, _Pointer, _Pointer),
+    "cuLinkComplete": (_Pointer, _Out, ctypes.POINTER(ctypes.c_size_t)),
+    "cuLinkDestroy": (_Pointer,),
+    "cuModuleLoadData": (_Out, ctypes.c_char_p),
     "cuModuleGetFunction": (_Out, _Pointer, ctypes.c_char_p),
     "cuFuncSetAttribute": (_Pointer, _Int, _Int),
     "cuLaunchKernel": (_Pointer, *[_Word] * 7, _Pointer, _Out, _Pointer),
@@ -37,9 +41,6 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }
 # Numbers of cuda.h.
 _CLOCK_KHZ, _MULTIPROCESSORS, _MEMORY_KHZ, _BUS_BITS, _MAJOR, _MINOR, _SHARED = 13, 16, 36, 37, 75, 76, 97
-_MAX_DYNAMIC_SHARED = 8
-_INFO_LOG, _INFO_LOG_SIZE, _ERROR_LOG, _ERROR_LOG_SIZE = 3, 4, 5, 6
-_LOG_BYTES = 16 << 10
 _LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 
 
@@ -70,6 +71,12 @@ class Driver:
     def try_call(self, name: str, *arguments: Any) -> int:
         """Call a function; returns its error's number, 0 for none."""
         return self._functions[name](*arguments)
+
+    @cached_property
+    def version(self) -> tuple[int, int]:
+        """The newest CUDA that it knows, such as (12, 8)."""
+        number = self.integer("cuDriverGetVersion")
+        return number // 1000, number % 1000 // 10
 
     def integer(self, name: str, *arguments: Any) -> int:
         """The number that a function stores at its first argument."""
@@ -169,42 +176,3 @@ def current_stream(index: int) -> int:
     """The handle of the stream that torch works on, on cuda:index."""
     handle: int = torch._C._cuda_getCurrentRawStream(index)
     return handle
-
-
-class Module:
-    """Kernels on one device, made from PTX by the driver: its compiler's words are in the DeviceError if it refuses."""
-
-    def __init__(self, device: Device, ptx: str) -> None:
-        self.device = device
-        device.within(lambda: self._load(ptx))
-
-    def _load(self, ptx: str) -> None:
-        driver, module = self.device.driver, ctypes.c_void_p()
-        logs = [ctypes.create_string_buffer(_LOG_BYTES) for _ in range(2)]
-        options = (ctypes.c_int * 4)(_INFO_LOG, _INFO_LOG_SIZE, _ERROR_LOG, _ERROR_LOG_SIZE)
-        size = ctypes.c_void_p(_LOG_BYTES)
-        values = (ctypes.c_void_p * 4)(ctypes.addressof(logs[0]), size, ctypes.addressof(logs[1]), size)
-        code = driver.try_call("cuModuleLoadDataEx", ctypes.byref(module), ptx.encode(), 4, options, values)
-        if code:
-            made = " ".join(line for line in ptx.splitlines() if line.startswith((".version", ".target")))
-            version = driver.integer("cuDriverGetVersion")
-            log = logs[1].value.decode(errors="replace").strip()
-            raise DeviceError(
-                f"the driver (CUDA {version // 1000}.{version % 1000 // 10}) of {self.device} refuses a kernel with {made}: "
-                f"{driver.error(code)}{chr(10) + log if log else ''}"
-            )
-        self._module = module
-
-    def function(self, name: str, shared: int) -> int:
-        """A kernel's handle, allowed `shared` bytes of shared memory a block. DeviceError if the device has less."""
-        if shared > self.device.shared:
-            raise DeviceError(f"{name} needs {shared} bytes of shared memory a block, {self.device} has {self.device.shared}")
-        found = 0
-
-        def get() -> None:
-            nonlocal found
-            found = self.device.driver.handle("cuModuleGetFunction", self._module, name.encode())
-            self.device.driver.call("cuFuncSetAttribute", found, _MAX_DYNAMIC_SHARED, shared)
-
-        self.device.within(get)
-        return found

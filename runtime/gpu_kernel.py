@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gossamer.dialects.errors import DeviceError
 from gossamer.dialects.launch import Launch, choose
 from gossamer.runtime import cuda
+from gossamer.runtime.cuda_module import Module
 
 _MOST_CHOSEN = 1024
 
@@ -68,7 +69,7 @@ class _Loaded:
         if not fitting:
             least = min(launch.shared for launch in launches.values())
             raise DeviceError(f"the kernel needs {least} bytes of shared memory a block, {device} has {device.shared}")
-        module = cuda.Module(device, ptx)
+        module = Module(device, ptx)
         return cls(device, fitting, {name: module.function(name, launch.shared) for name, launch in fitting.items()})
 
     def choose(self, tokens: int) -> tuple[int, int, Launch]:

@@ -17,8 +17,8 @@ from gossamer.passes.families import GPU_FAMILIES
 from gossamer.runtime import cuda, disk_cache, ptx
 from gossamer.runtime.gpu_kernel import GpuKernel
 from gossamer.runtime.ptx import Architecture
-from gossamer.sparsity.kernels import compiler
-from gossamer.sparsity.recall import Note
+from gossamer.runtime.recall import Note
+from gossamer.runtime.versions import compiler
 
 _lock = threading.Lock()
 _by_contract: dict[tuple[str, str, Architecture], "GpuRegionKernel"] = {}

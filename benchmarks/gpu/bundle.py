@@ -85,6 +85,8 @@ def contract(layer: Layer) -> str:
 def open_contract(product: OpenProduct) -> str:
     """The contract IR of a product of open shape."""
     a, dtype = Operand("ij", Format.CSR), TYPES[product.element]
+    if product.reduction is not None:
+        return segment_ir.reduce(torch.int64, dtype, product.reduction)
     if product.schedule == "segments":
         return segment_ir.softmax(torch.int64, dtype, log=False)
     if product.schedule == "rows":

@@ -23,6 +23,7 @@ from torch._dynamo.utils import counters
 
 import gossamer
 from gossamer.backend import sparse
+from gossamer.runtime import disk_cache
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest result
 _SAMPLES, _CALLS = 15, 20
@@ -169,6 +170,75 @@ def sparse_tensors(device: torch.device) -> Iterator[dict[str, Any]]:
     result.sum().backward()
     assert x.grad is not None
     yield {"check": "SparseTensor.T @ gradient", **compared(x.grad, exact.sum(0)[:, None].expand(-1, 64), 0)}
+    stored, infinite = exact != 0, exact.masked_fill(exact == 0, -torch.inf)
+    operations = {
+        "a @ a": (lambda: a @ a, exact @ exact),
+        "a + a.T": (lambda: a + a.t(), exact + exact.t()),
+        "a * a.T": (lambda: a * a.t(), exact * exact.t()),
+        "softmax": (lambda: a.softmax(1), infinite.softmax(1).nan_to_num()),
+        "log_softmax": (lambda: a.log_softmax(1), infinite.log_softmax(1).masked_fill(~stored, 0)),
+        "amax of rows": (lambda: a.amax(1), exact.amax(1)),
+        "sum of columns": (lambda: a.sum(0), exact.sum(0)),
+        "CSC": (lambda: a.to_format(gossamer.Format.CSC), exact),
+        "rows": (lambda: a[10:700:3], exact[10:700:3]),
+        "cat": (lambda: torch.cat([a, a], 1), torch.cat([exact, exact], 1)),
+    }
+    with gossamer.strict():
+        for name, (operation, expected) in operations.items():
+            out = operation()
+            whole = out.to_dense() if isinstance(out, gossamer.SparseTensor) else out
+            yield {"check": f"SparseTensor: {name}", **compared(whole, expected, 0)}
+    target = torch.randn(1000, 2, device=device)
+    values = torch.randn(1000, 2, 16, device=device)
+    result = gossamer.graph_attention(a, values, target=target, source=target, slope=0.2)
+    of_edge = target.cpu().double()[:, None] + target.cpu().double()
+    scores = torch.nn.functional.leaky_relu(of_edge, 0.2).masked_fill(~stored[:, :, None], -torch.inf)
+    attended = torch.einsum("ijh,jhf->ihf", scores.softmax(1).nan_to_num(), values.cpu().double())
+    yield {"check": "graph attention", **compared(result, attended, 0)}
+
+
+class Convolution(nn.Module):
+    """Message passing as graph networks spell it: weighted rows of the sources of edges, summed at their targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor, edges: Tensor, weight: Tensor) -> Tensor:
+        """[nodes, 32]"""
+        rows = self.lift(x)
+        return torch.zeros_like(rows).index_add(0, edges[1], rows.index_select(0, edges[0]) * weight[:, None])
+
+
+def message_passing(device: torch.device) -> Iterator[dict[str, Any]]:
+    """A layer of a graph network, compiled, with the gradients of its input and of the weights of edges."""
+    model, edges = Convolution(), torch.randint(0, 1000, (2, 8000))
+    x, weight = torch.randn(1000, 64), torch.randn(8000)
+    exact = copy.deepcopy(model).double()
+    given = [t.double().requires_grad_() for t in (x, weight)]
+    ours = [t.clone().to(device).requires_grad_() for t in (x, weight)]
+    run = compiled(model.to(device))
+    result = run(ours[0], edges.to(device), ours[1])
+    expected = exact(given[0], edges, given[1])
+    found = gossamer.explain(model, x.to(device), edges.to(device), weight.to(device), options={"min_gain": 0})
+    recognised = [str(decision) for decision in found.decisions if "aggregation" in str(decision)]
+    record = compared(result.detach(), expected.detach(), counters["gossamer"]["regions"])
+    yield {"check": "message passing", "decisions": recognised, **record, "ok": record["ok"] and bool(recognised)}
+    result.square().sum().backward()
+    expected.square().sum().backward()
+    for name, one, other in zip(("x", "weights"), ours, given, strict=True):
+        assert one.grad is not None and other.grad is not None
+        yield {
+            "check": f"message passing: gradient of {name}",
+            **compared(one.grad, other.grad, counters["gossamer"]["regions"]),
+        }
+
+
+def machine_code(device: torch.device) -> Iterator[dict[str, Any]]:
+    """What the driver has linked is in the cache on disk, and the next process finds it there."""
+    directory = disk_cache.directory()
+    kept = list(directory.glob("cubin-*")) if directory is not None else []
+    yield {"check": "machine code on disk", "files": len(kept), "ok": bool(kept) or device.type != "cuda"}
 
 
 def times(case: Case, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -212,7 +282,8 @@ def main() -> int:
     records: list[dict[str, Any]] = []
     for case in CASES:
         records += [{"case": case.name, **record} for record in checks(case, device)]
-    records += sparse_tensors(device)
+    for more in (sparse_tensors, message_passing, machine_code):
+        records += more(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, as a rehearsal"
     if device.type == "cuda":
         records += [record for case in CASES for record in times(case, device)]

@@ -16,20 +16,27 @@ from benchmarks.gpu.timings import contest
 @dataclass(frozen=True)
 class OpenProduct:
     """What a kernel of open shape computes of a CSR matrix a: "rows" a x (SpMM, SpMV), "dots" x y^T at its entries (SDDMM),
-    "segments" the softmax of each row."""
+    "segments" the softmax of each row, or one number for each."""
 
     schedule: str
     element: str
+    reduction: str | None = None  # "sum", "prod", "amax" or "amin" of the rows
 
     @property
     def name(self) -> str:
         """A name for files and tables."""
-        return f"{self.schedule}-{self.element}"
+        return "-".join([self.schedule, *([self.reduction] if self.reduction else []), self.element])
 
     def dense(self, a: Tensor, width: int) -> list[Tensor]:
         """Random dense operands for a."""
         sizes = {"rows": [a.shape[1]], "dots": a.shape, "segments": []}[self.schedule]
         return [torch.randn(size, width).to(TYPES[self.element]) for size in sizes]
+
+    def size(self, rows: int, width: int, entries: int) -> tuple[int, ...]:
+        """Of the result."""
+        if self.schedule == "rows":
+            return rows, width
+        return (entries,) if self.reduction is None else (rows,)
 
     def reference(self, a: Tensor, entries: tuple[Tensor, Tensor], dense: list[Tensor]) -> Tensor:
         """By torch, of a dense a whose entries are at these rows and columns."""
@@ -37,7 +44,11 @@ class OpenProduct:
             return a @ dense[0]
         if self.schedule == "dots":
             return (dense[0] @ dense[1].t())[entries]
-        return torch.full_like(a, -torch.inf).index_put(entries, a[entries]).softmax(1)[entries]
+        if self.reduction is None:
+            return torch.full_like(a, -torch.inf).index_put(entries, a[entries]).softmax(1)[entries]
+        neutral = {"sum": 0.0, "prod": 1.0, "amax": -torch.inf, "amin": torch.inf}[self.reduction]
+        filled = torch.full_like(a, neutral).index_put(entries, a[entries])
+        return torch.stack([getattr(row, self.reduction)() for row in filled])
 
     def as_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -50,6 +61,7 @@ class OpenProduct:
 
 
 PRODUCTS = [OpenProduct(schedule, element) for schedule in ("rows", "dots", "segments") for element in TYPES]
+PRODUCTS += [OpenProduct("segments", "f32", reduction) for reduction in ("sum", "prod", "amax", "amin")]
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class Call:
         self.arrays.append(torch.randn(self.arrays[1].shape).to(TYPES[product.element]).to(device))
         self.shape = (shape.rows, shape.columns)
         self.dense = [t.to(device) for t in product.dense(torch.empty(self.shape, device="meta"), shape.width)]
-        size = (shape.rows, shape.width) if product.schedule == "rows" else self.arrays[1].shape
+        size = product.size(shape.rows, shape.width, self.arrays[1].numel())
         self.out = torch.full(size, float("nan"), dtype=TYPES[product.element], device=device)
         self._read = self.arrays[::2] if product.schedule == "segments" else self.arrays
         self._kernel = code.kernel(device)
@@ -112,6 +124,9 @@ class Call:
             return lambda: stored @ self.dense[0]
         if self.product.schedule == "dots":
             return lambda: torch.sparse.sampled_addmm(stored, self.dense[0], self.dense[1].t(), beta=0.0)
+        if (kind := self.product.reduction) is not None:
+            names = {"amax": "max", "amin": "min"}
+            return lambda: torch.segment_reduce(values, names.get(kind, kind), offsets=positions, initial=None)
         by_coordinates = stored.to_sparse_coo()
         return lambda: torch.sparse.softmax(by_coordinates, 1)
 

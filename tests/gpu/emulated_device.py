@@ -4,16 +4,20 @@ What differs from a GPU is the type of the tensors' device, the driver and torch
 decided, compiled, packed, launched and passed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from gossamer.backend import device as devices
 from gossamer.backend.cuda_device import Gpu
 from gossamer.runtime import cuda
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity import at_once, cuda_operations, dense_results, matrix_calls, sorting
 from gossamer.sparsity.gpu_kernels import GpuRegionKernel
 from tests.gpu.emulated_driver import EmulatedDriver
 
@@ -47,6 +51,48 @@ class EmulatedDevice:
         patch.setattr(devices, "_KINDS", {"cpu": lambda place: Gpu(place, self.device)})
         yield
         assert self.driver.fault is None
+
+    @contextmanager
+    def operations(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Within `installed`: operations on SparseTensors are those of CUDA tensors, and kernels for CPUs are an error.
+
+        What they make on the default device, and not where their operands are, is on "meta" here, and of no use.
+        """
+        patch.setattr(matrix_calls, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"))
+        patch.setattr(sorting, "_kernel", lambda *_: _SortByTorch)
+        for room in (at_once, dense_results):
+            patch.setattr(room, "watched", lambda: True)
+        patch.setattr(RegionKernel, "__call__", lambda *_: pytest.fail("computed by a kernel for CPUs"))
+        patch.setattr(RegionKernel, "into", lambda *_: pytest.fail("computed by a kernel for CPUs"))
+        library = torch.library.Library("gossamer", "IMPL")
+        try:
+            for name, implementation in cuda_operations.implementations().items():
+                library.impl(name, _elsewhere(implementation), "CPU", allow_override=True)
+            yield
+        finally:
+            library._destroy()
+
+
+class _SortByTorch:
+    """In place of the kernel that counts CPU tensors into order: what other devices do."""
+
+    @staticmethod
+    def into(results: Sequence[Tensor], operands: Sequence[Tensor]) -> None:
+        (positions, order), (keys,) = results, operands
+        ordered, places = keys.sort(stable=True)
+        order.copy_(places)
+        numbers = torch.arange(positions.numel(), device=keys.device, dtype=keys.dtype)
+        positions.copy_(torch.searchsorted(ordered, numbers))
+
+
+def _elsewhere(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """The implementation, with a default device on which none of its operands is."""
+
+    def call(*given: Any) -> Any:
+        with torch.device("meta"):
+            return implementation(*given)
+
+    return call
 
 
 @cache

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.gpu.emulator import Fault, Program, launch, parse
 from tests.gpu.emulator.memory import Array
-from tests.gpu.recording_driver import RecordingDriver
+from tests.gpu.recording_driver import CUBIN, RecordingDriver
 
 
 class HostMemory:
@@ -60,9 +60,10 @@ class EmulatedDriver(RecordingDriver):
         """The kernels that were launched, in order."""
         return [self._functions[call[1] - 1].name for call in self.named("cuLaunchKernel")]
 
-    def _cuModuleLoadDataEx(self, out: Any, image: bytes, *_: Any) -> None:
-        self._modules.append(parse(image.decode()))
+    def _cuModuleLoadData(self, out: Any, image: bytes) -> int | None:
+        self._modules.append(parse(image.removeprefix(CUBIN).decode()))
         out[0] = len(self._modules)
+        return None
 
     def _cuModuleGetFunction(self, out: Any, module: int, name: bytes) -> None:
         self._functions.append(self._modules[module - 1][name.decode()])

@@ -157,7 +157,7 @@ def test_what_has_no_kernel_on_a_gpu_stays_dense() -> None:
 
 def test_a_kernel_that_the_driver_refuses_leaves_the_layer_dense(gpu: EmulatedDevice) -> None:
     model, x = Layer(pruned(41, 49)), torch.randn(20, 49)
-    gpu.driver.failures["cuModuleLoadDataEx"] = 218
+    gpu.driver.failures["cuLinkComplete"] = 218
     try:
         with pytest.warns(UserWarning, match=r"refuses a kernel with \.version .*CUDA_ERROR_218(.|\n)*It stays dense"):
             run = compile_and_run(model, x, strict=False)

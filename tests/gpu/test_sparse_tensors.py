@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gossamer import SparseTensor
+from gossamer.backend import message_ops
 from gossamer.dialects.format import Format
-from gossamer.sparsity import cuda_products
+from gossamer.sparsity import cuda_operations, slices
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.operands import dense, flat
 from gossamer.sparsity.tensor import bound_to
@@ -28,7 +30,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
 
 def product(matrix: SparseTensor, letters: str, x: Tensor, of_x: str, result: str) -> Tensor:
     """What `gossamer::einsum` gives for CUDA tensors."""
-    return cuda_products.einsum(*flat([bound_to(letters, matrix), dense(of_x, x)], Operand(result)))
+    return cuda_operations.einsum(*flat([bound_to(letters, matrix), dense(of_x, x)], Operand(result)))
 
 
 @pytest.mark.parametrize("format", [Format.CSR, Format.CSC, Format.COO, Format.CSR.with_widths(32, 16)], ids=str)
@@ -51,64 +53,39 @@ def test_samples_at_the_entries(gpu: EmulatedDevice) -> None:
     a, x, y = pruned(37, 50), torch.randn(37, 24), torch.randn(50, 24)
     matrix = SparseTensor.from_dense(a)
     operands = [bound_to("ij", matrix), dense("ik", x), dense("jk", y)]
-    values = cuda_products.sample(*flat(operands, Operand("p")))
+    values = cuda_operations.sample(*flat(operands, Operand("p")))
     assert_same(values, (x @ y.t())[a != 0])
     assert gpu.schedules == ["dots"]
 
 
-@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
-def test_gradients_are_products_and_samples_too(gpu: EmulatedDevice) -> None:
-    library = torch.library.Library("gossamer", "IMPL")
-    for name in ("einsum", "sample"):
-        library.impl(name, getattr(cuda_products, name), "CPU", allow_override=True)
-    try:
-        pattern, x = pruned(37, 50), torch.randn(50, 24, requires_grad=True)
-        matrix = SparseTensor.from_dense(pattern).requires_grad_()
-        (matrix @ x).square().sum().backward()
-    finally:
-        library._destroy()
-    exact = pattern.clone().requires_grad_()
-    given = x.detach().clone().requires_grad_()
-    (exact @ given).square().sum().backward()
-    assert gpu.schedules.count("rows") == 2 and gpu.schedules.count("dots") == 1
-    assert_same(x.grad, given.grad)
-    assert_same(matrix.grad.values().flatten(), exact.grad[pattern != 0])
+def test_every_operation_has_an_implementation_for_cuda() -> None:
+    ours = [name for name in torch._C._dispatch_get_registrations_for_dispatch_key("CPU") if name.startswith("gossamer::")]
+    assert {"gossamer::einsum", message_ops.aggregate.name()} <= set(ours)
+    for name in ours:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"), name
 
 
-def test_what_has_no_kernel_goes_through_the_cpu_with_one_warning(gpu: EmulatedDevice) -> None:
-    a, b = pruned(8, 5), pruned(5, 6)
-    operands = [bound_to("ij", SparseTensor.from_dense(a)), bound_to("jk", SparseTensor.from_dense(b))]
-    cuda_products._warn.cache_clear()
-    with pytest.warns(UserWarning, match=r"gossamer::einsum has no kernel for GPUs here") as warned:
-        results = [cuda_products.einsum(*flat(operands, Operand("ik"))) for _ in range(2)]
-    assert len(warned) == 1 and gpu.schedules == []
-    assert_same(results[0], a @ b)
-
-
-def test_integers_have_no_kernel_and_are_not_compiled_twice(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, x = pruned(8, 5).int(), torch.randint(9, (5, 3), dtype=torch.int32)
-    compiled: list[str] = []
-    compile_ = cuda_products.compile_gpu_region
-    monkeypatch.setattr(cuda_products, "compile_gpu_region", lambda *a, **k: (compiled.append(""), compile_(*a, **k))[1])
-    cuda_products._kernel.cache_clear()
-    for _ in range(2):
-        assert product(SparseTensor.from_dense(a), "ij", x, "jk", "ik").equal(a @ x)
-    assert len(compiled) == 1
-
-
-@pytest.mark.parametrize(
-    "name", ["einsum", "sample", "einsum_sparse", "add_sparse", "convert", "compress", "pick", "softmax", "segment_reduce"]
-)
-def test_every_operation_has_an_implementation_for_cuda(name: str) -> None:
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"gossamer::{name}", "CUDA")
+def on_gpu(matrix: SparseTensor, mode: FakeTensorMode) -> Tensor:
+    """Fake, as if it were there."""
+    fake = SparseTensor(matrix.format, matrix.shape, [mode.from_tensor(array) for array in matrix.components])
+    moved: Tensor = torch.ops.aten._to_copy.default(fake, device=torch.device("cuda", 0))  # what fake.to("cuda") does
+    return moved
 
 
 def test_a_sparse_tensor_moves_to_a_gpu_with_all_its_arrays() -> None:
     real = SparseTensor.from_dense(pruned(3, 5))
     with FakeTensorMode() as mode:
-        fake = SparseTensor(Format.CSR, (3, 5), [mode.from_tensor(array) for array in real.components])
-        moved = torch.ops.aten._to_copy.default(fake, device=torch.device("cuda", 0))  # what fake.to("cuda") does
+        moved = on_gpu(real, mode)
         assert isinstance(moved, SparseTensor) and moved.device == torch.device("cuda", 0)
         assert {array.device for array in moved.components} == {torch.device("cuda", 0)}
         product = moved @ torch.empty(5, 4, device="cuda")
     assert product.shape == (3, 4) and product.device == torch.device("cuda", 0)
+
+
+def test_indices_may_be_on_the_cpu() -> None:
+    """As torch has it for dense tensors."""
+    real = SparseTensor.from_dense(pruned(3, 5))
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        matrix = on_gpu(real, mode)
+        for index in (torch.empty(2, dtype=torch.int64), torch.empty(3, dtype=torch.bool)):
+            assert index.is_cpu and slices._index(index, 0, matrix).is_cuda
