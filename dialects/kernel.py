@@ -22,14 +22,7 @@ among the tokens of each sequence).
 
     %total = "kernel.sum"() ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {size = 384} : () -> tensor<?x1xf32>
 
-`kernel.sample` computes one value for each stored entry of a sparse pattern (SDDMM); its body reads as theirs do.
-
-Segments are consecutive entries, such as the rows of a CSR matrix: segment s has the entries from positions[s] to
-positions[s + 1]. `kernel.segment_reduce` gives a value a segment, `kernel.segment_map` one an entry, or one a segment; their
-bodies read [segments] tensors by (s, p) -> (s) and [entries] tensors by (s, p) -> (p).
-
-    %m = "kernel.segment_reduce"(%positions) ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {kind = "max"}
-    %e = "kernel.segment_map"(%positions) ({ exp(x - m) }) {each = "entry"} : (tensor<?xi32>) -> tensor<?xf32>
+Operations on sparse tensors that come with each call are in `open_ops` and `edges`.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +58,7 @@ def integers(attribute: ir.ArrayAttr) -> list[int]:
     return [ir.IntegerAttr(a).value for a in attribute]
 
 
-def _epilogue_problem(op: Any) -> str | None:
+def epilogue_problem(op: Any) -> str | None:
     if len(op.epilogue.blocks) != 1 or len(op.epilogue.blocks[0].arguments) != 1:
         return "needs one epilogue block that takes the sum"
     return _block_problem(op, op.epilogue.blocks[0], "epilogue")
@@ -128,7 +121,7 @@ def _contract_problem(op: Any) -> str | None:
             size, position = tensor.shape[axis], ir.AffineDimExpr(expr).position
             if size >= 0 and sizes.setdefault(position, size) != size:
                 return f"contraction sizes differ: d{position} is {sizes[position]} and {size}"
-    return _epilogue_problem(op)
+    return epilogue_problem(op)
 
 
 def _spmm_problem(op: Any) -> str | None:
@@ -151,63 +144,7 @@ def _spmm_problem(op: Any) -> str | None:
     tile = integers(op.tile)
     if not tile or min(tile) < 1:
         return f"tile {tile} is not a list of positive numbers"
-    return _epilogue_problem(op)
-
-
-def _sample_problem(op: Any) -> str | None:
-    pattern, result = ir.RankedTensorType(op.pattern.type), ir.RankedTensorType(op.result.type)
-    if pattern.encoding is None:
-        return "needs a pattern with a sparse encoding"
-    if result.rank != 1:
-        return f"gives {result}, must be one value for each stored entry"
-    if len(op.body.blocks) != 1 or len(op.body.blocks[0].arguments) != 0:
-        return "needs one block without arguments"
-    *body, end = [inner.operation for inner in op.body.blocks[0].operations]
-    if end.name != "kernel.yield":
-        return "body must end in kernel.yield"
-    count = pattern.rank + ir.IntegerAttr(op.reduced).value
-    for inner in body:
-        if inner.name == "kernel.read" and ir.AffineMapAttr(inner.attributes["map"]).value.n_dims != count:
-            return f"reads with a map that is not over {count} dimensions, the pattern's and the reduced ones"
-    return None
-
-
-SEGMENT_REDUCTIONS = ("add", "mul", "max", "min")
-
-
-def _segment_problem(op: Any) -> str | None:
-    positions, result = ir.RankedTensorType(op.positions.type), ir.RankedTensorType(op.result.type)
-    if (positions.rank, result.rank) != (1, 1) or not isinstance(positions.element_type, ir.IntegerType):
-        return "needs a vector of integer positions and gives a vector"
-    attribute, known = ("kind", SEGMENT_REDUCTIONS) if op.operation.name.endswith("reduce") else ("each", ("entry", "segment"))
-    given = ir.StringAttr(op.operation.attributes[attribute]).value
-    if given not in known:
-        return f"has the {attribute} '{given}', must be {' or '.join(known)}"
-    if len(op.body.blocks) != 1 or len(op.body.blocks[0].arguments) != 0:
-        return "needs one block without arguments"
-    *body, end = [inner.operation for inner in op.body.blocks[0].operations]
-    if end.name != "kernel.yield" or end.operands[0].type != result.element_type:
-        return f"body must end in a kernel.yield of {result.element_type}"
-    for inner in body:
-        if inner.name == "kernel.read" and ir.AffineMapAttr(inner.attributes["map"]).value.n_dims != 2:
-            return "reads with a map that is not over 2 dimensions, segments and entries"
-    return None
-
-
-def _gather_rows_problem(op: Any) -> str | None:
-    a, x, result = (ir.RankedTensorType(value.type) for value in (op.a, op.x, op.result))
-    if a.rank != 2 or x.rank not in (1, 2) or result.rank != x.rank:
-        return "takes a matrix, and a matrix or a vector, to one of the same rank"
-    if a.encoding is None or x.encoding is not None or result.encoding is not None:
-        return "needs a sparse left factor, a dense right one and a dense result"
-    return None
-
-
-def _multiply_rows_problem(op: Any) -> str | None:
-    types = [ir.RankedTensorType(value.type) for value in (op.a, op.b, op.result)]
-    if any(t.rank != 2 or t.encoding is None for t in types):
-        return "multiplies sparse matrices into a sparse one"
-    return None
+    return epilogue_problem(op)
 
 
 def _read_problem(op: Any) -> str | None:
@@ -246,76 +183,6 @@ class SpmmOp(KernelDialect.Operation, name="spmm", traits=[ext.Pure]):
 
     verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_spmm_problem)
-
-
-class SampleOp(KernelDialect.Operation, name="sample", traits=[ext.Pure]):
-    """values[p] = sum of body at the coordinates of each stored entry p of a sparse pattern.
-
-    Its kernel.reads go over the pattern's dimensions, then over those that are summed over, of which there are `reduced`.
-    """
-
-    pattern: ext.Operand[Any]
-    reduced: ir.IntegerAttr
-    result: ext.Result[Any]
-    body: ext.Region
-
-    verify_invariants = staticmethod(lambda op: True)
-    verify_region_invariants = verified(_sample_problem)
-
-
-class GatherRowsOp(KernelDialect.Operation, name="gather_rows", traits=[ext.Pure]):
-    """y[m, n] = sum_k a[m, k] x[k, n]: rows of x, weighted and summed by the rows of a sparse a (CSR), scheduled; x and y may
-    be vectors.
-
-    `lanes` elements make a vector, up to `vectors` of which are summed at once.
-    """
-
-    a: ext.Operand[Any]
-    x: ext.Operand[Any]
-    lanes: ir.IntegerAttr
-    vectors: ir.IntegerAttr
-    result: ext.Result[Any]
-
-    verify_invariants = verified(_gather_rows_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
-
-
-class SegmentReduceOp(KernelDialect.Operation, name="segment_reduce", traits=[ext.Pure]):
-    """y[s] = the sum, product, maximum or minimum (`kind`, with NaNs kept) of body over the entries of segment s.
-
-    A segment without entries gives the neutral element: 0, 1, the lowest or the highest number.
-    """
-
-    positions: ext.Operand[Any]
-    kind: ir.StringAttr
-    result: ext.Result[Any]
-    body: ext.Region
-
-    verify_invariants = staticmethod(lambda op: True)
-    verify_region_invariants = verified(_segment_problem)
-
-
-class SegmentMapOp(KernelDialect.Operation, name="segment_map", traits=[ext.Pure]):
-    """y[p] = body at entry p, or y[s] = body at segment s, as `each` says."""
-
-    positions: ext.Operand[Any]
-    each: ir.StringAttr
-    result: ext.Result[Any]
-    body: ext.Region
-
-    verify_invariants = staticmethod(lambda op: True)
-    verify_region_invariants = verified(_segment_problem)
-
-
-class MultiplyRowsOp(KernelDialect.Operation, name="multiply_rows", traits=[ext.Pure]):
-    """c[m, n] = sum_k a[m, k] b[k, n] of matrices in CSR (SpGEMM), scheduled."""
-
-    a: ext.Operand[Any]
-    b: ext.Operand[Any]
-    result: ext.Result[Any]
-
-    verify_invariants = verified(_multiply_rows_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
 
 
 class MapOp(KernelDialect.Operation, name="map", traits=[ext.Pure]):

@@ -6,15 +6,18 @@ reads a whole [T, M] tensor or a per-token vector runs after the transpose (`aft
 the memory of the sums; where that cannot be, all is done after.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
 
+from gossamer.dialects.errors import CompileError
 from gossamer.passes.queries import defining, dims
 from gossamer.passes.vectors import index, mask_of, vector_of, zeros
 
 Read = Callable[[ir.Operation, ir.VectorType], ir.Value]
+Load = Callable[[ir.VectorType, ir.Value, list[ir.Value]], ir.Value]
 
 
 class Epilogue:
@@ -74,6 +77,39 @@ def on_lanes(body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted
     return mapping[wanted] if wanted in mapping else splat(wanted, lanes)
 
 
+def check_elements(contract: Any) -> None:
+    """CompileError unless the result and what the epilogue reads are floats that lie in memory in the order of the result."""
+    elements = [ir.RankedTensorType(contract.result.type).element_type]
+    for read in contract.epilogue.blocks[0].operations:
+        if read.operation.name == "kernel.read":
+            affine_map = ir.AffineMapAttr(read.map).value
+            elements.append(read.result.type)
+            if any(d is None and str(e) != "0" for d, e in zip(dims(affine_map), affine_map.results, strict=True)):
+                raise CompileError(f"no schedule for an epilogue that reads by {affine_map}")
+            positions = [d for d in dims(affine_map) if d is not None]
+            if positions != sorted(set(positions)):
+                raise CompileError(f"no schedule for an epilogue that reads by {affine_map}, which is not in order")
+    for element in elements:
+        if not isinstance(element, ir.FloatType):
+            raise CompileError(f"no schedule for elements of type {element}")
+
+
+def reader(buffers: dict[ir.Value, ir.Value], at: Sequence[ir.Value], load: Load) -> Read:
+    """kernel.read for lanes that are neighbours along the second dimension of the result, from `at` on.
+
+    `load` gives the lanes of a buffer from some indices on; what all lanes have in common is loaded once.
+    """
+
+    def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+        buffer, positions = buffers[op.results[0]], _dims(op)
+        where = [index(0) if d is None else at[d] for d in positions]
+        if 1 not in positions:
+            return vector.broadcast(type_, memref.load(buffer, where))
+        return load(type_, buffer, where)
+
+    return read
+
+
 class Buffers:
     """The memory behind the kernel.read ops of an epilogue, and the result's: how lanes are read and stored."""
 
@@ -99,14 +135,9 @@ class Buffers:
         exists = arith.cmpi(arith.CmpIPredicate.ult, token, self.tokens)
         mask = arith.select(exists, mask, none)
         safe = arith.minui(token, arith.subi(self.tokens, index(1)))
-
-        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
-            buffer, positions = self.reads[op.results[0]], _dims(op)
-            at = [index(0) if d is None else (safe, row)[d] for d in positions]
-            if 1 not in positions:
-                return vector.broadcast(type_, memref.load(buffer, at))
-            return vector.maskedload(type_, buffer, at, mask, zeros(type_))
-
+        read = reader(
+            self.reads, [safe, row], lambda type_, buffer, at: vector.maskedload(type_, buffer, at, mask, zeros(type_))
+        )
         vector.maskedstore(self.out, [safe, row], mask, result(read))
 
 

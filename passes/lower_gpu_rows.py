@@ -1,12 +1,12 @@
 """lower-gpu-rows: a `kernel.gather_rows` becomes GPU kernels, a warp for each row, a block for each long one (SpMM, SpMV).
 
-before   %y = "kernel.gather_rows"(%a, %x) {lanes = 32, vectors = 8} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> ...
+before   %y = "kernel.gather_rows"(%a, %x) ({epilogue}) {lanes = 32, vectors = 8} : (tensor<?x?xf32, #CSR>, ...) -> ...
 after    gpu.func @region_r32(...)                       // 32 rows a block; and _r8 for few rows, on more blocks
            each warp, for each of its rows with at most 512 entries; then all warps, for a part of each longer row:
              for each 128 columns of x:                  // 64 or 32 where that fits x better
                32 entries at a time: where their rows of x begin, and their values, into the warp's part of shared memory
                  scf.for %p, 4 at a time: vector.fma(value, x[coordinate, the lane's 4 columns], sums)
-               the sums into y; those of a long row's parts through shared memory
+               the sums through the epilogue into y; those of a long row's parts are added up in shared memory before
 
 With less than 16 columns, down to the one of SpMV, lanes are entries instead, and their sums are added up across the warp.
 Rows are dealt to blocks as they come, and blocks to multiprocessors as these fall free: what is left to balance are rows that
@@ -16,18 +16,19 @@ this one with the arrays of the transposed matrix in CSR, so that sums are compl
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, math, memref, scf, vector
 
 from gossamer.dialects.launch import Launch
+from gossamer.passes.epilogue import Epilogue, reader
 from gossamer.passes.gpu_threads import WARP, Place, add_kernel, below, by_width, load, shared, store, sync_warp, total, when
 from gossamer.passes.queries import walk
 from gossamer.passes.scalars import Scalars
 from gossamer.passes.storage import buffer_of, sparse_buffers_of, storage_of
-from gossamer.passes.vectors import byte_width, index, load_index, loop, narrowed, vector_of, widened, zeros
+from gossamer.passes.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
 
 _WARPS = 8
 _LONG = 512  # entries from which on a row is shared out to all warps of a block
@@ -55,9 +56,13 @@ class LowerGpuRows:
 
 
 class _Rows:
-    """y[m, n] = sum_p values[p] x[coordinates[p], n] over the entries p of row m."""
+    """y[m, n] = epilogue(sum_p values[p] x[coordinates[p], n]) over the entries p of row m."""
 
     def __init__(self, op: Any) -> None:
+        block = op.epilogue.blocks[0]
+        self.epilogue = Epilogue(block)
+        reads = [inner.operation for inner in block.operations if inner.operation.name == "kernel.read"]
+        self.reads = {read.results[0]: buffer_of(read.operands[0]) for read in reads}
         self.buffers = [*sparse_buffers_of(op.a), buffer_of(op.x), storage_of(op.operation).output]
         element = ir.MemRefType(self.buffers[-1].type).element_type
         lane_bytes = 16 // byte_width(element) * byte_width(Scalars(element).wide)
@@ -65,13 +70,17 @@ class _Rows:
 
 
 def _emit(rows: _Rows, launch: Launch, arguments: dict[ir.Value, ir.Value]) -> None:
-    _Kernel([arguments[buffer] for buffer in rows.buffers], launch).emit()
+    reads = {value: arguments[buffer] for value, buffer in rows.reads.items()}
+    _Kernel([arguments[buffer] for buffer in rows.buffers], reads, rows.epilogue, launch).emit()
 
 
 class _Kernel:
     """Emits the body of one kernel."""
 
-    def __init__(self, buffers: Sequence[ir.Value], launch: Launch) -> None:
+    def __init__(
+        self, buffers: Sequence[ir.Value], reads: dict[ir.Value, ir.Value], epilogue: Epilogue, launch: Launch
+    ) -> None:
+        self.reads, self.epilogue = reads, epilogue
         self.positions, self.coordinates, self.values, *dense = buffers
         self.x, self.out = (_view(memory, 2) for memory in dense)
         self.place = Place(launch)
@@ -122,26 +131,28 @@ class _Kernel:
         with loop(arith.muli(place.chunk, index(lanes.columns)), self.columns, index(step)) as tiles:
             tile = tiles.induction_variable
             sums = lanes.sums(low, high, tile)
-            choice = scf.IfOp(together, has_else=True)
+            choice = scf.IfOp(together, [sums.type], has_else=True)
             with ir.InsertionPoint(choice.then_block):
-                self._store_parts(lanes, row, tile, sums)
-                scf.YieldOp([])
+                scf.YieldOp([self._added(lanes, sums)])
             with ir.InsertionPoint(choice.else_block):
-                lanes.store(row, tile, sums)
-                scf.YieldOp([])
+                scf.YieldOp([sums])
+            is_first = arith.cmpi(arith.CmpIPredicate.eq, place.warp, index(0))
+            with when(arith.select(together, is_first, arith.constant(is_first.type, 1))):
+                lanes.store(row, tile, choice.results[0])
 
-    def _store_parts(self, lanes: "_Lanes", row: ir.Value, tile: ir.Value, sums: ir.Value) -> None:
-        """What the warps have summed up of a row, added up by the first one."""
-        place = self.place
+    def _added(self, lanes: "_Lanes", sums: ir.Value) -> ir.Value:
+        """The sum of what all warps have summed up of a row."""
         parts = shared(_ENTRIES, [_WARPS, WARP * lanes.width], self.sum_type)
-        at = arith.muli(place.lane, index(lanes.width))
-        store(sums, parts, [place.warp, at])
+        at = arith.muli(self.place.lane, index(lanes.width))
+        store(sums, parts, [self.place.warp, at])
         gpu.barrier()
-        with when(arith.cmpi(arith.CmpIPredicate.eq, place.warp, index(0))):
-            for warp in range(1, _WARPS):
-                sums = arith.addf(sums, load(ir.VectorType(sums.type), parts, [index(warp), at]))
-            lanes.store(row, tile, sums)
+        added = [load(ir.VectorType(sums.type), parts, [index(warp), at]) for warp in range(_WARPS)]
         gpu.barrier()
+        return reduce(arith.addf, added)
+
+    def finished(self, sums: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+        """What the epilogue makes of sums of a row for the columns from `column` on."""
+        return self.epilogue.whole(sums, reader(self.reads, [row, column], load))
 
     def _bounds(self, row: ir.Value) -> tuple[ir.Value, ir.Value]:
         return load_index(self.positions, row), load_index(self.positions, arith.addi(row, index(1)))
@@ -199,7 +210,7 @@ class _Columns:
         """The sums of a row for the columns from `tile` on into y."""
         column = arith.addi(tile, arith.muli(self.kernel.place.lane, index(self.width)))
         with when(below(column, self.kernel.columns)):
-            store(narrowed(sums, self.read), self.kernel.out, [row, column])
+            store(self.kernel.finished(sums, row, column), self.kernel.out, [row, column])
 
 
 class _Entries:
@@ -227,7 +238,8 @@ class _Entries:
     def store(self, row: ir.Value, tile: ir.Value, sums: ir.Value) -> None:
         """The sum of a row for the column `tile` into y."""
         with when(arith.cmpi(arith.CmpIPredicate.eq, self.kernel.place.lane, index(0))):
-            memref.store(narrowed(vector.extract(sums, [], [0]), self.kernel.element), self.kernel.out, [row, tile])
+            result = self.kernel.finished(sums, row, tile)
+            memref.store(vector.extract(result, [], [0]), self.kernel.out, [row, tile])
         sync_warp()  # together again, before lanes exchange sums
 
 

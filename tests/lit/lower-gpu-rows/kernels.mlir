@@ -28,6 +28,9 @@
 // CHECK-SAME:    kernel.launch = {blocks = 4 : i64, shared = 8192 : i64, threads = 256 : i64, tokens = 8 : i64}
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @spmm(%a: tensor<?x?xf32, #CSR>, %x: tensor<?x?xf32>) -> tensor<?x?xf32> {
-  %y = "kernel.gather_rows"(%a, %x) {lanes = 32 : i64, vectors = 8 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> tensor<?x?xf32>
+  %y = "kernel.gather_rows"(%a, %x) ({
+  ^bb0(%sum: f32):
+    "kernel.yield"(%sum) : (f32) -> ()
+  }) {lanes = 32 : i64, vectors = 8 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> tensor<?x?xf32>
   return %y : tensor<?x?xf32>
 }
