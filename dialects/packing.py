@@ -264,6 +264,34 @@ class RowPairs(Packing):
 
 
 @dataclass(frozen=True)
+class Slices(Packing):
+    """SELL-C-sigma (Kreutzer et al., 2014): rows sorted by length, `lanes` of them a slice, one row a lane.
+
+    A slice takes as many steps as its longest row has entries. Places where a row has no entry any more hold some other.
+
+    positions    per slice: its first step; then the end
+    origins      per slice: its first row if its rows follow each other, else -1
+    rows         per slice and lane; the last slice is filled up with its first row
+    lengths      per slice and lane: entries, 0 to fill up
+    starts       per step: its first column if its columns follow each other, lane by lane, else -1
+    coordinates  per step and lane
+    original     the words of the values that `values` was made of
+    hash         64 bits that the kernel makes of `original`
+    values       per step and lane
+    """
+
+    kind: ClassVar[str] = "slices"
+    lanes: int
+
+    def __post_init__(self) -> None:
+        self._check((self.lanes in (2, 4, 8, 16), "lanes must be 2, 4, 8 or 16"))
+
+    def components(self) -> tuple[Component, ...]:
+        words = ("positions", "origins", "rows", "lengths", "starts", "coordinates", "original", "hash")
+        return *(Component(name, 32) for name in words), Component("values", 0)
+
+
+@dataclass(frozen=True)
 class TwoFour(Packing):
     """2 of every 4 neighbours of a row, as the sparse tensor cores of GPUs take them.
 
@@ -325,10 +353,10 @@ class Fragments(Packing):
         return Component("positions", 32), Component("masks", 32), Component("offsets", 16), Component("values", 0)
 
 
-KINDS: dict[str, type[Packing]] = {
-    kind.kind: kind
-    for kind in (Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, VnniMap, Panels, TwoFour, Vnm, Fragments)
-}
+_KINDS = (
+    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, VnniMap, Panels, Slices, TwoFour, Vnm, Fragments,
+)  # fmt: skip
+KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 
 
 def parse(text: str) -> Format | Packing:

@@ -23,11 +23,14 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.errors import CompileError
+from gossamer.passes.fetch_ahead import elements_a_line, far, fetch, reach
 from gossamer.passes.queries import dims, walk
 from gossamer.passes.row_parts import first_row, parts_of, share_of
 from gossamer.passes.scalars import Scalars
 from gossamer.passes.storage import buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.vectors import index, load_index, loop, mask_of, vector_of, zeros
+
+_REACH = reach(8)  # entries
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class _Dots:
         reads = [inner for inner in self.body if inner.name == "kernel.read"]
         self.buffers = {read: buffer_of(read.operands[0]) for read in reads}
         self.maps = {read: dims(ir.AffineMapAttr(read.attributes["map"]).value) for read in reads}
+        self.gathered = [read for read, places in self.maps.items() if places == [1, 2]]
         self.scalars = Scalars(ir.MemRefType(self.storage.output.type).element_type)
         self.wide = vector_of(self.lanes, self.scalars.wide)
 
@@ -63,15 +67,17 @@ class _Dots:
             rows = arith.subi(memref.dim(self.positions, index(0)), index(1))
             entries, reduced = memref.dim(self.storage.output, index(0)), self._reduced()
             parts = parts_of(entries, arith.ceildivui(reduced, index(self.lanes)), self.storage.threads)
+            self.last = arith.subi(entries, index(1))
+            self.far = {read: far(self.buffers[read]) for read in self.gathered}
             parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
             block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
             with ir.InsertionPoint(block):
                 part = block.arguments[0]
                 begin, end = share_of(entries, part, parts), share_of(entries, arith.addi(part, index(1)), parts)
                 # The row before the first one that begins in the part may reach into it.
-                low = first_row(self.positions, rows, begin, 0)
+                low = first_row(self.positions, rows, begin, rows_count=False)
                 low = arith.subi(low, arith.minui(low, index(1)))
-                with loop(low, first_row(self.positions, rows, end, 0), index(1)) as steps:
+                with loop(low, first_row(self.positions, rows, end, rows_count=False), index(1)) as steps:
                     self._row(steps.induction_variable, begin, end, reduced)
                 scf.ReduceOp([], 0)
         self.storage.erase()
@@ -96,6 +102,14 @@ class _Dots:
     def _entries(self, row: ir.Value, first: ir.Value, together: int, reduced: ir.Value) -> None:
         """The values of so many entries of a row from the first one on."""
         columns = [load_index(self.coordinates, arith.addi(first, index(n))) for n in range(together)]
+        later = [arith.minui(arith.addi(first, index(_REACH + n)), self.last) for n in range(together)]
+        for read in self.gathered:
+            with ir.InsertionPoint(scf.IfOp(self.far[read]).then_block):
+                ahead = [load_index(self.coordinates, at) for at in later]
+                with loop(index(0), reduced, index(elements_a_line(self.buffers[read]))) as lines:
+                    for column in ahead:
+                        fetch(self.buffers[read], [column, lines.induction_variable])
+                scf.YieldOp([])
         found = _sums_across(self._sums(row, columns, reduced))
         narrow = vector_of(together, self.scalars.element)
         vector.store(found if found.type == narrow else arith.truncf(narrow, found), self.storage.output, [first])

@@ -8,37 +8,78 @@ Every result has a storage of its own, so that nobody who remembers an earlier o
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from math import prod
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 
 import torch
 from torch import Tensor
 
-_LEAST = 1 << 20  # bytes; smaller blocks stay mapped anyway
+_LEAST = 1 << 18  # bytes; smaller blocks mostly stay mapped anyway, and are had for less
 _MOST = 512 << 20  # bytes kept for later
 
 
 class _Kept:
-    """Blocks handed out before, the longest unused first."""
+    """Blocks that nobody uses any more, by size; the size that was asked for last comes last."""
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[mmap, weakref.ref[memoryview]]] = []  # with what the latest storage there holds on to
+        self._free: dict[int, list[mmap]] = {}
+        self._size = 0
+        self._returned: deque[mmap] = deque()  # by finalizers, which may run anywhere
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview:
-        """A block of this many bytes, in use as long as what is returned lives."""
+        """A block of this many bytes or up to 1/8 more, in use as long as what is returned lives."""
+        step = 1 << max(PAGESIZE.bit_length() - 1, size.bit_length() - 4)
+        size = -(-size // step) * step
         with self._lock:
-            free = next((n for n, (block, user) in enumerate(self._blocks) if len(block) == size and user() is None), None)
-            block = mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS) if free is None else self._blocks.pop(free)[0]
-            taken = memoryview(block)
-            self._blocks.append((block, weakref.ref(taken)))
-            while sum(len(block) for block, _ in self._blocks) > _MOST:
-                self._blocks.pop(0)
-            return taken
+            self._collect()
+            same = self._free.pop(size, [])
+            self._free[size] = same
+            block = same.pop() if same else None
+            self._size -= size if block is not None else 0
+        if block is None:
+            block = _mapped(size)
+        taken = memoryview(block)
+        weakref.finalize(taken, self._give_back, block).atexit = False
+        return taken
+
+    def _give_back(self, block: mmap) -> None:
+        self._returned.append(block)
+        if self._lock.acquire(blocking=False):  # else who has it, maybe this thread, or the next one will collect the block
+            try:
+                self._collect()
+            finally:
+                self._lock.release()
+
+    def _collect(self) -> None:
+        while self._returned:
+            block = self._returned.popleft()
+            self._free.setdefault(len(block), []).append(block)
+            self._size += len(block)
+        while self._size > _MOST:
+            size, blocks = next(iter(self._free.items()))
+            if blocks:
+                blocks.pop()
+                self._size -= size
+            else:
+                del self._free[size]
+
+
+def _mapped(size: int) -> mmap:
+    try:
+        return mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS)
+    except (OSError, OverflowError) as problem:
+        raise MemoryError(f"{size >> 20} MiB for a result, or on the way to one, cannot be had: {problem}") from problem
 
 
 _kept = _Kept()
+
+
+def block(size: int) -> memoryview | bytearray:
+    """Uninitialised memory of at least so many bytes."""
+    return bytearray(size) if size < _LEAST else _kept.take(size)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -46,4 +87,9 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     size = prod(shape) * dtype.itemsize
     if size < _LEAST:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(_kept.take(size), dtype=dtype).view(shape)
+    return torch.frombuffer(_kept.take(size), dtype=dtype, count=prod(shape)).view(*shape)
+
+
+def empty_like(x: Tensor, *shape: int) -> Tensor:
+    """The same of the type of another, which is faster for small ones."""
+    return x.new_empty(*shape) if prod(shape) * x.itemsize < _LEAST else empty(shape, x.dtype)

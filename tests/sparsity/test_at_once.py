@@ -1,12 +1,16 @@
 """Eager products skip the dispatcher where nobody watches, and only there."""
 
+import gc
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossamer import SparseTensor, einsum
 from gossamer.sparsity import at_once
+from gossamer.sparsity import repeated as repeated_products
 from gossamer.sparsity.einsum import EinsumError
+from gossamer.sparsity.repeated import known
 from tests.sparsity.made import matrix, sparse
 
 
@@ -87,3 +91,62 @@ def test_mistakes_have_the_same_messages(taken: list[str]) -> None:
 def test_two_sparse_ones_do_not(taken: list[str]) -> None:
     assert isinstance(sparse(matrix(6, 5)) @ sparse(matrix(5, 6)), SparseTensor)
     assert not taken
+
+
+def repeated(a: SparseTensor, x: torch.Tensor) -> torch.Tensor:
+    """a @ x, for which an earlier product has left something behind."""
+    a @ x
+    before = known(a)
+    assert before is not None
+    product = before.times(a, x)
+    assert product is not None
+    return product
+
+
+def test_a_second_product_with_a_matrix_by_rows_is_ready(taken: list[str]) -> None:
+    dense = matrix(6, 5)
+    a, x = sparse(dense), torch.randn(5, 3)
+    torch.testing.assert_close(repeated(a, x), dense @ x)
+    torch.testing.assert_close(a @ x[:, 0].contiguous(), dense @ x[:, 0])
+    assert len(taken) == 1
+    a.components[-1].data.mul_(2)
+    torch.testing.assert_close(a @ x, 2 * dense @ x)
+    torch.testing.assert_close(a @ x.t().contiguous().t(), 2 * dense @ x)  # x is not as it must be
+    assert len(taken) == 2
+
+
+def test_what_has_changed_since_is_seen() -> None:
+    dense = matrix(6, 5)
+    a, x = sparse(dense), torch.randn(5, 3)
+    repeated(a, x)
+    a.requires_grad_()
+    assert (a @ x).requires_grad
+    a.requires_grad_(False)
+    assert (a @ x.requires_grad_()).requires_grad
+    with pytest.raises(EinsumError, match="is 5 and 4"):
+        a @ torch.randn(4, 3)
+    values = a.components[-1]
+    values.set_((2 * values).untyped_storage())
+    with torch.no_grad():
+        torch.testing.assert_close(a @ x, 2 * dense @ x)
+
+
+def test_what_is_ready_goes_with_the_matrix() -> None:
+    a = sparse(matrix(6, 5))
+    a @ torch.randn(5, 3)
+    alive = len(repeated_products._known)
+    del a
+    gc.collect()
+    assert len(repeated_products._known) == alive - 1
+
+
+def test_what_is_ready_is_made_anew_once_the_values_have_moved(taken: list[str]) -> None:
+    dense = matrix(6, 5)
+    a, x = sparse(dense), torch.randn(5, 3)
+    repeated(a, x)
+    values = a.components[-1]
+    values.data = 2 * values
+    assert len(taken) == 1
+    for _ in range(3):
+        torch.testing.assert_close(a @ x, 2 * dense @ x)
+    assert len(taken) == 2

@@ -1,0 +1,182 @@
+"""lower-slices: a `kernel.gather_slices` becomes loops over slices of rows, one row a lane, in parts of equal work.
+
+before   %y = "kernel.gather_slices"(%a, %x) : (tensor<?x?xf32, "slices(reduction=1, lanes=16)">, tensor<?xf32>) -> ...
+after    scf.parallel (%part) = ...
+           the part's share of `original` is hashed              // its sum over the parts goes into `hash`
+           for each slice, scf.for %step iter_args(16 sums)
+             %read = starts[step] >= 0 ? vector.load x[starts[step]] : 16 scalar loads of x[coordinates[step, lane]]
+             sums = step < lengths ? vector.fma(values[step], %read, sums) : sums
+           the sums into y, side by side where rows follow each other
+
+Elements are gathered by scalar loads: on AMD's Zen, and on Intel's processors that guard gathers against data sampling, the
+instruction takes twice as long, and on others it wins little. Where columns follow each other, as those of stencils do,
+neither coordinates are read nor elements gathered.
+
+The hash is NH (Black et al., UMAC, 1999), with keys that follow from the place: the sum of (low word + key) * (high word +
+key) modulo 2^64, which is the same however the values are divided among threads. Keys are a random number for each line of 16
+words (SplitMix64 of Steele et al., 2014, of its place) times one for each pair in it: if they grew evenly, what is swapped
+here and swapped back there would cancel. It shows the caller whether somebody has written to the values since they were
+brought into slices. Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, math, memref, scf, vector
+
+from gossamer.dialects.packing import Slices
+from gossamer.passes.encodings import storage_of_type
+from gossamer.passes.queries import walk
+from gossamer.passes.row_parts import first_row, parts_of, share_of
+from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
+from gossamer.passes.vectors import index, load_index, loop, mask_of, reserve_workspace, vector_of, zeros
+
+_HASHED = 16  # words at a time
+_MIX = (0x9E3779B97F4A7C15, 30), (0xBF58476D1CE4E5B9, 27), (0x94D049BB133111EB, 32)  # SplitMix64: factors, then shifts
+_BY_PAIR = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)  # of SHA-256
+_STEP = 8  # a step takes as long as so many vectors of multiply-adds
+
+
+@dataclass(frozen=True)
+class LowerSlices:
+    """Lower all of them."""
+
+    name: ClassVar[str] = "lower-slices"
+
+    def run(self, module: ir.Module) -> None:
+        for op in walk(module, "kernel.gather_slices"):
+            with op.location:
+                _Slices(module, op.opview).lower()
+
+
+class _Slices:
+    """y[rows[s, lane]] = sum of values[step, lane] * x[coordinates[step, lane]] over the steps of slice s."""
+
+    def __init__(self, module: ir.Module, op: Any) -> None:
+        self.module, self.op = module, op
+        self.storage: Storage = storage_of(op.operation)
+        packing = storage_of_type(ir.RankedTensorType(op.a.type))
+        assert isinstance(packing, Slices)
+        self.lanes = packing.lanes
+        buffers = sparse_buffers_of(op.a)
+        self.positions, self.origins, self.rows, self.lengths, self.starts, self.coordinates = buffers[:6]
+        self.original, self.hash, self.values = buffers[6:]
+        self.x = buffer_of(op.x)
+        self.word, self.long = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
+        self.vec = vector_of(self.lanes, ir.MemRefType(self.storage.output.type).element_type)
+
+    def lower(self) -> None:
+        reserve_workspace(self.module, self.long.width // 8)
+        with ir.InsertionPoint(self.op):
+            slices, steps = (memref.dim(buffer, index(0)) for buffer in (self.origins, self.starts))
+            parts = parts_of(steps, index(_STEP), self.storage.threads)
+            line = ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], self.long)
+            hashes = memref.view(line, self.storage.workspace, index(0), [parts])
+            parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
+            block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
+            with ir.InsertionPoint(block):
+                part = block.arguments[0]
+                memref.store(self._hashed(part, parts), hashes, [part])
+                work = arith.addi(steps, slices)
+                ends = [share_of(work, each, parts) for each in (part, arith.addi(part, index(1)))]
+                low, high = (first_row(self.positions, slices, begun, rows_count=True) for begun in ends)
+                with loop(low, high, index(1)) as each:
+                    self._slice(each.induction_variable)
+                scf.ReduceOp([], 0)
+            zero = arith.constant(self.long, 0)
+            with loop(index(0), parts, index(1), [zero]) as total:
+                scf.YieldOp([arith.addi(total.inner_iter_args[0], memref.load(hashes, [total.induction_variable]))])
+            pair = vector.bitcast(vector_of(2, self.word), vector.broadcast(vector_of(1, self.long), total.results[0]))
+            vector.store(pair, self.hash, [index(0)])
+        self.storage.erase()
+
+    def _hashed(self, part: ir.Value, parts: ir.Value) -> ir.Value:
+        """The hash of a part of the original values."""
+        words, each = memref.dim(self.original, index(0)), index(_HASHED)
+        groups = arith.ceildivui(words, each)
+        low, high = (arith.muli(share_of(groups, p, parts), each) for p in (part, arith.addi(part, index(1))))
+        whole = arith.subi(words, arith.remui(words, each))
+        pairs, line = vector_of(_HASHED // 2, self.long), vector_of(_HASHED, self.word)
+        total = _constant(pairs, [0] * (_HASHED // 2))
+        for begin, end, last in ((low, arith.minui(high, whole), False), (arith.maxui(low, whole), high, True)):
+            with loop(begin, end, each, [total]) as steps:
+                at, (before,) = steps.induction_variable, steps.inner_iter_args
+                if last:
+                    none = arith.constant(line, ir.DenseElementsAttr.get_splat(line, ir.IntegerAttr.get(self.word, 0)))
+                    mask = mask_of(_HASHED, arith.subi(words, at))
+                    read = vector.maskedload(line, self.original, [at], mask, none)
+                else:
+                    read = vector.load(line, self.original, [at])
+                mixed = arith.addi(vector.bitcast(pairs, read), self._keys(pairs, at))
+                lower = arith.andi(mixed, _constant(pairs, [(1 << 32) - 1] * (_HASHED // 2)))
+                upper = arith.shrui(mixed, _constant(pairs, [32] * (_HASHED // 2)))
+                scf.YieldOp([arith.addi(before, arith.muli(lower, upper))])
+            total = steps.results[0]
+        return vector.reduction(self.long, vector.CombiningKind.ADD, total)
+
+    def _keys(self, pairs: ir.VectorType, at: ir.Value) -> ir.Value:
+        """The keys of the line at this word."""
+        number = arith.index_cast(self.long, arith.addi(at, index(1)))  # 0 would stay 0
+        for factor, shift in _MIX:
+            number = arith.muli(number, arith.constant(self.long, _signed(factor)))
+            high = arith.shrui(number, arith.constant(self.long, shift))
+            number = high if shift == 32 else arith.xori(number, high)
+        return arith.muli(vector.broadcast(pairs, number), _constant(pairs, list(_BY_PAIR)))
+
+    def _slice(self, number: ir.Value) -> None:
+        """The rows of one slice."""
+        lane = arith.muli(number, index(self.lanes))
+        begin, end = (load_index(self.positions, at) for at in (number, arith.addi(number, index(1))))
+        lengths = vector.load(vector_of(self.lanes, self.word), self.lengths, [lane])
+        with loop(begin, end, index(1), [zeros(self.vec)]) as steps:
+            step, (sums,) = steps.induction_variable, steps.inner_iter_args
+            done = arith.index_cast(self.word, arith.subi(step, begin))
+            mask = arith.cmpi(arith.CmpIPredicate.sgt, lengths, vector.broadcast(lengths.type, done))
+            place = arith.muli(step, index(self.lanes))
+            more = math.fma(vector.load(self.vec, self.values, [place]), self._read(step, place), sums)
+            scf.YieldOp([arith.select(mask, more, sums)])
+        self._store(steps.results[0], number, lane)
+
+    def _read(self, step: ir.Value, place: ir.Value) -> ir.Value:
+        """The elements of x that a step multiplies with."""
+        start = memref.load(self.starts, [step])
+        choice = scf.IfOp(_non_negative(start), [self.vec], has_else=True)
+        with ir.InsertionPoint(choice.then_block):
+            scf.YieldOp([vector.load(self.vec, self.x, [arith.index_castui(ir.IndexType.get(), start)])])
+        with ir.InsertionPoint(choice.else_block):
+            elements = []
+            for lane in range(0, self.lanes, 2):  # two coordinates a load
+                pair = vector.load(vector_of(2, self.word), self.coordinates, [arith.addi(place, index(lane))])
+                both = vector.extract(vector.bitcast(vector_of(1, self.long), pair), [], [0])
+                low = arith.andi(both, arith.constant(self.long, (1 << 32) - 1))
+                high = arith.shrui(both, arith.constant(self.long, 32))
+                elements += [memref.load(self.x, [arith.index_cast(ir.IndexType.get(), column)]) for column in (low, high)]
+            scf.YieldOp([vector.from_elements(self.vec, elements)])
+        return choice.results[0]
+
+    def _store(self, sums: ir.Value, number: ir.Value, lane: ir.Value) -> None:
+        origin = memref.load(self.origins, [number])
+        choice = scf.IfOp(_non_negative(origin), has_else=True)
+        with ir.InsertionPoint(choice.then_block):
+            vector.store(sums, self.storage.output, [arith.index_castui(ir.IndexType.get(), origin)])
+            scf.YieldOp([])
+        with ir.InsertionPoint(choice.else_block):
+            for number in reversed(range(self.lanes)):  # the first row comes last, since the last slice is filled up with it
+                row = load_index(self.rows, arith.addi(lane, index(number)))
+                memref.store(vector.extract(sums, [], [number]), self.storage.output, [row])
+            scf.YieldOp([])
+
+
+def _non_negative(value: ir.Value) -> ir.Value:
+    return arith.cmpi(arith.CmpIPredicate.sge, value, arith.constant(value.type, 0))
+
+
+def _signed(number: int) -> int:
+    """The integer of 64 bits with these bits."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _constant(type_: ir.VectorType, numbers: list[int]) -> ir.Value:
+    elements = [ir.IntegerAttr.get(type_.element_type, _signed(number)) for number in numbers]
+    return arith.constant(type_, ir.DenseElementsAttr.get(elements, type_))

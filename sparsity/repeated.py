@@ -1,0 +1,85 @@
+"""Products a @ x of a matrix that was multiplied before: what does not change from call to call is kept ready.
+
+A small product takes less time than finding out what it is. So the first one with a CSR matrix leaves a `Repeated` behind, as
+long as the matrix lives, and the next ones look only at what may have changed: where its arrays lie, whether its structure has
+been written to, and x. One whose matrix has changed is forgotten, and the next product leaves another behind.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.launch import Call
+from gossamer.sparsity.matrix_calls import ByRows
+from gossamer.sparsity.row_form import RowForm
+from gossamer.sparsity.sliced_rows import Use, use_of, version
+from gossamer.sparsity.tensor import SparseTensor
+from gossamer.sparsity.warm_memory import empty_like
+from gossamer.sparsity.watched import PLAIN
+
+
+class Repeated:
+    """A matrix in CSR on the CPU, and the calls of its products with vectors and with matrices."""
+
+    __slots__ = ("_arrays", "_by_rows", "_calls", "_columns", "_dtype", "_form", "_identity", "_rows", "_use", "alive")
+
+    def __init__(self, matrix: SparseTensor, calls: dict[int, Call]) -> None:
+        """`calls` are those of the products, by the dimensions of x. The arrays of the matrix must be contiguous."""
+        key = id(matrix)
+        self.alive = weakref.ref(matrix, partial(_known.pop, key))
+        positions, coordinates, values = self._arrays = matrix.components
+        self._identity = _identity(positions, coordinates, values)
+        self._rows, self._columns = matrix.shape
+        self._by_rows = ByRows(positions, coordinates, values, self._rows, self._columns)
+        self._form, self._calls, self._dtype = RowForm(positions, coordinates, None), calls, values.dtype
+        self._use: Callable[[], Use | None] = lambda: None  # a weak reference, for only few are kept
+        _known[key] = self
+
+    def times(self, matrix: SparseTensor, x: Tensor) -> Tensor | None:
+        """matrix @ x, None if something is not as it was, or not as this needs it. Nobody may want to see the operation."""
+        positions, coordinates, values = self._arrays
+        if matrix._stored is not values or self._identity != _identity(positions, coordinates, values):
+            _known.pop(id(matrix), None)
+            return None
+        if (
+            type(x) not in PLAIN
+            or x.dtype is not self._dtype
+            or x.layout is not torch.strided
+            or not (x.is_cpu and x.is_contiguous())
+            or x.is_neg()
+        ):
+            return None
+        shape = x.shape
+        call = self._calls.get(len(shape))
+        if call is None or shape[0] != self._columns:
+            return None
+        if torch.is_grad_enabled():
+            with torch._C.DisableTorchFunctionSubclass():
+                if matrix.requires_grad or x.requires_grad:
+                    return None
+        out = empty_like(x, self._rows, *shape[1:])
+        if len(shape) == 1 or shape[1] == 1:
+            use = self._use()
+            if use is None and (use := use_of(self._form, values)) is not None:
+                self._use = weakref.ref(use)
+            if use is not None and use.multiply(self._form, values, x, out, call.sliced):
+                return out
+        if out.numel():
+            call.kernel(self._form)((self._by_rows, x), out)
+        return out
+
+
+def _identity(positions: Tensor, coordinates: Tensor, values: Tensor) -> tuple[int, ...]:
+    return positions.data_ptr(), version(positions), coordinates.data_ptr(), version(coordinates), values.data_ptr()
+
+
+_known: dict[int, Repeated] = {}
+
+
+def known(matrix: Tensor) -> Repeated | None:
+    """What an earlier product has left behind."""
+    found = _known.get(id(matrix))
+    return found if found is not None and found.alive() is matrix else None
