@@ -36,6 +36,22 @@ def insert(container: ir.Value, value: ir.Value, *position: int) -> ir.Value:
     return llvm.insertvalue(container, value, list(position))
 
 
+def memory_at(address: ir.Value, type_: ir.Type, sizes: Sequence[ir.Value] = ()) -> ir.Value:
+    """The contiguous memref of a type at an address (!llvm.ptr), with its dynamic sizes (i64)."""
+    memory, remaining = ir.MemRefType(type_), iter(sizes)
+    shape = [next(remaining) if memory.is_dynamic_dim(d) else i64(memory.shape[d]) for d in range(memory.rank)]
+    descriptor = llvm.mlir_undef(llvm_type(type_))
+    for position in (0, 1):
+        descriptor = insert(descriptor, address, position)
+    descriptor = insert(descriptor, i64(0), 2)
+    stride = i64(1)
+    for d in reversed(range(memory.rank)):
+        descriptor = insert(descriptor, shape[d], 3, d)
+        descriptor = insert(descriptor, stride, 4, d)
+        stride = arith.muli(stride, shape[d])
+    return from_llvm(descriptor, type_)
+
+
 def struct_of(types: Sequence[ir.Type]) -> ir.Type:
     """An LLVM struct of the LLVM types of `types`."""
     return ir.Type.parse(f"!llvm.struct<({', '.join(str(llvm_type(t)) for t in types)})>")

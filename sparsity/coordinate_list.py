@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.entries import blocked, coordinates, within
 from gossamer.sparsity.loop_order import unblocked
-from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, TAGS, Spec, bind, flat
+from gossamer.sparsity.operands import ARGUMENTS, Spec, bind, flat
 from gossamer.sparsity.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor import SparseTensor, bound_to, from_entries, letters_of
 
@@ -114,5 +115,5 @@ for _name, _cpu, _fake in (
     ("set_places", _set_places_cpu, _set_places_fake),
     ("places", _places_cpu, _places_fake),
 ):
-    LIBRARY.impl(_name, _cpu, "CPU")
+    implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)

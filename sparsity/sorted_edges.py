@@ -18,6 +18,7 @@ from gossamer.dialects.format import Format
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.dense_results import einsum, sample
 from gossamer.sparsity.operands import Bound, dense
+from gossamer.sparsity.sorting import sort_keys
 
 _NARROW = Format.CSR.with_widths(32, 32)
 
@@ -46,13 +47,9 @@ class SortedEdges:
         """
         source, target = _nodes("source", source, sources), _nodes("target", target, targets)
         integers = torch.int32 if max(source.numel(), sources, targets) < 1 << 31 else torch.int64
-        order = None
-        if not bool((target[1:] >= target[:-1]).all()):
-            order = target.to(integers).sort(stable=True).indices  # sorting int32 takes half the time
+        positions, order = sort_keys(target, targets, integers)
+        if order is not None:
             source = source.index_select(0, order)
-        counts = torch.bincount(target, minlength=targets)
-        positions = torch.zeros(targets + 1, dtype=integers)
-        torch.cumsum(counts, 0, out=positions[1:])
         # Not in the memory of the list, which may be freed or written to.
         source = source.to(integers, copy=order is None, memory_format=torch.contiguous_format)
         return cls(positions, source, order, sources)
@@ -70,6 +67,10 @@ class SortedEdges:
     def sorted(self, weight: Tensor) -> Tensor:
         """[edges, ...], one row an edge, in the order of the entries."""
         return weight if self.order is None else weight.index_select(0, self.order)
+
+    def unsorted(self, weight: Tensor) -> Tensor:
+        """The inverse of `sorted`."""
+        return weight if self.order is None else torch.empty_like(weight).index_copy_(0, self.order, weight)
 
     def sums(self, x: Tensor, values: Tensor) -> Tensor:
         """For each target the sum of values times rows of x over its entries.
@@ -90,9 +91,7 @@ class SortedEdges:
         expanded = self.with_heads(heads)
         pattern = expanded._bound("ij", a.new_empty(1).expand(expanded.coordinates.numel()))
         found = sample(pattern, [dense("ik", a.view(-1, features)), dense("jk", b.view(-1, features))])
-        if expanded.order is not None:
-            found = torch.empty_like(found).index_copy_(0, expanded.order, found)
-        return found.view(-1, heads)
+        return expanded.unsorted(found).view(-1, heads)
 
     def with_heads(self, heads: int) -> "SortedEdges":
         """The graph with each node h-fold, an edge joining the copies of the same number.
@@ -108,17 +107,18 @@ class SortedEdges:
 
     def _expanded(self, heads: int) -> "SortedEdges":
         degrees, starts = self.degrees.long(), self.positions[:-1].long()
-        entries, copies = torch.arange(self.coordinates.numel()), torch.arange(heads)
+        place = self.coordinates.device
+        entries, copies = torch.arange(self.coordinates.numel(), device=place), torch.arange(heads, device=place)
         # Entry p of a row of `degree` entries from `start` on goes to start * heads + h * degree + (p - start).
         offset = (starts * (heads - 1)).repeat_interleave(degrees) + entries
         places = (offset[:, None] + degrees.repeat_interleave(degrees)[:, None] * copies).flatten()
         numbers = entries if self.order is None else self.order
         integers = torch.int32 if max(places.numel(), self.sources * heads) < 1 << 31 else torch.int64
-        coordinates = torch.empty(places.numel(), dtype=integers)
+        coordinates = torch.empty(places.numel(), dtype=integers, device=place)
         coordinates[places] = (self.coordinates[:, None] * heads + copies).flatten().to(integers)
         order = torch.empty_like(places)
         order[places] = (numbers[:, None] * heads + copies).flatten()
-        positions = torch.zeros(self.targets * heads + 1, dtype=integers)
+        positions = torch.zeros(self.targets * heads + 1, dtype=integers, device=place)
         torch.cumsum(degrees.repeat_interleave(heads), 0, out=positions[1:])
         return SortedEdges(positions, coordinates, order, self.sources * heads)
 

@@ -23,19 +23,25 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from gossamer.dialects.format import Format
-from gossamer.sparsity import contract_ir, entries
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.sparsity import contract_ir, entries, entry_products
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.dense_results import densified, gradients, sample
-from gossamer.sparsity.launch import Build, launch
+from gossamer.sparsity.given_memory import COPIED, GIVER, Block, array_of, given
+from gossamer.sparsity.launch import Build, kernel_of, launch
 from gossamer.sparsity.loop_order import level_letters, sparse_result_order, unblocked, walkable
-from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, TAGS, Bound, Spec, bind, extents, flat
+from gossamer.sparsity.operands import ARGUMENTS, Bound, Spec, bind, extents, flat
+from gossamer.sparsity.row_form import sorted_by_rows, stored_by_rows
+from gossamer.sparsity.sparse_product import countable, sparse_product
 from gossamer.sparsity.structure import INTEGERS, check_count, check_sizes
 
 
 def einsum_sparse(operands: Sequence[Bound], result: Operand) -> Bound:
     """The einsum of sparse operands, in the format of `result`; operands that cannot be walked for it are converted first."""
-    order = sparse_result_order([operand.operand for operand in operands], result)
-    return _result(torch.ops.gossamer.einsum_sparse.default, conforming(operands, order), result)
+    spec = Spec(tuple(operand.operand for operand in operands), result)
+    if sparse_product(spec, operands[0].values.dtype) is None:
+        operands = conforming(operands, sparse_result_order(spec.operands, result))
+    return _result(torch.ops.gossamer.einsum_sparse.default, operands, result)
 
 
 def add_sparse(left: Bound, right: Bound, result: Operand) -> Bound:
@@ -113,24 +119,45 @@ def _add_ir(spec: Spec, dtype: torch.dtype) -> str:
     return contract_ir.add(left, right, spec.result, dtype)
 
 
+def _kernel_of_product(dtype: torch.dtype, spec: Spec) -> Callable[[Any, Tensor], None]:
+    return kernel_of(_einsum_ir, spec, dtype)
+
+
 def _compiled(build: Build) -> Callable[..., list[Tensor]]:
     """The operation that a kernel of ours computes."""
 
     def run(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
-        spec = Spec.parse(text)
-        assert spec.result.format is not None
-        components = spec.result.format.components()
-        results = torch.zeros(2 * len(components), dtype=torch.int64)
-        launch(build, bind(arrays, sizes, spec), spec, results)
-        widths = {"positions": spec.result.format.pos_width, "coordinates": spec.result.format.crd_width}
-        types = [INTEGERS[widths[kind]] if kind in widths else arrays[-1].dtype for _, kind in components]
-        made = [_owned(at, n, dtype) for (at, n), dtype in zip(results.view(-1, 2).tolist(), types, strict=True)]
+        spec, dtype = Spec.parse(text), arrays[-1].dtype
+        format = spec.result.format
+        assert format is not None
+        operands = bind(arrays, sizes, spec)
+        extent = extents(operands)
+        check_sizes(format, [extent[letter] for letter in spec.result.letters])
+        product = sparse_product(spec, dtype) if build is _einsum_ir else None
+        if product is not None and product.hypersparse(operands):
+            return entry_products.einsum_sparse(arrays, sizes, text)
+        written = format if product is None else countable(format)
+        components = format.components()
+        results = torch.full([2 * len(components)], GIVER)
+        with given() as blocks:
+            if product is not None:
+                product.run(partial(_kernel_of_product, dtype), operands, written, results)
+            else:
+                launch(build, operands, spec, results)
+        made = _arrays(results, _types(written, dtype), blocks)
         for number, kind in components:
             if kind == "positions":
-                check_count(spec.result.format, spec.result.format.levels[number], made[-1].numel())
-        return [_interleaved(spec.result.format, *each) for each in zip(components, made, strict=True)]
+                check_count(format, format.levels[number], made[-1].numel())
+        made = [array.to(type_) for array, type_ in zip(made, _types(format, dtype), strict=True)]
+        return [_interleaved(format, *each) for each in zip(components, made, strict=True)]
 
     return run
+
+
+def _types(format: Format, dtype: torch.dtype) -> list[torch.dtype]:
+    """The types of the arrays of a format with values of a type."""
+    widths = {"positions": format.pos_width, "coordinates": format.crd_width}
+    return [INTEGERS[widths[kind]] if kind in widths else dtype for _, kind in format.components()]
 
 
 def _interleaved(format: Format, component: tuple[int, str], array: Tensor) -> Tensor:
@@ -149,10 +176,21 @@ def _sharing(format: Format, number: int) -> int:
     return count
 
 
+def _arrays(results: Tensor, types: Sequence[torch.dtype], blocks: dict[int, Block]) -> list[Tensor]:
+    """The arrays that a kernel says it has made, in blocks that it was given or has allocated itself."""
+    found: list[list[int]] = results.view(-1, 2).tolist()
+    if found[0][0] == GIVER:
+        raise KeyboardInterrupt  # before what gives memory could take note of it
+    return [
+        array_of(blocks[at], n, dtype) if at in blocks else _owned(at, n, dtype)
+        for (at, n), dtype in zip(found, types, strict=True)
+    ]
+
+
 def _owned(address: int, count: int, dtype: torch.dtype) -> Tensor:
     """An array that a kernel has allocated, maybe with room to spare, which goes back with the tensor's memory."""
     size = count * dtype.itemsize
-    if size < _COPIED:
+    if size < COPIED:
         out = torch.empty(count, dtype=dtype)
         ctypes.memmove(out.data_ptr(), address, size)
         _free(address)
@@ -163,7 +201,6 @@ def _owned(address: int, count: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype)
 
 
-_COPIED = 1 << 16  # bytes; copying fewer takes less time than keeping track of them
 _free, _realloc = ctypes.CDLL(None).free, ctypes.CDLL(None).realloc
 _free.argtypes, _free.restype = [ctypes.c_void_p], None
 _realloc.argtypes, _realloc.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
@@ -175,6 +212,8 @@ def _convert(fill: bool, arrays: list[Tensor], sizes: list[int], text: str) -> l
     assert source.format is not None and target is not None
     if source.format.levels == target.levels:
         return _rewidened(source, target)
+    if (turned := _turned(source, target)) is not None:
+        return [_fresh(array, arrays) for array in turned]
     at, values = entries.coordinates(source.format, source.shape, source.arrays), source.values
     if entries.stores_fill(source.format):
         kept = entries.within(source.shape, at)
@@ -195,6 +234,23 @@ def _rewidened(source: Bound, target: Format) -> list[Tensor]:
         wide = entries.as_int64(array) if kind in widths else array
         made.append((wide.to(INTEGERS[widths[kind]]) if kind in widths else wide).clone())
     return made
+
+
+def _turned(source: Bound, target: Format) -> list[Tensor] | None:
+    """CSR or CSC of a matrix whose entries are in order and all different, which one sort by rows or columns will do for."""
+    assert source.format is not None
+    rows = next((dim for dim in range(2) if stored_by_rows(target, dim)), None)
+    plain = all(
+        level.kind in ("dense", "compressed") and level.block == 1 and not level.nonunique and not level.nonordered
+        for level in source.format.levels
+    )
+    if rows is None or not plain or entries.stores_fill(source.format):
+        return None
+    check_sizes(target, source.shape)
+    check_count(target, target.levels[1], source.values.numel())
+    form = sorted_by_rows(source.format, rows, source.shape, source.arrays)
+    positions, coordinates = form.positions.to(INTEGERS[target.pos_width]), form.coordinates.to(INTEGERS[target.crd_width])
+    return [positions, coordinates, form.values(source.values)]
 
 
 def _fresh(array: Tensor, given: Sequence[Tensor]) -> Tensor:
@@ -301,10 +357,10 @@ _SPARSE: dict[str, tuple[Callable[..., list[Tensor]], Callable[[list[Bound], int
 
 for _name, (_kernel, _derivative) in _SPARSE.items():
     LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor[]", tags=TAGS)
-    LIBRARY.impl(_name, _kernel, "CPU")
+    implement(_name, _kernel)
     torch.library.register_fake(f"gossamer::{_name}", _sparse_fake, lib=LIBRARY)
     torch.library.register_autograd(f"gossamer::{_name}", _backward(_derivative), setup_context=_setup, lib=LIBRARY)
 LIBRARY.define(f"pick{ARGUMENTS} -> Tensor", tags=TAGS)
-LIBRARY.impl("pick", _pick, "CPU")
+implement("pick", _pick)
 torch.library.register_fake("gossamer::pick", _pick_fake, lib=LIBRARY)
 torch.library.register_autograd("gossamer::pick", _pick_backward, setup_context=_setup, lib=LIBRARY)

@@ -9,11 +9,13 @@ import torch
 
 from gossamer import Format, SparseTensor
 from gossamer.dialects.errors import CompileError
+from gossamer.sparsity import warm_memory
 from gossamer.sparsity.contract_ir import Operand, einsum
+from gossamer.sparsity.given_memory import GIVER, given
 from gossamer.sparsity.kernels import compile_region
 from gossamer.sparsity.launch import kernel_of
 from gossamer.sparsity.operands import Spec
-from gossamer.sparsity.sparse_results import _einsum_ir, _owned
+from gossamer.sparsity.sparse_results import _arrays, _einsum_ir
 from tests.sparsity.made import by_rows, team_of
 
 CSR = Format.CSR.with_widths(32, 32)
@@ -45,10 +47,10 @@ def test_it_stores_what_the_reference_does(dtype: torch.dtype) -> None:
     b[3, 4] = -(a[0] @ b)[4] / a[0, 3] if a[0, 3] else 0
     arrays = []
     for schedule in ("gustavson", "reference"):
-        results = torch.zeros(6, dtype=torch.int64)
-        compile_region(einsum([A, B], C, dtype), schedule=schedule)([by_rows(a), by_rows(b)], results)
-        types = torch.int32, torch.int32, dtype
-        arrays.append([_owned(*each, t) for each, t in zip(results.view(3, 2).tolist(), types, strict=True)])
+        results = torch.full([6], GIVER)
+        with given() as blocks:
+            compile_region(einsum([A, B], C, dtype), schedule=schedule)([by_rows(a), by_rows(b)], results)
+        arrays.append(_arrays(results, (torch.int32, torch.int32, dtype), blocks))
     for ours, theirs in zip(*arrays, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -78,6 +80,20 @@ def test_memory_of_a_result_lives_as_long_as_its_arrays() -> None:
     gc.collect()
     _ = [matrix @ matrix for _ in range(3)]
     assert torch.equal(values, before)
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, OverflowError, MemoryError])
+def test_what_is_raised_while_it_asks_for_memory_is_raised(
+    problem: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(size: int) -> None:
+        raise problem(size)
+
+    matrix = SparseTensor.from_scipy(_random(300, 300, 0.1, 1))
+    with monkeypatch.context() as patched, pytest.raises(problem):
+        patched.setattr(warm_memory, "block", refuse)
+        matrix @ matrix
+    assert (matrix @ matrix).values().numel()
 
 
 def _check(a: scipy.sparse.csr_array, b: scipy.sparse.csr_array, threads: int) -> None:

@@ -1,0 +1,97 @@
+"""Products of two sparse matrices: each format with each, gradients, narrow integers, columns that hardly any entry has."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from gossamer import Format, FormatError, SparseTensor, einsum
+from gossamer.sparsity import sparse_product
+
+FORMATS = {
+    "CSR": Format.CSR,
+    "CSC": Format.CSC,
+    "COO": Format.COO,
+    "DCSR": Format.DCSR,
+    "DCSC": Format.DCSC,
+    "BSR": Format.bsr(2, 2),
+    "narrow": Format.CSR.with_widths(16, 8),
+}
+
+
+def _matrix(rows: int, columns: int, seed: int, density: float = 0.3) -> Tensor:
+    made = torch.Generator().manual_seed(seed)
+    kept = torch.rand(rows, columns, generator=made) < density
+    return torch.randint(-3, 4, (rows, columns), generator=made) * kept.float()
+
+
+@pytest.mark.parametrize("left", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("right", FORMATS.values(), ids=FORMATS)
+def test_formats(left: Format, right: Format) -> None:
+    a, b = _matrix(13, 10, 1), _matrix(10, 17, 2)
+    torch.testing.assert_close((SparseTensor.from_dense(a, left) @ SparseTensor.from_dense(b, right)).to_dense(), a @ b)
+
+
+@pytest.mark.parametrize("result", [Format.CSR, Format.CSC, Format.COO])
+@pytest.mark.parametrize("expression", ["ik,kj->ij", "ki,kj->ij", "ik,jk->ij", "ik,kj->ji"])
+def test_transposes(expression: str, result: Format) -> None:
+    a, b = _matrix(12, 12, 1).double(), _matrix(12, 12, 2).double()
+    product = einsum(expression, SparseTensor.from_dense(a), SparseTensor.from_dense(b), format=result)
+    assert product.format.levels == result.levels
+    torch.testing.assert_close(product.to_dense(), torch.einsum(expression, a, b))
+
+
+def test_gradients() -> None:
+    a = SparseTensor.from_dense(_matrix(8, 8, 1).double())
+
+    def gram(values: Tensor) -> Tensor:
+        of = a.with_values(values)
+        return (of @ of.t()).values()
+
+    assert torch.autograd.gradcheck(gram, (a.values().clone().requires_grad_(),))
+
+
+def test_narrow_integers_hold_what_fits_them() -> None:
+    a = _matrix(250, 250, 1, 0.01)
+    product = SparseTensor.from_dense(a, Format.CSR.with_widths(16, 8)) @ SparseTensor.from_dense(a, Format.CSR)
+    assert [array.dtype for array in product.components[:-1]] == [torch.int16, torch.int8]
+    torch.testing.assert_close(product.to_dense(), a @ a)
+
+
+@pytest.mark.parametrize(("widths", "said"), [((16, 16), r"with_widths\(32, 16\)"), ((32, 8), r"with_widths\(32, 16\)")])
+def test_narrow_integers_that_the_result_does_not_fit_are_refused(widths: tuple[int, int], said: str) -> None:
+    a = SparseTensor.from_dense(_matrix(300, 300, 1))
+    with pytest.raises(FormatError, match=said):
+        einsum("ik,kj->ij", a, a, format=Format.CSR.with_widths(*widths))
+
+
+@pytest.mark.parametrize("columns", [1 << 30, 1 << 61])
+def test_columns_without_entries_take_no_memory(columns: int) -> None:
+    ones, at = torch.ones(2), torch.tensor([5, columns - 1])
+    wide = SparseTensor.from_parts(Format.CSR, (2, columns), torch.tensor([0, 1, 2]), at, ones)
+    product = SparseTensor.from_dense(torch.tensor([[2.0, 3.0]])) @ wide
+    positions, coordinates, values = product.components
+    assert positions.tolist() == [0, 2]
+    assert coordinates.tolist() == at.tolist()
+    assert values.tolist() == [2, 3]
+
+
+def test_hypersparse_products_have_the_entries_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = SparseTensor.from_dense(_matrix(40, 40, 1))
+    expected = a @ a
+    monkeypatch.setattr(sparse_product, "_WIDE", 0)
+    monkeypatch.setattr(sparse_product, "_HYPERSPARSE", 0)
+    for ours, theirs in zip((a @ a).components, expected.components, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_dynamo_does_not_trace_what_runs_between_its_graphs() -> None:
+    a, x = _matrix(30, 30, 1), torch.randn(30, 4)
+    torch._dynamo.reset()
+    counters.clear()
+    with torch.no_grad():
+        ours = torch.compile(lambda a, x: torch.relu((a @ a) @ x), backend="sparse")(SparseTensor.from_dense(a), x)
+    torch.testing.assert_close(ours, torch.relu(a @ a @ x))
+    assert all(reason.startswith("Dynamic shape operator") for reason in counters["graph_break"])
+    torch._dynamo.reset()
