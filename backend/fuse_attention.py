@@ -164,7 +164,8 @@ class _Attention:
         emit = Emitter(self.forward.node, {})
         sparse = self.forward.sparse[0]
         terms = self._terms(emit)
-        arguments = [*sparse.arrays[:2], *(terms.get(name) for name in NAMES), self.scores.factor.scale, self.scores.slope]
+        numbers = self.scores.factor.scale, self.scores.slope
+        arguments = [*sparse.arrays[:2], *(terms.get(name) for name in NAMES), None, *numbers, 0.0]
         both = emit(ours.attend_edges.default, *arguments)
         out, statistics = (emit(operator.getitem, both, number) for number in range(2))
         result = self.forward.spec.result.letters

@@ -5,33 +5,41 @@
     %w = div(%p, index_select(scatter_add(zeros, 0, %target, %p) + 1e-16, 0, %target))
     %y = scatter_add(zeros, 0, %target, mul(%w, index_select(%x, 0, %source)))     →   gossamer::attend(%x, %a, %b, …)
 
-(Veličković et al., "Graph Attention Networks", 2018.) What is subtracted before the exponential may be any number a target.
-In a joint graph the gradients go the same way: all that reaches %a and %b through the logits comes from %y, so the two
-scatters of the gradient at the logits and the scatter of the gradient at %x are the outputs of one backward operation.
+(Veličković et al., "Graph Attention Networks", 2018.) What is subtracted before the exponential may be any number a target, the
+scores any that `message_scores.py` knows, and there may be dropout of the weights. In a joint graph the gradients go the same
+way: all that reaches the scores comes from %y, so what the scores' gradient is scattered to, and the scatter of the gradient at
+%x, are the outputs of one backward operation.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import torch
 from torch import fx
 
 from gossamer.backend.contractions import is_backward
+from gossamer.backend.leaf_expressions import Structure, ancestors
 from gossamer.backend.message_patterns import (
     Aggregation,
     Gather,
     aggregation_at,
-    as_long,
     gather_at,
     of_tensors,
     repeated,
     rows_of,
     same,
+    same_dtype,
+    same_shape,
 )
-from gossamer.backend.structure import Structure, ancestors
+from gossamer.backend.message_scores import EdgeIndex, Scores, gradients_of, is_scores_gradient, read_scores
+from gossamer.sparsity.edge_attention import MOST_FEATURES
 
 aten = torch.ops.aten
+
+_RANDOM = (aten.rand.default, aten.rand_like.default)
 
 
 @dataclass(frozen=True)
@@ -39,18 +47,16 @@ class EdgeAttention:
     """One such attention.
 
     aggregation  its last step; the rows it gathers are [sources, heads, features] or [sources, features]
-    source       [sources, heads] or [sources], added at the source of each edge
-    target       [targets, heads] or [targets], added at the target
-    slope        of leaky_relu, 1 if there is none
-    gradients    in a joint graph: the scatters that compute the gradients of values, source and target, None where not needed
+    scores       what the softmax is of
+    dropout      of the weights, 0 for none
+    gradients    in a joint graph: the nodes that are gradients, by the name of the term
     gradient     in a joint graph: the gradient of the result that they are computed from
     """
 
     aggregation: Aggregation
-    source: Gather
-    target: Gather
-    slope: float
-    gradients: tuple[Aggregation | None, Aggregation | None, Aggregation | None] = (None, None, None)
+    scores: Scores
+    dropout: float
+    gradients: dict[str, fx.Node]
     gradient: fx.Node | None = None
 
 
@@ -63,83 +69,113 @@ def attentions(found: Sequence[Aggregation], structure: Structure) -> Iterator[E
 
 
 def _attention(aggregation: Aggregation, found: Sequence[Aggregation], structure: Structure) -> EdgeAttention | None:
+    weighted = _weighted(aggregation)
+    if weighted is None:
+        return None
+    aggregation, factor = weighted
     value = aggregation.message.meta["val"]
     if aggregation.gather is None or aggregation.base is not None or aggregation.mean or value.dim() not in (2, 3):
         return None
     heads = value.shape[1] if value.dim() == 3 else 1
-    if len(aggregation.factors) != 1 or aggregation.factors[0].inverse or value.dtype not in (torch.float32, torch.float64):
+    if value.dtype not in (torch.float32, torch.float64):
         return None
-    source, target = (_Index(index, structure) for index in (aggregation.gather.index, aggregation.target))
-    weights = rows_of(aggregation.factors[0].node)
-    activated = _softmax(weights, target, structure)
-    if activated is None or aggregation.factors[0].node.meta["val"].shape[1] != heads:
+    source, target = (EdgeIndex(index, structure) for index in (aggregation.gather.index, aggregation.target))
+    weights = rows_of(factor)
+    whole, dropout, drawn = _before_dropout(weights)
+    softmax = _softmax(whole, target, structure)
+    if softmax is None or factor.meta["val"].shape[1] != heads or dropout >= 1:
         return None
-    logits, slope = _activation(activated)
-    terms = [gather_at(term, structure) for term in _terms(logits)]
-    at_source = [term for term in terms if term is not None and source.is_(term.index)]
-    at_target = [term for term in terms if term is not None and target.is_(term.index)]
-    if len(terms) != 2 or len(at_source) != 1 or len(at_target) != 1 or _heads(logits) != heads:
+    if not all(same_dtype(each, aggregation.message) for each in (aggregation.gather.x, factor, softmax.of)):
         return None
-    if not as_long(at_source[0].x, aggregation.gather.x) or not as_long(at_target[0].x, aggregation.node):
-        return None  # one edge list, checked once, serves all of them
-    attention = EdgeAttention(aggregation, at_source[0], at_target[0], slope)
-    backward = [each for each in found if is_backward(each.node)]
-    if not any(is_backward(user) for user in weights.graph.nodes):
-        return attention
-    return _with_gradients(attention, logits, weights, backward, source, target)
+    if not isinstance(value.shape[-1], int) or value.shape[-1] > MOST_FEATURES:
+        return None
+    training = any(is_backward(user) for user in weights.graph.nodes)
+    for scores in read_scores(softmax.of, heads, aggregation, source, target, structure):
+        if any(_escapes(inside, aggregation.node) for inside in (scores.raw, drawn)):
+            continue  # something else reads what is inside
+        forward = EdgeAttention(aggregation, scores, dropout, {})
+        attention = _with_gradients(forward, softmax, weights, found, source, target, structure) if training else forward
+        if attention is not None:
+            return attention
+    return None
 
 
 def _with_gradients(
     attention: EdgeAttention,
-    logits: fx.Node,
+    softmax: "_Softmax",
     weights: fx.Node,
-    backward: Sequence[Aggregation],
-    source: "_Index",
-    target: "_Index",
+    found: Sequence[Aggregation],
+    source: EdgeIndex,
+    target: EdgeIndex,
+    structure: Structure,
 ) -> EdgeAttention | None:
-    """The attention with its gradients; None if something else reads what is inside it, the values for example."""
-    aggregation = attention.aggregation
+    """The attention with its gradients; None if they are not those of the attention alone."""
+    aggregation, scores = attention.aggregation, attention.scores
     assert aggregation.gather is not None
-    if _escapes(logits, aggregation.node) or logits in ancestors([aggregation.gather.x]):
+    raw = scores.raw
+    if raw in ancestors([aggregation.gather.x]):
         return None
-    to_values = to_source = to_target = None
-    for each in backward:
-        gather, message = each.gather, rows_of(each.message)
-        if each.base is not None or each.mean:
-            continue
-        if gather is not None and len(each.factors) == 1 and rows_of(each.factors[0].node) is weights:
-            if target.is_(gather.index) and source.is_(each.target) and not each.factors[0].inverse:
-                if to_values is not None:
-                    return None
-                to_values = each
-        elif gather is None and _is_gradient(message, logits, attention.slope):
-            if source.is_(each.target):
-                to_source = each
-            elif target.is_(each.target):
-                to_target = each
-    if to_values is None or to_values.gather is None or (to_source is None and to_target is None):
+    backward = [each for each in found if is_backward(each.node) and each.base is None and not each.mean]
+    to_values = [
+        (each.node, each.gather.x) for each in backward
+        if each.gather is not None and len(each.factors) == 1 and rows_of(each.factors[0].node) is weights
+        and target.is_(each.gather.index) and source.is_(each.target) and not each.factors[0].inverse
+    ]  # fmt: skip
+    if aggregation.gather.index is None:
+        to_values = list(_of_values_of_edges(aggregation, weights, target, structure))
+    of_scores = [
+        node for node in raw.graph.nodes
+        if is_backward(node) and (_is_of_exponential(node, softmax) if scores.outer == 1 else is_scores_gradient(node, scores))
+    ]  # fmt: skip
+    if len(to_values) != 1 or len(of_scores) != 1:
         return None
-    known = (to_values, to_source, to_target)
-    return EdgeAttention(aggregation, attention.source, attention.target, attention.slope, known, to_values.gather.x)
+    gradients = {"values": to_values[0][0], **gradients_of(scores, of_scores[0], backward, source, target)}
+    if _escapes(of_scores[0], *gradients.values()):
+        if scores.edge is None:
+            return None
+        gradients["edge"] = of_scores[0]
+    if len(gradients) == 1:
+        return None
+    return EdgeAttention(aggregation, scores, attention.dropout, gradients, to_values[0][1])
 
 
-class _Index:
-    """An edge list, to be found again in other nodes."""
+def _weighted(aggregation: Aggregation) -> tuple[Aggregation, fx.Node] | None:
+    """An aggregation of rows that are gathered, or values of edges, and the weights that multiply them."""
+    if aggregation.gather is not None:
+        factors = aggregation.factors
+        return (aggregation, factors[0].node) if len(factors) == 1 and not factors[0].inverse else None
+    message = rows_of(aggregation.message)
+    if message.target is not aten.mul.Tensor or not of_tensors(message):
+        return None
+    for values, factor in permutations(same(a) for a in message.args):
+        broadcast = not same_shape(factor, message) and factor.meta["val"].dim() == message.meta["val"].dim()
+        if broadcast and same_shape(values, message) and _before_dropout(rows_of(factor))[0].target is aten.div.Tensor:
+            return replace(aggregation, gather=Gather(values, None), message=message), factor
+    return None
 
-    def __init__(self, node: fx.Node, structure: Structure) -> None:
-        self._structure, self._known = structure, self._identity(node, structure)
 
-    def is_(self, node: fx.Node) -> bool:
-        """Whether this is computed in the same way."""
-        return self._identity(node, self._structure) == self._known
+def _of_values_of_edges(
+    aggregation: Aggregation, weights: fx.Node, target: EdgeIndex, structure: Structure
+) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """The gradients of values that each edge has its own of, and those of the result."""
+    for node in weights.graph.nodes:
+        if node.target is aten.mul.Tensor and is_backward(node) and of_tensors(node):
+            for of_result, factor in permutations(same(a) for a in node.args):
+                gather = gather_at(of_result, structure) if rows_of(factor) is weights else None
+                if gather is not None and target.is_(gather.index) and same_shape(node, aggregation.message):
+                    yield node, gather.x
 
-    @staticmethod
-    def _identity(node: fx.Node, structure: Structure) -> tuple[Any, ...]:
-        expression = structure.cut(rows_of(node))
-        return expression.key, expression.leaves, expression.numbers
+
+@dataclass(frozen=True)
+class _Softmax:
+    """By targets: what it is of, the exponentials of it, and the gather of what is subtracted before, if anything is."""
+
+    of: fx.Node
+    exponential: fx.Node
+    shift: fx.Node | None
 
 
-def _softmax(weights: fx.Node, target: _Index, structure: Structure) -> fx.Node | None:
+def _softmax(weights: fx.Node, target: EdgeIndex, structure: Structure) -> _Softmax | None:
     """What the weights are the softmax of by targets."""
     if weights.target is not aten.div.Tensor or not of_tensors(weights):
         return None
@@ -158,10 +194,12 @@ def _softmax(weights: fx.Node, target: _Index, structure: Structure) -> fx.Node 
         if shift is not None and target.is_(shift.index):
             logits = same(logits.args[0])
     negligible = shift is not None and 0 <= added <= 1e-8 and _is_maximum(same(shift.x), logits, target)
-    return logits if target.is_(sums.target) and (added == 0 or negligible) else None
+    if not target.is_(sums.target) or not (added == 0 or negligible):
+        return None
+    return _Softmax(logits, exponential, None if shift is None else shift.x)
 
 
-def _is_maximum(node: fx.Node, of: fx.Node, target: _Index) -> bool:
+def _is_maximum(node: fx.Node, of: fx.Node, target: EdgeIndex) -> bool:
     """Whether this is the maximum by targets, so that the exponentials add up to 1 or more."""
     if node.target is not aten.scatter_reduce.two or node.args[4] != "amax":
         return False
@@ -175,51 +213,47 @@ def _is_maximum(node: fx.Node, of: fx.Node, target: _Index) -> bool:
     return bool(base.target is aten.full.default and base.args[1] <= least)  # type: ignore[union-attr, operator]
 
 
-def _activation(node: fx.Node) -> tuple[fx.Node, float]:
-    """What leaky_relu is applied to, and its slope; the node itself and 1 if there is none."""
-    if node.target is aten.leaky_relu.default:
-        return same(node.args[0]), float((*node.args, 0.01)[1])  # type: ignore[arg-type]
-    if node.target is aten.where.self:
-        condition, positive, negative = (same(a) for a in node.args)
-        scaled = negative.target is aten.mul.Tensor and isinstance(negative.args[1], int | float)
-        if scaled and same(negative.args[0]) is positive and _is_positive(condition, positive):
-            return positive, float(negative.args[1])  # type: ignore[arg-type]
-    return node, 1.0
+def _is_of_exponential(node: fx.Node, softmax: _Softmax) -> bool:
+    """Whether this is the gradient of what the exponential is of: all of the scores' if none comes by way of the shift."""
+    if node.target is not aten.mul.Tensor or not of_tensors(node):
+        return False
+    constant = softmax.shift is None or not any(is_backward(user) for user in _copies(softmax.shift))
+    return constant and [same(a) is softmax.exponential for a in node.args].count(True) == 1
 
 
-def _is_gradient(node: fx.Node, logits: fx.Node, slope: float) -> bool:
-    """Whether this is the gradient at the logits, that is, behind the activation's derivative."""
-    if node.target is aten.leaky_relu_backward.default:
-        return same(node.args[1]) is logits
-    if node.target is aten.where.self and slope != 1:
-        condition, positive, negative = (same(a) for a in node.args)
-        scaled = negative.target is aten.mul.Tensor and same(negative.args[0]) is positive
-        return scaled and positive is not logits and _is_positive(condition, logits)
-    return False
+def _copies(node: fx.Node) -> Iterator[fx.Node]:
+    """The users of a node, and of copies of it."""
+    for user in node.users:
+        yield user
+        if same(user) is same(node):
+            yield from _copies(user)
 
 
-def _is_positive(condition: fx.Node, node: fx.Node) -> bool:
-    return bool(condition.target is aten.gt.Scalar and condition.args[1] == 0 and same(condition.args[0]) is node)
+def _before_dropout(weights: fx.Node) -> tuple[fx.Node, float, fx.Node]:
+    """What dropout is applied to, its share, and what it draws; the node itself, 0, and the node if there is none."""
+    if weights.target is operator.getitem and weights.args[1] == 0:
+        drawn: Any = weights.args[0]
+        if drawn.target is aten.native_dropout.default and drawn.args[2]:
+            return same(drawn.args[0]), float(drawn.args[1]), drawn
+    if weights.target is aten.mul.Tensor and isinstance(weights.args[1], float):
+        inner: Any = same(weights.args[0])
+        if inner.target is aten.mul.Tensor and of_tensors(inner):
+            for mask, whole in permutations(same(a) for a in inner.args):
+                if mask.target is not aten.gt.Scalar or (numbers := same(mask.args[0])).target not in _RANDOM:
+                    continue
+                share = float(mask.args[1])  # type: ignore[arg-type]
+                if same_shape(mask, whole) and abs(weights.args[1] * (1 - share) - 1) < 1e-9:
+                    return whole, share, numbers
+    return weights, 0.0, weights
 
 
-def _terms(node: fx.Node) -> list[fx.Node]:
-    if node.target is aten.add.Tensor and all(isinstance(a, fx.Node) for a in node.args) and not node.kwargs:
-        return [term for a in node.args for term in _terms(same(a))]
-    return [node]
-
-
-def _heads(logits: fx.Node) -> Any:
-    shape = logits.meta["val"].shape
-    return 1 if len(shape) == 1 else shape[1] if len(shape) == 2 else None
-
-
-def _escapes(start: fx.Node, end: fx.Node) -> bool:
-    """Whether the forward part of a joint graph returns something computed from `start` otherwise than through `end`."""
+def _escapes(start: fx.Node, *ends: fx.Node) -> bool:
+    """Whether a graph returns what is computed from `start` otherwise than through `ends`; of forward, by forward alone."""
     seen: set[fx.Node] = set()
     pending = [start]
     while pending:
         node = pending.pop()
-        ahead = [user for user in node.users if user is not end and user not in seen and not is_backward(user)]
+        ahead = [u for u in node.users if u not in ends and u not in seen and (is_backward(start) or not is_backward(u))]
         if any(user.op == "output" for user in ahead):
             return True
         seen.update(ahead)

@@ -2,8 +2,9 @@
 
     gossamer::aggregate(x, leaves, numbers, weight, size, key)        [sources, *trail]  →  [size, *trail]
     gossamer::edge_products(a, b, leaves, numbers, edges, key)        [nodes, heads, features] twice  →  [edges, heads]
-    gossamer::attend(values, source, target, leaves, numbers, slope, key)
+    gossamer::attend(values, …, leaves, numbers, targets, scale, slope, dropout, key)      attend_edges, with edges as they come
         [sources, heads, features]  →  [targets, heads, features], and what attend_backward needs of the softmax
+    gossamer::extreme(x, leaves, numbers, size, kind, key)            [sources, features]  →  [size, features], "max" or "min"
     gossamer::structure(leaves, numbers, size, key)                   a value that depends on the structure alone
 
 `leaves` and `numbers` are what the edge list is computed from, `key` is the hash under which this process knows how.
@@ -20,12 +21,17 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, fx
 
+from gossamer.backend.leaf_expressions import Expression, evaluated
 from gossamer.backend.options import Verify
-from gossamer.backend.structure import Expression, evaluated
 from gossamer.dialects.errors import CompileError
+from gossamer.runtime.operations import TAGS, implement
+from gossamer.sparsity.edge_attention import NAMES
 from gossamer.sparsity.sorted_edges import SortedEdges
 
 T = TypeVar("T")
+
+ATTENDED = tuple(name for name in NAMES if name != "weight")
+"""The terms of `attend`, in the order of its arguments."""
 
 
 @dataclass(eq=False)
@@ -78,8 +84,8 @@ class _Edges:
         """The values of the matrix where all are known before."""
         known = self._values.get(dtype)
         if known is None:
-            edges = self.sorted.coordinates.numel()
-            weight = torch.ones(edges, dtype=dtype) if self.weight is None else self.weight.to(dtype)
+            ones = torch.ones_like(self.sorted.coordinates, dtype=dtype)
+            weight = ones if self.weight is None else self.weight.to(dtype)
             known = self._values[dtype] = self.weighted(weight, 1)
         return known
 
@@ -105,7 +111,7 @@ class EdgeList:
             source, target, weight = evaluated(self.evaluate, leaves, numbers)
             assert target is not None
             target = target.flatten()
-            source = torch.arange(target.numel()) if source is None else source.flatten()
+            source = torch.arange(target.numel(), device=target.device) if source is None else source.flatten()
             weight = None if weight is None else _own(weight.flatten(), leaves)
             return _Edges(SortedEdges.of(source, target, sources, targets), weight, self.mean)
 
@@ -177,43 +183,67 @@ def _edge_products_meta(a: Tensor, b: Tensor, leaves: list[Tensor], numbers: lis
     return a.new_empty((edges, a.shape[1]))
 
 
-def _attend(
-    values: Tensor, source: Tensor, target: Tensor, leaves: list[Tensor], numbers: list[int], slope: float, key: str
-) -> tuple[Tensor, Tensor]:
-    edges = _known(_lists, key).current(leaves, numbers, values.shape[0], target.shape[0]).sorted
-    terms = values, target, source, None, None, None, None
-    found: tuple[Tensor, Tensor] = torch.ops.gossamer.attend_edges.default(
-        edges.positions, edges.coordinates, *terms, 1.0, slope
-    )
+def _attend(values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    edges, terms, numbers = _attention(values, *rest)
+    found: tuple[Tensor, Tensor] = torch.ops.gossamer.attend_edges.default(edges.positions, edges.coordinates, *terms, *numbers)
     return found
 
 
-def _attend_meta(values: Tensor, source: Tensor, target: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    targets, (heads, features) = target.shape[0], values.shape[1:]
+def _attend_meta(values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    targets, (heads, features) = rest[-5], values.shape[1:]
     return values.new_empty((targets, heads, features)), values.new_empty((targets, 2, heads))
 
 
-def _attend_backward(
-    gradient: Tensor, out: Tensor, statistics: Tensor, values: Tensor, source: Tensor, target: Tensor,
-    leaves: list[Tensor], numbers: list[int], slope: float, needs: list[bool], key: str,
-) -> list[Tensor]:  # fmt: skip
-    edges = _known(_lists, key).current(leaves, numbers, values.shape[0], target.shape[0]).sorted
-    terms = values, target, source, None, None, None, None
-    wanted = [True, needs[1], needs[0], False, False, False, False]
+def _attend_backward(gradient: Tensor, out: Tensor, statistics: Tensor, *rest: Any) -> list[Tensor]:
+    *given, needs, key = rest
+    edges, terms, numbers = _attention(*given, key)
+    at, weight = ATTENDED.index("edge"), NAMES.index("weight")
     found = torch.ops.gossamer.attend_edges_backward.default(
-        gradient.contiguous(), out, statistics, edges.positions, edges.coordinates, *terms, 1.0, slope, wanted
-    )
-    if all(needs):
-        found = [found[0], found[2], found[1]]
+        gradient.contiguous(), out, statistics, edges.positions, edges.coordinates, *terms, *numbers,
+        [*needs[:weight], False, *needs[weight:]],
+    )  # fmt: skip
+    if needs[at]:
+        place = sum(needs[:at])
+        found[place] = edges.unsorted(found[place])
     return list(found)
 
 
-def _attend_backward_meta(
-    gradient: Tensor, out: Tensor, statistics: Tensor, values: Tensor, source: Tensor, target: Tensor,
-    leaves: list[Tensor], numbers: list[int], slope: float, needs: list[bool], key: str,
-) -> list[Tensor]:  # fmt: skip
-    wanted = [values, *(term for term, needed in zip((source, target), needs, strict=True) if needed)]
-    return [term.new_empty(term.shape) for term in wanted]
+def _attend_backward_meta(gradient: Tensor, out: Tensor, statistics: Tensor, *rest: Any) -> list[Tensor]:
+    terms, needs = rest[: len(ATTENDED)], rest[-2]
+    return [term.new_empty(term.shape) for term, needed in zip(terms, needs, strict=True) if needed]
+
+
+def _attention(*arguments: Any) -> tuple[SortedEdges, list[Tensor | None], list[Any]]:
+    """The edges, and the terms and numbers of `attend_edges`, for those of `attend`."""
+    *given, leaves, numbers, targets, scale, slope, dropout, key = arguments
+    terms, seed = dict(zip(ATTENDED, given, strict=False)), given[-1]
+    edges = _known(_lists, key).current(leaves, numbers, terms["values"].shape[0], targets).sorted
+    if terms["edge"] is not None:
+        terms["edge"] = edges.sorted(terms["edge"])
+    return edges, [terms.get(name) for name in NAMES], [seed, scale, slope, dropout]
+
+
+def _extreme(x: Tensor, leaves: list[Tensor], numbers: list[int], size: int, kind: str, key: str) -> Tensor:
+    edges = _known(_lists, key).current(leaves, numbers, x.shape[0], size).sorted
+    found: Tensor = torch.ops.gossamer.extremes.default(edges.positions, edges.coordinates, x, kind)
+    return found
+
+
+def _extreme_meta(x: Tensor, leaves: list[Tensor], numbers: list[int], size: int, *_: Any) -> Tensor:
+    return x.new_empty((size, x.shape[1]))
+
+
+def _extreme_backward(
+    gradient: Tensor, x: Tensor, y: Tensor, leaves: list[Tensor], numbers: list[int], kind: str, key: str
+) -> Tensor:
+    edges = _known(_lists, key).current(leaves, numbers, x.shape[0], y.shape[0]).sorted
+    pattern = edges.positions, edges.coordinates
+    found: Tensor = torch.ops.gossamer.extremes_backward.default(*pattern, gradient.contiguous(), x, y, kind)
+    return found
+
+
+def _extreme_backward_meta(gradient: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 def _structure(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
@@ -237,28 +267,38 @@ def _known(table: dict[str, T], key: str) -> T:
 
 _library = torch.library.Library("gossamer", "FRAGMENT")
 _LEAVES = "Tensor[] leaves, SymInt[] numbers"
-_TERMS = "Tensor values, Tensor source, Tensor target"
+_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*ATTENDED[1:], "seed"))
+_ATTEND = f"{_TERMS}{_LEAVES}, SymInt targets, float scale, float slope, float dropout"
 for _name, _arguments, _result, _kernel, _meta in (
     ("aggregate", f"Tensor x, {_LEAVES}, Tensor? weight, SymInt size", "Tensor", _aggregate, _aggregate_meta),
     ("edge_products", f"Tensor a, Tensor b, {_LEAVES}, SymInt edges", "Tensor", _edge_products, _edge_products_meta),
-    ("attend", f"{_TERMS}, {_LEAVES}, float slope", "(Tensor, Tensor)", _attend, _attend_meta),
+    ("attend", _ATTEND, "(Tensor, Tensor)", _attend, _attend_meta),
     (
-        "attend_backward", f"Tensor gradient, Tensor out, Tensor statistics, {_TERMS}, {_LEAVES}, float slope, bool[] needs",
+        "attend_backward", f"Tensor gradient, Tensor out, Tensor statistics, {_ATTEND}, bool[] needs",
         "Tensor[]", _attend_backward, _attend_backward_meta,
+    ),
+    ("extreme", f"Tensor x, {_LEAVES}, SymInt size, str kind", "Tensor", _extreme, _extreme_meta),
+    (
+        "extreme_backward", f"Tensor gradient, Tensor x, Tensor y, {_LEAVES}, str kind", "Tensor", _extreme_backward,
+        _extreme_backward_meta,
     ),
     ("structure", f"{_LEAVES}, SymInt[] size", "Tensor", _structure, _structure_meta),
 ):  # fmt: skip
-    _library.define(f"{_name}({_arguments}, str key) -> {_result}", tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_name, _kernel, "CPU")
+    _library.define(f"{_name}({_arguments}, str key) -> {_result}", tags=TAGS)
+    implement(_name, _kernel)
+    _library.impl(_name, _kernel, "CUDA")
     _library.impl(_name, _meta, "Meta")
 
 aggregate = torch.ops.gossamer.aggregate.default
 edge_products = torch.ops.gossamer.edge_products.default
 attend = torch.ops.gossamer.attend.default
 attend_backward = torch.ops.gossamer.attend_backward.default
+extreme = torch.ops.gossamer.extreme.default
+extreme_backward = torch.ops.gossamer.extreme_backward.default
 structure = torch.ops.gossamer.structure.default
 
 
 def used_in(graph: fx.Graph) -> bool:
     """Whether a graph has operations that need an edge list of this process."""
-    return any(node.target in (aggregate, edge_products, attend, attend_backward, structure) for node in graph.nodes)
+    operations = aggregate, edge_products, attend, attend_backward, extreme, extreme_backward, structure
+    return any(node.target in operations for node in graph.nodes)

@@ -12,6 +12,7 @@ edge list, not at every call.
 import operator
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -22,7 +23,10 @@ from torch import fx
 from gossamer.backend import message_ops as ops
 from gossamer.backend.contractions import is_backward
 from gossamer.backend.detect import Inputs
+from gossamer.backend.device import device_of
+from gossamer.backend.leaf_expressions import Structure, part_sizes_from_values
 from gossamer.backend.message_attention import EdgeAttention, attentions
+from gossamer.backend.message_extremes import Extreme, extremes
 from gossamer.backend.message_patterns import (
     SCATTERS,
     Aggregation,
@@ -34,16 +38,12 @@ from gossamer.backend.message_patterns import (
 from gossamer.backend.options import Options
 from gossamer.backend.replace import Emitter
 from gossamer.backend.report import Decision
-from gossamer.backend.structure import Structure, part_sizes_from_values
 from gossamer.backend.vain_assertions import drop_vain_assertions
 from gossamer.dialects.errors import CompileError
-from gossamer.sparsity.edge_attention import attend_edges
+from gossamer.sparsity.edge_attention import SEEDS, attend_edges
 from gossamer.sparsity.sorted_edges import SortedEdges
 
 aten = torch.ops.aten
-
-_CALL = 30e3
-"""What a call costs beside its arithmetic, in elements that gather and scatter move in that time."""
 
 _GAIN = 3.0
 """Elements of gathered rows that a product takes in the time in which gather and scatter move one."""
@@ -56,11 +56,14 @@ def rewrite_messages(graph: fx.Graph, inputs: Inputs, options: Options) -> list[
     part_sizes_from_values(graph, inputs)
     structure = Structure.of(graph, inputs)
     aggregations = _aggregations(graph, structure)
-    if not any(a.gather for a in aggregations):
+    if not any(a.gather for a in aggregations) and not any(extremes(graph, aggregations, structure)):
         return []
     rewriting = _Rewriting(structure, inputs, options)
     decisions = [d for a in list(attentions(aggregations, structure)) for d in rewriting.take_attention(a)]
     graph.eliminate_dead_code()  # what attention was made of
+    for each in list(extremes(graph, _aggregations(graph, structure), structure)):
+        decisions += rewriting.take_extreme(each)
+    graph.eliminate_dead_code()
     products = [p for n in graph.nodes if (p := edge_products_at(n, structure)) is not None]
     place = {node: number for number, node in enumerate(graph.nodes)}
     found: list[Aggregation | EdgeProducts] = [*_aggregations(graph, structure), *products]
@@ -101,37 +104,87 @@ class _Rewriting:
         decisions = [self._judge(found.aggregation, "graph attention", "edges")]
         if not decisions[0].sparse:
             return []  # its parts are judged one by one
-        value = found.aggregation.message.meta["val"]
-        heads, features = (value.shape[1] if value.dim() == 3 else 1), value.shape[-1]
-        assert found.aggregation.gather is not None
+        gather, scores = found.aggregation.gather, found.scores
+        assert gather is not None
         emit = Emitter(found.aggregation.node, self._replaced)
-        expression = self._structure.cut(found.aggregation.gather.index, found.aggregation.target, None)
-        leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
-        x = self._rows(found.aggregation.gather.x, [heads, features], emit)
-        terms = [x, *(self._rows(gather.x, [heads], emit) for gather in (found.source, found.target))]
-        both = emit(ops.attend, *terms, *leaves, found.slope, key)
+        terms = self._terms(found, emit)
+        features, heads = terms["values"].meta["val"].shape[2], terms["values"].meta["val"].shape[1]
+        expression = self._structure.cut(gather.index, found.aggregation.target, None)
+        key = ops.edge_list(expression, self._options.verify)
+        place = terms["values"].meta["val"].device
+        seed = emit(aten.randint.low, *SEEDS, [1], device=place) if found.dropout else None
+        given = [terms.get(name) for name in ops.ATTENDED]
+        leaves, targets = [list(expression.leaves), list(expression.numbers)], emit.now(found.aggregation.size)
+        arguments = [*given, seed, *leaves, targets, scores.scale, scores.slope, found.dropout]
+        both = emit(ops.attend, *arguments, key)
         out, statistics = (emit(operator.getitem, both, n) for n in range(2))
         self._put(found.aggregation.node, self._like(out, found.aggregation.node, emit))
         if found.gradient is None:
             return decisions
-        wanted = [each for each in found.gradients if each is not None]
-        emit = Emitter(min(each.node for each in wanted), self._replaced)
+        emit = Emitter(min(found.gradients.values()), self._replaced)
         gradient = self._rows(found.gradient, [heads, features], emit)
-        needs = [each is not None for each in found.gradients[1:]]
-        parts = emit(ops.attend_backward, gradient, out, statistics, *terms, *leaves, found.slope, needs, key)
-        for number, each in enumerate(wanted):
-            self._put(each.node, self._like(emit(operator.getitem, parts, number), each.node, emit))
-        return [*decisions, self._judge(wanted[0], "graph attention", "edges")]
+        needs = [name in found.gradients for name in ops.ATTENDED]
+        parts = emit(ops.attend_backward, gradient, out, statistics, *arguments, needs, key)
+        for number, name in enumerate(name for name in ops.ATTENDED if name in found.gradients):
+            old, new = found.gradients[name], emit(operator.getitem, parts, number)
+            if name == "direction":
+                new = emit(aten.reshape.default, new, list(old.meta["val"].shape))
+            self._put(old, self._like(new, old, emit))
+        return [*decisions, replace(decisions[0], op="graph attention backward")]
+
+    def _terms(self, found: EdgeAttention, emit: Emitter) -> dict[str, fx.Node]:
+        """The terms of the operation by name."""
+        gather, scores = found.aggregation.gather, found.scores
+        assert gather is not None
+        value = found.aggregation.message.meta["val"]
+        heads = value.shape[1] if value.dim() == 3 else 1
+        terms = {"values": self._rows(gather.x, [heads, value.shape[-1]], emit)}
+        for name, each in (("source", scores.source), ("target", scores.target)):
+            if each is not None:
+                terms[name] = self._rows(each.x, [heads], emit)
+        for name, each in (("keys", scores.keys), ("queries", scores.queries)):
+            if each is not None:
+                terms[name] = self._rows(each.x, [heads, scores.size], emit)
+        if scores.direction is not None:
+            terms["direction"] = emit(aten.reshape.default, emit.now(scores.direction), [heads, scores.size])
+        if scores.edge is not None:
+            first, *others = map(emit.now, scores.edge)
+            for other in others:
+                first = emit(aten.add.Tensor, first, other)
+            terms["edge"] = self._rows(first, [heads], emit)
+        return terms
+
+    def take_extreme(self, found: Extreme) -> list[Decision]:
+        """Replaces maxima or minima with their gradient, if that pays."""
+        of = found.aggregation
+        decision = self._judge(of, f"{found.kind} aggregation", "edges")
+        if not decision.sparse:
+            return [decision]
+        emit = Emitter(of.node, self._replaced)
+        x = self._rows(of.gather.x if of.gather else of.message, [found.features], emit)
+        expression = self._structure.cut(of.gather.index if of.gather else None, of.target, None)
+        leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
+        y = emit(ops.extreme, x, *leaves, emit.now(of.size), found.kind, key)
+        gradient, of_x = found.gradient, found.of_x
+        if gradient is not None and of_x is not None:
+            emit_backward = Emitter(of_x, self._replaced)
+            rows = self._rows(gradient, [found.features], emit_backward)
+            new = emit_backward(ops.extreme_backward, rows, x, y, *leaves, found.kind, key)
+            self._put(of_x, self._like(new, of_x, emit_backward))
+        self._put(of.node, self._like(y, of.node, emit))
+        return [decision, *([replace(decision, op=f"{decision.op} backward")] if of_x is not None else [])]
 
     def _judge(self, found: Aggregation | EdgeProducts, op: str, schedule: str) -> Decision:
         index = found.target if isinstance(found, Aggregation) else found.left.index
+        assert index is not None
         leaves = self._structure.cut(index).leaves
         name = " ".join(self._inputs.name(leaf) for leaf in leaves) or index.name
         edges = _edges(index, leaves)
         moved = edges * _features(found)
-        gain = moved / (moved / _GAIN + _CALL)
+        value = found.node.meta["val"]
+        gain = moved / (moved / _GAIN + device_of(value.device).edge_call)
         reason = f"too small for a gain of {self._options.min_gain:g}x" if gain < self._options.min_gain else None
-        problem = None if reason else _missing_kernel(found.node.meta["val"].dtype, schedule)
+        problem = None if reason else _missing_kernel(value.dtype, schedule, value.device)
         if problem is not None:
             if self._options.strict:
                 raise problem
@@ -194,6 +247,7 @@ class _Rewriting:
         heads, features = prod(value.shape[1 : found.kept]), prod(value.shape[found.kept :])
         left, right = (self._rows(gather.x, [heads, features], emit) for gather in (found.left, found.right))
         expression = self._structure.cut(found.right.index, found.left.index, None)
+        assert found.left.index is not None
         edges = emit.sizes(found.left.index, (0,))[0]
         leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
         y = emit(ops.edge_products, left, right, *leaves, edges, key)
@@ -255,9 +309,9 @@ def _known_size(size: Any) -> bool:
 
 
 @lru_cache
-def _missing_kernel(dtype: torch.dtype, schedule: str) -> CompileError | None:
+def _missing_kernel(dtype: torch.dtype, schedule: str, place: torch.device) -> CompileError | None:
     """Why a schedule has no kernel for this type; None if there is one, ready to run."""
-    one, edge = torch.ones(1, 1, 1, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+    one, edge = torch.ones(1, 1, 1, dtype=dtype, device=place), torch.zeros(1, dtype=torch.int64, device=place)
     edges = SortedEdges.of(edge, edge, 1, 1)
     try:
         if schedule == "rows":

@@ -16,7 +16,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gossamer.backend.structure import Structure
+from gossamer.backend.device import has_kernels
+from gossamer.backend.leaf_expressions import Structure
 
 aten = torch.ops.aten
 
@@ -35,11 +36,11 @@ class Gather:
     """Rows of a tensor, one an edge.
 
     x      [nodes, ...]
-    index  the node of each edge, an integer vector up to dimensions of size 1
+    index  the node of each edge, an integer vector up to dimensions of size 1; None if x has a row for each edge itself
     """
 
     x: fx.Node
-    index: fx.Node
+    index: fx.Node | None
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
             return None
     if not isinstance(index, fx.Node) or index not in structure or x in structure or not _is_edge_list(index):
         return None
+    if not _together(index, x):
+        return None
     return Gather(x, index)  # type: ignore[arg-type]
 
 
@@ -109,13 +112,13 @@ def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
     mean, alpha = False, 1
     index: Any
     match node.target:
-        case aten.scatter_add.default if _first(node, node.args[1]) and _same_shape(node.args[2], node.args[3]):
+        case aten.scatter_add.default if _first(node, node.args[1]) and same_shape(node.args[2], node.args[3]):
             base, index, message = node.args[0], repeated(node.args[2]), node.args[3]
-        case aten.scatter_reduce.two if _first(node, node.args[1]) and _same_shape(node.args[2], node.args[3]):
+        case aten.scatter_reduce.two if _first(node, node.args[1]) and same_shape(node.args[2], node.args[3]):
             base, index, message = node.args[0], repeated(node.args[2]), node.args[3]
             included = node.kwargs.get("include_self", True)
             mean = node.args[4] == "mean"
-            if node.args[4] not in ("sum", "mean") or (mean if included else _zeros(base) is None):
+            if node.args[4] not in ("sum", "mean") or (mean if included else zeros_of(base) is None):
                 return None
         case aten.index_add.default if _first(node, node.args[1]):
             base, index, message = node.args[0], node.args[2], node.args[3]
@@ -127,11 +130,11 @@ def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
     if not isinstance(index, fx.Node) or index not in structure or not _is_edge_list(index) or alpha != 1:
         return None
     value = node.meta["val"]
-    if message in structure or not value.is_floating_point() or value.device.type != "cpu":
+    if message in structure or not value.is_floating_point() or not has_kernels(value.device) or not _together(index, node):
         return None
     if not _same_trail(message, node) or not as_long(message, index):
         return None
-    size = _zeros(base)
+    size = zeros_of(base)
     root, gather, factors = _message(message, structure)  # type: ignore[arg-type]
     base = base if size is None else None
     return Aggregation(node, index, gather, factors, root, base, size, mean)  # type: ignore[arg-type]
@@ -150,7 +153,7 @@ def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None
         return None
     if node.meta["val"].dtype != value.dtype or not value.is_floating_point():
         return None
-    if any(not _same_shape(factor, product) or factor.meta["val"].dtype != value.dtype for factor in product.args):  # type: ignore[union-attr]
+    if any(not same_shape(factor, product) or factor.meta["val"].dtype != value.dtype for factor in product.args):  # type: ignore[union-attr]
         return None
     left, right = (gather_at(factor, structure) for factor in product.args)  # type: ignore[arg-type]
     return EdgeProducts(node, left, right, product, kept) if left and right else None
@@ -169,7 +172,7 @@ def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | 
     root = rows_of(message) if rows_of(message).target in (aten.mul.Tensor, aten.div.Tensor) else message
     factors = _factors(root, False)
     for at, factor in enumerate(factors):
-        gather = gather_at(factor.node, structure) if not factor.inverse and _same_shape(factor.node, root) else None
+        gather = gather_at(factor.node, structure) if not factor.inverse and same_shape(factor.node, root) else None
         if gather is None or gather.x.meta["val"].dtype != root.meta["val"].dtype:
             continue
         rest = [Factor(_unexpanded(f.node), f.inverse) for f in factors[:at] + factors[at + 1 :]]
@@ -200,7 +203,7 @@ def _weighs(factor: fx.Node, root: fx.Node) -> bool:
     return whole and all(ones[leading:]) and leading < len(ones)
 
 
-def _zeros(base: Any) -> Any:
+def zeros_of(base: Any) -> Any:
     """The first size of a tensor of zeros; None for any other tensor."""
     if base.target is aten.zeros.default or (base.target is aten.full.default and base.args[1] == 0):
         return base.args[0][0]
@@ -209,7 +212,7 @@ def _zeros(base: Any) -> Any:
 
 def same(node: Any) -> fx.Node:
     """The node before copies."""
-    while node.target in _SAME or (node.target is aten.expand.default and _same_shape(node.args[0], node)):
+    while node.target in _SAME or (node.target is aten.expand.default and same_shape(node.args[0], node)):
         node = node.args[0]
     return node
 
@@ -238,6 +241,11 @@ def _is_edge_list(index: Any) -> bool:
     return integers and value.dim() >= 1 and all(statically_known_true(size == 1) for size in value.shape[1:])
 
 
+def _together(a: Any, b: Any) -> bool:
+    """Whether two tensors are on one device, where indices need not be."""
+    return bool(a.meta["val"].device == b.meta["val"].device)
+
+
 def _first(node: fx.Node, dim: Any) -> bool:
     return bool(dim % max(node.meta["val"].dim(), 1) == 0)
 
@@ -246,8 +254,12 @@ def _equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(statically_known_true(p == q) for p, q in zip(a, b, strict=True))
 
 
-def _same_shape(a: Any, b: Any) -> bool:
+def same_shape(a: Any, b: Any) -> bool:
     return _equal(a.meta["val"].shape, b.meta["val"].shape)
+
+
+def same_dtype(a: Any, b: Any) -> bool:
+    return bool(a.meta["val"].dtype == b.meta["val"].dtype)
 
 
 def _same_trail(a: Any, b: Any) -> bool:

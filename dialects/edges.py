@@ -1,8 +1,8 @@
-"""The ops of the kernel dialect for attention over the edges of a graph: `kernel.attend_edges` and its gradient.
+"""The ops of the kernel dialect over the edges of a graph: `kernel.attend_edges` and its gradient, and `kernel.reduce_edges`.
 
 %y, %s = "kernel.attend_edges"(%a, %values, %target, %source)
-    {heads = 8 : i64, weighted = 0 : i64, scale = 1.0 : f64, slope = 0.2 : f64,
-     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>}
+    {heads = 8 : i64, weighted = 0 : i64, scale = 1.0 : f64, slope = 0.2 : f64, dropout = 0.0 : f64,
+     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 0, 0>}
     : (tensor<?x?xf32, #CSR>, tensor<?x64xf32>, tensor<?x8xf32>, tensor<?x8xf32>) -> (tensor<?x64xf32>, tensor<?x16xf32>)
 """
 
@@ -13,11 +13,11 @@ from torch_mlir.dialects import ext
 
 from gossamer.dialects.kernel import KernelDialect, verified
 
-TERMS = ("values", "target", "source", "edge", "queries", "keys")
+TERMS = ("values", "target", "source", "edge", "queries", "keys", "direction", "seed")
 """What attention reads; the first is always there."""
 SAVED = ("statistics", "gradient", "delta", "entry")
 """What its gradient reads besides; the last is there for transposes only."""
-GRADIENTS = {"target": ("target", "queries", "edge", "weight"), "source": ("source", "keys", "values")}
+GRADIENTS = {"target": ("target", "queries", "edge", "weight", "direction"), "source": ("source", "keys", "values")}
 """What has a gradient, by the side of the pattern along which it is summed."""
 
 
@@ -39,6 +39,11 @@ def _problem(op: Any) -> str | None:
         return "needs a sparse matrix for its pattern"
     if (op.queries is None) != (op.keys is None):
         return "needs keys where there are queries, and queries where there are keys"
+    if op.direction is not None and op.keys is None:
+        return "needs queries and keys where there is a direction"
+    dropout = ir.FloatAttr(op.dropout).value
+    if not 0 <= dropout < 1 or (dropout > 0) != (op.seed is not None):
+        return f"has a dropout of {dropout:g}, which must be in [0, 1), and a seed if and only if it is not 0"
     heads = ir.IntegerAttr(op.heads).value
     columns = ir.RankedTensorType(op.values.type).shape[1]
     if heads < 1 or columns % heads:
@@ -57,7 +62,10 @@ class AttendEdgesOp(KernelDialect.Operation, name="attend_edges", traits=[ext.Pu
     """Softmax over each row's entries of a score an entry and head, and the sum of rows of values that it weights, in one pass.
 
     z[p, h]   = leaky_relu(target[i, h] + source[j, h] + edge[p, h] + scale w[p] <queries[i, h], keys[j, h]>, slope)
-    out[i, h] = sum_p softmax_p(z[p, h]) values[j, h]            over the entries p = (i, j) of row i of the pattern
+    out[i, h] = sum_p keep[p, h] softmax_p(z[p, h]) values[j, h]     over the entries p = (i, j) of row i of the pattern
+
+    With a direction, z has scale w[p] <direction[h], leaky_relu(queries[i, h] + keys[j, h], slope)> in it, and no leaky_relu
+    around it. keep is 1, or with a probability of `dropout` 0 and else 1 / (1 - dropout), by the seed, p and h.
 
     a              the pattern, CSR; w are its values where `weighted` is 1, else 1
     values         [columns, heads * features]
@@ -65,6 +73,8 @@ class AttendEdgesOp(KernelDialect.Operation, name="attend_edges", traits=[ext.Pu
     source         [columns, heads]
     edge           [entries, heads], or [entries, 1] for all heads alike
     queries, keys  [rows, heads * size], [columns, heads * size]
+    direction      [1, heads * size]
+    seed           [1] of i32
     out            [rows, heads * features]
     statistics     [rows, 2 * heads]: the largest score of each row, then 1 / sum of exp(z - largest)
     """
@@ -76,10 +86,13 @@ class AttendEdgesOp(KernelDialect.Operation, name="attend_edges", traits=[ext.Pu
     edge: ext.Operand[Any] | None
     queries: ext.Operand[Any] | None
     keys: ext.Operand[Any] | None
+    direction: ext.Operand[Any] | None
+    seed: ext.Operand[Any] | None
     heads: ir.IntegerAttr
     weighted: ir.IntegerAttr
     scale: ir.FloatAttr
     slope: ir.FloatAttr
+    dropout: ir.FloatAttr
     out: ext.Result[Any]
     statistics: ext.Result[Any]
 
@@ -95,7 +108,7 @@ class AttendEdgesGradOp(KernelDialect.Operation, name="attend_edges_grad", trait
     gradient    [rows, heads * features] of its result
     delta       [rows, heads], the sum over features of result times gradient
     entry       [entries] integers of a transpose: where the values of `a` and `edge` have each of its entries
-    of_…        the gradients, in the shapes of the terms
+    of_…        the gradients, in the shapes of the terms; that of the direction as a share of each row, [rows, heads * size]
     """
 
     a: ext.Operand[Any]
@@ -105,6 +118,8 @@ class AttendEdgesGradOp(KernelDialect.Operation, name="attend_edges_grad", trait
     edge: ext.Operand[Any] | None
     queries: ext.Operand[Any] | None
     keys: ext.Operand[Any] | None
+    direction: ext.Operand[Any] | None
+    seed: ext.Operand[Any] | None
     statistics: ext.Operand[Any]
     gradient: ext.Operand[Any]
     delta: ext.Operand[Any]
@@ -114,13 +129,55 @@ class AttendEdgesGradOp(KernelDialect.Operation, name="attend_edges_grad", trait
     weighted: ir.IntegerAttr
     scale: ir.FloatAttr
     slope: ir.FloatAttr
+    dropout: ir.FloatAttr
     of_target: ext.Result[Any] | None
     of_queries: ext.Result[Any] | None
     of_edge: ext.Result[Any] | None
     of_weight: ext.Result[Any] | None
+    of_direction: ext.Result[Any] | None
     of_source: ext.Result[Any] | None
     of_keys: ext.Result[Any] | None
     of_values: ext.Result[Any] | None
 
     verify_invariants = verified(_problem)
     verify_region_invariants = staticmethod(lambda op: True)
+
+
+_READS = tuple(f"affine_map<(d0, d1, d2) -> ({dim}, d2)>" for dim in ("d0", "d1"))
+
+
+def _reduce_problem(op: Any) -> str | None:
+    pattern, result = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.result.type)
+    if pattern.encoding is None or pattern.rank != 2:
+        return "needs a sparse matrix for its pattern"
+    if result.rank != 2 or result.is_dynamic_dim(1):
+        return f"gives {result}, must be a matrix with a known number of columns"
+    if ir.StringAttr(op.kind).value not in ("add", "max", "min"):
+        return f"has the kind {op.kind}, must be add, max or min"
+    *body, end = [inner.operation for inner in op.body.blocks[0].operations]
+    if end.name != "kernel.yield":
+        return "body must end in kernel.yield"
+    for inner in body:
+        if inner.name != "kernel.read":
+            continue
+        if str(inner.attributes["map"]) not in _READS:
+            return "body reads a row by (r, c, f) -> (r, f), or what belongs to a column by (r, c, f) -> (c, f)"
+    return None
+
+
+class ReduceEdgesOp(KernelDialect.Operation, name="reduce_edges", traits=[ext.Pure]):
+    """y[r, f] = the sum, maximum or minimum (`kind`, with NaNs kept) of body over the entries (r, c) of row r of the pattern.
+
+    A row without entries gives 0. The body reads matrices by (r, c, f) -> (r, f) and by (r, c, f) -> (c, f).
+
+    %y = "kernel.reduce_edges"(%a) ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {kind = "max"}
+        : (tensor<?x?xf32, #CSR>) -> tensor<?x64xf32>
+    """
+
+    a: ext.Operand[Any]
+    kind: ir.StringAttr
+    result: ext.Result[Any]
+    body: ext.Region
+
+    verify_invariants = staticmethod(lambda op: True)
+    verify_region_invariants = verified(_reduce_problem)

@@ -18,13 +18,26 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.passes.lane_maps import dot, spread
 from gossamer.passes.openmp import thread_number
+from gossamer.passes.philox import at_least, constants, philox
 from gossamer.passes.row_parts import first_row, parts_of, share_of
 from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
-from gossamer.passes.vectors import byte_width, index, load_index, loop, mask_of, reserve_workspace, vector_of, zeros
+from gossamer.passes.vectors import (
+    byte_width,
+    index,
+    load_index,
+    loop,
+    mask_of,
+    reserve_workspace,
+    splat_of,
+    vector_of,
+    zeros,
+)
 
 _AHEAD = 16  # entries: what is asked for now is there when it is needed, and not yet replaced
 _LINE = 64  # bytes that memory is read in
 VECTORS = 16  # sums in registers, as many as leave room for what they are made of
+COMMON = ("direction", "seed")
+"""What is the same for all rows and columns."""
 ROW_SIDE = {"target": ("target", "queries", "statistics", "gradient", "delta"), "source": ("source", "keys", "values")}
 """What is read by row of the pattern, and what by column, seen from the target side; the source side exchanges them."""
 
@@ -53,6 +66,19 @@ class Entry:
     own: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Score:
+    """The score of an entry before leaky_relu, a value a head, and what it is made of.
+
+    product  of query and key, or of direction and leaky_relu(query + key)
+    joined   query + key where there is a direction, in vectors of the heads' elements
+    """
+
+    raw: ir.Value
+    product: ir.Value | None
+    joined: tuple[ir.Value, ...] = ()
+
+
 class EdgeRows:
     """Heads, sizes and operands of a kernel.attend_edges or kernel.attend_edges_grad, on the given side of the pattern.
 
@@ -71,7 +97,11 @@ class EdgeRows:
         arrays = zip(("positions", "coordinates", "weight"), sparse_buffers_of(op.a), strict=True)
         self.buffers = dict(arrays) | {name: buffer_of(operand) for name, operand in operands.items()}
         self.weighted = ir.IntegerAttr(op.weighted).value == 1
-        self.scale, self.slope = (ir.FloatAttr(a).value for a in (op.scale, op.slope))
+        self.scale, self.dropout = (ir.FloatAttr(a).value for a in (op.scale, op.dropout))
+        # leaky_relu is around the score, or around query + key.
+        self.directed = "direction" in self.names
+        slope: float = ir.FloatAttr(op.slope).value
+        self.slope, self.inner_slope = (1.0, slope) if self.directed else (slope, 1.0)
         self.heads = ir.IntegerAttr(op.heads).value
         self.element = ir.MemRefType(self.buffers["values"].type).element_type
         self.lanes = bits // ir.FloatType(self.element).width
@@ -104,7 +134,7 @@ class EdgeRows:
                 part = block.arguments[0]
                 total = arith.addi(entries, rows)
                 numbers = part, arith.addi(part, index(1))
-                low, high = (first_row(positions, rows, share_of(total, number, parts), 1) for number in numbers)
+                low, high = (first_row(positions, rows, share_of(total, number, parts), rows_count=True) for number in numbers)
                 offset = arith.muli(thread_number(), index(space))
                 with loop(index(0), index(self.heads), index(self.group)) as groups:
                     memory = [*self.buffers.values(), *self.storage.outputs, self.storage.workspace]
@@ -139,7 +169,10 @@ class EdgeRows:
 
     def read_row(self, rows: Rows, row: ir.Value) -> dict[str, Any]:
         """All that belongs to a row and not to its entries, by name."""
-        return {name: self._read(rows, name, row) for name in ROW_SIDE[self.side] if name in self.names}
+        own = {name: self._read(rows, name, row) for name in ROW_SIDE[self.side] if name in self.names}
+        if self.directed:
+            own["direction"] = self.load_columns(rows.memory["direction"], index(0), rows.first_head, self.size)
+        return own
 
     def read(self, rows: Rows, name: str, entry: Entry) -> Any:
         """What an entry takes of a term: one value a head, or vectors of the heads' elements."""
@@ -208,7 +241,7 @@ class EdgeRows:
         ahead = arith.minui(arith.addi(place, index(_AHEAD)), last)
         column = load_index(rows.memory["coordinates"], ahead)
         for name in self.names:
-            if name in (*ROW_SIDE[self.side], "edge", "entry"):
+            if name in (*ROW_SIDE[self.side], *COMMON, "edge", "entry"):
                 continue
             width = 1 if name == "statistics" else self._columns(name) // self.heads
             first = arith.muli(rows.first_head, index(width))
@@ -219,18 +252,33 @@ class EdgeRows:
 
     # Computing
 
-    def score(self, rows: Rows, entry: Entry) -> tuple[ir.Value, ir.Value | None]:
-        """The score of an entry before leaky_relu, and the product of query and key in it, for each head."""
+    def score(self, rows: Rows, entry: Entry) -> Score:
+        """That of an entry."""
         total, product = None, None
+        joined: tuple[ir.Value, ...] = ()
         for name in ("target", "source", "edge"):
             if name in self.names:
                 term = self.read(rows, name, entry)
                 total = term if total is None else arith.addf(total, term)
         if self.size:
-            product = self.dots(self.read(rows, "queries", entry), self.read(rows, "keys", entry), self.size)
+            left, right = self.read(rows, "queries", entry), self.read(rows, "keys", entry)
+            if self.directed:
+                joined = tuple(arith.addf(a, b) for a, b in zip(left, right, strict=True))
+                left, right = entry.own["direction"], [self.leaky(each, each, self.inner_slope) for each in joined]
+            product = self.dots(left, right, self.size)
             factor = self.factor(rows, entry)
             total = arith.mulf(product, factor) if total is None else vector.fma(product, factor, total)
-        return zeros(self.short) if total is None else total, product
+        return Score(zeros(self.short) if total is None else total, product, joined)
+
+    def kept(self, rows: Rows, number: ir.Value, lanes: int) -> ir.Value:
+        """What dropout multiplies weights with, for `lanes` values of the heads of the group: of entry `number`, and from those
+        on that follow it."""
+        type_, i64 = vector_of(lanes, self.element), ir.IntegerType.get_signless(64)
+        first = arith.addi(arith.muli(number, index(self.heads)), rows.first_head)
+        places = constants(vector_of(lanes, i64), [n // self.width * self.heads + n % self.width for n in range(lanes)])
+        counter = arith.addi(vector.broadcast(places.type, arith.index_cast(i64, first)), places)
+        bits = philox(counter, memref.load(rows.memory["seed"], [index(0)]))
+        return arith.select(at_least(bits, self.dropout), splat_of(type_, 1 / (1 - self.dropout)), zeros(type_))
 
     def factor(self, rows: Rows, entry: Entry) -> ir.Value:
         """scale times the entry's weight, in all lanes."""
@@ -249,16 +297,17 @@ class EdgeRows:
 
     def activated(self, raw: ir.Value) -> ir.Value:
         """leaky_relu(raw, slope)"""
-        return raw if self.slope == 1 else self._where_positive(raw, raw, arith.mulf(raw, self._splat(self.slope)))
+        return self.leaky(raw, raw, self.slope)
 
     def activation_slope(self, raw: ir.Value, gradient: ir.Value) -> ir.Value:
         """The gradient of raw for that of leaky_relu(raw)."""
-        return (
-            gradient if self.slope == 1 else self._where_positive(raw, gradient, arith.mulf(gradient, self._splat(self.slope)))
-        )
+        return self.leaky(raw, gradient, self.slope)
 
-    def _where_positive(self, raw: ir.Value, then: ir.Value, otherwise: ir.Value) -> ir.Value:
-        return arith.select(arith.cmpf(arith.CmpFPredicate.OGT, raw, zeros(self.short)), then, otherwise)
-
-    def _splat(self, value: float) -> ir.Value:
-        return vector.broadcast(self.short, arith.constant(self.element, value))
+    @staticmethod
+    def leaky(raw: ir.Value, value: ir.Value, slope: float) -> ir.Value:
+        """The value, times `slope` where raw is not positive."""
+        if slope == 1:
+            return value
+        type_ = ir.VectorType(raw.type)
+        positive = arith.cmpf(arith.CmpFPredicate.OGT, raw, zeros(type_))
+        return arith.select(positive, value, arith.mulf(value, splat_of(type_, slope)))

@@ -6,7 +6,7 @@ after    scf.parallel (%part) = ...
          func.func private @region_heads(...)
            for each row, for each block of up to 1024 scores:
              for each entry: scratch = score; largest = max(largest, score)          // one value a head
-             for each vector of the scratch: scratch = exp(scratch - largest); total += scratch
+             for each vector of the scratch: scratch = exp(scratch - largest); total += scratch    // then dropout
              for each entry: sums += values[column] * scratch                        // vectors of features
            sums / total into y; largest, 1 / total into s
 
@@ -76,7 +76,7 @@ class _Forward(EdgeRows):
             now = self._scores(rows, scratch, row, own, first, stop, largest)
             shrunk = math.exp(arith.subf(largest, now))
             filled = arith.muli(arith.subi(stop, first), index(self.width))
-            sums = self._exponentials(scratch, filled, now)
+            sums = self._exponentials(rows, scratch, first, filled, now)
             total = vector.fma(total, shrunk, sums)
             inverse = arith.divf(splat_of(self.short, 1.0), total)
             last = arith.cmpi(arith.CmpIPredicate.eq, stop, end)
@@ -108,21 +108,24 @@ class _Forward(EdgeRows):
         with loop(first, stop, index(1), [start]) as entries:
             place, largest = entries.induction_variable, entries.inner_iter_args[0]
             self.prefetch(rows, place)
-            raw, _ = self.score(rows, self.entry(rows, place, row, own))
-            score = self.activated(raw)
+            score = self.activated(self.score(rows, self.entry(rows, place, row, own)).raw)
             vector.store(score, scratch, [self._at(place, first)])
             larger = arith.cmpf(arith.CmpFPredicate.OGT, score, largest)
             scf.YieldOp([arith.select(larger, score, largest)])
         return entries.results[0]
 
-    def _exponentials(self, scratch: ir.Value, filled: ir.Value, largest: ir.Value) -> ir.Value:
-        """The scratch's scores as exp(score - largest), and their sums."""
+    def _exponentials(self, rows: Rows, scratch: ir.Value, first: ir.Value, filled: ir.Value, largest: ir.Value) -> ir.Value:
+        """The scratch's scores, from entry `first` on, as exp(score - largest) with dropout, and the sums of them without."""
         vector.store(splat_of(self.vec, float("-inf")), scratch, [filled])
         subtracted = repeated(largest, self.lanes)
         with loop(index(0), filled, index(self.lanes), [zeros(self.vec)]) as vectors:
             at = [vectors.induction_variable]
             power = math.exp(arith.subf(vector.load(self.vec, scratch, at), subtracted))
-            vector.store(power, scratch, at)
+            weight = power
+            if self.dropout:
+                number = arith.addi(first, arith.divui(vectors.induction_variable, index(self.width)))
+                weight = arith.mulf(power, self.kept(rows, number, self.lanes))
+            vector.store(weight, scratch, at)
             scf.YieldOp([arith.addf(vectors.inner_iter_args[0], power)])
         return gathered_sums(vectors.results[0], self.width)
 

@@ -4,7 +4,7 @@ before   %dt, ... = "kernel.attend_edges_grad"(%a, ...) {side = "target", heads 
 after    func.func private @region_heads(...)
            for each row, with what the row has in registers, for each entry:
              weight  = exp(score - largest) / total                  // recomputed, one value a head
-             dweight = <gradient[row], values[column]>
+             dweight = <gradient[row], values[column]>               // of weights before dropout, if there is any
              dscore  = weight * (dweight - delta[row]) * leaky_relu'(score)
              the gradient of "edge" and "weight" into memory, the others += what the entry adds
            the sums into the row
@@ -21,7 +21,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, math, memref, scf, vector
 
 from gossamer.dialects.edges import gradients_of
-from gossamer.passes.edge_rows import EdgeRows, Entry, Rows
+from gossamer.passes.edge_rows import EdgeRows, Entry, Rows, Score
 from gossamer.passes.queries import walk
 from gossamer.passes.vectors import index, loop, splat_of, zeros
 
@@ -72,24 +72,35 @@ class _Backward(EdgeRows):
         """The sums with what an entry adds to them."""
         gradient, values = self.read(rows, "gradient", entry), self.read(rows, "values", entry)
         largest, inverse = self.read(rows, "statistics", entry)
-        raw, product = self.score(rows, entry)
-        weight = arith.mulf(math.exp(arith.subf(self.activated(raw), largest)), inverse)
-        of_weight = self.dots(gradient, values, self.features)
+        score = self.score(rows, entry)
+        weight = arith.mulf(math.exp(arith.subf(self.activated(score.raw), largest)), inverse)
+        of_weight, used = self.dots(gradient, values, self.features), weight
+        if self.dropout:
+            kept = self.kept(rows, entry.number, self.width)
+            of_weight, used = arith.mulf(of_weight, kept), arith.mulf(weight, kept)
         of_score = arith.mulf(weight, arith.subf(of_weight, self.read(rows, "delta", entry)))
-        of_score = self.activation_slope(raw, of_score)
-        self._store_entry(rows, entry, of_score, product)
+        of_score = self.activation_slope(score.raw, of_score)
+        self._store_entry(rows, entry, of_score, score.product)
         remaining, added = iter(sums), []
         for name in self.summed:
             if name in ("target", "source"):
                 added.append(arith.addf(next(remaining), of_score))
                 continue
             if name == "values":
-                factors, read = self.spread(weight, self.features), gradient
+                factors, read = self.spread(used, self.features), gradient
             else:
                 of_product = arith.mulf(of_score, self.factor(rows, entry))
-                factors, read = self.spread(of_product, self.size), self.read(rows, _OTHER[name], entry)
+                factors, read = self.spread(of_product, self.size), self._multiplied(rows, entry, score, name)
             added += [vector.fma(f, r, next(remaining)) for f, r in zip(factors, read, strict=True)]
         return added
+
+    def _multiplied(self, rows: Rows, entry: Entry, score: Score, name: str) -> list[ir.Value]:
+        """What the gradient of the product is multiplied with for that of queries, keys or the direction."""
+        if not self.directed:
+            read: list[ir.Value] = self.read(rows, _OTHER[name], entry)
+            return read
+        values = score.joined if name == "direction" else entry.own["direction"]
+        return [self.leaky(raw, value, self.inner_slope) for raw, value in zip(score.joined, values, strict=True)]
 
     def _store_entry(self, rows: Rows, entry: Entry, of_score: ir.Value, product: ir.Value | None) -> None:
         outputs = dict(zip(self.writes, rows.outputs, strict=True))

@@ -5,7 +5,8 @@ gossamer::attend_edges_backward(...) -> Tensor[]         gradients of the terms 
 
 Forward keeps two numbers a node and head; backward computes the weights again, by rows of the pattern for what belongs to
 rows and entries, and by rows of its transpose for what belongs to columns (Dao et al., "FlashAttention", 2022, on a sparse
-pattern). Graph attention networks: Veličković et al., 2018; graph transformers: Shi et al., 2021.
+pattern). Graph attention networks: Veličković et al., 2018; with a direction: Brody et al., "How attentive are graph attention
+networks?", 2022; graph transformers: Shi et al., 2021. Dropout draws its numbers again, too, from a seed.
 """
 
 from collections.abc import Sequence
@@ -19,17 +20,21 @@ from torch import Tensor
 from gossamer.dialects.edges import GRADIENTS
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.format import Format
+from gossamer.runtime.operations import LIBRARY, implement
+from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity import edge_ir
 from gossamer.sparsity.edge_ir import Attention
-from gossamer.sparsity.kernels import RegionKernel, compile_region
+from gossamer.sparsity.kernels import compile_region
 from gossamer.sparsity.matrix_calls import ByRows
-from gossamer.sparsity.operands import LIBRARY
 from gossamer.sparsity.row_form import RowForm, row_form, sorted_by_rows
 from gossamer.sparsity.warm_memory import empty
 
-NAMES = ("values", "target", "source", "edge", "queries", "keys", "weight")
+NAMES = ("values", "target", "source", "edge", "queries", "keys", "weight", "direction")
 """The terms of the operation, in the order of its arguments."""
-_SHAPES = {"values": "jhf", "target": "ih", "source": "jh", "edge": "ph", "queries": "ihd", "keys": "jhd", "weight": "p"}
+_SHAPES = {
+    "values": "jhf", "target": "ih", "source": "jh", "edge": "ph", "queries": "ihd", "keys": "jhd", "weight": "p",
+    "direction": "hd",
+}  # fmt: skip
 
 MOST_FEATURES = 2048
 """Of a head: its sums are unrolled in the kernel."""
@@ -48,12 +53,17 @@ def attend_edges(
     queries: Tensor | None = None,
     keys: Tensor | None = None,
     weight: Tensor | None = None,
+    direction: Tensor | None = None,
     scale: float = 1.0,
     slope: float = 1.0,
+    dropout: float = 0.0,
 ) -> Tensor:
     """out[i, h] = sum over the entries p = (i, j) of row i of softmax_p(z[p, h]) * values[j, h].
 
     z[p, h] = leaky_relu(target[i, h] + source[j, h] + edge[p, h] + scale * weight[p] * <queries[i, h], keys[j, h]>, slope)
+    or, with a direction,
+    z[p, h] = target[i, h] + source[j, h] + edge[p, h]
+              + scale * weight[p] * <direction[h], leaky_relu(queries[i, h] + keys[j, h], slope)>
 
     positions    [rows + 1] and coordinates [entries], int32 or int64: the pattern in CSR, checked by the caller
     values       [columns, heads, features], float32 or float64 as all terms; narrower floats are computed with in float32
@@ -61,20 +71,36 @@ def attend_edges(
     edge         [entries, heads] or [entries], in the order of the pattern
     queries      [rows, heads, size]          keys    [columns, heads, size]
     weight       [entries], needs queries and keys
+    direction    [heads, size], needs queries and keys
     slope        of leaky_relu, 1 for none
+    dropout      the share of weights in [0, 1) that are set to 0, the others divided by what is left; drawn at every call by
+                 torch's generator
 
     Terms may be left out. [rows, heads, features] comes out; rows without entries give 0. An entry that occurs twice counts
     twice. Differentiable once in all terms. GossamerError for shapes that do not fit.
     """
-    terms = (values, target, source, edge, queries, keys, weight)
+    terms = (values, target, source, edge, queries, keys, weight, direction)
     _check(positions, coordinates, dict(zip(NAMES, terms, strict=True)))
-    out: Tensor = torch.ops.gossamer.attend_edges.default(positions, coordinates, *terms, scale, slope)[0]
+    if not 0 <= dropout < 1:
+        raise GossamerError(f"attend_edges: dropout is {dropout:g}, must be at least 0 and less than 1")
+    seed = new_seed(values.device) if dropout else None
+    out: Tensor = torch.ops.gossamer.attend_edges.default(positions, coordinates, *terms, seed, scale, slope, dropout)[0]
     return out
 
 
+SEEDS = -(1 << 31), 1 << 31
+"""Between which numbers seeds of dropout are, the second excluded."""
+
+
+def new_seed(device: torch.device) -> Tensor:
+    """The seed of a call's dropout, [1]."""
+    return torch.randint(*SEEDS, (1,), device=device)
+
+
 def _check(positions: Tensor, coordinates: Tensor, terms: dict[str, Tensor | None]) -> None:
-    if (terms["queries"] is None) != (terms["keys"] is None) or (terms["weight"] is not None and terms["keys"] is None):
-        raise GossamerError("attend_edges: queries, keys and what weights their product come together")
+    alone = terms["keys"] is None and any(terms[name] is not None for name in ("weight", "direction"))
+    if (terms["queries"] is None) != (terms["keys"] is None) or alone:
+        raise GossamerError("attend_edges: queries, keys and what weights or directs them come together")
     sizes: dict[str, Any] = {"i": positions.shape[0] - 1, "p": coordinates.shape[0]}
     first = terms["values"]
     assert first is not None
@@ -99,10 +125,12 @@ def _check(positions: Tensor, coordinates: Tensor, terms: dict[str, Tensor | Non
 # How it runs
 
 
-def _attention(positions: Tensor, coordinates: Tensor, terms: Terms, scale: float, slope: float) -> Attention:
+def _attention(
+    positions: Tensor, coordinates: Tensor, terms: Terms, seed: Tensor | None, scale: float, slope: float, dropout: float
+) -> Attention:
     values, keys, edge = terms["values"], terms.get("keys"), terms.get("edge")
     return Attention(
-        terms=tuple(name for name in terms if name != "weight"),
+        terms=(*(name for name in terms if name != "weight"), *(() if seed is None else ("seed",))),
         heads=values.shape[1],
         features=values.shape[2],
         size=keys.shape[2] if keys is not None else 0,
@@ -110,6 +138,7 @@ def _attention(positions: Tensor, coordinates: Tensor, terms: Terms, scale: floa
         weighted="weight" in terms,
         scale=scale,
         slope=slope,
+        dropout=dropout,
         format=Format.CSR.with_widths(_width(positions), _width(coordinates)),
         dtype=values.dtype,
     )
@@ -134,18 +163,20 @@ def _flat(term: Tensor) -> Tensor:
     return term.contiguous().view(term.shape[0], -1) if term.numel() else term.reshape(term.shape[0], term.shape[1:].numel())
 
 
-def _given(terms: Sequence[Tensor | None]) -> Terms:
+def given_terms(terms: Sequence[Tensor | None]) -> Terms:
+    """By name, those that are not left out."""
     return {name: term for name, term in zip(NAMES, terms, strict=True) if term is not None}
 
 
-def _widened(terms: Terms) -> Terms:
+def widened(terms: Terms) -> Terms:
+    """In the type of sums."""
     narrow = terms["values"].dtype not in (torch.float32, torch.float64)
     return {name: term.float() for name, term in terms.items()} if narrow else terms
 
 
 def _attend_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    *terms, scale, slope = rest
-    given = _widened(_given(terms))
+    *terms, seed, scale, slope, dropout = rest
+    given = widened(given_terms(terms))
     values, rows = given["values"], positions.numel() - 1
     heads, features = values.shape[1:]
     out, statistics = empty([rows, heads, features], values.dtype), empty([rows, 2, heads], values.dtype)
@@ -153,8 +184,8 @@ def _attend_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Ten
         positions, coordinates = positions.contiguous(), coordinates.contiguous()
         weight = given.get("weight", coordinates).contiguous()  # not read if there is none
         pattern = ByRows(positions, coordinates, weight, rows, values.shape[0])
-        attention = _attention(positions, coordinates, given, scale, slope)
-        operands: list[Any] = [pattern, *(_flat(given[name]) for name in attention.terms)]
+        attention = _attention(positions, coordinates, given, seed, scale, slope, dropout)
+        operands: list[Any] = [pattern, *(_operand(name, given, seed) for name in attention.terms)]
         _forward_kernel(attention).into([_flat(out), _flat(statistics)], operands)
     return out.to(terms[0].dtype), statistics
 
@@ -162,15 +193,20 @@ def _attend_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Ten
 def _backward_cpu(
     gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
 ) -> list[Tensor]:
-    *terms, scale, slope, needs = rest
-    given = _widened(_given(terms))
+    *terms, seed, scale, slope, dropout, needs = rest
+    given = widened(given_terms(terms))
     positions, coordinates = positions.contiguous(), coordinates.contiguous()
-    attention = _attention(positions, coordinates, given, scale, slope)
-    wide = statistics.dtype
-    shared = {"statistics": statistics, "gradient": gradient.to(wide), "delta": (gradient.to(wide) * out).sum(-1)}
-    reads = {**given, **shared}
+    attention = _attention(positions, coordinates, given, seed, scale, slope, dropout)
+    wide, rows = statistics.dtype, positions.numel() - 1
+    upstream = gradient.to(wide)
+    shared = {"statistics": statistics, "gradient": upstream, "delta": (upstream * out).sum(-1)}
+    reads = {name: _operand(name, given, seed) for name in attention.terms} | {n: _flat(t) for n, t in shared.items()}
+    if "weight" in given:
+        reads["weight"] = given["weight"]
     wanted = [name for name, needed in zip(NAMES, needs, strict=True) if needed]
-    found: Terms = {name: empty(list(given[name].shape), wide) for name in wanted}
+    # Each row gives a share of the direction's gradient.
+    shapes = {name: [*([rows] if name == "direction" else []), *given[name].shape] for name in wanted}
+    found: Terms = {name: empty(shape, wide) for name, shape in shapes.items()}
     for side, names in GRADIENTS.items():
         writes = tuple(name for name in names if name in wanted)
         if not writes or not gradient.numel() or not coordinates.numel():
@@ -187,14 +223,24 @@ def _backward_cpu(
             )
             by = row_form(*pattern) or sorted_by_rows(*pattern)
         _run_side(attention, side, writes, by, reads, found)
+    if "direction" in found:
+        found["direction"] = found["direction"].sum(0)
     return [found[name].to(terms[0].dtype) for name in wanted]
+
+
+def _operand(name: str, terms: Terms, seed: Tensor | None) -> Tensor:
+    """What the kernels read under a name."""
+    if name == "seed":
+        assert seed is not None
+        return seed.to(torch.int32)
+    return _flat(terms[name].unsqueeze(0) if name == "direction" else terms[name])
 
 
 def _run_side(attention: Attention, side: str, writes: tuple[str, ...], by: RowForm, reads: Terms, found: Terms) -> None:
     """Computes the gradients of one side into `found`; `by` is the pattern, or its transpose for the side "source"."""
     weight = reads.get("weight", by.coordinates).contiguous()  # not read if there is none
-    entry = by.order if "edge" in reads or "weight" in reads else None
-    operands: list[Any] = [_flat(term) for name, term in reads.items() if name != "weight"]
+    entry = by.order if any(name in reads for name in ("edge", "weight", "seed")) else None
+    operands: list[Any] = [term for name, term in reads.items() if name != "weight"]
     columns = reads["values" if side == "target" else "statistics"].shape[0]
     pattern: Any = ByRows(by.positions, by.coordinates, weight, by.positions.numel() - 1, columns)
     format = Format.CSR.with_widths(_width(by.positions), _width(by.coordinates))
@@ -215,7 +261,7 @@ def _attend_fake(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Te
 def _backward_fake(
     gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
 ) -> list[Tensor]:
-    *terms, _scale, _slope, needs = rest
+    *terms, _seed, _scale, _slope, _dropout, needs = rest
     return [term.new_empty(term.shape) for term, needed in zip(terms, needs, strict=True) if needed]
 
 
@@ -223,7 +269,7 @@ def _backward_fake(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    positions, coordinates, *terms, ctx.scale, ctx.slope = inputs
+    positions, coordinates, *terms, ctx.scale, ctx.slope, ctx.dropout = inputs
     ctx.there = [term is not None for term in terms]
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*output, positions, coordinates, *(term for term in terms if term is not None))
@@ -233,29 +279,28 @@ def _gradients(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | N
     out, statistics, positions, coordinates, *given = ctx.saved_tensors
     remaining = iter(given)
     terms = [next(remaining) if there else None for there in ctx.there]
-    needs = [bool(needed) for needed in ctx.needs_input_grad[2:-2]]
+    needs = [bool(needed) for needed in ctx.needs_input_grad[2:-4]]
     found = iter(
         torch.ops.gossamer.attend_edges_backward.default(
-            gradient, out, statistics, positions, coordinates, *terms, ctx.scale, ctx.slope, needs
+            gradient, out, statistics, positions, coordinates, *terms, ctx.scale, ctx.slope, ctx.dropout, needs
         )
     )
-    return None, None, *(next(found) if needed else None for needed in needs), None, None
+    return None, None, *(next(found) if needed else None for needed in needs), None, None, None, None
 
 
-_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in NAMES[1:])
+_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
+_NUMBERS = "float scale, float slope, float dropout"
 _TAGS = (torch.Tag.pt2_compliant_tag,)
-LIBRARY.define(
-    f"attend_edges(Tensor positions, Tensor coordinates, {_TERMS}float scale, float slope) -> (Tensor, Tensor)", tags=_TAGS
-)
+LIBRARY.define(f"attend_edges(Tensor positions, Tensor coordinates, {_TERMS}{_NUMBERS}) -> (Tensor, Tensor)", tags=_TAGS)
 LIBRARY.define(
     "attend_edges_backward(Tensor gradient, Tensor out, Tensor statistics, Tensor positions, Tensor coordinates, "
-    f"{_TERMS}float scale, float slope, bool[] needs) -> Tensor[]",
+    f"{_TERMS}{_NUMBERS}, bool[] needs) -> Tensor[]",
     tags=_TAGS,
 )
 for _name, _cpu, _fake in (
     ("attend_edges", _attend_cpu, _attend_fake),
     ("attend_edges_backward", _backward_cpu, _backward_fake),
 ):
-    LIBRARY.impl(_name, _cpu, "CPU")
+    implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
 torch.library.register_autograd("gossamer::attend_edges", _gradients, setup_context=_setup, lib=LIBRARY)

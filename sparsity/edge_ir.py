@@ -20,7 +20,7 @@ from gossamer.sparsity.contract_ir import ELEMENTS
 class Attention:
     """What is computed, see `edge_attention.attend_edges`.
 
-    terms     what is read: "values", "target", "source", "edge", "queries", "keys"
+    terms     what is read: "values", "target", "source", "edge", "queries", "keys", "direction", "seed"
     shared    whether there is one "edge" for all heads
     weighted  whether the product of query and key has a factor an entry
     features  of values, `size` of queries and keys
@@ -35,6 +35,7 @@ class Attention:
     weighted: bool
     scale: float
     slope: float
+    dropout: float
     format: Format
     dtype: torch.dtype
 
@@ -43,7 +44,8 @@ class Attention:
         heads = self.heads
         if name == "edge":
             return 1 if self.shared else heads
-        sizes = {"values": self.features, "gradient": self.features, "queries": self.size, "keys": self.size, "statistics": 2}
+        sizes = {"values": self.features, "gradient": self.features, "statistics": 2}
+        sizes |= dict.fromkeys(("queries", "keys", "direction"), self.size)
         return 1 if name == "weight" else heads * sizes.get(name, 1)
 
 
@@ -84,9 +86,10 @@ def _module(
         pattern = ir.RankedTensorType.get([open_, open_], element, ir.Attribute.parse(str(attention.format)))
 
         def type_of(name: str) -> ir.Type:
-            if name == "entry":
-                assert entry is not None
-                return ir.RankedTensorType.get([open_], ir.Type.parse(ELEMENTS[entry]))
+            if name in ("entry", "seed"):
+                integers = torch.int32 if name == "seed" else entry
+                assert integers is not None
+                return ir.RankedTensorType.get([open_], ir.Type.parse(ELEMENTS[integers]))
             return ir.RankedTensorType.get([open_, attention.columns(name)], element)
 
         types, made = [pattern, *map(type_of, reads)], [type_of(name) for name in results]
@@ -94,7 +97,7 @@ def _module(
             "heads": f"{attention.heads} : i64",
             "weighted": f"{int(attention.weighted)} : i64",
         }
-        numbers = {"scale": attention.scale, "slope": attention.slope}
+        numbers = {"scale": attention.scale, "slope": attention.slope, "dropout": attention.dropout}
         parsed = {name: ir.Attribute.parse(text) for name, text in {**common, **attributes}.items()}
         parsed |= {name: ir.FloatAttr.get(ir.F64Type.get(), value) for name, value in numbers.items()}
         with ir.InsertionPoint(module.body):

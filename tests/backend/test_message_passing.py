@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 from gossamer.backend import message_ops
 from gossamer.dialects.errors import FormatError
@@ -48,20 +49,47 @@ def trained(layer: nn.Module, *inputs: Tensor, **options: Any) -> tuple[Run, lis
     return run, both[0], both[1]
 
 
-LAYERS: dict[str, tuple[Callable[[Any], nn.Module], list[str], list[str]]] = {
-    "GCN": (lambda g: g.GCNConv(12, 8), ["aggregation"], ["aggregation", "aggregation backward"]),
-    "GCN, not normalised": (
-        lambda g: g.GCNConv(12, 8, normalize=False), ["aggregation"], ["aggregation", "aggregation backward"],
+class WithFeaturesOfEdges(nn.Module):
+    """A layer with features of edges that are learned."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.features = layer, nn.Parameter(torch.randn(EDGES, 5))
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        out: Tensor = self.layer(x, index, self.features)
+        return out
+
+
+Operations = tuple[list[str], list[str]]
+SUM: Operations = (["aggregation"], ["aggregation", "aggregation backward"])
+MAXIMUM: Operations = (["max aggregation"], ["max aggregation", "max aggregation backward"])
+ATTENTION: Operations = (["graph attention"], ["graph attention", "graph attention backward"])
+LAYERS: dict[str, tuple[Callable[[Any], nn.Module], Operations]] = {
+    "GCN": (lambda g: g.GCNConv(12, 8), SUM),
+    "GCN, not normalised": (lambda g: g.GCNConv(12, 8, normalize=False), SUM),
+    "GraphSAGE": (lambda g: g.SAGEConv(12, 8), SUM),
+    "GraphSAGE, maxima": (lambda g: g.SAGEConv(12, 8, aggr="max"), MAXIMUM),
+    "GIN": (lambda g: g.GINConv(nn.Linear(12, 8)), SUM),
+    "GAT": (lambda g: g.GATConv(12, 8, heads=2), ATTENTION),
+    "GAT, features of edges": (
+        lambda g: WithFeaturesOfEdges(g.GATConv(12, 8, heads=2, edge_dim=5, add_self_loops=False)), ATTENTION,
     ),
-    "GraphSAGE": (lambda g: g.SAGEConv(12, 8), ["aggregation"], ["aggregation", "aggregation backward"]),
-    "GIN": (lambda g: g.GINConv(nn.Linear(12, 8)), ["aggregation"], ["aggregation", "aggregation backward"]),
-    "GAT": (lambda g: g.GATConv(12, 8, heads=2), ["graph attention"], ["graph attention", "graph attention backward"]),
+    "GATv2": (lambda g: g.GATv2Conv(12, 8, heads=2), ATTENTION),
+    "GATv2, shared weights, one head": (lambda g: g.GATv2Conv(12, 8, share_weights=True), ATTENTION),
+    "GATv2, features of edges": (
+        lambda g: WithFeaturesOfEdges(g.GATv2Conv(12, 8, heads=2, edge_dim=5, add_self_loops=False)), ATTENTION,
+    ),
+    "graph transformer, features of edges": (
+        lambda g: WithFeaturesOfEdges(g.TransformerConv(12, 8, heads=2, edge_dim=5)), ATTENTION,
+    ),
+    "graph transformer": (lambda g: g.TransformerConv(12, 8, heads=2), ATTENTION),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_of_pytorch_geometric(name: str) -> None:
-    make, inference, training = LAYERS[name]
+    make, (inference, training) = LAYERS[name]
     layer = make(pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed"))
     x, index = torch.randn(NODES, 12), edges()
     run = compile_and_run(layer, x, index)
@@ -69,11 +97,125 @@ def test_layers_of_pytorch_geometric(name: str) -> None:
     assert_same(run.output, layer(x, index))
     torch._dynamo.reset()
     run, ours, expected = trained(layer, x, index)
-    assert operations(run) == training
+    found = operations(run)
+    if "features" in name:  # what is not attention is the gradient of the features
+        found = [op for op in found if "attention" in op]
+    assert found == training
     assert len(ours) == len(expected)
     for mine, theirs in zip(ours, expected, strict=True):
         assert_same(mine, theirs)
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+def test_dropout_of_attention(dense: str) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    layer, x, index = pyg.GATConv(12, 8, heads=2, dropout=0.4).double(), torch.randn(NODES, 12).double(), edges()
+    run = compile_and_run(layer, x.requires_grad_(), index, grad=True, dense=dense)
+    assert operations(run) == ["graph attention", "graph attention backward"]
+
+    def seeded(x: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        out: Tensor = run.function(x, index)
+        return out
+
+    weights, step = torch.randn(NODES, 16).double(), 1e-6 * torch.randn(NODES, 12).double()
+    (gradient,) = torch.autograd.grad((seeded(x) * weights).sum(), x)
+    with torch.no_grad():  # another graph, in which the same numbers are drawn
+        change = ((seeded(x + step) - seeded(x - step)) * weights).sum()
+    torch.testing.assert_close((gradient * step).sum() * 2, change, rtol=1e-4, atol=1e-12)
+    if dense == "eager":
+        with torch.no_grad():
+            outs = torch.stack([run.function(x, index) for _ in range(400)])
+            expected = layer.eval()(x, index)
+            assert_same(run.function(x, index), expected)
+        deviation = outs.std(0) / 400**0.5 + 1e-9
+        assert ((outs.mean(0) - expected).abs() < 6 * deviation).all()
+        assert outs.std(0).max() > 0
+
+
+def test_dropout_under_a_checkpoint() -> None:
+    pyg = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    layer, index = pyg.GATConv(12, 8, dropout=0.4).double(), edges()
+    x = torch.randn(NODES, 12).double().requires_grad_()
+    run = compile_and_run(lambda x: checkpoint(layer, x, index, use_reentrant=False), x, grad=True)
+    assert operations(run) == ["graph attention", "graph attention backward"]
+
+    def seeded(x: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        out: Tensor = run.function(x).sum()
+        return out
+
+    step = 1e-6 * torch.randn(NODES, 12).double()
+    (gradient,) = torch.autograd.grad(seeded(x), x)
+    change = seeded(x + step) - seeded(x - step)
+    torch.testing.assert_close((gradient * step).sum() * 2, change, rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_weights_that_are_returned_are_those_that_dropout_left(grad: bool) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    layer, x, index = pyg.GATConv(12, 8, dropout=0.5, add_self_loops=False, bias=False), torch.randn(NODES, 12), edges()
+    run = compile_and_run(lambda x: layer(x, index, return_attention_weights=True), x, grad=grad)
+    out, (_, weights) = run.output
+    assert "aggregation" in operations(run)
+    assert_same(out, torch.zeros(NODES, 8).index_add(0, index[1], layer.lin(x)[index[0]] * weights))
+
+
+def test_a_mask_that_is_read_again_is_no_dropout() -> None:
+    layer = ByHandAttention("softmax")
+
+    def masked(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        mask = torch.rand(EDGES) > 0.5
+        return layer(x, index, mask), mask
+
+    x, index = torch.randn(NODES, 6), edges()
+    run = compile_and_run(masked, x, index)
+    out, mask = run.output
+    assert "graph attention" not in operations(run)
+    assert_same(out, layer(x, index, mask))
+
+
+def test_two_kinds_of_nodes_and_no_edges() -> None:
+    pyg = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    layer = pyg.TransformerConv((12, 10), 8, heads=2)
+    x, y, index = torch.randn(NODES, 12), torch.randn(7, 10), edges()
+    index[1] %= 7
+
+    def both(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        out: Tensor = layer((x, y), index)
+        return out
+
+    run = compile_and_run(both, x, y, index)
+    assert operations(run) == ["graph attention"]
+    with torch.no_grad():
+        for some in (index, index[:, :50], index[:, :0]):
+            assert_same(run.function(x, y, some), both(x, y, some))
+    assert counters["stats"]["unique_graphs"] <= 3  # no edges are a case of their own for torch
+
+
+def test_attention_over_another_graph_recompiles_once() -> None:
+    pyg = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    layer, x = pyg.GATConv(12, 8, heads=2, dropout=0.5), torch.randn(NODES, 12)
+    run = compile_and_run(layer, x, edges(), grad=True)
+    for count in (100, 300, 50, 600):
+        run.function(x, edges(count=count)).sum().backward()
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert operations(run).count("graph attention") >= 1
+
+
+@pytest.mark.parametrize("kind", ["amax", "amin"])
+def test_extremes_of_messages_by_hand(kind: str) -> None:
+    class Extremes(nn.Module):
+        def forward(self, x: Tensor, index: Tensor) -> Tensor:
+            messages = F.relu(x)[index[0]]  # with many zeros that are equal
+            each = index[1][:, None].expand_as(messages)
+            return torch.zeros_like(x).scatter_reduce(0, each, messages, kind, include_self=False)
+
+    run, ours, expected = trained(Extremes(), torch.randn(NODES, 6), edges())
+    assert operations(run) == [f"{kind[1:]} aggregation", f"{kind[1:]} aggregation backward"]
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert_same(mine, theirs)
 
 
 class ByHand(nn.Module):
@@ -263,13 +405,14 @@ class ByHandAttention(nn.Module):
         self.form = form
         self.source, self.target = (nn.Parameter(torch.randn(NODES)) for _ in range(2))
 
-    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+    def forward(self, x: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         source, target = index
         rows = 5 if self.form == "fewer sources" else NODES
         logits = F.leaky_relu(self.source[:rows].sin()[source] + self.target.sin()[target], 0.2)
         shift = torch.full((NODES,), -torch.inf).scatter_reduce(0, target, logits.detach(), "amax")
         shifted = logits if self.form == "epsilon, no shift" else logits - shift[target]
         weight = self.normalised(shifted.exp(), target)
+        weight = weight if mask is None else weight * mask * 2.0
         values = x.index_add(0, target, logits[:, None].expand(-1, 6)) if self.form == "values of logits" else x
         targets = NODES + 5 if self.form == "more targets" else NODES
         for _ in range(3 if self.form == "hops" else 1):
@@ -293,11 +436,84 @@ def test_attention_spelled_by_hand(form: str) -> None:
         assert_same(mine, theirs)
 
 
-@pytest.mark.parametrize("form", ["hops", "values of logits", "fewer sources", "more targets"])
-def test_attention_that_is_no_whole_keeps_its_gradients(form: str) -> None:
+class ByFunction(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.forward = function
+
+
+class HeadsByHand(nn.Module):
+    """Attention of two heads over nodes whose heads are one dimension, taken apart before or after they are gathered."""
+
+    def __init__(self, form: str, late: bool) -> None:
+        super().__init__()
+        self.form, self.late, self.direction = form, late, nn.Parameter(torch.randn(2, 3))
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, index: Tensor) -> Tensor:
+        source, target = index
+        q, k, v = self.gathered(queries, target), self.gathered(keys, source), self.gathered(values, source)
+        directed = F.leaky_relu(q + k, 0.2) * self.direction
+        z = ((directed if self.form == "directed" else q * k) * 0.5).sum(-1)
+        weight = softmax_by(target, z)
+        return torch.zeros(NODES, 2, v.shape[2]).index_add(0, target, v * weight[:, :, None])
+
+    def gathered(self, x: Tensor, index: Tensor) -> Tensor:
+        return x[index].view(EDGES, 2, -1) if self.late else x.view(NODES, 2, -1)[index]
+
+
+def softmax_by(target: Tensor, z: Tensor) -> Tensor:
+    """Of z [edges, heads], over the edges of each target."""
+    p, each = z.exp(), target[:, None].expand_as(z)
+    return p / torch.zeros(NODES, z.shape[1], dtype=z.dtype).scatter_add(0, each, p)[target]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("form", ["product", "directed"])
+def test_heads_taken_apart_before_or_after_the_gather(form: str, late: bool) -> None:
+    layer, index = HeadsByHand(form, late), edges()
+    given = torch.randn(NODES, 6), torch.randn(NODES, 6), torch.randn(NODES, 10), index
+    run = compile_and_run(layer, *given)
+    assert operations(run) == ["graph attention"]
+    assert_same(run.output, layer(*given))
+    torch._dynamo.reset()
+    run, ours, expected = trained(layer, *given)
+    assert {"graph attention", "graph attention backward"} <= set(operations(run))
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.mark.parametrize("wide", [None, "values", "scores", "added"])
+def test_attention_is_of_one_type(wide: str | None) -> None:
+    def attended(values: Tensor, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
+        message = values * softmax_by(index[1], a[index[0]] + b)[:, :, None]
+        sums = torch.zeros(NODES, 2, 3, dtype=message.dtype).index_add(0, index[1], message)
+        return sums + aggregated(a, index)[:, :, None]
+
+    given = {"values": torch.randn(EDGES, 2, 3), "scores": torch.randn(NODES, 2), "added": torch.randn(EDGES, 2)}
+    given = {name: x.double() if name == wide else x for name, x in given.items()}
+    index = edges()
+    run, ours, expected = trained(ByFunction(attended), *given.values(), index)
+    assert ("graph attention" in operations(run)) == (wide is None)
+    assert_same(run.output, attended(*given.values(), index))
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.mark.parametrize("form", ["fewer sources", "more targets"])
+def test_attention_whose_scores_are_of_other_nodes_takes_them_edge_by_edge(form: str) -> None:
     index = edges()
     index[0] %= 5 if form == "fewer sources" else NODES
     run, ours, expected = trained(ByHandAttention(form), torch.randn(NODES, 6), index)
+    assert {"graph attention", "graph attention backward"} <= set(operations(run))
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.mark.parametrize("form", ["hops", "values of logits"])
+def test_attention_that_is_no_whole_keeps_its_gradients(form: str) -> None:
+    run, ours, expected = trained(ByHandAttention(form), torch.randn(NODES, 6), edges())
     assert "graph attention" not in operations(run)
     assert "aggregation" in operations(run)
     for mine, theirs in zip(ours, expected, strict=True):

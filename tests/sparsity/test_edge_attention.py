@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gossamer import Format, GossamerError, SparseTensor, graph_attention
+from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
 from gossamer.sparsity import edge_attention, edge_ir
-from gossamer.sparsity.edge_attention import attend_edges
-from gossamer.sparsity.kernels import RegionKernel, compile_region
+from gossamer.sparsity.edge_attention import SEEDS, attend_edges
+from gossamer.sparsity.kernels import compile_region
+from gossamer.sparsity.philox import kept
 
 ADDITIVE = ("target", "source")
 PRODUCT = ("queries", "keys")
@@ -39,12 +42,14 @@ def terms_of(
     rows, columns, heads, _, size = shape
     shapes = {
         "target": (rows, heads), "source": (columns, heads), "edge": (entries, heads), "shared edge": (entries,),
-        "queries": (rows, heads, size), "keys": (columns, heads, size), "weight": (entries,),
+        "queries": (rows, heads, size), "keys": (columns, heads, size), "weight": (entries,), "direction": (heads, size),
     }  # fmt: skip
     return {name.split()[-1]: torch.randn(shapes[name], dtype=dtype) for name in names}
 
 
-def dense(mask: Tensor, values: Tensor, scale: float = 1, slope: float = 1, **terms: Tensor) -> Tensor:
+def dense(
+    mask: Tensor, values: Tensor, scale: float = 1, slope: float = 1, kept: Tensor | None = None, **terms: Tensor
+) -> Tensor:
     """The same with masked dense matrices."""
 
     def at_entries(x: Tensor) -> Tensor:
@@ -53,6 +58,9 @@ def dense(mask: Tensor, values: Tensor, scale: float = 1, slope: float = 1, **te
     scores = values.new_zeros(*mask.shape, values.shape[1])
     if "queries" in terms:
         products = scale * torch.einsum("ihd,jhd->ijh", terms["queries"], terms["keys"])
+        if "direction" in terms:
+            joined = F.leaky_relu(terms["queries"][:, None] + terms["keys"], slope)
+            products, slope = scale * torch.einsum("ijhd,hd->ijh", joined, terms["direction"]), 1
         scores = products * at_entries(terms["weight"])[:, :, None] if "weight" in terms else products
     if "target" in terms:
         scores = scores + terms["target"][:, None]
@@ -61,8 +69,10 @@ def dense(mask: Tensor, values: Tensor, scale: float = 1, slope: float = 1, **te
     if "edge" in terms:
         edge = at_entries(terms["edge"])
         scores = scores + (edge[:, :, None] if edge.dim() == 2 else edge)
-    scores = torch.nn.functional.leaky_relu(scores, slope).masked_fill(~mask[:, :, None], -torch.inf)
+    scores = F.leaky_relu(scores, slope).masked_fill(~mask[:, :, None], -torch.inf)
     weights = torch.where(mask.any(1)[:, None, None], scores, 0).softmax(1) * mask.any(1)[:, None, None]
+    if kept is not None:
+        weights = weights * at_entries(kept)
     return torch.einsum("ijh,jhf->ihf", weights, values)
 
 
@@ -74,7 +84,11 @@ def agree(
     mask, positions, coordinates = pattern(rows, columns, options.pop("density", 0.3), options.pop("integers", torch.int32))
     values = torch.randn(columns, heads, features, dtype=dtype).requires_grad_()
     terms = {name: term.requires_grad_() for name, term in terms_of(names, shape, coordinates.numel(), dtype).items()}
+    torch.manual_seed(1)
     out = attend_edges(positions, coordinates, values, **terms, **options)
+    if dropout := options.pop("dropout", 0.0):
+        torch.manual_seed(1)
+        options["kept"] = kept(torch.randint(*SEEDS, (1,)), coordinates.numel(), shape[2], dropout, dtype)
     expected = dense(mask, values, **options, **terms)
     torch.testing.assert_close(out, expected, rtol=2e-4, atol=2e-5)
     inputs, upstream = [values, *terms.values()], torch.randn_like(expected)
@@ -94,15 +108,40 @@ def agree(
         ((9, 7, 6, 48, 20), (*PRODUCT, "weight", "edge")),
         ((4, 9, 1, 300, 270), (*PRODUCT, *ADDITIVE)),
         ((9, 7, 7, 1, 0), ()),
+        ((9, 7, 3, 5, 5), (*PRODUCT, "direction")),
+        ((9, 7, 2, 16, 40), (*PRODUCT, "direction", "edge")),
     ],
 )
 def test_against_dense(shape: tuple[int, int, int, int, int], names: tuple[str, ...]) -> None:
-    agree(shape, names, scale=0.3, slope=0.2 if "source" in names else 1.0)
+    agree(shape, names, scale=0.3, slope=0.2 if {"source", "direction"} & {*names} else 1.0)
 
 
 @pytest.mark.parametrize("heads", [1, 8])
 def test_rows_of_several_blocks(heads: int) -> None:
     agree((4, 2500, heads, 8, 0), ADDITIVE, slope=0.2, density=0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [((9, 7, 3, 5, 0), ADDITIVE), ((4, 2500, 1, 8, 0), ("source",)), ((9, 7, 8, 8, 4), (*PRODUCT, "direction"))],
+)
+def test_dropout_is_the_same_in_backward(shape: tuple[int, int, int, int, int], names: tuple[str, ...]) -> None:
+    agree(shape, names, slope=0.2, dropout=0.6)
+
+
+def test_dropout_keeps_the_share_it_should() -> None:
+    """Over many weights: their number, their sums by head, and no two calls alike."""
+    entries, heads, dropout = 20000, 4, 0.3
+    positions, coordinates = torch.tensor([0, entries]), torch.arange(entries)
+    values = torch.eye(4).repeat(entries // 4, 1)[:, None].expand(-1, heads, -1)
+    first, second = (attend_edges(positions, coordinates, values, dropout=dropout)[0] for _ in range(2))
+    deviation = (dropout / (1 - dropout) / (entries / 4)) ** 0.5 / 4  # of a sum of entries / 4 weights
+    assert ((first - 1 / 4).abs() < 5 * deviation).all()
+    assert (first != second).all()
+    bits = kept(torch.tensor([7]), entries, heads, 0.5, torch.float64) - 1
+    for shift in (1, 2, heads, 64):
+        flat = bits.flatten()
+        assert (flat[shift:] * flat[:-shift]).mean().abs() < 5 / flat.numel() ** 0.5
 
 
 def test_wide_integers() -> None:
@@ -237,11 +276,11 @@ def test_what_does_not_fit_is_refused(terms: dict[str, Tensor], message: str) ->
 
 
 def test_contract_ir_says_what_is_read() -> None:
-    attention = edge_ir.Attention(("values", "source"), 2, 8, 0, False, False, 1.0, 0.2, edge_ir.Format.CSR, torch.float32)
+    attention = edge_ir.Attention(("values", "source"), 2, 8, 0, False, False, 1.0, 0.2, 0.0, edge_ir.Format.CSR, torch.float32)
     assert '"kernel.attend_edges"' in edge_ir.forward(attention)
     text = edge_ir.gradient(attention, "source", ("source", "values"), None)
     assert 'side = "source"' in text
-    assert "resultSegmentSizes = array<i32: 0, 0, 0, 0, 1, 0, 1>" in text
+    assert "resultSegmentSizes = array<i32: 0, 0, 0, 0, 0, 1, 0, 1>" in text
 
 
 @pytest.mark.parametrize("format", [Format.CSR, Format.CSC, Format.COO, Format.bsr(3, 3)], ids=lambda format: format.name)

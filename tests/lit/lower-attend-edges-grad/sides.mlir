@@ -14,7 +14,8 @@ func.func @rows(%a: tensor<?x?xf32, #CSR>, %v: tensor<?x16xf32>, %t: tensor<?x2x
                 %g: tensor<?x16xf32>, %d: tensor<?x2xf32>) -> tensor<?x2xf32> {
   %0 = "kernel.attend_edges_grad"(%a, %v, %t, %s, %g, %d) {
     side = "target", heads = 2 : i64, weighted = 0 : i64, scale = 1.0 : f64, slope = 0.2 : f64,
-    operandSegmentSizes = array<i32: 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 0>, resultSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0>
+    dropout = 0.0 : f64,
+    operandSegmentSizes = array<i32: 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0>, resultSegmentSizes = array<i32: 1, 0, 0, 0, 0, 0, 0, 0>
   } : (tensor<?x?xf32, #CSR>, tensor<?x16xf32>, tensor<?x2xf32>, tensor<?x4xf32>, tensor<?x16xf32>, tensor<?x2xf32>) -> tensor<?x2xf32>
   return %0 : tensor<?x2xf32>
 }
@@ -32,7 +33,8 @@ func.func @columns(%a: tensor<?x?xf32, #CSR>, %v: tensor<?x16xf32>, %e: tensor<?
                    %g: tensor<?x16xf32>, %d: tensor<?x2xf32>, %n: tensor<?xi32>) -> tensor<?x16xf32> {
   %0 = "kernel.attend_edges_grad"(%a, %v, %e, %s, %g, %d, %n) {
     side = "source", heads = 2 : i64, weighted = 0 : i64, scale = 1.0 : f64, slope = 1.0 : f64,
-    operandSegmentSizes = array<i32: 1, 1, 0, 0, 1, 0, 0, 1, 1, 1, 1>, resultSegmentSizes = array<i32: 0, 0, 0, 0, 0, 0, 1>
+    dropout = 0.0 : f64,
+    operandSegmentSizes = array<i32: 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1>, resultSegmentSizes = array<i32: 0, 0, 0, 0, 0, 0, 0, 1>
   } : (tensor<?x?xf32, #CSR>, tensor<?x16xf32>, tensor<?x1xf32>, tensor<?x4xf32>, tensor<?x16xf32>, tensor<?x2xf32>, tensor<?xi32>)
     -> tensor<?x16xf32>
   return %0 : tensor<?x16xf32>

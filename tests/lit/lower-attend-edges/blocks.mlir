@@ -26,7 +26,8 @@
 func.func @attend(%a: tensor<?x?xf32, #CSR>, %v: tensor<?x18xf32>, %t: tensor<?x2xf32>, %u: tensor<?x2xf32>)
     -> (tensor<?x18xf32>, tensor<?x4xf32>) {
   %y, %s = "kernel.attend_edges"(%a, %v, %t, %u) {
-    heads = 2 : i64, weighted = 0 : i64, scale = 1.0 : f64, slope = 0.2 : f64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>
+    heads = 2 : i64, weighted = 0 : i64, scale = 1.0 : f64, slope = 0.2 : f64, dropout = 0.0 : f64,
+    operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 0, 0>
   } : (tensor<?x?xf32, #CSR>, tensor<?x18xf32>, tensor<?x2xf32>, tensor<?x2xf32>) -> (tensor<?x18xf32>, tensor<?x4xf32>)
   return %y, %s : tensor<?x18xf32>, tensor<?x4xf32>
 }

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.detect import Inputs
+from gossamer.backend.device import has_kernels
 
 aten = torch.ops.aten
 
@@ -43,7 +44,7 @@ def evaluated(
     evaluate: Callable[..., Any], leaves: Sequence[torch.Tensor], numbers: Sequence[int]
 ) -> tuple[torch.Tensor | None, ...]:
     """The values that an expression has for real leaves, out of reach of autograd and autocast."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad(), torch.autocast(leaves[0].device.type if leaves else "cpu", enabled=False):
         found: tuple[torch.Tensor | None, ...] = evaluate(*leaves, *numbers)
     return found
 
@@ -149,7 +150,7 @@ def _is_leaf(node: fx.Node, inputs: Inputs) -> bool:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
         return True
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+    if not isinstance(value, torch.Tensor) or not has_kernels(value.device) or value.layout is not torch.strided:
         return False
     if value.is_floating_point() or value.is_complex():
         given = inputs.value(node)
