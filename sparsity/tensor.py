@@ -39,6 +39,7 @@ class SparseTensor(torch.Tensor):
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operator → ours, see pointwise.py
 
     _format: Format
+    _arrays: tuple[str, ...]
     _stored: Tensor
 
     @staticmethod
@@ -53,8 +54,8 @@ class SparseTensor(torch.Tensor):
 
     def __init__(self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False) -> None:
         """The tensor of these arrays, in the order of `format.components()`; nothing is checked, see `from_parts`."""
-        self._format = format
-        for name, component in zip(_names(format), components, strict=True):
+        self._format, self._arrays = format, _names(format)  # kept, for every call of a compiled function asks for them
+        for name, component in zip(self._arrays, components, strict=True):
             setattr(self, name, component)
 
     # How it is made
@@ -145,7 +146,7 @@ class SparseTensor(torch.Tensor):
     @property
     def components(self) -> tuple[Tensor, ...]:
         """Its arrays, in the order of `format.components()`; the values are last and flat, and without gradient."""
-        return tuple(getattr(self, name) for name in _names(self._format))
+        return tuple([getattr(self, name) for name in self._arrays])
 
     @property
     def nnz(self) -> int:
@@ -214,7 +215,7 @@ class SparseTensor(torch.Tensor):
     # How torch sees it
 
     def __tensor_flatten__(self) -> tuple[list[str], Format]:
-        return list(_names(self._format)), self._format
+        return [*self._arrays], self._format
 
     @classmethod
     def __tensor_unflatten__(cls, inner: dict[str, Tensor], format: Format, size: Any, stride: Any) -> "SparseTensor":
@@ -328,8 +329,8 @@ def _any_order(rank: int) -> Format:
     return Format(tuple(levels), rank)
 
 
-def _names(format: Format) -> list[str]:
-    return ["_stored" if kind == "values" else f"_{kind}{level}" for level, kind in format.components()]
+def _names(format: Format) -> tuple[str, ...]:
+    return tuple(["_stored" if kind == "values" else f"_{kind}{level}" for level, kind in format.components()])
 
 
 def _with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:

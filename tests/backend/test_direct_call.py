@@ -1,12 +1,17 @@
-"""Inductor's code calls regions without the dispatcher, unless somebody profiles."""
+"""Inductor's code calls operations without the dispatcher, unless somebody profiles."""
+
+import sys
+from types import FrameType
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import nn
-from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch._inductor.utils import fresh_cache, run_and_get_code, run_fw_bw_and_get_code
 from torch.profiler import ProfilerActivity, profile
 
-from gossamer.backend import direct_call
+from gossamer import SparseTensor
+from gossamer.backend.direct_call import direct
 from tests.backend.harness import assert_same, prune_
 
 OPTIONS = {"dense": "inductor", "min_gain": 0, "strict": True}
@@ -22,7 +27,7 @@ def test_the_call_is_a_function_in_the_code(model: nn.Module) -> None:
     with fresh_cache():
         compiled = torch.compile(model, backend="sparse", fullgraph=True, options=OPTIONS)
         output, (code,) = run_and_get_code(compiled, x)
-    assert "from gossamer.backend.direct_call import call_region" in code
+    assert 'call_region = direct("region")' in code
     assert "= call_region([" in code and "torch.ops.gossamer.region.default(" not in code
     assert_same(output, model(x))
 
@@ -48,4 +53,52 @@ def test_backward_and_dynamic_shapes(model: nn.Module) -> None:
 
 def test_an_unknown_region_says_so() -> None:
     with pytest.raises(Exception, match="region 0123 was compiled by another process"):
-        direct_call.call_region([torch.ones(2, 3), torch.ones(3, 3)], "0123")
+        direct("region")([torch.ones(2, 3), torch.ones(3, 3)], "0123")
+
+
+def _matrix(nonzeros: int) -> SparseTensor:
+    dense = torch.zeros(40, 40)
+    dense.view(-1)[torch.randperm(1600)[:nonzeros]] = torch.rand(nonzeros) + 0.5
+    return SparseTensor.from_dense(dense)
+
+
+def test_so_are_operations_on_sparse_tensors_forward_and_backward() -> None:
+    a, x = _matrix(60), torch.randn(40, 3, requires_grad=True)
+    compiled = torch.compile(torch.matmul, backend="sparse", fullgraph=True, options=OPTIONS)
+    with fresh_cache():
+        out, (forward, backward) = run_fw_bw_and_get_code(lambda: compiled(a, x))
+    for code in (forward, backward):
+        assert "= call_einsum([" in code and "= torch.ops.gossamer." not in code
+    assert_same(out, a.to_dense() @ x)
+    assert x.grad is not None
+    assert_same(x.grad, a.to_dense().t() @ torch.ones(40, 3))
+
+
+def test_a_call_runs_little_python_of_ours() -> None:
+    a, x = _matrix(60), torch.randn(40, 3)
+    compiled = torch.compile(torch.matmul, backend="sparse", fullgraph=True, options=OPTIONS)
+    expected = [compiled(a, x) for _ in range(2)][-1]
+    entered: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("gossamer."):
+            entered.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    out = compiled(a, x)
+    sys.setprofile(None)
+    assert "RowProduct.run" in entered  # or nothing has been counted
+    assert len(entered) <= 16, entered
+    assert torch.equal(out, expected)
+
+
+def test_what_changes_is_noticed() -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("sparse")
+    compiled = torch.compile(torch.matmul, backend=counter, fullgraph=True)
+    x = torch.randn(40, 3)
+    for nonzeros in (60, 90, 120, 90):
+        a = _matrix(nonzeros)
+        assert_same(compiled(a, x), a.to_dense() @ x)
+        a.mul_(2)
+        assert_same(compiled(a, x), a.to_dense() @ x)
+    assert counter.frame_count <= 2
