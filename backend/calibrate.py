@@ -27,6 +27,7 @@ from gossamer.dialects.errors import OptionError
 from gossamer.passes.families import FAMILIES
 from gossamer.passes.family import Matrix
 from gossamer.passes.machine import Curve, Machine, Speed
+from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
 
 ELEMENTS = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -71,8 +72,9 @@ def _speed(element: str, bar: Progress) -> Speed:
     found: dict[str, dict[int, list[float]]] = {}
     for density, block, nm in _WEIGHTS:
         matrix = Matrix(
-            _ROWS, _COLUMNS, 1, element, host().vector_bits, density, block, nm=nm, skew=1.5, features=host().instructions
-        )
+            _ROWS, _COLUMNS, 1, element, host().vector_bits, density, block, nm=nm, skew=1.5, features=host().instructions,
+            l1d=first_level_bytes(),
+        )  # fmt: skip
         names = _specialists(matrix)
         bar.advance(f"{len(names)} kernels {element} {density:.0%}")
         _families(matrix, names, found)
@@ -102,7 +104,7 @@ def _dense(rows: int, columns: int, dtype: torch.dtype) -> Curve:
 
 def _specialists(matrix: Matrix) -> list[str]:
     """The families to be measured on a reference weight: if it has a structure, those that need one."""
-    plain = Matrix(matrix.rows, matrix.columns, 1, matrix.element, matrix.bits, matrix.density, features=matrix.features)
+    plain = replace(matrix, block=None, nm=None)
     able = [f for f in FAMILIES.values() if f.storage(matrix) is not None and f.cycles(matrix, 1) < math.inf]
     if matrix.block or matrix.nm:
         able = [f for f in able if f.storage(plain) is None]

@@ -177,7 +177,7 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     stages: list[Stage] = []
     for node in nodes:
         if node in sparse and node not in taken:
-            members = epilogue(sparse[node], _Closed(inside, taken))
+            members = epilogue(node, _Closed(inside, taken))
             stages.append(_product(sparse[node], members))
             taken.update(members)
     within = [found for found in attention if found.node in inside]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,20 +12,22 @@ from gossamer.backend.times import DENSE, tokens_class
 from gossamer.passes.chain_products import runs_in_chains
 from gossamer.passes.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.passes.family import Matrix
+from gossamer.runtime.data_cache import first_level_bytes
+
+if TYPE_CHECKING:
+    from gossamer.backend.chains import Chain
 
 _NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
 """Numbers of tokens up to each of which one schedule is chosen, where the number is not known at compile time."""
 
-_CHAIN_GAIN = 1.4
-"""How much faster a layer is as part of a chain, about."""
+_CHAIN_GAIN = {"bf16dot": 0.95}
+"""How much faster a product is in a chain, which transposes nothing between products, about: 1.1 times, but not one that does
+without transposes."""
 
-_AHEAD = 1.25
-"""How much faster than kblock another schedule has to be predicted to be to be faster in a chain, which saves kblock most."""
-
-FEW_TOKENS = 8
-"""Tokens up to which layers run one by one: a tile of a chain has a whole vector of tokens."""
+_STAGE_US = 10.0
+"""Microseconds that it takes to call attention or a sweep over rows outside of a chain; and its tensors go through memory."""
 
 _ANOTHER = 1.15
 """How much faster a schedule for fewer tokens has to be to be compiled, too."""
@@ -90,15 +93,39 @@ def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
 
 
 def chain_schedule(contraction: Contraction) -> str | None:
-    """The schedule in which a chain runs a contraction; None if it does so much slower than the best one."""
-    if contraction.side != "right" or usual_tokens(contraction) <= FEW_TOKENS:
+    """The schedule in which a chain runs a contraction; None if it cannot."""
+    if contraction.side != "right":
         return None
-    found, matrix = _predicted(contraction, contraction.tokens), matrix_of(contraction)
-    able = {name: us for name, us in found.by_schedule if runs_in_chains(name, matrix)}
-    name = next(iter(able), None)
-    if name is None or able[name] > _CHAIN_GAIN * found.sparse_us:
-        return None
-    return "kblock" if able.get("kblock", math.inf) <= _AHEAD * able[name] else name
+    matrix, found = matrix_of(contraction), _predicted(contraction, contraction.tokens)
+    return next((name for name, _ in found.by_schedule if runs_in_chains(name, matrix)), None)
+
+
+def chain_pays(chain: "Chain") -> bool:
+    """Whether a chain is faster than its products one by one, each on its best schedule, and what lies between."""
+    device = device_of(chain.contractions[0].weight.device)
+    tokens = usual_tokens(chain.contractions[0])
+    together, apart = device.call_us, 0.0
+    for stage in chain.stages:
+        if stage.contraction is not None:
+            together += _chained_us(stage.contraction, chain)
+            apart += _predicted(stage.contraction, tokens).sparse_us
+        else:
+            out = stage.output.meta["val"]
+            apart += _STAGE_US + device.transpose_us(2 * tokens * out.shape[-1] * out.dtype.itemsize)
+    return together <= apart
+
+
+def _chained_us(contraction: Contraction, chain: "Chain") -> float:
+    """Microseconds of a product in a chain, whose tiles have tokens of one sequence: what is left of a vector is computed in
+    vain, and tiles of a single vector cost as much as if they came alone."""
+    schedule, lanes = chain_schedule(contraction), matrix_of(contraction).lanes
+    call = device_of(contraction.weight.device).call_us
+    batch, length = chain.attention.sizes if chain.attention is not None else (1, usual_tokens(contraction))
+    if not isinstance(batch, int) or not isinstance(length, int):
+        batch, length = 1, usual_tokens(contraction)
+    times, padded = (batch, length) if length <= lanes else (1, batch * -(-length // lanes) * lanes)
+    found = dict(_predicted(contraction, padded, measured=usual_tokens(contraction)).by_schedule)
+    return times * (found.get(schedule or "", math.inf) - call) / _CHAIN_GAIN.get(schedule or "", 1.1)
 
 
 def usual_tokens(contraction: Contraction) -> int:
@@ -116,17 +143,24 @@ def matrix_of(contraction: Contraction) -> Matrix:
         c.m, c.k, 1 if by_rows else 0, _NAMES[weight.dtype], device.bits, pattern.density,
         block=pattern.block, fill=pattern.fill, nm=pattern.rows.nm, skew=pattern.rows.skew, features=device.features,
         vnm=pattern.rows.vnm, given=_NAMES[c.given] if c.given != weight.dtype else None,
+        l1d=first_level_bytes(),
     )  # fmt: skip
 
 
-def _predicted(contraction: Contraction, tokens: int | None, density: float | None = None) -> Prediction:
-    """The prediction for its device; where the product was measured, what is wrong with its prediction is put right."""
+def _predicted(
+    contraction: Contraction, tokens: int | None, density: float | None = None, measured: int | None = None
+) -> Prediction:
+    """The prediction for its device; where the product was measured, what is wrong with its prediction is put right.
+
+    `measured` is the number of tokens whose measurement counts, where that is another.
+    """
     matrix, device = matrix_of(contraction), device_of(contraction.weight.device)
     own = replace(matrix, density=contraction.weight.density)
     found = device.predict(own if density is None else replace(matrix, density=density), tokens)
-    times = contraction.times.get(tokens_class(UNKNOWN_TOKENS if tokens is None else tokens))
+    known = tokens if measured is None else measured
+    times = contraction.times.get(tokens_class(UNKNOWN_TOKENS if known is None else known))
     if times is None:
         return found
-    base = device.predict(own, tokens)
+    base = device.predict(own, known)
     factors = {name: (times.us[name] + device.call_us) / us for name, us in base.by_schedule if name in times.us}
     return found.scaled(times.us[DENSE] / base.dense_us, factors) if factors else found

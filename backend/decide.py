@@ -1,6 +1,6 @@
 """Whether a contraction becomes sparse, and the Decisions about everything that does not."""
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -76,14 +76,6 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
         refused = _refusal(static.tensor, static.tensor)
         tensor = static.tensor
         yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refused or reason, None)
-
-
-def unmatched(statics: Iterable[Static], problem: str) -> Iterator[Decision]:
-    """Decisions about the zero-heavy tensors of a graph whose inputs could not be told apart."""
-    for static in statics:
-        if zero_heavy(static.tensor):
-            tensor, reason = static.tensor, f"the graph could not be read: {problem}"
-            yield Decision(static.name, "-", tuple(tensor.shape), density(tensor), None, None, False, reason, None)
 
 
 def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:

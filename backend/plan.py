@@ -9,7 +9,7 @@ from torch import fx
 
 from gossamer.backend.chains import Chain, find_chains
 from gossamer.backend.contractions import Contraction
-from gossamer.backend.cost import chain_schedule
+from gossamer.backend.cost import chain_pays, chain_schedule
 from gossamer.backend.decide import judge, stays_dense, taken
 from gossamer.backend.dump import Dump
 from gossamer.backend.options import Options
@@ -43,7 +43,8 @@ def plan(
     alone = options.schedule != "auto"
     chained = {c.node: c for c in planner.sparse.values() if not alone and c.orders is None and chain_schedule(c)}
     for chain in find_chains(found[0].node.graph, chained) if len(chained) > 1 else []:
-        planner.take_chain(chain)
+        if chain_pays(chain):
+            planner.take_chain(chain)
     for contraction in planner.sparse.values():
         if contraction.node not in planner.decisions:
             planner.take(contraction)

@@ -1,8 +1,9 @@
 """mode="max-autotune": each product with a sparse weight is measured, as every promising schedule and as torch does it.
 
-The shortlist is what the cost model predicts to be within twice the fastest. Times go into the tuning database; a product
-that it knows, or knows a similar one of, is not measured again. The measured times then stand in for the prediction in
-everything that is decided about the product: dense or sparse, and which schedule for how many tokens.
+The shortlist is what the cost model predicts to be within twice the fastest, and the fastest that runs in chains. Times go into
+the tuning database; a product that it knows, or knows a similar one of, is not measured again. The measured times then stand in
+for the prediction in everything that is decided about the product: dense or sparse, in a chain or not, and which schedule for
+how many tokens.
 """
 
 import dataclasses
@@ -21,9 +22,8 @@ from gossamer.backend.progress import progress
 from gossamer.backend.times import DENSE, Times, tokens_class
 from gossamer.backend.tuning_db import Key, TuningDatabase
 from gossamer.backend.weights import run
+from gossamer.passes.chain_products import runs_in_chains
 from gossamer.passes.cost_model import predict
-
-MODES = ("max-autotune", "max-autotune-no-cudagraphs")
 
 _SHORTLIST = 2.0  # times the fastest prediction up to which a schedule is measured
 _HOPELESS = 0.5  # share of the wanted gain below which a prediction is believed
@@ -113,7 +113,9 @@ def _shortlist(key: Key, options: Options) -> list[str]:
         return [options.schedule]
     predicted = {name: us for name, us in _predicted(key).items() if name != DENSE}
     limit = _SHORTLIST * min(predicted.values())
-    return [name for name, us in predicted.items() if us <= limit]
+    listed = [name for name, us in predicted.items() if us <= limit]
+    in_chains = next((name for name in predicted if runs_in_chains(name, key.matrix)), None)
+    return listed if in_chains is None or in_chains in listed else [*listed, in_chains]
 
 
 def _predicted(key: Key) -> dict[str, float]:

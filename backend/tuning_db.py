@@ -17,6 +17,7 @@ from gossamer.backend.machine import identity
 from gossamer.backend.times import DENSE, Times
 from gossamer.passes.family import Matrix
 from gossamer.runtime import records
+from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
 
 _FIELDS = ("rows", "columns", "reduction", "element", "density", "block", "fill", "nm", "skew", "given", "vnm")
@@ -51,7 +52,7 @@ class TuningDatabase:
             try:
                 key, us = line["key"], {str(name): float(value) for name, value in line["us"].items()}
                 fields: dict[str, Any] = {name: tuple(v) if isinstance(v := key[name], list) else v for name in _FIELDS}
-                matrix = Matrix(bits=host().vector_bits, features=host().instructions, **fields)
+                matrix = Matrix(bits=host().vector_bits, features=host().instructions, l1d=first_level_bytes(), **fields)
                 entry = Key(matrix, int(key["tokens"]), int(key["threads"]))
                 if us.keys() > {DENSE} and all(0 < value < math.inf for value in us.values()):
                     self._entries[entry] = Times(us)

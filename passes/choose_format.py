@@ -31,12 +31,13 @@ SCHEDULE = "schedule"
 @dataclass(frozen=True)
 class ChooseFormat:
     """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides
-    (`amx+avx512bf16`)."""
+    (`amx+avx512bf16`), `l1d` the bytes of its first-level data cache."""
 
     name: ClassVar[str] = "choose-format"
     schedule: str = "kblock"
     bits: int = 512
     features: str = ""
+    l1d: int = 32 << 10
 
     def __post_init__(self) -> None:
         if self.schedule not in ALL_FAMILIES:
@@ -55,7 +56,7 @@ class ChooseFormat:
         if not isinstance(weight.owner, ir.Block) or not is_linear(contract):
             return
         argument = weight.owner.owner.opview, ir.BlockArgument(weight).arg_number
-        matrix = matrix_of(contract, self.bits, self.features, **hints_of(*argument))
+        matrix = matrix_of(contract, self.bits, self.features, l1d=self.l1d, **hints_of(*argument))
         own = schedule_of(*argument)
         if own is not None:
             contract.operation.attributes[SCHEDULE] = ir.StringAttr.get(own)

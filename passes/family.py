@@ -27,6 +27,7 @@ class Matrix:
     vnm            (v, n, m) where of every m aligned neighbours along K n are nonzero at most, and 4 in v aligned rows together
     skew           nonzeros of the longest row over the mean of all rows, rounded up; 1 where all rows have equally many
     features       instructions of the target that not all have: "avx512bf16", "avx512vbmi2", "amx"
+    l1d            bytes of the target's first-level data cache
     given          element of x where it is another than the weight's: "f32" where a product of f32 may be rounded to bf16
     """
 
@@ -43,6 +44,7 @@ class Matrix:
     skew: float = 1.25
     features: frozenset[str] = frozenset()
     given: str | None = None
+    l1d: int = 32 << 10
 
     @property
     def lanes(self) -> int:

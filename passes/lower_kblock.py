@@ -27,6 +27,7 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing
 from gossamer.passes.family import Family, Matrix
 from gossamer.passes.kblock_rows import KBlockRows
+from gossamer.passes.panels import widest_panel
 from gossamer.passes.product import Product, products
 from gossamer.passes.token_tile import TokenTile, lower_by_tiles, tile_bytes
 from gossamer.passes.vectors import index, loop, reserve_workspace, zeros
@@ -34,12 +35,12 @@ from gossamer.passes.vectors import index, loop, reserve_workspace, zeros
 _VECTORS = 4  # vectors of tokens in a register tile
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _NONZERO = {1: 2.0, 2: 2.7, 4: 4.0}  # cycles by vectors of tokens
-_ROW, _ELEMENT = 15.0, 0.4
+_ROW, _ELEMENT = 24.0, 0.4
 
 
 def _storage(matrix: Matrix) -> Format:
     """K-blocked CSR with 32-bit positions and 16-bit coordinates."""
-    return _k_blocked(matrix, block_width(matrix.rows, matrix.columns, matrix.density))
+    return _k_blocked(matrix, _block_width(matrix))
 
 
 def _k_blocked(matrix: Matrix, columns: int) -> Format:
@@ -47,15 +48,10 @@ def _k_blocked(matrix: Matrix, columns: int) -> Format:
     return blocked if matrix.reduction == 1 else blocked.permuted((1, 0))
 
 
-def block_width(rows: int, size: int, density: float) -> int:
-    """Columns of a block of a weight with `rows` rows, summed over `size`.
-
-    Under a block lies a panel of x of 256 bytes a column: 192 columns stay in the first-level cache. But the sums of a
-    row are loaded and stored once a block, which pays for many sparse rows in wider blocks.
-    """
-    widest = 384 if density <= 0.15 and rows >= 768 else 192
-    blocks = -(-size // widest)
-    return max(16, -(-size // (16 * blocks)) * 16)
+def _block_width(matrix: Matrix) -> int:
+    """Columns of a block, equally many in all as far as whole vectors allow."""
+    blocks = -(-matrix.columns // widest_panel(matrix, _VECTORS))
+    return max(16, -(-matrix.columns // (16 * blocks)) * 16)
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
@@ -65,10 +61,10 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: nnz c(v), bound by loads; 15 M blocks for starts and ends of rows; 0.4 (K + M) v L for
+    """Per tile of v vectors of tokens: nnz c(v), bound by loads; 24 M blocks for starts and ends of rows; 0.4 (K + M) v L for
     the transposes of x and y."""
     m, k, lanes = matrix.rows, matrix.columns, matrix.lanes
-    blocks = -(-k // block_width(m, k, matrix.density))
+    blocks = -(-k // _block_width(matrix))
     full, left = divmod(tokens, 4 * lanes)
     tiles = [4] * full + ([1 if left <= lanes else 2 if left <= 2 * lanes else 4] if left else [])
     a_row = _ROW * m * blocks

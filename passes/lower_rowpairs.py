@@ -24,21 +24,20 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, RowPairs
 from gossamer.passes.encodings import storage_of_type
 from gossamer.passes.family import Family, Matrix
+from gossamer.passes.panels import widest_panel
 from gossamer.passes.product import products
 from gossamer.passes.row_groups import RowGroups
 from gossamer.passes.token_tile import TokenTile
 from gossamer.passes.vectors import index, load_index, loop, widened
 
 _NONZERO = {1: (2.2, 0.1), 2: (2.9, 0.6), 4: (4.3, 1.1)}  # cycles by vectors of tokens, see _cycles
-_START, _ELEMENT = 20.0, 0.4
+_START, _ELEMENT = 36.0, 0.4
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 
 
 def _storage(matrix: Matrix) -> RowPairs:
-    """Under a panel lie 256 bytes of x a column: 128 columns stay in the first-level cache. But the sums of a row are loaded
-    and stored once a panel, which pays for sparse rows in wider panels."""
-    widest = 384 if matrix.density < 0.08 else 192 if matrix.density < 0.28 else 128
-    panels = -(-matrix.columns // widest)
+    """Panels of equally many columns."""
+    panels = -(-matrix.columns // widest_panel(matrix, _vectors(matrix)))
     return RowPairs(matrix.reduction, -(-matrix.columns // panels))
 
 
@@ -53,7 +52,7 @@ def _vectors(matrix: Matrix) -> int:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: nnz (a(v) - b(v) density), the more the rows have in common the fewer loads; 20 M / 2
+    """Per tile of v vectors of tokens: nnz (a(v) - b(v) density), the more the rows have in common the fewer loads; 36 M / 2
     panels for starts and ends; 0.4 (K + M) v L for the transposes."""
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     starts = _START * m / 2 * -(-k // _storage(matrix).width)

@@ -21,3 +21,9 @@ def fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with functorch_config.patch(enable_autograd_cache=False):
         yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def no_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that follow each other are a region each, whatever is predicted to be faster."""
+    monkeypatch.setattr("gossamer.backend.plan.chain_pays", lambda chain: False)

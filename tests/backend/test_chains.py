@@ -95,7 +95,7 @@ def regions(compiled_graph: torch.fx.GraphModule) -> int:
     ids=["post-norm", "pre-norm", "causal", "gated", "two layers"],
 )
 def test_a_transformer_layer_is_one_chain(build, contractions: int, length: int) -> None:  # type: ignore[no-untyped-def]
-    module, x = model(build()), torch.randn(max(1, 100 // length), length, D)
+    module, x = model(build()), torch.randn(3 if length == 1 else 1, length, D)
     run = compile_and_run(module, x)
     assert [d.reason for d in run.regions] == [f"in a chain of {contractions}"] * contractions
     assert_same(run.output, module(x))
@@ -116,7 +116,7 @@ def test_the_products_of_a_chain_have_the_schedule_that_suits_them(
     schedule: str, block: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gossamer.backend.cost.runs_in_chains", lambda name, matrix: name == schedule)
-    monkeypatch.setattr("gossamer.backend.cost._CHAIN_GAIN", float("inf"))
+    monkeypatch.setattr("gossamer.backend.plan.chain_pays", lambda chain: True)
     module, x = model(Ffn(), block).to(dtype), torch.randn(75, D, dtype=dtype)
     run = compile_and_run(module, x)
     assert [(d.schedule, d.reason) for d in run.regions] == [(schedule, "in a chain of 2")] * 2
@@ -125,8 +125,7 @@ def test_the_products_of_a_chain_have_the_schedule_that_suits_them(
     torch.testing.assert_close(run.output.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_each_weight_of_a_chain_has_its_own_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.backend.cost._AHEAD", 1.0)
+def test_each_weight_of_a_chain_has_its_own_schedule() -> None:
     module, x = model(Ffn()), torch.randn(100, D)
     with torch.no_grad():
         module.up.weight.copy_(torch.randn(HIDDEN // 4, D // 4).relu().repeat_interleave(4, 0).repeat_interleave(4, 1))
@@ -195,10 +194,29 @@ def test_other_types(dtype: torch.dtype) -> None:
     torch.testing.assert_close(run.output.double(), module.double()(x.double()), rtol=5e-2, atol=5e-2)
 
 
-def test_few_tokens_run_layer_by_layer() -> None:
-    module, x = model(Ffn()), torch.randn(4, D)
+@pytest.mark.parametrize("length", [1, 4])
+def test_small_layers_are_a_chain_for_few_tokens_too(length: int) -> None:
+    """Beside products that small, calls are what costs."""
+    module, x = model(PostNorm()), torch.randn(1, length, D)
     run = compile_and_run(module, x)
-    assert [d.reason for d in run.regions] == ["2 ops fused", "1 op fused"]
+    assert {d.reason for d in run.regions} == {"in a chain of 6"}
+    assert_same(run.output, module(x))
+
+
+@pytest.mark.parametrize("shape", [(1, 512), (16, 512)])
+def test_large_layers_run_one_by_one_for_few_tokens(shape: tuple[int, int]) -> None:
+    """A chain has tokens in the lanes, and no schedule for a few of them."""
+    module, x = model(nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512))), torch.randn(shape)
+    run = compile_and_run(module, x)
+    assert not any("chain" in d.reason for d in run.regions)
+    assert_same(run.output, module(x))
+
+
+def test_many_short_sequences_run_one_by_one() -> None:
+    """No tile has tokens of two sequences."""
+    module, x = model(PostNorm()), torch.randn(200, 1, D)
+    run = compile_and_run(module, x)
+    assert not any("chain of 6" in d.reason for d in run.regions)
     assert_same(run.output, module(x))
 
 

@@ -76,6 +76,17 @@ def test_the_fastest_of_the_measured_is_taken(stopwatch: Stopwatch) -> None:
     assert all(DENSE in asked and {"gather", "kblock"} <= set(asked) for asked in stopwatch.asked)
 
 
+@pytest.mark.parametrize(("kblock", "chained"), [(11.0, True), (90.0, False)])
+def test_what_was_measured_decides_about_chains(stopwatch: Stopwatch, kblock: float, chained: bool) -> None:
+    """Of these two only kblock runs in chains; it is measured although gather is predicted to be far ahead."""
+    stopwatch.us = {DENSE: 1000.0, "gather": 10.0, "kblock": kblock}
+    found = explained(nn.Sequential(layer(2048), layer(1024, 2048)), tokens=1).decisions
+    assert all(asked == [DENSE, "gather", "kblock"] for asked in stopwatch.asked)
+    assert [(d.measured, d.schedule, "in a chain of 2" in d.reason) for d in found] == [
+        (True, "kblock" if chained else "gather", chained)
+    ] * 2
+
+
 def test_dense_is_taken_where_it_is_the_fastest(stopwatch: Stopwatch) -> None:
     stopwatch.us = {DENSE: 90.0}
     (decision,) = explained(layer()).decisions

@@ -1,8 +1,8 @@
-// The width of a block of K goes by density and shape; then the hints are dropped.
+// The width of a block of K goes by density and cache; then the hints are dropped.
 // RUN: gossamer-opt %s -p choose-format --split-input-file | filecheck %s
 
-// Many sparse rows: wide blocks, so that a row has some nonzeros in each.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 384 : dense, d0 : dense, d1 mod 384 : compressed)
+// Sparse rows: wide blocks, so that a row has some nonzeros in each.
+// CHECK:       map = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed)
 // CHECK-LABEL: func.func @sparse(%arg0: tensor<?x768xf32>, %arg1: tensor<1024x768xf32, #sparse>) -> tensor<?x1024xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @sparse(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR> {kernel.density = 0.1 : f64}) -> tensor<?x1024xf32> attributes {kernel.tokens = 32 : i64} {
@@ -17,7 +17,7 @@ func.func @sparse(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR> {kernel.
 // -----
 
 // Denser rows: blocks of x that fit into the first-level cache.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed)
+// CHECK:       map = (d0, d1) -> (d1 floordiv 128 : dense, d0 : dense, d1 mod 128 : compressed)
 // CHECK-LABEL: func.func @dense(%arg0: tensor<?x768xf32>, %arg1: tensor<1024x768xf32, #sparse>) -> tensor<?x1024xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @dense(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR> {kernel.density = 0.5 : f64}) -> tensor<?x1024xf32> attributes {kernel.tokens = 32 : i64} {
@@ -31,11 +31,11 @@ func.func @dense(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR> {kernel.d
 
 // -----
 
-// Few rows: the same.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed)
-// CHECK-LABEL: func.func @few_rows(%arg0: tensor<?x768xf32>, %arg1: tensor<512x768xf32, #sparse>) -> tensor<?x512xf32> {
+// Very sparse rows: wider still.
+// CHECK:       map = (d0, d1) -> (d1 floordiv 384 : dense, d0 : dense, d1 mod 384 : compressed)
+// CHECK-LABEL: func.func @sparser(%arg0: tensor<?x768xf32>, %arg1: tensor<512x768xf32, #sparse>) -> tensor<?x512xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
-func.func @few_rows(%x: tensor<?x768xf32>, %w: tensor<512x768xf32, #CSR> {kernel.density = 0.1 : f64}) -> tensor<?x512xf32> attributes {kernel.tokens = 32 : i64} {
+func.func @sparser(%x: tensor<?x768xf32>, %w: tensor<512x768xf32, #CSR> {kernel.density = 0.05 : f64}) -> tensor<?x512xf32> attributes {kernel.tokens = 32 : i64} {
   %y = "kernel.contract"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
@@ -47,7 +47,7 @@ func.func @few_rows(%x: tensor<?x768xf32>, %w: tensor<512x768xf32, #CSR> {kernel
 // -----
 
 // Without a hint the weight counts as one of density 0.1.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 384 : dense, d0 : dense, d1 mod 384 : compressed)
+// CHECK:       map = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed)
 // CHECK-LABEL: func.func @unknown(%arg0: tensor<?x768xf32>, %arg1: tensor<1024x768xf32, #sparse>) -> tensor<?x1024xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @unknown(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR>) -> tensor<?x1024xf32> attributes {kernel.tokens = 32 : i64} {
@@ -76,8 +76,8 @@ func.func @narrow(%x: tensor<?x40xf32>, %w: tensor<1024x40xf32, #CSR> {kernel.de
 
 // -----
 
-// Blocks are as even as whole vectors allow: 400 columns are 208 and 192.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 208 : dense, d0 : dense, d1 mod 208 : compressed)
+// Blocks are as even as whole vectors allow: 400 columns are 144, 144 and 112.
+// CHECK:       map = (d0, d1) -> (d1 floordiv 144 : dense, d0 : dense, d1 mod 144 : compressed)
 // CHECK-LABEL: func.func @even(%arg0: tensor<?x400xf32>, %arg1: tensor<1024x400xf32, #sparse>) -> tensor<?x1024xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @even(%x: tensor<?x400xf32>, %w: tensor<1024x400xf32, #CSR> {kernel.density = 0.1 : f64}) -> tensor<?x1024xf32> attributes {kernel.tokens = 32 : i64} {

@@ -1,0 +1,20 @@
+"""The size of the first-level data cache, which schedules fit their panels into."""
+
+from functools import cache
+from pathlib import Path
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_USUAL = 32 << 10
+
+
+@cache
+def first_level_bytes() -> int:
+    """Bytes of a core's first-level data cache as Linux reports it; 32 KiB where it does not."""
+    for entry in sorted(_CACHES.glob("index*")):
+        try:
+            level, kind, size = ((entry / name).read_text().strip() for name in ("level", "type", "size"))
+            if level == "1" and kind != "Instruction":
+                return int(size.removesuffix("K")) << 10
+        except (OSError, ValueError):
+            continue
+    return _USUAL
