@@ -47,9 +47,7 @@ SHORT := --repeats 10 --seconds .5
 bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside its peers; about two and a half hours
 	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
 	$(BIN)/python -m gossamer.backend.calibrate
-	$(MEASURE) $(RESULTS)/linear.json --workload linear --shapes 768x3072,3072x768 --tokens 128 --contender $(OURS),csr,mkl
-	$(MEASURE) $(RESULTS)/linear-few-tokens.json --workload linear --tokens 1,8,32 --contender $(OURS)
-	$(MEASURE) $(RESULTS)/linear-many-tokens.json --workload linear --tokens 128,512 --contender $(OURS)
+	$(MEASURE) $(RESULTS)/linear.json --workload linear --tokens 1,8,32,128,512 --contender $(OURS)
 	$(MEASURE) $(RESULTS)/linear-peers.json --workload linear --shapes 768x3072 --sparsity .8,.9,.95 --tokens 8,128
 	$(MEASURE) $(RESULTS)/linear-bf16.json --workload linear --dtype bf16 --sparsity .5,.8,.9 --tokens 1,8 --contender $(OURS),openvino-bf16
 	$(MEASURE) $(RESULTS)/block-linear.json --workload block-linear --contender $(OURS),csr
@@ -74,7 +72,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) $(RESULTS)/gat.json --workload gat $(SHORT)
 	$(MEASURE) $(RESULTS)/huge.json --workload huge
 	$(BIN)/python -m benchmarks.plots $(RESULTS)/*.json
-	$(BIN)/python -m benchmarks.tables README.md --update
+	$(BIN)/python -m benchmarks.tables README.md docs/benchmarks.md --update
 
 gpu-bundle: $(BIN)/gossamer-opt  ## build/gpu-bundle: kernels, checks and timings for a machine with a GPU; a dry run here
 	$(BIN)/python -m benchmarks.gpu.bundle build/gpu-bundle

@@ -1,4 +1,4 @@
-"""The README says what is so: its options are those of `Options`, its figures those of the recorded runs."""
+"""The documents say what is so: options are those of `Options`, figures those of the recorded runs."""
 
 import re
 from dataclasses import fields
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import main as tables
+from benchmarks.tables import updated
 from gossamer import Options
 
 ROOT = Path(__file__).parent.parent
@@ -19,13 +19,11 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right(monkeypatch
     assert documented == {f.name: repr(getattr(Options(), f.name)).replace("'", '"') for f in fields(Options)}
 
 
-@pytest.mark.parametrize("workload", ["minilm", "linear"])
-def test_measured_tables_are_those_of_the_recorded_run(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
-    block = re.search(rf"<!-- measured: ([^\n]*{workload}[^\n]*) -->\n(.*?)<!-- /measured -->", README, re.DOTALL)
-    assert block, f"the README has no table of {workload}"
-    arguments, shown = block[1].split(), block[2]
-    tables([str(ROOT / arguments[0]), *arguments[1:]])
-    assert capsys.readouterr().out.strip() == shown.strip()
+@pytest.mark.parametrize("document", ["README.md", "docs/benchmarks.md"])
+def test_measured_tables_are_those_of_the_recorded_runs(document: str) -> None:
+    text = (ROOT / document).read_text()
+    assert "<!-- measured: " in text
+    assert updated(text, (ROOT / document).parent) == text
 
 
 def test_every_pass_of_the_registry_has_lit_tests() -> None:
