@@ -7,7 +7,8 @@
 
 T is always dynamic, so that one kernel serves every number of tokens. Placeholders carry shape (None for T) and type in
 meta["shape"] and meta["dtype"]; `with_values` adds the fake values that the importer needs. A `ProductBody` begins with a
-contraction; a `RowsBody` computes what stands between contractions: elementwise work and sums of rows, such as a layer norm.
+contraction, a `GatherBody` with a product of a sparse tensor; a `RowsBody` computes what stands between contractions:
+elementwise work and sums of rows, such as a layer norm.
 """
 
 import math
@@ -139,6 +140,16 @@ class ProductBody(_Body):
             addend = self._operand(contraction.addend, contraction.node.meta["val"].shape)
             y = self._call(aten.add.Tensor, (y, addend), {"alpha": contraction.beta} if contraction.beta != 1 else {})
         self._copies[contraction.node] = y
+
+
+class GatherBody(_Body):
+    """(a [T, K] sparse, x [K, N], *extras) → [T, N], a @ x, to which elementwise nodes are appended; K is any size, as T is."""
+
+    def __init__(self, product: fx.Node) -> None:
+        super().__init__()
+        value = product.meta["val"]
+        a, x = (self._placeholder(name, (None, size), value.dtype) for name, size in (("a", None), ("x", value.shape[1])))
+        self._copies[product] = self._call(aten.mm.default, (a, x))
 
 
 class RowsBody(_Body):

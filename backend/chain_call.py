@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from gossamer.backend.chain_dense import DenseChain
-from gossamer.backend.chains import Chain
-from gossamer.backend.cpu import allocate
 from gossamer.backend.packings import Packings
+from gossamer.backend.region_op import allocate
 from gossamer.backend.weights import run
 from gossamer.runtime.packing import Packed
-from gossamer.sparsity.kernels import RegionKernel
+from gossamer.runtime.region_kernel import RegionKernel
+
+if TYPE_CHECKING:
+    from gossamer.backend.chains import Chain
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ class CompiledChain:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, chain: Chain, kernel: RegionKernel, weights: tuple[ChainWeight, ...], verify: bool) -> "CompiledChain":
+    def of(cls, chain: "Chain", kernel: RegionKernel, weights: tuple[ChainWeight, ...], verify: bool) -> "CompiledChain":
         """The chain with its kernel."""
         out = chain.output.meta["val"]
         return cls(kernel, weights, DenseChain.of(chain), chain.attention is not None, verify, out.shape[-1], out.dtype)

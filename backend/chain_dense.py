@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
-from gossamer.backend.attention import Attention
-from gossamer.backend.chains import Chain
+if TYPE_CHECKING:
+    from gossamer.backend.attention import Attention
+    from gossamer.backend.chains import Chain
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class DenseAttention:
     key_mask: bool
 
     @classmethod
-    def of(cls, found: Attention) -> "DenseAttention":
+    def of(cls, found: "Attention") -> "DenseAttention":
         """The same without the graph."""
         offsets = tuple(offset for _, offset in found.operands)
         return cls(found.heads, found.kv_heads, found.head_size, offsets, found.causal, found.scale, found.key_mask)
@@ -59,7 +61,7 @@ class DenseChain:
     steps: tuple[_Step, ...]
 
     @classmethod
-    def of(cls, chain: Chain) -> "DenseChain":
+    def of(cls, chain: "Chain") -> "DenseChain":
         """All stages, in order."""
         numbers: dict[fx.Node, int] = {i.node: n for n, i in enumerate(chain.inputs)}
         steps = []

@@ -6,12 +6,14 @@ import torch
 
 from gossamer.backend.detect import DTYPES
 from gossamer.backend.machine import this_machine
+from gossamer.backend.region_op import allocate
 from gossamer.passes import cost_model
 from gossamer.passes.cost_model import Prediction
 from gossamer.passes.family import Matrix
 from gossamer.passes.pipelines import SCHEDULES, Observer
+from gossamer.runtime.region_kernel import RegionKernel, recall_region
 from gossamer.runtime.target import host
-from gossamer.sparsity.kernels import RegionKernel, compile_region, recall_region
+from gossamer.sparsity.kernels import compile_region
 
 _COPY_GBS = 5.0
 """Speed at which a matrix is transposed, in GB/s."""
@@ -22,10 +24,6 @@ _RENEWAL_US = 1.2e-3
 _predict = lru_cache(maxsize=1024)(cost_model.predict)  # layers of one shape are asked about again and again
 
 
-# What Inductor's own code allocates with: a third of the time of torch.empty.
-allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
-
-
 class Cpu:
     """The CPU, with as many threads as torch has."""
 
@@ -33,6 +31,7 @@ class Cpu:
     dtypes = DTYPES
     schedules = SCHEDULES
     allocate = staticmethod(allocate)
+    edge_call = 30e3
 
     @property
     def bits(self) -> int:

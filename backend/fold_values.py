@@ -15,12 +15,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend import message_ops
 from gossamer.backend.detect import Inputs
+from gossamer.backend.leaf_expressions import Expression, Structure
 from gossamer.backend.options import Options
 from gossamer.backend.replace import Emitter
 from gossamer.backend.report import Decision
 from gossamer.backend.sparse_calls import call_at, hint
 from gossamer.backend.sparse_report import name_of
-from gossamer.backend.structure import Expression, Structure
 
 ours = torch.ops.gossamer
 

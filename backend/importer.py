@@ -43,15 +43,15 @@ def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None) -> s
     return str(module)
 
 
-def import_body(body: fx.GraphModule, weight: int | None) -> ir.Module:
-    """A body as a function @region; the type of the argument at position `weight` is sparse. Raises CompileError."""
+def import_body(body: fx.GraphModule, weight: int | None, format: Format = Format.CSR) -> ir.Module:
+    """A body as a function @region; the type of the argument at position `weight` has this format. Raises CompileError."""
     placeholders = [n for n in with_values(body).graph.nodes if n.op == "placeholder"]
     context = ir.Context()
     torch_dialect.register_dialect(context)
     importer = FxImporter(context=context)
     if weight is not None:
         sparse = placeholders[weight].meta["val"]
-        importer._cc = _EncodedTypes(context, sparse, py_attr_tracker=importer._py_attr_tracker)
+        importer._cc = _EncodedTypes(context, sparse, format, py_attr_tracker=importer._py_attr_tracker)
     try:
         module = stateless_fx_import(body, output_type="linalg-on-tensors", fx_importer=importer, model_name="region")
     except Exception as error:
@@ -63,11 +63,11 @@ def import_body(body: fx.GraphModule, weight: int | None) -> ir.Module:
 class _EncodedTypes(ContextCache):
     """Gives one tensor of the graph a sparse type."""
 
-    __slots__ = ("_sparse",)
+    __slots__ = ("_format", "_sparse")
 
-    def __init__(self, context: ir.Context, sparse: torch.Tensor, **kwargs: Any) -> None:
+    def __init__(self, context: ir.Context, sparse: torch.Tensor, format: Format, **kwargs: Any) -> None:
         super().__init__(context, **kwargs)
-        self._sparse = sparse
+        self._sparse, self._format = sparse, format
 
     def get_vtensor_type(
         self, shape: torch.Size, dtype: torch.dtype, *, val: torch.Tensor | None = None, mutable: bool = False
@@ -75,7 +75,7 @@ class _EncodedTypes(ContextCache):
         if val is not self._sparse:
             return super().get_vtensor_type(shape, dtype, val=val, mutable=mutable)
         element = self.dtype_to_type(dtype)
-        text = f"!torch.vtensor<[{self.format_asm_shape(shape)}],{element},{Format.CSR}>"
+        text = f"!torch.vtensor<[{self.format_asm_shape(shape)}],{element},{self._format}>"
         return ir.Type.parse(text, context=self._c)
 
 

@@ -18,7 +18,8 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.passes.family import Matrix
 from gossamer.runtime.packing import Packed, pack
-from gossamer.sparsity.kernels import RegionKernel, compile_region
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.kernels import compile_region
 
 log = logging.getLogger("gossamer")
 

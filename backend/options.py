@@ -37,6 +37,8 @@ Schedule = Literal[
     "gpu-vnm",
 ]
 Verify = Literal["version", "full"]
+MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
+"""The modes of torch.compile in which schedules are measured."""
 
 
 @dataclass(frozen=True)

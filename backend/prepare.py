@@ -7,7 +7,6 @@ weights are arguments of the kernel and do not count.
 import hashlib
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -15,19 +14,19 @@ from gossamer.backend import region_op
 from gossamer.backend.bodies import signature
 from gossamer.backend.contractions import in_training
 from gossamer.backend.cost import densest_that_pays, matrix_of, renewing_pays, schedules
-from gossamer.backend.device import Device, Kernel, device_of
+from gossamer.backend.device import Device, device_of
 from gossamer.backend.dump import Dump
 from gossamer.backend.options import Options
 from gossamer.backend.packings import Packings
-from gossamer.backend.permute import ReorderedRegion
-from gossamer.backend.region_op import CompiledRegion, Variant
+from gossamer.backend.region_op import CompiledRegion, Kernel, Variant
 from gossamer.backend.regions import Region
+from gossamer.backend.reordered import ReorderedRegion
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.passes.cost_model import UNKNOWN_TOKENS
 from gossamer.passes.family import Matrix
-from gossamer.sparsity.kernels import source_hash
+from gossamer.runtime.versions import source_hash
 
 _lock = threading.RLock()
 _kernels: dict[str, Kernel] = {}
@@ -108,7 +107,7 @@ def _compile(
     stages = dump.stages(name) if dump is not None else None
     if stages is not None:
         stages("fx", "py", region.body.code.strip() + "\n")
-    request = "\n".join(map(str, (signature(region.body), matrix, tokens, schedule, source_hash(str(Path(__file__).parent)))))
+    request = "\n".join(map(str, (signature(region.body), matrix, tokens, schedule, source_hash("gossamer.backend"))))
     known = device.recall(request) if dump is None else None
     if known is not None:
         return known

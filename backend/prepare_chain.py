@@ -1,7 +1,6 @@
 """Chain → something that runs: import to contract IR, compile, pack every weight. Equal chains are compiled once."""
 
 import threading
-from pathlib import Path
 
 import torch
 
@@ -16,7 +15,9 @@ from gossamer.backend.packings import Packings
 from gossamer.backend.prepare import Prepared, content_hash, rounded_tokens
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.passes.pipelines import CHAIN
-from gossamer.sparsity.kernels import RegionKernel, compile_region, recall_region, source_hash
+from gossamer.runtime.region_kernel import RegionKernel, recall_region
+from gossamer.runtime.versions import source_hash
+from gossamer.sparsity.kernels import compile_region
 
 _lock = threading.RLock()
 _kernels: dict[str, RegionKernel] = {}
@@ -61,7 +62,7 @@ def prepare_chain(
 
 def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> RegionKernel:
     stages = dump.stages(name) if dump is not None else None
-    request = f"{signature_}\n{source_hash(str(Path(__file__).parent))}"
+    request = f"{signature_}\n{source_hash('gossamer.backend')}"
     known = recall_region(request) if dump is None else None
     if known is not None:
         return known

@@ -49,22 +49,19 @@ class Region:
 
 def grow(contraction: Contraction, claimed: Container[fx.Node]) -> Region:
     """The largest region around a contraction that leaves the `claimed` nodes of other regions alone."""
-    members = epilogue(contraction, claimed)
+    members = epilogue(contraction.node, claimed) if contraction.side == "right" else [contraction.node]
     body = ProductBody(contraction)
     for node in members[1:]:
         body.append(node)
     return Region(contraction, body.finish(members[-1]), tuple(body.extras), tuple(members), members[-1])
 
 
-def epilogue(contraction: Contraction, claimed: Container[fx.Node]) -> list[fx.Node]:
-    """The contraction and the elementwise nodes that it can take, in order; the last is the output.
+def epilogue(start: fx.Node, claimed: Container[fx.Node], dtypes: Container[torch.dtype] = DTYPES) -> list[fx.Node]:
+    """A product and the elementwise nodes that it can take, in order; the last is the output, of one of these types.
 
-    Every fusable node after the contraction knows its ancestors up to it. The last node all of whose ancestors are
+    Every fusable node after the product knows its ancestors up to it. The last node all of whose ancestors are
     used by each other only is the output.
     """
-    start = contraction.node
-    if contraction.side == "left":
-        return [start]
     ancestors: dict[fx.Node, set[fx.Node]] = {start: {start}}
     best, pending, node = start, set(start.users), start
     while pending:
@@ -72,25 +69,25 @@ def epilogue(contraction: Contraction, claimed: Container[fx.Node]) -> list[fx.N
         if node not in pending:
             continue
         pending.discard(node)
-        if node in claimed or not _fusable(node, contraction, ancestors):
+        if node in claimed or not _fusable(node, start, ancestors):
             continue
         ancestors[node] = {node}.union(*(ancestors[n] for n in node.all_input_nodes if n in ancestors))
         pending.update(node.users)
         inside = ancestors[node]
         closed = all(user in inside for n in inside if n is not node for user in n.users)
-        if closed and node.meta["val"].dtype in DTYPES:
+        if closed and node.meta["val"].dtype in dtypes:
             best = node
     order = {n: i for i, n in enumerate(start.graph.nodes)} if best is not start else {start: 0}
     return sorted(ancestors[best], key=order.__getitem__)
 
 
-def _fusable(node: fx.Node, contraction: Contraction, region: Container[fx.Node]) -> bool:
+def _fusable(node: fx.Node, start: fx.Node, region: Container[fx.Node]) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool):
         return False
     if is_identity(node):
         return True
-    if not is_elementwise(node) or phase(node) != phase(contraction.node):
+    if not is_elementwise(node) or phase(node) != phase(start):
         return False
     for operand in node.all_input_nodes:
         if operand in region:

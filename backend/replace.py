@@ -29,12 +29,7 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
         x = emit(aten.permute.default, x, [1, 0] if rank == 2 else [0, 2, 1])
     if rank > 2:
         x = emit(aten.reshape.default, x, [-1, contraction.k])
-    extras = []
-    for extra in region.extras:
-        size = {"scalar": [], "vector": [contraction.m], "column": [-1, 1], "matrix": [-1, contraction.m]}[extra.kind]
-        node = emit.now(extra.node)
-        fits = node.meta["val"].dim() == len(size)
-        extras.append(node if fits else emit(aten.reshape.default, node, size))
+    extras = [read_as(extra, emit.now(extra.node), emit) for extra in region.extras]
     y = emit(region_op, [x, *contraction.weight.leaves, *extras], key)
     if contraction.side == "left":
         if rank > 2:
@@ -68,8 +63,6 @@ def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> N
 def _operand(operand: Extra, chain: Chain, emit: "Emitter") -> fx.Node:
     """An input as the chain reads it: a matrix has a row a token, a mask a row a query or a sequence."""
     node = emit.now(operand.node)
-    value = node.meta["val"]
-    width = value.shape[-1] if value.dim() else 1
     if operand.kind == "mask":
         assert chain.attention is not None
         batch = chain.attention.sizes[0]
@@ -78,6 +71,13 @@ def _operand(operand: Extra, chain: Chain, emit: "Emitter") -> fx.Node:
         length = node.meta["val"].shape[-1]
         columns = length if isinstance(length, int) else emit(aten.sym_size.int, node, 3)
         return emit(aten.reshape.default, node, [-1, columns])
+    return read_as(operand, node, emit)
+
+
+def read_as(operand: Extra, node: fx.Node, emit: "Emitter") -> fx.Node:
+    """The node of an operand in as many dimensions as a body reads it in."""
+    value = node.meta["val"]
+    width = value.shape[-1] if value.dim() else 1
     sizes: dict[str, list[Any]] = {"scalar": [], "vector": [width], "column": [-1, 1], "matrix": [-1, width]}
     size = sizes[operand.kind]
     return node if value.dim() == len(size) else emit(aten.reshape.default, node, size)
@@ -107,12 +107,12 @@ class Emitter:
         self._before, self._replaced = before, replaced
         self._mode = detect_fake_mode([before.meta["val"]])
 
-    def __call__(self, target: Any, *args: Any) -> fx.Node:
+    def __call__(self, target: Any, *args: Any, **options: Any) -> fx.Node:
         with self._before.graph.inserting_before(self._before):
-            node = self._before.graph.call_function(target, args)
+            node = self._before.graph.call_function(target, args, options)
         node.meta = {k: v for k, v in self._before.meta.items() if k not in _OWN}
         with self._mode:  # type: ignore[union-attr]
-            node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
+            node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]), **options)
         return node
 
     def now(self, node: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.pattern import Pattern
-from gossamer.sparsity.weight_store import only_reading
+from gossamer.runtime.weight_store import only_reading
 
 aten = torch.ops.aten
 

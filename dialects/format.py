@@ -162,6 +162,9 @@ class Format:
         _REGISTERED[name] = self
         return self
 
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # nothing in it changes, and equal ones that are the same one are compared at once
+
     def __repr__(self) -> str:
         return f"Format.parse({str(self)!r})"
 

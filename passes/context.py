@@ -4,7 +4,8 @@ import threading
 
 from torch_mlir import ir
 
-import gossamer.dialects.edges  # noqa: F401  # its ops belong to the dialect as soon as they are defined
+import gossamer.dialects.edges
+import gossamer.dialects.open_ops  # noqa: F401  # ops belong to the dialect as soon as they are defined
 from gossamer.dialects.kernel import KernelDialect
 
 _loading = threading.Lock()  # a Python-defined dialect is loaded by way of its class, which all threads share

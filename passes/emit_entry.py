@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func, llvm
+from torch_mlir.dialects import func, llvm
 
 from gossamer.dialects.errors import CompileError
-from gossamer.passes.memory import from_llvm, i64, insert, llvm_type
+from gossamer.passes.memory import from_llvm, memory_at
 from gossamer.passes.queries import public_functions
 
 ENTRY = "entry"
@@ -75,16 +75,5 @@ def _argument(words: _Words, type_: ir.Type) -> ir.Value:
     word = ir.IntegerType.get_signless(64)
     if not isinstance(type_, ir.MemRefType):
         return from_llvm(words.take(word), type_)
-    memory = ir.MemRefType(type_)
     address = words.take(ir.Type.parse("!llvm.ptr"))
-    sizes = [words.take(word) if memory.is_dynamic_dim(d) else i64(memory.shape[d]) for d in range(memory.rank)]
-    descriptor = llvm.mlir_undef(llvm_type(type_))
-    for position in (0, 1):
-        descriptor = insert(descriptor, address, position)
-    descriptor = insert(descriptor, i64(0), 2)
-    stride = i64(1)
-    for d in reversed(range(memory.rank)):
-        descriptor = insert(descriptor, sizes[d], 3, d)
-        descriptor = insert(descriptor, stride, 4, d)
-        stride = arith.muli(stride, sizes[d])
-    return from_llvm(descriptor, type_)
+    return memory_at(address, type_, [words.take(word) for _ in _dynamic_dims(type_)])

@@ -71,7 +71,8 @@ def _expose(function: func.FuncOp, arrays: bool) -> None:
             replacement = tensors[0] if dense else _assembled(tensor, tensors)
             argument.replace_all_uses_with(replacement)
             if open_:
-                for _ in Format.parse(str(tensor.encoding)).levels:
+                storage = storage_of_type(tensor)
+                for _ in storage.levels if isinstance(storage, Format) else ():
                     types.append(ir.IndexType.get())
                     block.add_argument(types[-1], function.location)
         extra = [

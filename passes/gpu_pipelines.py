@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from torch_mlir import ir
 from torch_mlir.dialects import llvm
 
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.launch import Launch
 from gossamer.passes.emit_entry import WORDS
 from gossamer.passes.families import GPU_FAMILIES
 from gossamer.passes.gpu_threads import LAUNCH, read_launch
-from gossamer.passes.pipelines import Observer, Plan
-from gossamer.passes.queries import all_ops, walk
+from gossamer.passes.pipelines import Observer, Plan, check_lowered
+from gossamer.passes.queries import walk
 from gossamer.passes.registry import run_pipeline
 
 OPEN = {"rows": "lower-gpu-rows", "dots": "lower-gpu-dots", "segments": "lower-gpu-segments"}
@@ -50,16 +49,9 @@ def lower(planned: Plan, observer: Observer | None = None) -> GpuKernels:
         }
         run_pipeline(module, "lower-to-nvvm", observe)
         (kernels,) = walk(module, "gpu.module")
-        _check_lowered(kernels, schedule)
+        check_lowered(kernels, schedule)
         words = tuple(
             tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims))
             for dims in ir.ArrayAttr(module.operation.attributes[WORDS])
         )
         return GpuKernels(llvm.translate_module_to_llvmir(kernels), launches, words)
-
-
-def _check_lowered(kernels: ir.Operation, schedule: str) -> None:
-    """CompileError if an op is left that LLVM does not have: the translation would end the process."""
-    for op in all_ops(kernels)[1:]:
-        if not op.name.startswith(("llvm.", "nvvm.")):
-            raise CompileError(f"the {schedule} schedule cannot compile the region: {op.name} is left at {op.location}")

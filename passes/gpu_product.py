@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, vector
+from torch_mlir.dialects import arith, memref
 
 from gossamer.dialects.launch import Launch
-from gossamer.passes.epilogue import Epilogue
+from gossamer.passes.epilogue import Epilogue, reader
 from gossamer.passes.gpu_threads import Place, add_kernel, load, store
-from gossamer.passes.queries import dims
 from gossamer.passes.storage import buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.vectors import index
 
@@ -65,13 +64,4 @@ class Operands(Place):
 
     def store(self, epilogue: Epilogue, sums: ir.Value, token: ir.Value, row: ir.Value) -> None:
         """out[token, row..] = epilogue(a vector of sums); all of it lies inside of out, the vector is aligned."""
-
-        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
-            positions = dims(ir.AffineMapAttr(op.attributes["map"]).value)
-            at = [index(0) if d is None else (token, row)[d] for d in positions]
-            buffer = self.reads[op.results[0]]
-            if 1 not in positions:
-                return vector.broadcast(type_, memref.load(buffer, at))
-            return load(type_, buffer, at)
-
-        store(epilogue.whole(sums, read), self.out, [token, row])
+        store(epilogue.whole(sums, reader(self.reads, [token, row], load)), self.out, [token, row])

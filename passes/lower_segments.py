@@ -62,7 +62,7 @@ def _lower(ops: list[ir.Operation], bits: int) -> None:
         body = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [last.location])
         with ir.InsertionPoint(body):
             numbers = body.arguments[0], arith.addi(body.arguments[0], index(1))
-            low, high = (first_row(positions, segments, share_of(work, number, parts), 1) for number in numbers)
+            low, high = (first_row(positions, segments, share_of(work, number, parts), rows_count=True) for number in numbers)
             with loop(low, high, index(1)) as rows:
                 segment = rows.induction_variable
                 begin, end = (load_index(positions, at) for at in (segment, arith.addi(segment, index(1))))

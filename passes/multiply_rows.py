@@ -14,7 +14,8 @@ from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import MultiplyRowsOp, affine_maps
+from gossamer.dialects.kernel import affine_maps
+from gossamer.dialects.open_ops import MultiplyRowsOp
 from gossamer.passes.queries import all_ops, defining, dims, walk
 
 

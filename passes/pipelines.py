@@ -46,12 +46,16 @@ SCHEDULES = (*FAMILIES, "reference")
 CHAIN = "chain"
 """The schedule of several products: each weight says in its hints which family it has."""
 _ARRAYS = "expose-storage{arrays=true}"
+_ROWS = ",fuse-epilogue,canonicalize,gather-rows{bits=%d}"
 OPEN_SCHEDULES = {
-    "rows": (",gather-rows{bits=%d}", f"{_ARRAYS},lower-rows"),
+    "rows": (_ROWS, f"{_ARRAYS},lower-rows"),
+    "slices": (f"{_ROWS},slice-rows", f"{_ARRAYS},lower-slices"),
+    "tall": (",multiply-tall{bits=%d}", "expose-storage,lower-tall"),
     "dots": (",sample-rows{bits=%d}", f"{_ARRAYS},lower-dots"),
     "gustavson": (",multiply-rows", f"{_ARRAYS},lower-gustavson"),
-    "edges": ("", f"{_ARRAYS},lower-attend-edges{{bits=%d}},lower-attend-edges-grad{{bits=%d}}"),
+    "edges": ("", f"{_ARRAYS},lower-attend-edges{{bits=%d}},lower-attend-edges-grad{{bits=%d}},lower-reduce-edges{{bits=%d}}"),
     "segments": ("", "expose-storage,lower-segments{bits=%d}"),
+    "sort": ("", "expose-storage,lower-sort-keys"),
 }
 """Schedules of operations on sparse tensors that come with each call, of any shape: how each plans and how it lowers."""
 
@@ -86,18 +90,24 @@ class Lowered:
 
 
 def plan(
-    contract: str, schedule: str, vector_bits: int, observer: Observer | None = None, features: frozenset[str] = frozenset()
+    contract: str,
+    schedule: str,
+    vector_bits: int,
+    observer: Observer | None = None,
+    features: frozenset[str] = frozenset(),
+    l1d: int = 32 << 10,
 ) -> Plan:
     """Contract IR (text) to kernel IR. CompileError if the text is wrong or the schedule has no way to compute it.
 
-    `features` are those of the target that schedules ask for (`Target.instructions`).
+    `features` are those of the target that schedules ask for (`Target.instructions`), `l1d` the bytes of its first-level data
+    cache.
     """
     with context(), ir.Location.unknown():
         try:
             module = ir.Module.parse(contract)
         except ir.MLIRError as error:
             raise CompileError(f"the contract IR does not parse: {error}") from error
-        _run(module, _planning(schedule, vector_bits, features), observer)
+        _run(module, _planning(schedule, vector_bits, features, l1d), observer)
         region = next(op for op in module.body.operations if op.operation.name == "func.func")
         types = [a.type for a in region.operation.regions[0].blocks[0].arguments]
         tensors = [ir.RankedTensorType(t) if isinstance(t, ir.RankedTensorType) else None for t in types]
@@ -115,7 +125,7 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
     module = planned.module
     with module.context, ir.Location.unknown():
         _run(module, _lowering(planned.schedule, planned.vector_bits, bf16, _returns_sparse(module)), observer)
-        _check_lowered(module, planned.schedule)
+        check_lowered(module.operation, planned.schedule)
         attributes = module.operation.attributes
         words = tuple(tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS]))
         workspace = ir.IntegerAttr(attributes[WORKSPACE]).value if WORKSPACE in attributes else 0
@@ -124,14 +134,14 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
         return Lowered(llvm.translate_module_to_llvmir(module.operation), words, workspace, tile_workspace)
 
 
-def _planning(schedule: str, bits: int, features: frozenset[str]) -> str:
+def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int) -> str:
     if schedule == "reference":
         return f"{_NORMALIZE},forget-hints"
     if schedule in OPEN_SCHEDULES:
         return f"{_NORMALIZE},forget-hints{OPEN_SCHEDULES[schedule][0].replace('%d', str(bits))}"
     family = "kblock" if schedule == CHAIN else schedule
-    options = f"{{schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}}}"
-    return f"{_NORMALIZE},{_FUSE},choose-format{options},schedule{options}"
+    options = f"schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}"
+    return f"{_NORMALIZE},{_FUSE},choose-format{{{options} l1d={l1d}}},schedule{{{options}}}"
 
 
 def _returns_sparse(module: ir.Module) -> bool:
@@ -151,10 +161,10 @@ def _lowering(schedule: str, bits: int, bf16: bool, sparse_result: bool) -> str:
     return f"{chosen},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"
 
 
-def _check_lowered(module: ir.Module, schedule: str) -> None:
+def check_lowered(module: ir.Operation, schedule: str) -> None:
     """CompileError if an op is left that LLVM does not have: the translation would end the process."""
-    for op in all_ops(module.operation)[1:]:
-        if not op.name.startswith("llvm."):
+    for op in all_ops(module)[1:]:
+        if not op.name.startswith(("llvm.", "nvvm.")):
             raise CompileError(f"the {schedule} schedule cannot compile the region: {op.name} is left at {op.location}")
 
 

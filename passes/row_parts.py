@@ -19,10 +19,10 @@ def share_of(total: ir.Value, part: ir.Value, parts: ir.Value) -> ir.Value:
     return arith.divui(arith.muli(part, total), parts)
 
 
-def first_row(positions: ir.Value, rows: ir.Value, begun: ir.Value, each: int) -> ir.Value:
-    """The first row, or `rows`, with positions[row] + each * row >= begun, by bisection.
+def first_row(positions: ir.Value, rows: ir.Value, begun: ir.Value, *, rows_count: bool) -> ir.Value:
+    """The first row, or `rows`, with positions[row] >= begun, by bisection.
 
-    With each = 1 a row counts as much as an entry, for what a row costs beside its entries.
+    Where `rows_count`, it is positions[row] + row: a row counts as much as an entry, for what it costs beside its entries.
     """
     kinds = [ir.IndexType.get()] * 2
     search = scf.WhileOp(kinds, [index(0), rows])
@@ -34,8 +34,8 @@ def first_row(positions: ir.Value, rows: ir.Value, begun: ir.Value, each: int) -
         low, high = point.block.arguments
         middle = arith.shrui(arith.addi(low, high), index(1))
         before = load_index(positions, middle)
-        if each:
-            before = arith.addi(before, arith.muli(middle, index(each)))
+        if rows_count:
+            before = arith.addi(before, middle)
         right = arith.cmpi(arith.CmpIPredicate.ult, before, begun)
         scf.YieldOp([arith.select(right, arith.addi(middle, index(1)), low), arith.select(right, high, middle)])
     return search.results[0]

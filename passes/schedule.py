@@ -17,9 +17,10 @@ from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.dialects.kernel import SpmmOp
 from gossamer.passes.choose_format import SCHEDULE, is_linear, matrix_of
 from gossamer.passes.encodings import storage_of_type
+from gossamer.passes.epilogue import check_elements
 from gossamer.passes.families import ALL_FAMILIES
 from gossamer.passes.pass_options import choices
-from gossamer.passes.queries import all_ops, dims, walk
+from gossamer.passes.queries import all_ops, walk
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Schedule:
     def _schedule(self, contract: Any) -> None:
         if not is_linear(contract):
             raise CompileError(f"no schedule for {contract.operation.name} of {contract.lhs.type} and {contract.rhs.type}")
-        _check_elements(contract)
+        check_elements(contract)
         matrix = matrix_of(contract, self.bits, self.features)
         stored = storage_of_type(ir.RankedTensorType(contract.rhs.type))
         assert stored is not None, "a linear contraction has a sparse weight"
@@ -63,23 +64,6 @@ class Schedule:
         contract.epilogue.blocks[0].append_to(scheduled.epilogue)
         contract.result.replace_all_uses_with(scheduled.result)
         contract.operation.erase()
-
-
-def _check_elements(contract: Any) -> None:
-    """CompileError unless the result and what the epilogue reads are floats that lie in memory in the order of the result."""
-    elements = [ir.RankedTensorType(contract.result.type).element_type]
-    for read in contract.epilogue.blocks[0].operations:
-        if read.operation.name == "kernel.read":
-            affine_map = ir.AffineMapAttr(read.map).value
-            elements.append(read.result.type)
-            if any(d is None and str(e) != "0" for d, e in zip(dims(affine_map), affine_map.results, strict=True)):
-                raise CompileError(f"no schedule for an epilogue that reads by {affine_map}")
-            positions = [d for d in dims(affine_map) if d is not None]
-            if positions != sorted(set(positions)):
-                raise CompileError(f"no schedule for an epilogue that reads by {affine_map}, which is not in order")
-    for element in elements:
-        if not isinstance(element, ir.FloatType):
-            raise CompileError(f"no schedule for elements of type {element}")
 
 
 def _i64(value: int) -> ir.IntegerAttr:

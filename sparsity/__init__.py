@@ -1,7 +1,7 @@
 """What users hold in their hands: sparse tensors and what can be computed with them, pruned models made ready to compile."""
 
 from gossamer.sparsity import (
-    cuda_products,
+    cuda_operations,
     densify,
     elementwise,
     joining,
@@ -11,14 +11,15 @@ from gossamer.sparsity import (
     shapes,
     slices,
     softmax,
+    tall_product,
 )
 from gossamer.sparsity.einsum import EinsumError, einsum
 from gossamer.sparsity.prepare import Mask, prepare
 from gossamer.sparsity.tensor import SparseTensor
 
-operations = (densify, elementwise, joining, pointwise, products, reductions, shapes, slices, softmax)
+operations = (densify, elementwise, joining, pointwise, products, reductions, shapes, slices, softmax, tall_product)
 """Importing these is what teaches torch's functions about SparseTensors."""
 
-cuda_products.register()
+cuda_operations.register()
 
 __all__ = ["EinsumError", "Mask", "SparseTensor", "einsum", "operations", "prepare"]

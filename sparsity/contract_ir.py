@@ -17,7 +17,8 @@ from torch_mlir.dialects import func, tensor
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import ReadOp, SampleOp, YieldOp
+from gossamer.dialects.kernel import ReadOp, YieldOp
+from gossamer.dialects.open_ops import SampleOp
 from gossamer.passes.context import context
 from gossamer.passes.scalars import Scalars
 from gossamer.passes.vectors import index

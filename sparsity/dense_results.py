@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.sparsity import contract_ir
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.launch import call_of, launch
 from gossamer.sparsity.matrix_calls import RowProduct, RowSample
-from gossamer.sparsity.operands import ARGUMENTS, LIBRARY, TAGS, Bound, Spec, bind, dense, extents, flat, padded
+from gossamer.sparsity.operands import ARGUMENTS, Bound, Spec, bind, dense, extents, flat, padded
 from gossamer.sparsity.warm_memory import empty
+from gossamer.sparsity.watched import PLAIN, watched
 
 
 def einsum(operands: Sequence[Bound], result: str) -> Tensor:
@@ -26,8 +28,16 @@ def einsum(operands: Sequence[Bound], result: str) -> Tensor:
 
 def sample(pattern: Bound, factors: Sequence[Bound]) -> Tensor:
     """The sum over the letters that the pattern lacks of the product of dense factors, at each stored entry (flat)."""
-    out: Tensor = torch.ops.gossamer.sample.default(*flat([pattern, *factors], Operand("p")))
+    arguments = flat([pattern, *factors], Operand("p"))
+    out: Tensor = (_sample_cpu if _plain(arguments[0]) else torch.ops.gossamer.sample.default)(*arguments)
     return out
+
+
+def _plain(arrays: Sequence[Tensor]) -> bool:
+    """Whether an operation on these arrays needs no dispatcher: they are on the CPU, and nobody wants to see it."""
+    if not all(type(array) in PLAIN and array.is_cpu for array in arrays) or watched():
+        return False
+    return not (torch.is_grad_enabled() and any(array.requires_grad for array in arrays))
 
 
 def densified(operand: Bound) -> Bound:
@@ -154,6 +164,6 @@ for _name, _kernel, _fake, _backward in (
     ("sample", _sample_cpu, _sample_fake, _sample_backward),
 ):
     LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor", tags=TAGS)
-    LIBRARY.impl(_name, _kernel, "CPU")
+    implement(_name, _kernel)
     torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
     torch.library.register_autograd(f"gossamer::{_name}", _backward, setup_context=_setup, lib=LIBRARY)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError, GossamerError
 from gossamer.dialects.format import Format
+from gossamer.runtime.operations import untraced
 from gossamer.sparsity.at_once import einsum_at_once
 from gossamer.sparsity.dense_results import einsum as einsum_dense
 from gossamer.sparsity.dense_results import sample
@@ -48,6 +49,7 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     return _einsum(expression, None if format is None else str(format), *operands)
 
 
+@untraced
 @torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
 def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
     format: Format | Literal["dense"] | None = None

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format, Level
+from gossamer.sparsity.sorting import sort_keys
 from gossamer.sparsity.structure import INTEGERS, check_count, check_sizes
+
+_DENSE = 4  # coordinates for each entry that a counting sort may go over
 
 Pack = Callable[[Format, tuple[int, ...], list[Tensor], Tensor], tuple[list[Tensor], Tensor]]
 PACKS: dict[tuple[Level, ...], Pack] = {}
@@ -86,10 +89,8 @@ def assemble(format: Format, shape: Sequence[int], at: Sequence[Tensor], values:
     pack = PACKS.get(format.levels)
     if pack is not None:
         at, values = pack(format, tuple(shape), list(at), values)
-    linear = _linear(format, sizes, at)
-    if not bool((linear[1:] >= linear[:-1]).all()):
-        linear, order = linear.sort(stable=True)
-        values = values.index_select(0, order)
+    linear, order = _in_order(format, sizes, at)
+    values = values if order is None else values.index_select(0, order)
     block = prod(block_sizes(format, shape))
     entries = linear // block if block > 1 else linear
     leaves = torch.unique_consecutive(entries)
@@ -115,14 +116,35 @@ def locate(format: Format, shape: Sequence[int], components: Sequence[Tensor], a
     return (found if order is None else order[found]), there
 
 
+def _in_order(format: Format, sizes: Sequence[int], at: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """One number for each entry, ascending, and which entry each is; None if they come in this order."""
+    linear = _linear(format, sizes, at)
+    if bool((linear[1:] >= linear[:-1]).all()):
+        return linear, None
+    if max(sizes) > _DENSE * linear.numel():
+        return linear.sort(stable=True)
+    order = None  # by one level after the other, the last one first
+    for level, size in reversed(list(zip(format.levels, sizes, strict=True))):
+        keys = _level(level, at)
+        _, by_level = sort_keys(keys if order is None else keys.index_select(0, order), size, torch.int64)
+        if by_level is not None:
+            order = by_level if order is None else order.index_select(0, by_level)
+    assert order is not None
+    return linear.index_select(0, order), order
+
+
 def _linear(format: Format, sizes: Sequence[int], at: Sequence[Tensor]) -> Tensor:
     """One number for each entry, ascending in storage order."""
     linear = torch.zeros_like(at[0])
     for level, size in zip(format.levels, sizes, strict=True):
-        crd = at[level.dim]
-        crd = crd % level.block if level.inner else crd // level.block if level.block > 1 else crd
-        linear = linear.mul_(size).add_(crd)
+        linear = linear.mul_(size).add_(_level(level, at))
     return linear
+
+
+def _level(level: Level, at: Sequence[Tensor]) -> Tensor:
+    """The coordinates of a level."""
+    crd = at[level.dim]
+    return crd % level.block if level.inner else crd // level.block if level.block > 1 else crd
 
 
 def _walk(format: Format, sizes: Sequence[int], leaves: Tensor) -> tuple[list[Tensor], Tensor]:

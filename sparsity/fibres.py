@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.entries import blocked, coordinates, within
-from gossamer.sparsity.operands import LIBRARY, TAGS, Spec, bind, flat
+from gossamer.sparsity.operands import Spec, bind, flat
 from gossamer.sparsity.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor import SparseTensor, bound_to, letters_of, values_of
 
@@ -107,5 +108,5 @@ def _fibres_fake(arrays: list[Tensor], sizes: list[int], text: str, everyone: bo
 
 
 LIBRARY.define("fibres(Tensor[] arrays, SymInt[] sizes, str spec, bool everyone) -> Tensor[]", tags=TAGS)
-LIBRARY.impl("fibres", _fibres_cpu, "CPU")
+implement("fibres", _fibres_cpu)
 torch.library.register_fake("gossamer::fibres", _fibres_fake, lib=LIBRARY)

@@ -11,14 +11,18 @@ from torch import Tensor
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import SampleOp
-from gossamer.sparsity.kernels import RegionKernel, compile_region
+from gossamer.dialects.open_ops import SampleOp
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.contract_ir import Operand
+from gossamer.sparsity.kernels import compile_region
 from gossamer.sparsity.matrix_calls import RowProduct, RowSample
 from gossamer.sparsity.operands import Bound, Spec, padded
 from gossamer.sparsity.row_form import RowForm
 
 Build = Callable[[Spec, torch.dtype], str]
 """From what a call is and its dtype to contract IR."""
+
+_SLICES = "slices"
 
 
 def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> None:
@@ -58,7 +62,7 @@ class Call:
     spec: Spec
     dtype: torch.dtype
     product: RowProduct | RowSample | None
-    _kernels: dict[tuple[torch.dtype, torch.dtype], RegionKernel] = field(default_factory=dict)
+    _kernels: dict[tuple[torch.dtype, torch.dtype] | str, RegionKernel] = field(default_factory=dict)
 
     def kernel(self, form: RowForm) -> RegionKernel:
         """The kernel of the product for a matrix by rows."""
@@ -71,7 +75,17 @@ class Call:
 
     def as_product(self, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
         """The result, if the call is a product with one matrix that can be taken by rows."""
+        if isinstance(self.product, RowProduct):
+            return self.product.run(self.kernel, arrays, sizes, self.sliced)
         return None if self.product is None else self.product.run(self.kernel, arrays, sizes)
+
+    def sliced(self) -> RegionKernel:
+        """The kernel of a product of a vector with a matrix in slices of rows."""
+        known = self._kernels.get(_SLICES)
+        if known is None:
+            spec = Spec((Operand("rc", Format.CSR.with_widths(32, 32)), Operand("c")), Operand("r"))
+            known = self._kernels[_SLICES] = compile_region(self.build(spec, self.dtype), schedule=_SLICES)
+        return known
 
 
 _calls: dict[tuple[Any, ...], Call] = {}

@@ -14,10 +14,12 @@ from typing import Any, Self
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.operands import Spec
 from gossamer.sparsity.row_form import RowForm, row_form, stored_by_rows
-from gossamer.sparsity.warm_memory import empty
+from gossamer.sparsity.sliced_rows import use_of
+from gossamer.sparsity.warm_memory import empty, empty_like
 
 Kernels = Callable[[RowForm], Callable[[Any, Tensor], None]]
 """The kernel for a matrix by rows: of its widths."""
@@ -73,17 +75,27 @@ class RowProduct:
         n = "" if self.vector else "n"
         return Spec((Operand("rc", format), Operand(f"c{n}")), Operand(f"r{n}"))
 
-    def run(self, kernels: Kernels, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
-        """The result of a call; None if the matrix is too large to be brought into rows."""
+    def run(
+        self, kernels: Kernels, arrays: Sequence[Tensor], sizes: Sequence[int], sliced: Callable[[], RegionKernel] | None = None
+    ) -> Tensor | None:
+        """The result of a call; None if the matrix is too large to be brought into rows.
+
+        `sliced` gives the kernel for a matrix in slices, which a vector is multiplied with if that is faster.
+        """
         *given, x = arrays if self.matrix == 0 else (*arrays[1:], arrays[0])
         rows, columns = sizes[self.rows], sizes[1 - self.rows]
         form = RowForm(given[0], given[1], None) if self.direct else row_form(self.format, self.rows, sizes, given)
         if form is None:
             return None
-        values = form.values(given[-1]).contiguous()
         x = (x.t() if self.x_across else x).contiguous()
         out = (empty if x.is_cpu else x.new_empty)([rows] if self.vector else [rows, x.shape[1]], dtype=x.dtype)
+        if sliced is not None and (self.vector or x.shape[1] == 1):
+            stored = given[-1].contiguous()
+            use = use_of(form, stored)
+            if use is not None and use.multiply(form, stored, x, out, sliced):
+                return out.t().contiguous() if self.y_across else out
         if out.numel():
+            values = form.values(given[-1]).contiguous()
             kernels(form)((ByRows(form.positions, form.coordinates, values, rows, columns), x), out)
         return out.t().contiguous() if self.y_across else out
 
@@ -132,7 +144,7 @@ class RowSample:
             return None
         turned = [(f.t() if turn else f).contiguous() for f, turn in zip(factors, self.across, strict=True)]
         entries = form.coordinates.numel()
-        out = given[-1].new_empty(entries)
+        out = empty_like(given[-1], entries) if given[-1].is_cpu else given[-1].new_empty(entries)
         if entries:
             # The values of a pattern are not read.
             pattern = ByRows(form.positions, form.coordinates, out, sizes[self.rows], sizes[1 - self.rows])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
@@ -132,10 +131,4 @@ def padded(operands: Sequence[Bound]) -> dict[str, int]:
     return sizes
 
 
-LIBRARY = torch.library.Library("gossamer", "FRAGMENT")
-"""Where the operations are defined. A graph keeps them as they are: opaque to its compilers, compiled by ours."""
-
 ARGUMENTS = "(Tensor[] arrays, SymInt[] sizes, str spec)"
-
-TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
-"""What torch may expect of them. Arrays may be brought into another form at their first use, which no CUDA graph takes."""

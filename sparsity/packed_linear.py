@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from gossamer.sparsity.weight_store import WeightStore, dense_weight
+from gossamer.runtime.weight_store import WeightStore, dense_weight
 
 
 class PackedLinear(nn.Linear):

@@ -3,7 +3,7 @@
 A matrix that is stored by rows is that itself, and so is one stored by columns for a product with its transpose. Any other is
 brought into rows once and kept as long as its arrays live, for an adjacency is used in every layer of every step:
 
-    CSC, DCSC, A.T of CSR      a stable sort by rows, O(entries), as much as a product with some 100 columns takes
+    CSC, DCSC, A.T of CSR      a counting sort by rows, O(entries), as much as a product with some 10 columns takes
     COO, DCSR                  positions counted, nothing moves
     BSR, N:M, hybrid           the coordinates of their entries, those that fill up edge blocks left out
 
@@ -21,9 +21,11 @@ from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.sparsity import entries
+from gossamer.sparsity.sorting import sort_keys
 
 _KEPT = 256  # forms of matrices that are alive
-_LARGE = 1 << 26  # entries whose second form would take too much memory
+LARGE = 1 << 26
+"""Entries up to which a matrix is brought into rows: the second form of more would take too much memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +62,7 @@ def row_form(format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Te
     structure = arrays[:-1]
     if stored_by_rows(format, dim):
         return RowForm(structure[0].contiguous(), structure[1].contiguous(), None)
-    if arrays[-1].numel() > _LARGE:
+    if arrays[-1].numel() > LARGE:
         return None
     return _kept.of(format, dim, shape, arrays)
 
@@ -100,9 +102,8 @@ def sorted_by_rows(format: Format, dim: int, shape: Sequence[int], arrays: Seque
     if entries.blocked(format):
         order = entries.within(shape, at).nonzero().flatten()
         rows, columns = rows.index_select(0, order), columns.index_select(0, order)
-    if not bool((rows[1:] >= rows[:-1]).all()):
-        by_rows = rows.argsort(stable=True)
+    positions, by_rows = sort_keys(rows, shape[dim], integer)
+    if by_rows is not None:
         order = by_rows if order is None else order.index_select(0, by_rows)
-        rows, columns = rows.index_select(0, by_rows), columns.index_select(0, by_rows)
-    positions = torch._convert_indices_from_coo_to_csr(rows, shape[dim], out_int32=integer == torch.int32)
+        columns = columns.index_select(0, by_rows)
     return RowForm(positions, columns.contiguous(), order)

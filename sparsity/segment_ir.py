@@ -7,7 +7,8 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, math
 
 from gossamer.dialects.errors import CompileError
-from gossamer.dialects.kernel import ReadOp, SegmentMapOp, SegmentReduceOp, YieldOp
+from gossamer.dialects.kernel import ReadOp, YieldOp
+from gossamer.dialects.open_ops import SegmentMapOp, SegmentReduceOp
 from gossamer.passes.context import context
 from gossamer.passes.scalars import Scalars
 from gossamer.sparsity.contract_ir import ELEMENTS

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity import segment_ir
 from gossamer.sparsity.entries import as_int64
-from gossamer.sparsity.kernels import RegionKernel, compile_region
-from gossamer.sparsity.operands import LIBRARY, TAGS
+from gossamer.sparsity.kernels import compile_region
 
 
 def segment_reduce(positions: Tensor, values: Tensor, kind: str, extent: int = 0) -> Tensor:
@@ -44,6 +45,14 @@ def spread(positions: Tensor, values: Tensor, entries: int) -> Tensor:
     return values.repeat_interleave(as_int64(positions).diff(), output_size=entries)
 
 
+def with_missing(positions: Tensor, reduced: Tensor, kind: str, extent: int) -> Tensor:
+    """What becomes of reduced entries where elements without entry count as well (see `segment_reduce`)."""
+    if kind == "sum" or not extent:
+        return reduced
+    with_zero = {"prod": torch.zeros_like, "amax": lambda o: o.clamp(min=0), "amin": lambda o: o.clamp(max=0)}[kind]
+    return torch.where(as_int64(positions).diff() < extent, with_zero(reduced), reduced)
+
+
 # How they run
 
 
@@ -61,10 +70,7 @@ def _run(build: Callable[..., str], positions: Tensor, operands: list[Tensor], o
 
 def _reduce_cpu(positions: Tensor, values: Tensor, kind: str, extent: int) -> Tensor:
     out = _run(segment_ir.reduce, positions, [values], kind, values.new_empty(positions.numel() - 1))
-    if kind == "sum" or not extent:
-        return out
-    with_zero = {"prod": torch.zeros_like, "amax": lambda o: o.clamp(min=0), "amin": lambda o: o.clamp(max=0)}[kind]
-    return torch.where(as_int64(positions).diff() < extent, with_zero(out), out)
+    return with_missing(positions, out, kind, extent)
 
 
 def _softmax_cpu(positions: Tensor, values: Tensor, log: bool) -> Tensor:
@@ -155,6 +161,6 @@ for _name, _signature, _cpu, _fake, _backward, _setup in (
      _second_gradient, _setup_backward),
 ):  # fmt: skip
     LIBRARY.define(f"{_name}{_signature} -> Tensor", tags=TAGS)
-    LIBRARY.impl(_name, _cpu, "CPU")
+    implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
     torch.library.register_autograd(f"gossamer::{_name}", _backward, setup_context=_setup, lib=LIBRARY)

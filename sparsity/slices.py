@@ -86,5 +86,6 @@ def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
             raise IndexError(f"index {each} is out of bounds for dimension {dim} of size {extent}")
         return torch.arange(each % extent, each % extent + 1, device=input.device)
     if isinstance(each, Tensor) and each.dim() == 1:
+        each = each.to(input.device)  # torch takes those of the CPU everywhere
         return set_places(each) if each.dtype == torch.bool else torch.where(each < 0, each + extent, each)
     raise unsupported(f"indexing with {type(each).__name__}", "use to_dense()")

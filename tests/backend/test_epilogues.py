@@ -117,6 +117,7 @@ def test_operands_that_a_region_cannot_read_end_it(operand: Tensor) -> None:
     assert_same(run.output, F.linear(x, W) * operand)
 
 
+@pytest.mark.usefixtures("no_chains")
 def test_a_gated_unit_is_two_regions() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The normalisation of an adjacency is computed when the adjacency is new, and followed when it changes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,14 +26,6 @@ class Gcn(nn.Module):
     def forward(self, a: SparseTensor, x: Tensor) -> Tensor:
         scale = (a.sum(1) + 1).rsqrt()
         return (a * scale[:, None] * scale) @ self.lin(x)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """SDDMM, softmax and SpMM in a compiled graph become one operation, forward and backward, whatever they are spelled like."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,14 +42,6 @@ KEPT: dict[str, Function] = {
     "columns": lambda a, q, k, v, t, s: torch.softmax(product(a, q, k), 0) @ v,
     "one factor for all": lambda a, q, k, v, t, s: torch.softmax(with_one(product(a, q, k), t), 1) @ v,
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

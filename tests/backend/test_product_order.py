@@ -1,6 +1,6 @@
 """A (X W) or (A X) W: which is computed, by the sizes of both products of the graph, and that gradients follow."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from gossamer.backend.rewrite import SparseRewrite
 
 Function = Callable[..., Tensor]
 NODES = 30
+PRODUCTS = (torch.ops.gossamer.einsum.default, torch.ops.gossamer.region.default)
 
 TRANSFORM: dict[str, Function] = {
     "matmul": lambda a, x, w, b: torch.relu(a @ (x @ w)),
@@ -25,24 +26,16 @@ AGGREGATE: dict[str, Function] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.fixture
 def columns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many columns each sparse product in the rewritten graphs has."""
+    """How many columns each sparse product in the rewritten graphs has, by itself or with what follows it inside."""
     found: list[int] = []
     real = SparseRewrite._rewrite
 
     def noting(self: SparseRewrite, graph: fx.Graph, *rest: object) -> None:
         real(self, graph, *rest)
         graph.lint()
-        found.extend(n.meta["val"].shape[1] for n in graph.nodes if n.target is torch.ops.gossamer.einsum.default)
+        found.extend(n.meta["val"].shape[1] for n in graph.nodes if n.target in PRODUCTS)
 
     monkeypatch.setattr(SparseRewrite, "_rewrite", noting)
     return found

@@ -116,6 +116,7 @@ def test_numbers_inside_of_names_and_gaps() -> None:
     assert "conv2d.{0-1,4}.w (x3)" in text
 
 
+@pytest.mark.usefixtures("no_chains")
 def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="gossamer"):
         compile_and_run(stack(), torch.randn(5, 64))
@@ -186,6 +187,7 @@ def test_explain_lists_a_break_at_a_torch_sparse_tensor() -> None:
     assert any("test_report.py" in line and "sparse Tensor" in line for line in report.graph_breaks)
 
 
+@pytest.mark.usefixtures("no_chains")
 def test_the_dump_has_every_stage(tmp_path: Path) -> None:
     compile_and_run(stack(), torch.randn(5, 64), dump_ir=str(tmp_path))
     files = sorted(p.name for p in tmp_path.iterdir())

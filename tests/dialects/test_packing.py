@@ -15,6 +15,7 @@ from gossamer.dialects.packing import (
     Pairs,
     Panels,
     RowPairs,
+    Slices,
     TwoFour,
     Vnm,
     Vnni,
@@ -39,6 +40,7 @@ PACKINGS: list[Packing] = [
     TwoFour(0),
     Vnm(1, 128, 16),
     Fragments(1),
+    Slices(1, 16),
 ]
 
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.packing import Packing, Pairs, Panels, Vnni, VnniMap
 from gossamer.passes import pipelines
-from gossamer.runtime import jit
+from gossamer.runtime import jit, region_kernel
 from gossamer.runtime.packing import pack
+from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import Target, host
 from gossamer.sparsity import kernels
-from gossamer.sparsity.kernels import RegionKernel, compile_region
+from gossamer.sparsity.kernels import compile_region
 from tests.amx_emulator import emulated
 from tests.contracts import STEPS, Region, assert_near
 from tests.sparsity.test_kernels import Guarded
@@ -53,7 +54,7 @@ def on_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
     monkeypatch.setattr(jit, "optimize", lambda text, target: optimize(emulated(text) if "x86_amx" in text else text, target))
     monkeypatch.setattr(kernels, "_by_contract", {})
-    monkeypatch.setattr(kernels, "_by_key", {})
+    monkeypatch.setattr(region_kernel, "_by_key", {})
     threads = torch.get_num_threads()
     torch.manual_seed(0)
     yield

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import gossamer
+from gossamer.runtime.weight_store import dense_weight
 from gossamer.sparsity.packed_linear import PackedLinear
-from gossamer.sparsity.weight_store import dense_weight
 
 EAGER = {"dense": "eager", "min_gain": 0, "strict": True}
 

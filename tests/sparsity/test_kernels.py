@@ -17,10 +17,12 @@ from torch import Tensor
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.passes.families import FAMILIES
 from gossamer.passes.family import Matrix
+from gossamer.runtime import region_kernel
 from gossamer.runtime.packing import Packed, pack
+from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
 from gossamer.sparsity import kernels
-from gossamer.sparsity.kernels import RegionKernel, compile_region
+from gossamer.sparsity.kernels import compile_region
 from tests.contracts import STEPS, Region, assert_near
 
 
@@ -304,7 +306,7 @@ def test_code_comes_from_the_disk_in_the_next_process(
     region = Region(23, 45, epilogue=("bias", "relu"))
     for process in range(2):
         monkeypatch.setattr(kernels, "_by_contract", {})
-        monkeypatch.setattr(kernels, "_by_key", {})
+        monkeypatch.setattr(region_kernel, "_by_key", {})
         if process:
             monkeypatch.setattr(kernels, "_machine_code", lambda *_: pytest.fail("compiled again"))
         check(region, "gather", 3)

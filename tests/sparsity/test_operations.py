@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer import EinsumError, Format, GossamerError, SparseTensor, einsum
-from gossamer.sparsity import kernels
+from gossamer.runtime import region_kernel
 from gossamer.sparsity.entries import coordinates, within
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse
 
@@ -266,11 +266,11 @@ def test_indices_that_do_not_fit(index: object, message: str) -> None:
 
 def test_one_kernel_serves_every_shape_and_pattern() -> None:
     sparse(matrix(3, 4)) @ numbers(4, 5)
-    known = set(kernels._by_key)
+    known = set(region_kernel._by_key)
     for m, k, n in ((1, 1, 1), (7, 9, 2), (30, 2, 11)):
         dense, x = matrix(m, k), numbers(k, n)
         equal(sparse(dense) @ x, dense @ x)
-    assert set(kernels._by_key) == known
+    assert set(region_kernel._by_key) == known
 
 
 def test_results_in_a_format_do_not_leak() -> None:

@@ -7,11 +7,12 @@ import torch
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Bitmap
-from gossamer.runtime import disk_cache
+from gossamer.runtime import disk_cache, region_kernel
 from gossamer.runtime.packing import pack
+from gossamer.runtime.recall import Note
+from gossamer.runtime.region_kernel import recall_region
 from gossamer.sparsity import kernels
-from gossamer.sparsity.kernels import compile_region, recall_region
-from gossamer.sparsity.recall import Note
+from gossamer.sparsity.kernels import compile_region
 from tests.contracts import Region
 
 REGION = Region(23, 45, epilogue=("bias",))
@@ -26,7 +27,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_by_contract", {})
-    monkeypatch.setattr(kernels, "_by_key", {})
+    monkeypatch.setattr(region_kernel, "_by_key", {})
 
 
 def test_the_next_process_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +45,7 @@ def test_the_next_process_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nothing_is_recalled_for_another_request_or_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_region(REGION.text(), schedule="kblock", request="a region")
     assert recall_region("another region") is None
-    monkeypatch.setattr(kernels, "compiler", lambda: "another compiler")
+    monkeypatch.setattr(region_kernel, "compiler", lambda: "another compiler")
     assert recall_region("a region") is None
 
 

@@ -101,6 +101,6 @@ def test_nothing_is_kept_of_a_matrix_that_is_gone() -> None:
 
 
 def test_what_is_too_large_to_be_stored_twice_is_left_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_form, "_LARGE", 3)
+    monkeypatch.setattr(row_form, "LARGE", 3)
     a, x = matrix(9, 7, 1.0), torch.randint(-3, 4, (9, 4)).float()
     torch.testing.assert_close(sparse(a).t() @ x, a.T @ x)

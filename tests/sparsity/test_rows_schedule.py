@@ -1,5 +1,6 @@
 """The schedule "rows": CSR of any size times dense, its parts, tails and bounds, and the memory of its results."""
 
+import gc
 import weakref
 from math import prod
 
@@ -16,6 +17,7 @@ from gossamer.sparsity.dense_results import einsum_ir
 from gossamer.sparsity.kernels import compile_region
 from gossamer.sparsity.launch import kernel_of
 from gossamer.sparsity.operands import Spec
+from tests.open_contracts import OpenProduct
 from tests.sparsity.made import by_rows, matrix, sparse, team_of
 
 A, X, Y = Operand("ik", Format.CSR.with_widths(32, 32)), Operand("kj"), Operand("ij")
@@ -58,6 +60,43 @@ def test_it_computes_what_the_reference_does(x: str, dtype: torch.dtype) -> None
     assert torch.equal(*results)
 
 
+EPILOGUES = [
+    ("f32", ("token_scale", "bias", "residual", "relu"), False),
+    ("f32", ("gelu",), False),
+    ("f64", ("scale", "bias", "silu"), False),
+    ("bf16", ("bias", "residual", "relu"), False),
+    ("f32", ("residual", "relu"), True),
+    ("f32", ("scale", "relu"), True),
+]
+
+
+@pytest.mark.parametrize(("element", "steps", "vector"), EPILOGUES)
+def test_epilogues_are_what_the_reference_computes(element: str, steps: tuple[str, ...], vector: bool) -> None:
+    """Once for each element, also of rows that are empty or cut into parts, whose sums are complete at the end only."""
+    described = OpenProduct(element, steps, vector, widths=(32, 32))
+    kernels = [compile_region(described.text(), schedule=schedule) for schedule in ("rows", "reference")]
+    assert kernels[0].schedule == "rows"
+    dense = matrix(60, 3000, 0.01).to(described.dtype)
+    dense[7], dense[20], dense[21], dense[59] = 1, 0, -1, 2
+    dense[30, 5] = torch.inf
+    for columns in [1] if vector else [1, 20, 257]:
+        x = (torch.randn([3000] if vector else [3000, columns]) * 4).round().div(64).to(described.dtype)
+        x[8, ...] = torch.nan
+        dense[:, 8], dense[40, 8] = 0, 1
+        extras = described.extras(60, columns)
+        for threads in (1, 2, 7):
+            with team_of(threads):
+                results = [torch.empty([60] if vector else [60, columns], dtype=described.dtype) for _ in kernels]
+                for kernel, out in zip(kernels, results, strict=True):
+                    kernel([by_rows(dense), x, *extras], out)
+            tolerance = 2e-2 if element == "bf16" else 1e-5
+            torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance, equal_nan=True)
+            expected = described.reference((dense.double() @ x.double()).to(described.dtype), extras)
+            usual = expected.isfinite()
+            torch.testing.assert_close(results[0][usual], expected[usual], rtol=tolerance, atol=tolerance)
+            assert usual.sum() < usual.numel()
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 40),
@@ -92,6 +131,16 @@ def test_rows_longer_than_a_part_are_cut(heavy: tuple[int, ...], columns: int, d
         torch.testing.assert_close(product, (dense @ x.float()).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [40, 300])
+def test_rows_of_a_large_operand_are_fetched_ahead(columns: int, dtype: torch.dtype) -> None:
+    rows = (7 << 20) // (columns * dtype.itemsize)  # more than any second-level cache holds
+    at, x = torch.randint(rows, (2, 500)), torch.randint(-3, 4, (rows, columns)).to(dtype)
+    a = SparseTensor.from_edge_index(at.flip(0), torch.ones(500, dtype=dtype), (rows, rows))
+    expected = torch.zeros(rows, columns).index_add_(0, at[0], x[at[1]].float())
+    torch.testing.assert_close(a @ x, expected.to(dtype))
+
+
 def test_infinity_and_nan_reach_the_rows_that_use_them_and_no_others() -> None:
     dense, x = matrix(9, 7), torch.ones(7, 20)
     x[3, 5], x[4, 19] = torch.nan, torch.inf
@@ -119,7 +168,23 @@ def test_memory_kept_for_results_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(warm_memory, "_MOST", 10 << 20)
     for size in range(1 << 20, 9 << 20, 1 << 20):
         kept.take(size)
-    assert sum(len(block) for block, _ in kept._blocks) <= 10 << 20
+    kept.take(1 << 20)
+    assert 0 < sum(len(block) for blocks in kept._free.values() for block in blocks) <= 10 << 20
+
+
+def test_memory_that_comes_back_is_not_kept_beyond_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = warm_memory._Kept()
+    monkeypatch.setattr(warm_memory, "_MOST", 3 << 20)
+    taken = [kept.take(1 << 20) for _ in range(5)]
+    del taken
+    gc.collect()
+    assert sum(len(block) for blocks in kept._free.values() for block in blocks) == 3 << 20
+
+
+def test_memory_that_the_system_does_not_have_is_a_memory_error() -> None:
+    for size in (1 << 60, 1 << 70):
+        with pytest.raises(MemoryError, match="MiB"):
+            warm_memory.empty([size], torch.float32)
 
 
 @pytest.mark.parametrize("inference", [True, False])

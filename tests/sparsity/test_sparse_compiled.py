@@ -12,6 +12,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 
 from gossamer import Format, SparseTensor, einsum
 from gossamer.backend import sparse as backend
+from gossamer.backend.report import collect
 from gossamer.sparsity import dense_results, sparse_results
 from gossamer.sparsity.operands import Spec
 from tests.sparsity.made import matrix, sparse
@@ -129,14 +130,19 @@ class Gcn(nn.Module):
 def test_training_with_a_sparse_input(dense: str, launched: list[str]) -> None:
     model, x = Gcn(), torch.randn(6, 5)
     a = SparseTensor.from_edge_index(torch.randint(0, 6, (2, 12)), size=6)
-    model(a, x).square().sum().backward()
+    wanted = model(a, x)
+    wanted.square().sum().backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     launched.clear()
-    _, result, count = graphs(model, a, x, grad=True, dense=dense)
+    with collect() as collected:
+        _, result, count = graphs(model, a, x, grad=True, dense=dense)
     result.square().sum().backward()
     assert count == 1
-    assert launched == ["ik,kj->ij"] * 2 + ["ik,ij->kj"] * 2
+    (fused,) = [d for d in collected.decisions if "fused" in d.reason]
+    assert (fused.op, fused.reason) == ("einsum ik,kj->ij", "1 op fused, in parallel by rows"), "the first, with relu"
+    assert launched == ["ik,kj->ij"] + ["ik,ij->kj"] * 2
+    close(result, wanted)
     for name, parameter in model.named_parameters():
         close(parameter.grad, expected[name])
 
