@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from gossamer.backend.leaf_expressions import Expression, evaluated
 from gossamer.backend.options import Verify
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.operations import TAGS, implement
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.sparsity.edge_attention import NAMES
 from gossamer.sparsity.sorted_edges import SortedEdges
 
@@ -265,7 +265,6 @@ def _known(table: dict[str, T], key: str) -> T:
         ) from None
 
 
-_library = torch.library.Library("gossamer", "FRAGMENT")
 _LEAVES = "Tensor[] leaves, SymInt[] numbers"
 _TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*ATTENDED[1:], "seed"))
 _ATTEND = f"{_TERMS}{_LEAVES}, SymInt targets, float scale, float slope, float dropout"
@@ -284,10 +283,10 @@ for _name, _arguments, _result, _kernel, _meta in (
     ),
     ("structure", f"{_LEAVES}, SymInt[] size", "Tensor", _structure, _structure_meta),
 ):  # fmt: skip
-    _library.define(f"{_name}({_arguments}, str key) -> {_result}", tags=TAGS)
+    LIBRARY.define(f"{_name}({_arguments}, str key) -> {_result}", tags=TAGS)
     implement(_name, _kernel)
-    _library.impl(_name, _kernel, "CUDA")
-    _library.impl(_name, _meta, "Meta")
+    LIBRARY.impl(_name, _kernel, "CUDA")
+    LIBRARY.impl(_name, _meta, "Meta")
 
 aggregate = torch.ops.gossamer.aggregate.default
 edge_products = torch.ops.gossamer.edge_products.default

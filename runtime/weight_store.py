@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.operations import LIBRARY
 from gossamer.runtime.packing import Packed
 
 
@@ -122,9 +123,8 @@ def _on_meta(handle: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return handle.new_empty((rows, columns))
 
 
-_library = torch.library.Library("gossamer", "FRAGMENT")
-_library.define("dense_weight(Tensor handle, SymInt rows, SymInt columns) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_library.impl("dense_weight", _dense_weight, "CompositeExplicitAutograd")
-_library.impl("dense_weight", _on_meta, "Meta")
+LIBRARY.define("dense_weight(Tensor handle, SymInt rows, SymInt columns) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl("dense_weight", _dense_weight, "CompositeExplicitAutograd")
+LIBRARY.impl("dense_weight", _on_meta, "Meta")
 
 dense_weight = torch.ops.gossamer.dense_weight.default
