@@ -25,10 +25,11 @@ from gossamer.backend.graph_cache import Rewritten
 from gossamer.backend.message_passing import rewrite_messages
 from gossamer.backend.options import Options
 from gossamer.backend.permute import in_blocks
-from gossamer.backend.plan import FAILED, fix_sizes, plan
+from gossamer.backend.plan import fix_sizes, plan
 from gossamer.backend.precision import may_round, with_rounded_weight
 from gossamer.backend.product_order import order_products
 from gossamer.backend.replace import replace, replace_chain
+from gossamer.backend.report import FAILED
 from gossamer.backend.sparse_report import sparse_operations
 from gossamer.backend.tall_products import take_tall_products
 from gossamer.backend.tune import tuned
@@ -68,8 +69,8 @@ def compile_graph(
     decisions, kernels = messages + decisions, [kernel.key for _, prepared in plans for kernel in prepared.kernels]
     kernels += [region.kernel.key for region in fused.regions.values()]
     regions = {prepared.key: region_op.known(prepared.key) for _, prepared in plans} | fused.regions
-    lasting = not message_ops.used_in(graph) and not any(FAILED in decision.reason for decision in decisions)
-    return Rewritten(regions, decisions, kernels, lasting)
+    lasting = not any(FAILED in decision.reason for decision in decisions)
+    return Rewritten(regions, message_ops.used_in(graph), decisions, kernels, lasting)
 
 
 def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:

@@ -43,10 +43,11 @@ def _write(node: Any, writeline: Callable[[str], None]) -> None:
     from torch._inductor.virtualized import V
 
     function, wrapper = node.python_kernel_name, V.graph.wrapper_code
-    devices = {operand.get_device().type for operand in node.inputs}
-    if devices == {"cpu"} and not isinstance(wrapper, SubgraphPythonWrapperCodegen):  # such a one writes no imports
+    if not isinstance(wrapper, SubgraphPythonWrapperCodegen):  # such a one writes no imports
         name = node.op_overload._schema.name.partition("::")[2]
-        function = f"call_{name}"
-        wrapper.add_import_once(f"from {__name__} import {direct.__name__}")
-        wrapper.add_import_once(f'{function} = {direct.__name__}("{name}")')
+        wrapper.add_import_once(f"import {KERNELS[name].__module__}")  # where it is defined, for a process that finds this code
+        if {operand.get_device().type for operand in node.inputs} == {"cpu"}:
+            function = f"call_{name}"
+            wrapper.add_import_once(f"from {__name__} import {direct.__name__}")
+            wrapper.add_import_once(f'{function} = {direct.__name__}("{name}")')
     writeline(f"{node.get_name()} = {function}({', '.join([*node.codegen_args(), *node.codegen_kwargs()])})")

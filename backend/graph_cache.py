@@ -11,6 +11,7 @@ import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +34,16 @@ log = logging.getLogger("gossamer")
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What the rewriting of a graph came to, and whether it would come to the same in another process."""
+    """What the rewriting of a graph came to.
+
+    regions     by the keys under which their operation finds them
+    structures  edge lists and what depends on them alone, likewise
+    decisions   for the report, and the `kernels` that they led to
+    lasting     whether it would come to the same in another process
+    """
 
     regions: Mapping[str, Callee]
+    structures: Mapping[str, Any]
     decisions: Sequence[Decision]
     kernels: Sequence[str]
     lasting: bool
@@ -97,6 +105,10 @@ def recall(fingerprint: str) -> bool:
     for key, region in found.regions.items():
         if region_op.find(key) is None:
             region_op.add(key, region)
+    if found.structures:
+        from gossamer.backend import message_ops  # with sparse matrices, which other graphs do without
+
+        message_ops.restore(found.structures)
     record(found.decisions, found.kernels)
     return True
 

@@ -12,7 +12,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -26,6 +26,7 @@ from gossamer.backend.options import Verify
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.sparsity.edge_attention import NAMES
+from gossamer.sparsity.edge_extremes import extremes, extremes_backward
 from gossamer.sparsity.sorted_edges import SortedEdges
 
 T = TypeVar("T")
@@ -104,6 +105,14 @@ class EdgeList:
     mean: bool
     _known: Remembered[_Edges]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EdgeList.of, (self.evaluate, self.mean, self._known.compares)
+
+    @classmethod
+    def of(cls, evaluate: Callable[..., Any], mean: bool, compares: bool) -> "EdgeList":
+        """One that remembers nothing yet."""
+        return cls(evaluate, mean, Remembered(compares))
+
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int], sources: int, targets: int) -> _Edges:
         """The sorted edge list for these leaves and numbers of nodes. FormatError if an edge is out of bounds."""
 
@@ -125,6 +134,14 @@ class StructureValue:
     evaluate: Callable[..., Any]
     dtype: torch.dtype
     _known: Remembered[Tensor]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StructureValue.of, (self.evaluate, self.dtype, self._known.compares)
+
+    @classmethod
+    def of(cls, evaluate: Callable[..., Any], dtype: torch.dtype, compares: bool) -> "StructureValue":
+        """One that remembers nothing yet."""
+        return cls(evaluate, dtype, Remembered(compares))
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
         """The value for these leaves; not to be written to."""
@@ -150,14 +167,14 @@ _values: dict[str, StructureValue] = {}
 def edge_list(expression: Expression, verify: Verify, mean: bool = False) -> str:
     """The key under which the operations find this edge list."""
     key = f"{expression.key}-{verify}{'-mean' if mean else ''}"
-    _lists.setdefault(key, EdgeList(expression.evaluate, mean, Remembered(verify == "full")))
+    _lists.setdefault(key, EdgeList.of(expression.evaluate, mean, verify == "full"))
     return key
 
 
 def structure_value(expression: Expression, verify: Verify, dtype: torch.dtype) -> str:
     """The key under which the operation finds this value."""
     key = f"{expression.key}-{verify}-{dtype}"
-    _values.setdefault(key, StructureValue(expression.evaluate, dtype, Remembered(verify == "full")))
+    _values.setdefault(key, StructureValue.of(expression.evaluate, dtype, verify == "full"))
     return key
 
 
@@ -225,7 +242,7 @@ def _attention(*arguments: Any) -> tuple[SortedEdges, list[Tensor | None], list[
 
 def _extreme(x: Tensor, leaves: list[Tensor], numbers: list[int], size: int, kind: str, key: str) -> Tensor:
     edges = _known(_lists, key).current(leaves, numbers, x.shape[0], size).sorted
-    found: Tensor = torch.ops.gossamer.extremes.default(edges.positions, edges.coordinates, x, kind)
+    found: Tensor = extremes(edges.positions, edges.coordinates, x, kind)
     return found
 
 
@@ -238,7 +255,7 @@ def _extreme_backward(
 ) -> Tensor:
     edges = _known(_lists, key).current(leaves, numbers, x.shape[0], y.shape[0]).sorted
     pattern = edges.positions, edges.coordinates
-    found: Tensor = torch.ops.gossamer.extremes_backward.default(*pattern, gradient.contiguous(), x, y, kind)
+    found: Tensor = extremes_backward(*pattern, gradient.contiguous(), x, y, kind)
     return found
 
 
@@ -297,7 +314,17 @@ extreme_backward = torch.ops.gossamer.extreme_backward.default
 structure = torch.ops.gossamer.structure.default
 
 
-def used_in(graph: fx.Graph) -> bool:
-    """Whether a graph has operations that need an edge list of this process."""
+def used_in(graph: fx.Graph) -> dict[str, EdgeList | StructureValue]:
+    """What the operations in a graph find by their keys."""
     operations = aggregate, edge_products, attend, attend_backward, extreme, extreme_backward, structure
-    return any(node.target in operations for node in graph.nodes)
+    keys = [str(node.args[-1]) for node in graph.nodes if node.target in operations]
+    return {key: _lists[key] if key in _lists else _values[key] for key in keys}
+
+
+def restore(used: Mapping[str, EdgeList | StructureValue]) -> None:
+    """Has the operations find what a graph uses that another process has compiled."""
+    for key, each in used.items():
+        if isinstance(each, EdgeList):
+            _lists.setdefault(key, each)
+        else:
+            _values.setdefault(key, each)

@@ -37,7 +37,7 @@ from gossamer.backend.message_patterns import (
 )
 from gossamer.backend.options import Options
 from gossamer.backend.replace import Emitter
-from gossamer.backend.report import Decision
+from gossamer.backend.report import FAILED, Decision
 from gossamer.backend.vain_assertions import drop_vain_assertions
 from gossamer.dialects.errors import CompileError
 from gossamer.sparsity.edge_attention import SEEDS, attend_edges
@@ -189,7 +189,7 @@ class _Rewriting:
             if self._options.strict:
                 raise problem
             warnings.warn(f"gossamer leaves message passing over {name} dense: {problem}", stacklevel=2)
-            reason = "its kernel does not compile"
+            reason = FAILED
         op = f"{op} backward" if is_backward(found.node) else op
         shape, density = _shape(found, edges)
         if reason is not None:

@@ -16,11 +16,8 @@ from gossamer.backend.options import Options
 from gossamer.backend.prepare import Prepared, prepare
 from gossamer.backend.prepare_chain import prepare_chain
 from gossamer.backend.regions import Region, grow
-from gossamer.backend.report import Decision
+from gossamer.backend.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
-
-FAILED = "it failed to compile"
-"""The reason of a Decision that a compiler of ours is to blame for."""
 
 Planned = tuple[Region | Chain, Prepared]
 

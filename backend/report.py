@@ -15,6 +15,10 @@ from torch._dynamo.utils import counters
 log = logging.getLogger("gossamer")
 
 
+FAILED = "it failed to compile"
+"""The reason of a Decision that a compiler of ours is to blame for."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """What was done with one use of one weight, and why.

@@ -126,3 +126,6 @@ for _name, _arguments, _cpu, _meta in (
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
 torch.library.register_autograd("gossamer::extremes", _gradient, setup_context=_setup, lib=LIBRARY)
+
+extremes = torch.ops.gossamer.extremes.default
+extremes_backward = torch.ops.gossamer.extremes_backward.default

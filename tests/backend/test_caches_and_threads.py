@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor.utils import fresh_cache
 
-from gossamer.backend import region_op
+from gossamer.backend import message_ops, region_op
 from gossamer.backend.region_op import region
 from gossamer.runtime import disk_cache
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
@@ -117,6 +117,28 @@ def test_training_is_found_again() -> None:
             assert len(run.regions) == 1
             assert counters["aot_autograd"]["autograd_cache_hit"] == hits
             assert_same(torch.autograd.grad(run.output.square().sum(), model[0].weight)[0], expected)
+
+
+def test_message_passing_is_found_again() -> None:
+    def normalised(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        source, target = edges
+        degree = torch.zeros(len(x)).index_add(0, target, torch.ones(edges.shape[1])).clamp(min=1)
+        weight = degree.rsqrt()[source] * degree.rsqrt()[target]
+        return torch.zeros_like(x).index_add(0, target, x[source] * weight[:, None])
+
+    x, edges = torch.randn(20, 8), torch.randint(0, 20, (2, 90))
+    given = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(normalised(given, edges).square().sum(), given)
+    with cached():
+        for hits in (0, 1):
+            torch._dynamo.reset()
+            counters.clear()
+            message_ops._lists.clear()
+            message_ops._values.clear()
+            run = compile_and_run(normalised, given, edges, dense="inductor", grad=True)
+            assert [d.op for d in run.regions] == ["aggregation", "aggregation backward"]
+            assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+            assert_same(torch.autograd.grad(run.output.square().sum(), given)[0], expected)
 
 
 def test_caches_on_disk_serve_the_next_process(tmp_path: Path) -> None:
