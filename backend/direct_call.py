@@ -8,6 +8,7 @@ While a profiler runs, the call goes through it all the same, so that operations
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -30,20 +31,16 @@ def direct(name: str) -> Callable[..., Any]:
 
 def enable() -> None:
     """Has Inductor's Python wrapper write such calls, if this torch lets it be told to, as 2.13 does."""
-    try:
+    with suppress(ImportError):
         from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
-    except ImportError:
-        return
-    for name in KERNELS:
-        CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{LIBRARY.ns}.{name}.default"] = CustomCodegen(python=_write)
+
+        for name in KERNELS:
+            CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{LIBRARY.ns}.{name}.default"] = CustomCodegen(python=_write)
 
 
 def _write(node: Any, writeline: Callable[[str], None]) -> None:
-    from torch._inductor.codegen.wrapper import SubgraphPythonWrapperCodegen
-    from torch._inductor.virtualized import V
-
-    function, wrapper = node.python_kernel_name, V.graph.wrapper_code
-    if not isinstance(wrapper, SubgraphPythonWrapperCodegen):  # such a one writes no imports
+    function = node.python_kernel_name
+    if (wrapper := _importing()) is not None:
         name = node.op_overload._schema.name.partition("::")[2]
         wrapper.add_import_once(f"import {KERNELS[name].__module__}")  # where it is defined, for a process that finds this code
         if {operand.get_device().type for operand in node.inputs} == {"cpu"}:
@@ -51,3 +48,14 @@ def _write(node: Any, writeline: Callable[[str], None]) -> None:
             wrapper.add_import_once(f"from {__name__} import {direct.__name__}")
             wrapper.add_import_once(f'{function} = {direct.__name__}("{name}")')
     writeline(f"{node.get_name()} = {function}({', '.join([*node.codegen_args(), *node.codegen_kwargs()])})")
+
+
+def _importing() -> Any:
+    """What Inductor writes code into now, None if that cannot be told to import what the code calls."""
+    with suppress(ImportError):
+        from torch._inductor.codegen.wrapper import SubgraphPythonWrapperCodegen
+        from torch._inductor.virtualized import V
+
+        if not isinstance(V.graph.wrapper_code, SubgraphPythonWrapperCodegen):
+            return V.graph.wrapper_code
+    return None

@@ -1,53 +1,68 @@
 """A compiled kernel that can be called: machine code, its workspace and the words it takes."""
 
 import ctypes
+import struct
 import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from gossamer.runtime.jit import Code
 
 _CACHE_LINE = 64
-_get_num_threads = torch.get_num_threads
+
+
+_RUN = """
+def run(o, out=None, shared=0, scratch=0):
+    arguments, threads = here.arguments, get_num_threads()
+    workspace, size = arguments.workspace, (each + scratch) * threads + shared
+    if size > workspace.size:
+        workspace.grow(size)
+    arguments.array[:] = [{terms}, workspace.address, size, threads]
+    function(arguments.address)
+"""
 
 
 class Kernel:
     """Machine code of a region; calls are safe from any number of Python threads.
 
-    `words` is how many words the operands and the output take, `workspace` the scratch bytes that each thread needs.
+    `words` is how many words the operands and the output take, `workspace` the scratch bytes that each thread needs. `terms`
+    are Python's words for the words, of operands `o` and output `out`; by default `o` is a list of them.
     """
 
-    def __init__(self, code: Code, words: int, workspace: int) -> None:
-        self._code, self._workspace = code, workspace
-        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
-        self._arguments = _Arguments(words + 3)
+    run: Callable[..., None]
+    """run(o, out, shared=0, scratch=0) calls with the words of all operands and of the output (see emit-entry), on
+    torch.get_num_threads() threads, with `shared` more bytes of workspace for all, and `scratch` for each thread. Nothing is
+    checked: every address must hold what the kernel's types say."""
 
-    def run(self, words: list[int], shared: int = 0, scratch: int = 0) -> None:
-        """Call with the words of all operands and of the output (see emit-entry), on torch.get_num_threads() threads, with
-        `shared` more bytes of workspace for all, and `scratch` for each thread.
+    def __init__(self, code: Code, words: int, workspace: int, terms: str = "*o") -> None:
+        function: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
+        function.code = code  # whose memory is there as long as it is
+        names: dict[str, Any] = {
+            "here": _Here(words + 3), "each": workspace, "get_num_threads": torch.get_num_threads, "function": function,
+        }  # fmt: skip
+        exec(_RUN.format(terms=terms), names)  # one function, for it runs at every call
+        self.run = names["run"]
+        self._count, self._needed, self._here, self._function = words + 3, workspace, names["here"], function
 
-        Takes the list over. Nothing is checked: every address must hold what the kernel's types say.
-        """
-        threads = _get_num_threads()
-        size = (self._workspace + scratch) * threads + shared
-        if size > _workspace.size:
-            _workspace.grow(size)
-        words += (_workspace.address, size, threads)
-        arguments = self._arguments
-        arguments.array[:] = words  # type: ignore[assignment]  # ctypes converts the numbers
-        self._function(arguments.address)
+    def bound(self, words: Sequence[int]) -> Callable[..., None]:
+        """A function of the words that follow these first ones: much of a small kernel's call is to bring all into place."""
+        before, after = struct.pack(f"{len(words)}q", *words), struct.Struct(f"{self._count - len(words)}q").pack
+        here, function, needed, get_num_threads = self._here, self._function, self._needed, torch.get_num_threads
+
+        def call(*words: int) -> None:
+            workspace, threads = here.arguments.workspace, get_num_threads()
+            size = needed * threads
+            if size > workspace.size:
+                workspace.grow(size)
+            function(before + after(*words, workspace.address, size, threads))
+
+        return call
 
 
-class _Arguments(threading.local):
-    """The array of words that a Python thread passes to one kernel."""
-
-    def __init__(self, length: int) -> None:
-        self.array = (ctypes.c_int64 * length)()
-        self.address = ctypes.addressof(self.array)
-
-
-class _Workspace(threading.local):
-    """Scratch memory of a Python thread: grows, is never given back, stays warm from call to call."""
+class _Workspace:
+    """Scratch memory: grows, is never given back, stays warm from call to call."""
 
     def __init__(self) -> None:
         self.size = -1
@@ -59,4 +74,29 @@ class _Workspace(threading.local):
         self.size = size
 
 
-_workspace = _Workspace()
+class _Arguments:
+    """The array of words that a Python thread passes to one kernel, and the workspace that it passes to all of them."""
+
+    __slots__ = ("address", "array", "workspace")
+
+    def __init__(self, length: int, workspace: _Workspace) -> None:
+        self.array = (ctypes.c_int64 * length)()
+        self.address = ctypes.addressof(self.array)
+        self.workspace = workspace
+
+
+class _Here(threading.local):
+    """The `_Arguments` of the Python thread that asks: one look-up a call, for those of a `local` are slow."""
+
+    def __init__(self, length: int) -> None:
+        self.arguments = _Arguments(length, _thread.workspace)
+
+
+class _Thread(threading.local):
+    """The workspace of a Python thread."""
+
+    def __init__(self) -> None:
+        self.workspace = _Workspace()
+
+
+_thread = _Thread()

@@ -34,7 +34,6 @@ class SparseOperand(Protocol):
 
 
 _Operands = Sequence[torch.Tensor | SparseOperand | int]
-_Words = Callable[[_Operands, torch.Tensor | Sequence[torch.Tensor]], list[int]]
 
 
 class RegionKernel:
@@ -50,8 +49,8 @@ class RegionKernel:
         self.note, self.formats, self.schedule, self.key = note, note.formats, note.schedule, note.key
         *dynamic, _workspace, _threads = entry.call["words"]
         code = jit.load(entry.code, entry.call["entry"])
-        self._kernel = Kernel(code, sum(1 + len(dims) for dims in dynamic), entry.call["workspace"])
-        self._words = _word_list(note.formats, note.sized, note.numbers, dynamic)
+        terms = _terms(note.formats, note.sized, note.numbers, dynamic)
+        self._kernel = Kernel(code, sum(1 + len(dims) for dims in dynamic), entry.call["workspace"], terms)
         self._tiles = tuple(entry.call["tile_workspace"])
 
     def __reduce__(self) -> tuple[Callable[[Note], "RegionKernel"], tuple[Note]]:
@@ -66,16 +65,20 @@ class RegionKernel:
         free (see expose-specifiers).
         """
         if not self._tiles:
-            self._kernel.run(self._words(operands, out))
+            self._kernel.run(operands, out)
             return
         tokens, shared, scratch = self._tiles
         length = length or out.size(0)
         tiles = -(-length // tokens)
-        self._kernel.run(self._words(operands, out), out.size(0) // length * tiles * shared, tiles * scratch)
+        self._kernel.run(operands, out, out.size(0) // length * tiles * shared, tiles * scratch)
+
+    def bound(self, words: Sequence[int]) -> Callable[..., None]:
+        """A function of the words that follow these ones, of the operands and the output: see `Kernel.bound`."""
+        return self._kernel.bound(words)
 
     def into(self, outputs: Sequence[torch.Tensor], operands: _Operands) -> None:
         """Compute all results of a region, which may have several."""
-        self._kernel.run(self._words(operands, outputs if len(outputs) > 1 else outputs[0]))
+        self._kernel.run(operands, outputs if len(outputs) > 1 else outputs[0])
 
 
 def made(note: Note, entry: disk_cache.Entry) -> RegionKernel:
@@ -125,15 +128,15 @@ def _from_disk(note: Note) -> RegionKernel | None:
         return None
 
 
-def _word_list(
+def _terms(
     formats: Sequence[Format | Packing | None],
     sized: Sequence[bool],
     numbers: Sequence[bool],
     dynamic: Sequence[tuple[int, ...]],
-) -> _Words:
-    """A function from operands and output (or outputs) to the words of a call: one flat expression, for it runs at every call.
+) -> str:
+    """The words of a call from operands `o` and output (or outputs) `out`, as Python.
 
-    [o[0].data_ptr(), o[0].shape[0], *o[1].words, o[2].data_ptr(), out.data_ptr(), out.shape[0]]
+    o[0].data_ptr(), o[0].shape[0], *o[1].words, o[2].data_ptr(), out.data_ptr(), out.shape[0]
 
     The words of a sparse operand are its arrays' and, where its shape is open, the sizes of its levels.
     """
@@ -154,8 +157,7 @@ def _word_list(
     outputs = list(remaining)
     for number, open_dims in enumerate(outputs):
         terms += _dense_words("out" if len(outputs) == 1 else f"out[{number}]", open_dims)
-    function: _Words = eval(f"lambda o, out: [{', '.join(terms)}]")
-    return function
+    return ", ".join(terms)
 
 
 def _dense_words(name: str, open_dims: Sequence[int]) -> list[str]:
