@@ -61,7 +61,7 @@ class _Body:
     def append(self, node: fx.Node) -> None:
         """Adds the copy of a node of the large graph; views vanish, since all is [T, M] here."""
         if is_identity(node):
-            self._copies[node] = self._operand(node.args[0], node.args[0].meta["val"].shape)  # type: ignore[union-attr, arg-type]
+            self.keep(node)
             return
         shape = node.meta["val"].shape
         args: Any
@@ -80,6 +80,10 @@ class _Body:
             self._copies[node] = self._call(prims.convert_element_type.default, (args[0], kwargs["dtype"]))
         else:
             self._copies[node] = self._call(target, args, kwargs)
+
+    def keep(self, node: fx.Node) -> None:
+        """Adds a node that has the values of the one that it is of."""
+        self._copies[node] = self._operand(node.args[0], node.args[0].meta["val"].shape)  # type: ignore[union-attr, arg-type]
 
     def finish(self, output: fx.Node) -> fx.GraphModule:
         """The body that returns the copy of `output`."""

@@ -32,17 +32,18 @@ class ChainWeight:
 class CompiledChain:
     """A chain that can run, sparse or dense.
 
-    operands   [first input, leaves of all weights, other inputs]; the first input is [sequences, length, K] where there is
-               attention, else [T, K]
-    body       computes it densely from (first input, weights, other inputs, length)
-    attends    whether there is attention
-    m, dtype   columns and type of the result
+    operands     [first input, leaves of all weights, other inputs]; the first input is [sequences, length, K] where there is
+                 attention, [length, sequences, K] where that is also `by_position`, else [T, K]
+    body         computes it densely from (first input, weights, other inputs, length)
+    attends      whether there is attention
+    m, dtype     columns and type of the result
     """
 
     kernel: RegionKernel
     weights: tuple[ChainWeight, ...]
     body: DenseChain
     attends: bool
+    by_position: bool
     verify: bool
     m: int
     dtype: torch.dtype
@@ -51,7 +52,9 @@ class CompiledChain:
     def of(cls, chain: "Chain", kernel: RegionKernel, weights: tuple[ChainWeight, ...], verify: bool) -> "CompiledChain":
         """The chain with its kernel."""
         out = chain.output.meta["val"]
-        return cls(kernel, weights, DenseChain.of(chain), chain.attention is not None, verify, out.shape[-1], out.dtype)
+        turned = chain.inputs[0].node in chain.by_position
+        attends = chain.attention is not None
+        return cls(kernel, weights, DenseChain.of(chain), attends, turned, verify, chain.stages[-1].columns, out.dtype)
 
     def rows(self, x: torch.Tensor) -> int:
         """Rows of the result for this first input."""
@@ -64,7 +67,7 @@ class CompiledChain:
         if tokens * self.m == 0:
             return out
         if self.attends:
-            length = x.shape[1]
+            length = x.shape[0 if self.by_position else 1]
             x = x.reshape(tokens, x.shape[2])
         arguments: list[torch.Tensor | Packed | int] = [x if x.is_contiguous() else x.contiguous()]
         at, hollow = 1, False

@@ -7,7 +7,8 @@
       %2 = "kernel.attend"(%1, ...)
 
 The arguments of @region are the first input, the weights, the other inputs and, where there is attention, the length of a
-sequence. Attention has no functions of linalg: it comes as `kernel.attend`, for the chain's own lowering.
+sequence. Attention has no functions of linalg: it comes as `kernel.attend`, rotations as `kernel.rotate`, for the chain's own
+lowering. Matrices whose rows come position by position go through `kernel.regroup`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ from gossamer.backend.attention import Attention
 from gossamer.backend.bodies import signature
 from gossamer.backend.chains import Chain, Stage
 from gossamer.backend.importer import WEIGHT, import_body
-from gossamer.dialects.kernel import AttendOp
+from gossamer.backend.rotary import Rotation
+from gossamer.dialects.kernel import AttendOp, RegroupOp, RotateOp
 from gossamer.passes.context import context
 from gossamer.passes.family import Matrix
 from gossamer.passes.hints import hints
@@ -47,7 +49,7 @@ def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None)
 
 
 def _function(module: ir.Module, number: int, stage: Stage, texts: dict[str, str]) -> func.FuncOp | None:
-    """The stage's function in the module; None for attention."""
+    """The stage's function in the module; None for attention and rotations."""
     if stage.body is None:
         return None
     parsed = ir.Module.parse(texts[signature(stage.body)])
@@ -85,8 +87,12 @@ def _compose(
         stored = iter(arguments[: len(weights)])
         nodes = [i.node for i in chain.inputs]
         values: dict[fx.Node, ir.Value] = dict(zip(nodes, [x, *arguments[len(weights) :]], strict=False))
+        values.update({n: _regrouped(values[n], arguments[-1], False) for n in nodes if n in chain.by_position})
         for stage, function in zip(chain.stages, functions, strict=True):
             operands = [values[o.node] for o in stage.operands]
+            if stage.rotation is not None:
+                values[stage.output] = _rotate(stage.rotation, operands)
+                continue
             if function is None:
                 assert stage.attention is not None
                 values[stage.output] = _attend(stage.attention, operands, arguments[-1])
@@ -94,13 +100,14 @@ def _compose(
             if stage.contraction is not None:
                 operands.insert(WEIGHT, next(stored))
             values[stage.output] = func.CallOp(function, operands).results[0]
-        func.ReturnOp([values[chain.output]])
+        y = values[chain.output]
+        func.ReturnOp([_regrouped(y, arguments[-1], True) if chain.output in chain.by_position else y])
 
 
 def _attend(attention: Attention, operands: list[ir.Value], length: ir.Value) -> ir.Value:
     q, k, v, *mask = operands
     i1, i64 = ir.IntegerType.get_signless(1), ir.IntegerType.get_signless(64)
-    offsets = [ir.IntegerAttr.get(i64, offset) for _, offset in attention.operands]
+    offsets = [ir.IntegerAttr.get(i64, offset) for offset in attention.offsets]
     op = AttendOp(
         q,
         k,
@@ -119,12 +126,32 @@ def _attend(attention: Attention, operands: list[ir.Value], length: ir.Value) ->
     return op.result
 
 
+def _rotate(rotation: Rotation, operands: list[ir.Value]) -> ir.Value:
+    x, cos, sin = operands
+    numbers = {
+        "heads": rotation.heads.count,
+        "head_size": rotation.size,
+        "rotated": rotation.rotated,
+        "offset": rotation.heads.offset,
+    }
+    given = {name: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number) for name, number in numbers.items()}
+    shape = [ir.ShapedType.get_dynamic_size(), rotation.columns]
+    type_ = ir.RankedTensorType.get(shape, ir.RankedTensorType(x.type).element_type)
+    return RotateOp(x, cos, sin, **given, result=type_).result
+
+
+def _regrouped(value: ir.Value, length: ir.Value, inverse: bool) -> ir.Value:
+    flag = ir.IntegerAttr.get(ir.IntegerType.get_signless(1), inverse)
+    return RegroupOp(value, length, inverse=flag, result=value.type).result
+
+
 def _type(node: fx.Node, kind: str) -> ir.Type:
     """The type of a value as a chain sees it: a matrix with a token a row."""
     value: Any = node.meta["val"]
     dynamic = ir.ShapedType.get_dynamic_size()
     width = value.shape[-1] if value.dim() else 1
     shapes = {
-        "scalar": [], "vector": [width], "column": [dynamic, 1], "matrix": [dynamic, width], "mask": [dynamic, dynamic]
+        "scalar": [], "vector": [width], "column": [dynamic, 1], "matrix": [dynamic, width], "mask": [dynamic, dynamic],
+        "position": [dynamic, width],
     }  # fmt: skip
     return ir.RankedTensorType.get(shapes[kind], ir.Type.parse(_ELEMENTS[value.dtype]))

@@ -6,12 +6,13 @@
                                                     rows(1)               sums, scale and shift
 
 A chain is the largest part of the graph with one output whose nodes all have a token a row: contractions that become sparse,
-elementwise work, sums of rows, and attention within sequences. Nothing inside it but its output is used elsewhere.
+elementwise work, sums of rows, and attention within sequences. Nothing inside it but its output is used elsewhere. Where there
+is attention, tokens may change their order from sequence by sequence to position by position and back (token_order.py).
 """
 
 import operator
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -24,13 +25,16 @@ from gossamer.backend.contractions import Contraction
 from gossamer.backend.detect import DTYPES
 from gossamer.backend.elementwise import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.regions import epilogue, phase
+from gossamer.backend.rotary import Rotation
+from gossamer.backend.token_order import swaps_tokens, token_orders
 
 
 @dataclass(frozen=True)
 class Stage:
     """One step of a chain.
 
-    body      a function on matrices; of (x, w, *extras) where `contraction` is, of (*extras) for rows, None for attention
+    body      a function on matrices; of (x, w, *extras) where `contraction` is, of (*extras) for rows, None for attention and
+              rotations
     operands  what the body takes besides its weight: outputs of earlier stages, or values from outside
     output    the node of the large graph that it computes
     """
@@ -40,19 +44,28 @@ class Stage:
     attention: Attention | None
     operands: tuple[Extra, ...]
     output: fx.Node
+    rotation: Rotation | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns of what it computes, as a matrix with a token a row."""
+        width: int = self.output.meta["val"].shape[-1]
+        return self.rotation.columns if self.rotation is not None else width
 
 
 @dataclass(frozen=True)
 class Chain:
     """Stages in order, the last one's output being the chain's.
 
-    inputs   values from outside, the first of them a matrix
-    members  the nodes of the large graph that it computes
+    inputs       values from outside, the first of them a matrix
+    members      the nodes of the large graph that it computes
+    by_position  inputs, or the output, whose rows come position by position
     """
 
     stages: tuple[Stage, ...]
     inputs: tuple[Extra, ...]
     members: tuple[fx.Node, ...]
+    by_position: frozenset[fx.Node] = frozenset()
 
     @property
     def output(self) -> fx.Node:
@@ -81,24 +94,32 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
     for output in reversed(graph.nodes):
         if output in claimed or output.op != "call_function":
             continue
-        cone = _cone(output, sparse, attention, claimed)
-        if sum(node in sparse for node in cone) < 2:
-            continue
-        chain = _cut(sorted(cone, key=order.__getitem__), sparse, attention)
-        if chain is not None and chain.output is output:
-            chains.append(chain)
-            claimed |= cone
+        for reorder in (True, False):
+            cone = _cone(output, sparse, attention, claimed, reorder)
+            if sum(node in sparse for node in cone) < 2:
+                break
+            chain = _cut(sorted(cone, key=order.__getitem__), sparse, attention)
+            if chain is not None and chain.output is output:
+                chains.append(chain)
+                claimed |= cone
+                break
+            if not any(swaps_tokens(node) for node in cone):
+                break
     return chains[::-1]
 
 
 def _cone(
-    output: fx.Node, sparse: dict[fx.Node, Contraction], attention: list[Attention], claimed: Container[fx.Node]
+    output: fx.Node,
+    sparse: dict[fx.Node, Contraction],
+    attention: list[Attention],
+    claimed: Container[fx.Node],
+    reorder: bool,
 ) -> set[fx.Node]:
-    """The nodes that only `output` needs, as far as a chain can compute them."""
+    """The nodes that only `output` needs, as far as a chain can compute them; tokens change their order where `reorder`."""
     usable = list(attention)
     while True:
         inside = {n: a for a in usable for n in a.members}
-        cone = _fanout_free(output, sparse, inside, claimed)
+        cone = _fanout_free(output, sparse, inside, claimed, reorder)
         broken = [a for a in usable if a.node in cone and not cone.issuperset(a.members)]
         stray = [a for a in usable if a.node not in cone and not cone.isdisjoint(a.members)]
         if not broken and not stray:
@@ -107,20 +128,25 @@ def _cone(
 
 
 def _fanout_free(
-    output: fx.Node, sparse: dict[fx.Node, Contraction], attending: dict[fx.Node, Attention], claimed: Container[fx.Node]
+    output: fx.Node,
+    sparse: dict[fx.Node, Contraction],
+    attending: dict[fx.Node, Attention],
+    claimed: Container[fx.Node],
+    reorder: bool,
 ) -> set[fx.Node]:
     cone: set[fx.Node] = set()
     rows = _rows_of(output)
     if rows is None:
         return cone
-    masks = {a.mask for a in attending.values()}
+    outside = {node for a in attending.values() for node in a.outside}
     node = output
     pending = {output}
     while pending:
         if node in pending:
             pending.discard(node)
             free = node is output or all(user in cone for user in node.users)
-            if free and node not in claimed and node not in masks and _fits(node, rows, sparse, attending, output):
+            usable = free and node not in claimed and node not in outside
+            if usable and (_fits(node, rows, sparse, attending, output) or (reorder and swaps_tokens(node))):
                 cone.add(node)
                 pending.update(node.all_input_nodes)
         if node.op == "root":
@@ -183,22 +209,50 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     within = [found for found in attention if found.node in inside]
     if any(found.sizes != within[0].sizes for found in within):
         return None
+    orders = token_orders(nodes, sparse, within)
+    if orders is None:
+        return None
     for found in within:
-        operands = [Extra(matrix, "matrix") for matrix, _ in found.operands]
+        stages += [_rotated(rotation) for rotation in found.rotations]
+        operands = [Extra(heads.matrix, "matrix") for heads in found.operands]
         operands += [Extra(found.mask, "mask")] if found.mask is not None else []
         stages.append(Stage(None, None, found, tuple(operands), found.output))
         taken.update(found.members)
     groups = _groups([node for node in nodes if node not in taken])
-    stages += [_rows(group) for group in groups if not all(is_identity(node) for node in group)]
+    stages += [_rows(group) for group in groups if not all(_vanishes(node) for node in group)]
     outputs = {stage.output for stage in stages}
     stages = _in_order([_resolved(stage, outputs, inside) for stage in stages])
     if not stages or stages[-1].output is not nodes[-1]:
         return None
     inputs = dict.fromkeys(o for stage in stages for o in stage.operands if o.node not in outputs)
     first = next((o for o in inputs if o.kind == "matrix"), None)
-    if first is None or any(o.node in inside for o in inputs):
+    if first is None or any(o.node in inside or o.node.meta["val"].dtype not in DTYPES for o in inputs):
         return None
-    return Chain(tuple(stages), (first, *(o for o in inputs if o is not first)), tuple(nodes))
+    if not all(_has_rows(o, nodes[-1], within) for o in inputs):
+        return None
+    ends = [*(o.node for o in inputs if o.kind in ("matrix", "column")), stages[-1].output]
+    by_position = frozenset(node for node in ends if orders.get(node, False))
+    return Chain(tuple(stages), (first, *(o for o in inputs if o is not first)), tuple(nodes), by_position)
+
+
+def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bool:
+    """Whether an input has as many rows as a chain with this output reads of it."""
+    if operand.kind not in ("matrix", "column", "position"):
+        return True
+    counts = [_rows_of(output)]
+    if operand.kind == "position":
+        counts.append(attention[0].node.args[0].meta["val"].shape[2])  # type: ignore[union-attr]
+    return any(_same(_rows_of(operand.node), count) for count in counts)
+
+
+def _vanishes(node: fx.Node) -> bool:
+    """Whether there is nothing to compute: values stay as they are, at most in rows of another order."""
+    return is_identity(node) or swaps_tokens(node)
+
+
+def _rotated(rotation: Rotation) -> Stage:
+    operands = (Extra(rotation.heads.matrix, "matrix"), *(Extra(t.node, "position") for t in (rotation.cos, rotation.sin)))
+    return Stage(None, None, None, operands, rotation.node, rotation)
 
 
 def _product(contraction: Contraction, members: list[fx.Node]) -> Stage:
@@ -212,7 +266,7 @@ def _product(contraction: Contraction, members: list[fx.Node]) -> Stage:
 def _rows(group: list[fx.Node]) -> Stage:
     body = RowsBody()
     for member in group:
-        body.append(member)
+        (body.keep if swaps_tokens(member) else body.append)(member)
     return Stage(body.finish(group[-1]), None, None, tuple(body.extras), group[-1])
 
 
@@ -245,10 +299,10 @@ def _resolved(stage: Stage, outputs: Container[fx.Node], inside: Container[fx.No
     operands = []
     for operand in stage.operands:
         node = operand.node
-        while node in inside and node not in outputs and is_identity(node):
+        while node in inside and node not in outputs and _vanishes(node):
             node = node.all_input_nodes[0]
         operands.append(Extra(node, operand.kind))
-    return Stage(stage.body, stage.contraction, stage.attention, tuple(operands), stage.output)
+    return replace(stage, operands=tuple(operands))
 
 
 def _in_order(stages: list[Stage]) -> list[Stage]:

@@ -62,13 +62,13 @@ def compile_graph(
     covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
     decisions += left_out(statics, covered)
     replaced: dict[fx.Node, fx.Node] = {}
-    for region, prepared in plans:
-        (replace_chain if isinstance(region, Chain) else replace)(region, prepared.key, replaced)  # type: ignore[arg-type]
+    for region, built in plans:
+        (replace_chain if isinstance(region, Chain) else replace)(region, built.key, replaced)  # type: ignore[arg-type]
     graph.eliminate_dead_code()
     messages += [*fused.decisions, *sparse_operations(graph, inputs), *take_tall_products(graph, inputs)]
-    decisions, kernels = messages + decisions, [kernel.key for _, prepared in plans for kernel in prepared.kernels]
+    decisions, kernels = messages + decisions, [kernel.key for _, built in plans for kernel in built.kernels]
     kernels += [region.kernel.key for region in fused.regions.values()]
-    regions = {prepared.key: region_op.known(prepared.key) for _, prepared in plans} | fused.regions
+    regions = {built.key: region_op.known(built.key) for _, built in plans} | fused.regions
     lasting = not any(FAILED in decision.reason for decision in decisions)
     return Rewritten(regions, message_ops.used_in(graph), decisions, kernels, lasting)
 

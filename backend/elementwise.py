@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-Kind = Literal["scalar", "vector", "column", "matrix", "mask"]
+Kind = Literal["scalar", "vector", "column", "matrix", "mask", "position"]
 
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 

@@ -18,13 +18,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend import region_op
 from gossamer.backend.bodies import GatherBody, signature
+from gossamer.backend.build_region import content_hash
 from gossamer.backend.detect import Inputs
 from gossamer.backend.device import device_of
 from gossamer.backend.dump import Dump
 from gossamer.backend.elementwise import is_identity
 from gossamer.backend.gathered_region import GatheredRegion
 from gossamer.backend.options import Options
-from gossamer.backend.prepare import content_hash
 from gossamer.backend.region_op import Kernel
 from gossamer.backend.regions import epilogue
 from gossamer.backend.replace import Emitter, read_as

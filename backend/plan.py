@@ -7,19 +7,19 @@ from functools import partial
 import torch
 from torch import fx
 
+from gossamer.backend.build_chain import build_chain
+from gossamer.backend.build_region import Built, build_region
 from gossamer.backend.chains import Chain, find_chains
 from gossamer.backend.contractions import Contraction
 from gossamer.backend.cost import chain_pays, chain_schedule
 from gossamer.backend.decide import judge, stays_dense, taken
 from gossamer.backend.dump import Dump
 from gossamer.backend.options import Options
-from gossamer.backend.prepare import Prepared, prepare
-from gossamer.backend.prepare_chain import prepare_chain
 from gossamer.backend.regions import Region, grow
 from gossamer.backend.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 
-Planned = tuple[Region | Chain, Prepared]
+Planned = tuple[Region | Chain, Built]
 
 
 def plan(
@@ -87,21 +87,21 @@ class _Planner:
         """Compile a chain; if that fails, its contractions are left to be taken one by one."""
         members = chain.contractions
         names, leaves = [self._name(c) for c in members], [self._leaves(c) for c in members]
-        prepared = self._compiled(partial(prepare_chain, chain, names, leaves, self.options, self.dump), chain)
-        if prepared is not None:
-            formats = [f.name for f in prepared.kernels[0].formats if f is not None]
-            for contraction, format, size in zip(members, formats, prepared.packed_bytes, strict=True):
-                schedule = chain_schedule(contraction) or prepared.schedule
+        built = self._compiled(partial(build_chain, chain, names, leaves, self.options, self.dump), chain)
+        if built is not None:
+            formats = [f.name for f in built.kernels[0].formats if f is not None]
+            for contraction, format, size in zip(members, formats, built.packed_bytes, strict=True):
+                schedule = chain_schedule(contraction) or built.schedule
                 self._decide(contraction, format, schedule, f"in a chain of {len(members)}", size)
 
     def take(self, contraction: Contraction) -> None:
         """Compile the region of a contraction; if that fails, it stays dense."""
         region, name = grow(contraction, self._claimed), self._name(contraction)
         leaves = self._leaves(contraction)
-        prepared = self._compiled(partial(prepare, region, name, leaves, self.options, self.dump), region)
-        if prepared is not None:
+        built = self._compiled(partial(build_region, region, name, leaves, self.options, self.dump), region)
+        if built is not None:
             fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
-            self._decide(contraction, prepared.format, prepared.schedule, fused, *prepared.packed_bytes)
+            self._decide(contraction, built.format, built.schedule, fused, *built.packed_bytes)
         else:
             gain = self._gains[contraction.node]
             self.decisions[contraction.node] = stays_dense(contraction, name, FAILED, gain)
@@ -113,17 +113,17 @@ class _Planner:
             advice = "" if self.dump else " options={'dump_ir': DIR} writes every stage to files."
             warnings.warn(f"{self._failures[0]}\nIt{others} stays dense.{advice}", stacklevel=3)
 
-    def _compiled(self, compile_: Callable[[], Prepared], region: Region | Chain) -> Prepared | None:
+    def _compiled(self, compile_: Callable[[], Built], region: Region | Chain) -> Built | None:
         try:
-            prepared = compile_()
+            built = compile_()
         except CompileError as error:
             if self.options.strict:
                 raise
             self._failures.append(error)
             return None
         self._claimed.update(region.members)
-        self.planned.append((region, prepared))
-        return prepared
+        self.planned.append((region, built))
+        return built
 
     def _decide(self, contraction: Contraction, format: str, schedule: str, reason: str, packed_bytes: int) -> None:
         name, gain = self._name(contraction), self._gains[contraction.node]

@@ -48,7 +48,9 @@ def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> N
     x = emit.now(chain.inputs[0].node)
     width = x.meta["val"].shape[-1]
     if chain.attention is not None:
-        x = emit(aten.reshape.default, x, [*map(emit.now, chain.attention.sizes), width])
+        batch, length = map(emit.now, chain.attention.sizes)
+        sizes = (length, batch) if chain.inputs[0].node in chain.by_position else (batch, length)
+        x = emit(aten.reshape.default, x, [*sizes, width])
     elif x.meta["val"].dim() > 2:
         x = emit(aten.reshape.default, x, [-1, width])
     leaves = [leaf for contraction in chain.contractions for leaf in contraction.weight.leaves]
@@ -63,15 +65,28 @@ def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> N
 def _operand(operand: Extra, chain: Chain, emit: "Emitter") -> fx.Node:
     """An input as the chain reads it: a matrix has a row a token, a mask a row a query or a sequence."""
     node = emit.now(operand.node)
+    if operand.kind == "position":
+        return _by_token(node, chain, emit)
     if operand.kind == "mask":
         assert chain.attention is not None
-        batch = chain.attention.sizes[0]
-        shape = [batch, -1, -1, -1]
-        node = emit(aten.expand.default, node, shape)
+        if node.meta["val"].dim() == 4 and not statically_known_true(node.meta["val"].shape[1] == 1):
+            node = emit(aten.slice.Tensor, node, 1, 0, 1)  # all heads have the same
+        node = emit(aten.expand.default, node, [chain.attention.sizes[0], 1, -1, -1])
         length = node.meta["val"].shape[-1]
         columns = length if isinstance(length, int) else emit(aten.sym_size.int, node, 3)
         return emit(aten.reshape.default, node, [-1, columns])
     return read_as(operand, node, emit)
+
+
+def _by_token(node: fx.Node, chain: Chain, emit: "Emitter") -> fx.Node:
+    """A table with a row for each position, or each position of each sequence, as a matrix with one for each token."""
+    assert chain.attention is not None
+    value, tokens = node.meta["val"], chain.contractions[0].x.meta["val"]
+    columns = value.shape[-1]
+    if not statically_known_true(value.numel() * tokens.shape[-1] == tokens.numel() * columns):
+        node = emit(aten.reshape.default, node, [1, -1, columns])
+        node = emit(aten.expand.default, node, [emit.now(chain.attention.sizes[0]), -1, -1])
+    return emit(aten.reshape.default, node, [-1, columns]) if node.meta["val"].dim() != 2 else node
 
 
 def read_as(operand: Extra, node: fx.Node, emit: "Emitter") -> fx.Node:

@@ -17,8 +17,9 @@ The factors' maps go over the result's dimensions, then the reduced ones; a `ker
 of `lanes` elements; `reduction` is the weight's dimension that is summed over.
 
 Between the products of a chain stand `kernel.map` (elementwise, [T, N] or [T, 1]) and `kernel.sum` (of the rows of a matrix,
-to [T, 1]), whose bodies read all they need with `kernel.read`, and `kernel.attend` (scaled dot-product attention
-among the tokens of each sequence).
+to [T, 1]), whose bodies read all they need with `kernel.read`, `kernel.rotate` (rotary position embedding) and
+`kernel.attend` (scaled dot-product attention among the tokens of each sequence). `kernel.regroup` is for matrices whose rows
+come position by position.
 
     %total = "kernel.sum"() ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {size = 384} : () -> tensor<?x1xf32>
 
@@ -90,6 +91,20 @@ def _attend_problem(op: Any) -> str | None:
             return f"reads columns {offset} to {offset + columns - 1} of {name}, which is {tensor.type}"
     if len(op.mask) > 1:
         return f"has {len(op.mask)} masks"
+    return None
+
+
+def _rotate_problem(op: Any) -> str | None:
+    heads, size, rotated, offset = (ir.IntegerAttr(a).value for a in (op.heads, op.head_size, op.rotated, op.offset))
+    x, cos, sin, result = (ir.RankedTensorType(v.type) for v in (op.x, op.cos, op.sin, op.result))
+    if result.rank != 2 or result.shape[1] != heads * size:
+        return f"gives {result}, {heads} heads of {size} make {heads * size} columns"
+    if offset + heads * size > x.shape[1]:
+        return f"reads columns {offset} to {offset + heads * size - 1} of {x}"
+    if rotated % 2 or rotated > size:
+        return f"turns {rotated} columns of heads of {size}"
+    if cos.shape[1] != sin.shape[1] or cos.shape[1] not in (rotated, rotated // 2):
+        return f"turns {rotated} columns by {cos} and {sin}"
     return None
 
 
@@ -231,6 +246,42 @@ class AttendOp(KernelDialect.Operation, name="attend", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     verify_invariants = verified(_attend_problem)
+    verify_region_invariants = staticmethod(lambda op: True)
+
+
+class RotateOp(KernelDialect.Operation, name="rotate", traits=[ext.Pure]):
+    """Rotary position embedding of heads: of the first `rotated` columns of each, i turns with j = i + rotated / 2.
+
+    y[t, i] = x[t, i] cos[t, i] - x[t, j] sin[t, i]
+    y[t, j] = x[t, j] cos[t, j] + x[t, i] sin[t, j]
+
+    x         [T, columns]; head h has the columns offset + h * head_size on, in the result h * head_size on
+    cos, sin  [T, rotated], or [T, rotated / 2] for both halves
+    """
+
+    x: ext.Operand[Any]
+    cos: ext.Operand[Any]
+    sin: ext.Operand[Any]
+    heads: ir.IntegerAttr
+    head_size: ir.IntegerAttr
+    rotated: ir.IntegerAttr
+    offset: ir.IntegerAttr
+    result: ext.Result[Any]
+
+    verify_invariants = verified(_rotate_problem)
+    verify_region_invariants = staticmethod(lambda op: True)
+
+
+class RegroupOp(KernelDialect.Operation, name="regroup", traits=[ext.Pure]):
+    """The rows of a matrix in another order: y[b length + s] = x[s batch + b] for sequences of `length` tokens and a batch of
+    T / length, or back where `inverse`."""
+
+    x: ext.Operand[Any]
+    length: ext.Operand[Any]
+    inverse: ir.IntegerAttr
+    result: ext.Result[Any]
+
+    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = staticmethod(lambda op: True)
 
 

@@ -4,7 +4,8 @@ A tile of tokens goes through all stages while it is in cache. Its values are fe
 tokens and nothing is transposed between products.
 
     stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps and
-             sums of rows) · attend · unpack
+             sums of rows) · rotate (heads, by position) · attend · unpack
+    regroup  is no stage: rows that come position by position are packed and unpacked a step apart
     phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
              before the next begins
     places   a value that lives in one phase lies in the scratch memory of its thread; one that crosses phases in memory that
@@ -17,19 +18,21 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError
-from gossamer.passes.chain_products import ChainProduct, chain_product
+from gossamer.passes.chain_products import ChainProduct, Layout, chain_product
 from gossamer.passes.epilogue import reads_tokens
+from gossamer.passes.queries import defining
 from gossamer.passes.vectors import byte_width
 
-Kind = Literal["pack", "round", "product", "rows", "attend", "unpack"]
+Kind = Literal["pack", "round", "product", "rows", "rotate", "attend", "unpack"]
 
 _LINE = 64
 
 
 class Rounded(NamedTuple):
-    """The copy of a value that products of pairs read: columns of bf16 (columns.py)."""
+    """The copy of a value in bf16 that products of pairs read."""
 
     value: ir.Value
+    layout: Layout
 
 
 Tiled: TypeAlias = "ir.Value | Rounded"
@@ -38,14 +41,20 @@ Tiled: TypeAlias = "ir.Value | Rounded"
 
 @dataclass(eq=False)
 class Place:
-    """A tile's part of a tensor: `rows` x tokens of `element`, at `offset` in the tile's or the thread's memory."""
+    """A tile's part of a tensor: `rows` x tokens of `element`, or `lines` of pairs of rows, at `offset` in the tile's or the
+    thread's memory."""
 
     rows: int
     element: ir.Type
+    lines: bool
     born: int = -1
     dies: int = -1
     shared: bool = False
     offset: int = -1
+
+    def shape(self, tokens: int) -> list[int]:
+        """How it lies in memory."""
+        return [self.rows // 2, 2 * tokens] if self.lines else [self.rows, tokens]
 
     def nbytes(self, tokens: int) -> int:
         """Bytes of it."""
@@ -61,7 +70,8 @@ class Stage:
     phase    steps of one phase run tile by tile
     splits   into how many parts threads may share it out
     product  how it runs, where it is one
-    rounds   whether a product or a pack gives columns of bf16 alone, since nothing else is read
+    gives    the layout of what it gives in bf16: rounding, or a product or a pack of which nothing else is read
+    strided  whether the rows that it packs or unpacks come position by position
     """
 
     kind: Kind
@@ -70,7 +80,8 @@ class Stage:
     phase: int
     splits: int = 1
     product: ChainProduct | None = None
-    rounds: bool = False
+    gives: Layout | None = None
+    strided: bool = False
 
 
 @dataclass(eq=False)
@@ -91,9 +102,9 @@ class Chain:
         return 1 + max(stage.phase for stage in self.stages)
 
 
-def plan_chain(function: ir.Operation, ops: list[Any], result: ir.Value, lanes: int, tokens: int) -> Chain:
-    """The chain of the kernel ops of a function, which returns `result`, in tiles of `tokens`. CompileError if their sums
-    differ in type."""
+def plan_chain(function: ir.Operation, ops: list[Any], result: ir.Value, strided: bool, lanes: int, tokens: int) -> Chain:
+    """The chain of the kernel ops of a function, which returns `result`, with rows position by position where `strided`, in
+    tiles of `tokens`. CompileError if their sums differ in type."""
     chain = Chain(function, lanes, _sum_type(ops))
     phases = _phases(ops)
     staged: list[Stage] = []
@@ -104,14 +115,16 @@ def plan_chain(function: ir.Operation, ops: list[Any], result: ir.Value, lanes: 
                 staged[-1].ops.append(op)
                 continue
             staged.append(Stage("rows", [op], None, phase))
-        elif name == "kernel.attend":
-            staged.append(Stage("attend", [op], None, phase, ir.IntegerAttr(op.heads).value))
+        elif name in ("kernel.attend", "kernel.rotate"):
+            kind: Kind = "attend" if name == "kernel.attend" else "rotate"
+            staged.append(Stage(kind, [op], None, phase, ir.IntegerAttr(op.heads).value))
         else:
             product = chain_product(op)
-            if product.rounds and all((stage.kind, stage.value) != ("round", op.x) for stage in staged):
-                staged.append(Stage("round", [], op.x, phases.get(op.x, 0)))
+            rounding = ("round", op.x, product.reads)
+            if product.reads and all((stage.kind, stage.value, stage.gives) != rounding for stage in staged):
+                staged.append(Stage("round", [], op.x, phases.get(op.x, 0), gives=product.reads))
             staged.append(Stage("product", [op], None, phase, product.groups, product))
-    staged.append(Stage("unpack", [], result, phases[result]))
+    staged.append(Stage("unpack", [], result, phases[result], strided=strided))
     staged.sort(key=lambda stage: stage.phase)
     _add_packs(chain, staged)
     _round_at_once(chain)
@@ -129,8 +142,8 @@ def tile_operands(stage: Stage) -> list[Tiled]:
     found: dict[Tiled, None] = {}
     inside = {op.operation.results[0] for op in stage.ops}
     for op in stage.ops:
-        if stage.kind == "attend":
-            found.update(dict.fromkeys([op.q, op.k, op.v]))
+        if stage.kind in ("attend", "rotate"):
+            found.update(dict.fromkeys([op.q, op.k, op.v] if stage.kind == "attend" else [op.x, op.cos, op.sin]))
             continue
         if stage.product is not None:
             found[factor(stage)] = None
@@ -141,16 +154,16 @@ def tile_operands(stage: Stage) -> list[Tiled]:
 def factor(stage: Stage) -> Tiled:
     """The x of a product."""
     (op,) = stage.ops
-    return Rounded(op.x) if stage.product is not None and stage.product.rounds else op.x
+    return Rounded(op.x, stage.product.reads) if stage.product is not None and stage.product.reads else op.x
 
 
 def results(stage: Stage) -> list[Tiled]:
     """What a stage puts into the tile."""
     if stage.kind == "unpack":
         return []
-    if stage.rounds or stage.kind == "round":
+    if stage.gives is not None:
         value = stage.value if stage.value is not None else stage.ops[0].operation.results[0]
-        return [Rounded(value), *([value] if stage.product is not None and stage.product.panels > 1 else [])]
+        return [Rounded(value, stage.gives), *([value] if stage.product is not None and stage.product.panels > 1 else [])]
     if stage.kind == "pack":
         assert stage.value is not None
         return [stage.value]
@@ -198,29 +211,31 @@ def _add_packs(chain: Chain, staged: list[Stage]) -> None:
             if value in computed or value in packed or isinstance(value, Rounded):
                 continue
             packed.add(value)
+            strided = (source := defining(value)) is not None and source.name == "kernel.regroup"
             if stage.kind == "attend":
-                early.append(Stage("pack", [], value, max(stage.phase - 1, 0)))
+                early.append(Stage("pack", [], value, max(stage.phase - 1, 0), strided=strided))
             else:
-                chain.stages.append(Stage("pack", [], value, stage.phase))
+                chain.stages.append(Stage("pack", [], value, stage.phase, strided=strided))
         chain.stages.append(stage)
     chain.stages = sorted([*early, *chain.stages], key=lambda stage: stage.phase)
 
 
 def _round_at_once(chain: Chain) -> None:
-    """Where nothing but a rounding stage reads what a product or a pack gives, that gives columns of bf16 by itself.
+    """Where nothing but a rounding stage reads what a product or a pack gives, that gives bf16 by itself.
 
-    Between the panels of a product its sums still lie in the tile.
+    Between the panels of a product its sums still lie in the tile. For a line of pairs it has to have two rows at once.
     """
     readers: dict[Tiled, list[Stage]] = {}
     for stage in chain.stages:
         for value in tile_operands(stage):
             readers.setdefault(value, []).append(stage)
     for stage in list(chain.stages):
-        if stage.kind in ("pack", "product"):
+        if stage.kind in ("pack", "product") and not stage.strided:
             (value,) = results(stage)
-            if [reader.kind for reader in readers[value]] == ["round"]:
+            single = stage.product is not None and stage.product.height % 2
+            if [reader.kind for reader in readers[value]] == ["round"] and not (single and readers[value][0].gives == "lines"):
                 chain.stages.remove(readers[value][0])
-                stage.rounds = True
+                stage.gives = readers[value][0].gives
 
 
 def _place(chain: Chain, tokens: int) -> None:
@@ -239,7 +254,8 @@ def _place(chain: Chain, tokens: int) -> None:
             if stage.product is not None:
                 rows = max(rows, stage.product.groups * stage.product.height)
             element = ir.BF16Type.get() if isinstance(value, Rounded) else chain.sum_type
-            chain.places[value] = Place(rows, element, number, number)
+            lines = isinstance(value, Rounded) and value.layout == "lines"
+            chain.places[value] = Place(rows, element, lines, number, number)
             born_in[value] = stage.phase
     for shared in (True, False):
         laid: list[Place] = []

@@ -16,7 +16,7 @@ from torch_mlir.dialects import arith, math, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
 from gossamer.passes.chain_stages import Frame, emit_transposed
-from gossamer.passes.vectors import index, loop, splat_of, vector_of, widened, zeros
+from gossamer.passes.vectors import index, loop, lowest_of, splat_of, vector_of, widened, zeros
 
 _KEYS = 4  # keys, or features of the values, that share the loads of a vector of queries
 
@@ -39,7 +39,8 @@ class Sequence:
 def emit_attention(
     op: Any, frame: Frame, sequence: Sequence, scores: ir.Value, mask: ir.Value | None, first: ir.Value, valid: ir.Value
 ) -> None:
-    """Heads [low, high). `scores` is scratch memory of [keys][tokens], and so is `mask` where the op has a mask by queries."""
+    """Heads [low, high). `scores` is scratch memory of [keys][tokens], and so is `mask` where the op has a mask by queries, the
+    tile's from row `first` on."""
     _Attention(op, frame, sequence, scores, mask).emit(first, valid)
 
 
@@ -85,7 +86,7 @@ class _Attention:
     def _score(self, query: ir.Value, row: ir.Value) -> list[ir.Value]:
         """Fill the scores of a head; returns the highest of each query."""
         frame, keys = self.frame, self.keys_at_once
-        lowest = [splat_of(frame.vec, -3.0e38)] * frame.vectors
+        lowest = [splat_of(frame.vec, lowest_of(frame.vec.element_type))] * frame.vectors
         with self._tiles(lowest) as tiles:
             origin, taken, stride = self._tile(tiles.induction_variable)
             base = arith.addi(self.sequence.keys, arith.muli(tiles.induction_variable, self.sequence.tile))

@@ -1,12 +1,12 @@
 """The bodies of a chain's stages: functions on the tile's memory, for a width of so many vectors of tokens.
 
     pack     buffer[n][t] = matrix[first + t, n], transposed in squares of one vector
-    round    columns of bf16 of a buffer
+    round    a buffer in bf16
     product  sums[m][t] = epilogue(sum_k w[m, k] x[k][t]), a few rows at a time
     rows     sums and maps, sweep by sweep
     unpack   matrix[first + t, n] = buffer[n][t]
 
-Tokens past the last one of a tile repeat it, and are not stored.
+Tokens past the last one of a tile repeat it, and are not stored. They may be a step apart in the matrix.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,13 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
-from gossamer.passes.chain import Tiled, columns
-from gossamer.passes.chain_products import ChainProduct
-from gossamer.passes.columns import round_columns, store_column, transpose_columns
+from gossamer.passes.chain import Place, Rounded, Tiled, columns
+from gossamer.passes.chain_products import ChainProduct, Layout
+from gossamer.passes.columns import LINE, round_columns, store_column, transpose_columns
 from gossamer.passes.epilogue import Epilogue, on_lanes, reads_tokens
+from gossamer.passes.pair_lines import pack_lines, round_lines, store_line
 from gossamer.passes.queries import dims
+from gossamer.passes.tile_panels import TilePanels
 from gossamer.passes.vectors import (
     index,
     loop,
@@ -76,30 +78,41 @@ class Frame:
         return read
 
 
-def emit_pack(value: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value) -> None:
+def emit_pack(value: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
     """The tile's tokens of a matrix from outside, feature-major."""
     (source,) = frame.outside[value]
-    emit_transposed(source, frame.buffers[value], index(columns(value)), frame, first, valid)
+    emit_transposed(source, frame.buffers[value], index(columns(value)), frame, first, valid, step)
 
 
 def emit_transposed(
-    source: ir.Value, buffer: ir.Value, width: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value
+    source: ir.Value,
+    buffer: ir.Value,
+    width: ir.Value,
+    frame: Frame,
+    first: ir.Value,
+    valid: ir.Value,
+    step: ir.Value | None = None,
 ) -> None:
-    """source[first + t, n] -> buffer[n, t] for n < width."""
+    """source[first + t * step, n] -> buffer[n, t] for n < width."""
     lanes, narrow = frame.lanes, vector_of(frame.lanes, ir.MemRefType(source.type).element_type)
-    last = arith.subi(arith.addi(first, valid), index(1))
     with loop(index(0), width, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
         n, t = ns.induction_variable, ts.induction_variable
         mask = mask_of(lanes, arith.subi(width, n))
         rows = []
         for r in range(lanes):
-            token = arith.minui(arith.addi(arith.addi(first, t), index(r)), last)
+            token = _token(arith.addi(t, index(r)), first, valid, step)
             rows.append(widened(vector.maskedload(narrow, source, [token, n], mask, zeros(narrow)), frame.vec))
         for r, column in enumerate(transpose(rows)):
             vector.store(column, buffer, [arith.addi(n, index(r)), t])
 
 
-def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, valid: ir.Value) -> None:
+def _token(t: ir.Value, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> ir.Value:
+    """The row of token t of a tile; past the end that of the last one."""
+    t = arith.minui(t, arith.subi(valid, index(1)))
+    return arith.addi(first, t if step is None else arith.muli(t, step))
+
+
+def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
     """The tile's part of the result, token-major."""
     lanes, width = frame.lanes, index(columns(value))
     stored = vector_of(lanes, ir.MemRefType(out.type).element_type)
@@ -114,38 +127,46 @@ def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, v
         for r, row in enumerate(transpose(rows)):
             t = arith.addi(start, index(r))
             exists = arith.cmpi(arith.CmpIPredicate.ult, t, valid)
-            token = arith.addi(first, arith.minui(t, arith.subi(valid, index(1))))
+            token = _token(t, first, valid, step)
             vector.maskedstore(out, [token, n], arith.select(exists, mask, none), narrowed(row, stored))
 
 
-def emit_pack_rounded(value: ir.Value, rounded: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value) -> None:
-    """The tile's tokens of a matrix from outside, as columns of bf16."""
-    (source,) = frame.outside[value]
-    padded, last = ir.MemRefType(rounded.type).shape[0], arith.subi(arith.addi(first, valid), index(1))
-    transpose_columns(source, rounded, index(columns(value)), first, last, padded, frame.vectors)
+def emit_pack_rounded(target: Rounded, frame: Frame, first: ir.Value, valid: ir.Value) -> None:
+    """The tile's tokens of a matrix from outside, in bf16."""
+    (source,), rounded = frame.outside[target.value], frame.buffers[target]
+    size, last = columns(target), arith.subi(arith.addi(first, valid), index(1))
+    pack = {"columns": transpose_columns, "lines": pack_lines}[target.layout]
+    pack(source, rounded, index(size), first, last, -(-size // LINE) * LINE, frame.vectors)
 
 
-def emit_round(value: ir.Value, rounded: ir.Value, frame: Frame) -> None:
-    """A value of the tile as columns of bf16."""
-    round_columns(frame.buffers[value], rounded, columns(value), frame.vectors)
+def emit_round(target: Rounded, frame: Frame) -> None:
+    """A value of the tile in bf16."""
+    round_ = {"columns": round_columns, "lines": round_lines}[target.layout]
+    round_(frame.buffers[target.value], frame.buffers[target], columns(target), frame.vectors)
 
 
-def emit_product(op: Any, product: ChainProduct, packed: ir.Value, rounded: ir.Value | None, frame: Frame) -> None:
+def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout | None, frame: Frame) -> None:
     """The groups [low, high) of rows of a product with `packed`: a number of them at a time, panel by panel of columns.
 
-    The result goes to its buffer or, where there is such memory, to columns of bf16.
+    The result goes to its buffer or, if it `gives` bf16, to that.
     """
     result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
+    target = result if gives is None else Rounded(result, gives)
     inner = product.inner(frame.outside[op.w], packed, frame.vec, frame.vectors)
-    count = product.height * frame.vectors
+    if isinstance(inner, TilePanels):
+        _emit_stored(inner, epilogue, product, target, columns(result), frame)
+        return
+    height = product.rows(frame.vectors)
+    cuts, count = product.height // height, height * frame.vectors
     types, places = [frame.vec] * count, [divmod(i, frame.vectors) for i in range(count)]
-    with loop(frame.low, frame.high, index(product.step)) as chunks:
+    low, high = (arith.muli(bound, index(cuts)) if cuts > 1 else bound for bound in (frame.low, frame.high))
+    with loop(low, high, index(product.step * cuts)) as chunks:
         start = chunks.induction_variable
-        end = arith.minui(arith.addi(start, index(product.step)), frame.high)
+        end = arith.minui(arith.addi(start, index(product.step * cuts)), high)
         with loop(index(0), index(product.panels), index(1)) as panels, loop(start, end, index(1)) as groups:
             panel, group = panels.induction_variable, groups.induction_variable
-            first = arith.muli(group, index(product.height)) if product.height > 1 else group
-            rows = [arith.addi(first, index(r)) if r else first for r in range(product.height)]
+            first = arith.muli(group, index(height)) if height > 1 else group
+            rows = [arith.addi(first, index(r)) if r else first for r in range(height)]
             sums = [zeros(frame.vec)] * count
             if product.panels > 1:
                 old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)
@@ -158,23 +179,43 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, rounded: ir.V
             if product.panels > 1:
                 last = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(product.panels - 1)), has_else=True)
                 with ir.InsertionPoint(last.else_block):
-                    _store(totals, rows, result, None, frame)
+                    _store(totals, rows, result, frame)
                     scf.YieldOp([])
                 with ir.InsertionPoint(last.then_block):
-                    _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, result, rounded, frame)
+                    _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
                     scf.YieldOp([])
             else:
-                _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, result, rounded, frame)
+                _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
 
 
-def _store(totals: list[ir.Value], rows: list[ir.Value], result: ir.Value, rounded: ir.Value | None, frame: Frame) -> None:
-    for r, row in enumerate(rows):
-        mine = totals[r * frame.vectors : (r + 1) * frame.vectors]
-        if rounded is not None:
-            store_column(mine, rounded, row)
-            continue
-        for v, total in enumerate(mine):
-            frame.store(total, result, row, v)
+def _emit_stored(inner: TilePanels, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame) -> None:
+    """The same where the inner loops leave the sums of a group in memory: they go through the epilogue two rows at a time."""
+    type_ = ir.MemRefType.get([product.height, frame.vectors * frame.lanes], frame.vec.element_type)
+    sums = memref.alloca(type_, [], [], alignment=64)
+    with loop(frame.low, frame.high, index(1)) as groups:
+        group = groups.induction_variable
+        inner.store(group, sums)
+        first = arith.muli(group, index(product.height))
+        with loop(index(0), index(product.height), index(2)) as pairs:
+            slots = [arith.addi(pairs.induction_variable, index(i)) for i in (0, 1)]
+            totals = [vector.load(frame.vec, sums, [slot, frame.at(v)]) for slot in slots for v in range(frame.vectors)]
+            rows = [arith.addi(first, slot) for slot in slots]
+            _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
+
+
+def _store(totals: list[ir.Value], rows: list[ir.Value], target: Tiled, frame: Frame) -> None:
+    by_row = [totals[r * frame.vectors : (r + 1) * frame.vectors] for r in range(len(rows))]
+    buffer = frame.buffers[target]
+    if not isinstance(target, Rounded):
+        for row, mine in zip(rows, by_row, strict=True):
+            for v, total in enumerate(mine):
+                frame.store(total, target, row, v)
+    elif target.layout == "columns":
+        for row, mine in zip(rows, by_row, strict=True):
+            store_column(mine, buffer, row)
+    else:
+        for row, even, odd in zip(rows[::2], by_row[::2], by_row[1::2], strict=True):
+            store_line(even, odd, buffer, arith.divui(row, index(2)))
 
 
 def _finished(
@@ -237,6 +278,6 @@ class _Body:
         return on_lanes(self.varying, dict(self.fixed[v]), self.result, self.frame.lanes, self.frame.reader(n, v))
 
 
-def view(workspace: ir.Value, rows: int, width: int, element: ir.Type, offset: ir.Value) -> ir.Value:
-    """[rows][width] of the workspace, from byte `offset` on."""
-    return memref.view(ir.MemRefType.get([rows, width], element), workspace, offset, [])
+def view(workspace: ir.Value, place: Place, width: int, offset: ir.Value) -> ir.Value:
+    """A tile's part of a tensor, `width` tokens of it, from byte `offset` of the workspace on."""
+    return memref.view(ir.MemRefType.get(place.shape(width), place.element), workspace, offset, [])

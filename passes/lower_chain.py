@@ -24,9 +24,10 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf
 
 from gossamer.dialects.errors import CompileError
-from gossamer.passes.chain import Chain, Rounded, Stage, Tiled, factor, plan_chain, reads, results, tile_operands
+from gossamer.passes.chain import Chain, Rounded, Stage, Tiled, columns, factor, plan_chain, reads, results, tile_operands
 from gossamer.passes.chain_attention import Sequence, emit_attention
 from gossamer.passes.chain_products import chain_product
+from gossamer.passes.chain_rotate import emit_rotation
 from gossamer.passes.chain_stages import (
     Frame,
     emit_pack,
@@ -47,7 +48,7 @@ TILE_WORKSPACE = "kernel.tile_workspace"
 """Module attribute [tokens, shared, scratch]: the workspace also has `shared` bytes for each tile of `tokens`, and for each
 thread `scratch` bytes for each tile of a sequence."""
 
-_KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.attend")
+_KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.rotate", "kernel.attend")
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,16 @@ class _Lowering:
             o for o in function.entry_block.operations if o.operation.name == "bufferization.materialize_in_destination"
         )
         result, self.out = self.write.operation.operands[0], self.write.operation.operands[1]
+        regroup = defining(result)
+        strided = regroup is not None and regroup.name == "kernel.regroup"
+        if regroup is not None and strided:
+            result = regroup.operands[0]
         if result not in {op.operation.results[0] for op in ops}:
             raise CompileError(f"@{function.name.value} returns what none of its kernel ops computes")
         products = [op for op in ops if op.operation.name == "kernel.spmm"]
         self.lanes = ir.IntegerAttr(products[0].lanes).value
         self.tokens = min(chain_product(op).tokens for op in products)
-        self.chain: Chain = plan_chain(function.operation, ops, result, self.lanes, self.tokens)
+        self.chain: Chain = plan_chain(function.operation, ops, result, strided, self.lanes, self.tokens)
         *_, self.workspace, self.threads = function.entry_block.arguments
         self.attention = next((op for op in ops if op.operation.name == "kernel.attend"), None)
         masks = [
@@ -117,7 +122,8 @@ class _Lowering:
                     self._by_parts(stage)
                 scf.YieldOp([])
         self.write.operation.erase()
-        for op in reversed(self.ops):
+        block = self.function.entry_block
+        for op in [op for op in block.operations if op.operation.name in (*_KERNEL_OPS, "kernel.regroup")][::-1]:
             op.operation.erase()
 
     def _geometry(self) -> None:
@@ -125,7 +131,8 @@ class _Lowering:
         total = memref.dim(self.out, index(0))
         self.length = self.attention.length if self.attention is not None else total
         self.per_sequence = arith.ceildivui(self.length, index(self.tokens))
-        self.tiles = arith.muli(arith.divui(total, self.length), self.per_sequence)
+        self.sequences = arith.divui(total, self.length)
+        self.tiles = arith.muli(self.sequences, self.per_sequence)
         self.private = arith.muli(self.tiles, index(self.chain.shared_bytes))
         slots = arith.muli(self.threads, index(self.chain.private_bytes))
         self.scratch_base = arith.addi(self.private, slots)
@@ -171,7 +178,8 @@ class _Lowering:
     def _call(self, stage: Stage, tile: _Tile, low: ir.Value, high: ir.Value) -> None:
         """Call the stage's function for the width of the tile."""
         memory, indices = self._memory(stage), [self._offset(v, tile) for v in self._tiled(stage)]
-        indices += [tile.first, tile.valid, low, high]
+        first = arith.addi(arith.muli(tile.within, self.sequences), tile.sequence) if stage.strided else tile.first
+        indices += [first, tile.valid, low, high, *([self.sequences] if stage.strided else [])]
         if stage.kind == "attend":
             (op,) = stage.ops
             scratch = arith.muli(self.per_sequence, index(self.scratch))
@@ -202,13 +210,15 @@ class _Lowering:
             return {self.out: [self.out]}
         if stage.kind == "pack":
             assert stage.value is not None
-            return {stage.value: [buffer_of(stage.value)]}
+            regroup = defining(stage.value)
+            return {stage.value: [buffer_of(regroup.operands[0] if stage.strided and regroup else stage.value)]}
         found: dict[ir.Value, list[ir.Value]] = {}
         for op in stage.ops:
             if stage.kind == "product":
                 found[op.w] = sparse_buffers_of(op.w)
             if stage.kind == "attend":
                 found.update({m: [buffer_of(m)] for m in op.mask})
+            if stage.kind in ("attend", "rotate"):
                 continue
             found.update({r.operands[0]: [buffer_of(r.operands[0])] for r in reads(op) if not reads_tokens(r)})
         return found
@@ -233,10 +243,11 @@ class _Lowering:
         text = []
         for op in stage.ops:
             attributes = {n: str(op.operation.attributes[n]) for n in op.operation.attributes}
-            text.append(f"{op.operation.name} {attributes} {[order.get(v, '') for v in op.operation.operands]}")
+            stored = str(op.w.type) if stage.product is not None else ""
+            text.append(f"{op.operation.name} {attributes} {stored} {[order.get(v, '') for v in op.operation.operands]}")
             for region in op.operation.regions:
                 text += _body_text(region.blocks[0], order)
-        places = [(self.chain.places[v].rows, str(self.chain.places[v].element)) for v in tiled]
+        places = [(columns(v), p.rows, str(p.element), p.lines) for v, p in ((v, self.chain.places[v]) for v in tiled)]
         return "\n".join([stage.kind, str(types), str(places), *text])
 
     def _function(self, name: str, stage: Stage, types: list[ir.Type], vectors: int) -> func.FuncOp:
@@ -255,25 +266,24 @@ class _Lowering:
             outside[value], arguments = tuple(arguments[: len(memory)]), arguments[len(memory) :]
         tiled = self._tiled(stage)
         offsets, (first, valid, low, high, *rest) = arguments[: len(tiled)], arguments[len(tiled) :]
-        buffers = {
-            value: view(workspace, places[value].rows, width, places[value].element, offset)
-            for value, offset in zip(tiled, offsets, strict=True)
-        }
+        buffers = {v: view(workspace, places[v], width, offset) for v, offset in zip(tiled, offsets, strict=True)}
         frame = Frame(vector_of(self.lanes, element), vectors, buffers, outside, low, high)
-        if stage.kind == "pack" and stage.rounds:
-            emit_pack_rounded(stage.value, buffers[Rounded(stage.value)], frame, first, valid)
+        if stage.kind == "pack" and stage.gives is not None:
+            emit_pack_rounded(Rounded(stage.value, stage.gives), frame, first, valid)
         elif stage.kind == "pack":
-            emit_pack(stage.value, frame, first, valid)
+            emit_pack(stage.value, frame, first, valid, next(iter(rest), None))
         elif stage.kind == "unpack":
-            emit_unpack(stage.value, frame, outside[self.out][0], first, valid)
+            emit_unpack(stage.value, frame, outside[self.out][0], first, valid, next(iter(rest), None))
         elif stage.kind == "round":
-            emit_round(stage.value, buffers[Rounded(stage.value)], frame)
+            assert stage.gives is not None
+            emit_round(Rounded(stage.value, stage.gives), frame)
         elif stage.product is not None:
             (op,) = stage.ops
-            rounded = buffers[Rounded(op.result)] if stage.rounds else None
-            emit_product(op, stage.product, buffers[factor(stage)], rounded, frame)
+            emit_product(op, stage.product, buffers[factor(stage)], stage.gives, frame)
         elif stage.kind == "rows":
             emit_rows(stage.ops, frame)
+        elif stage.kind == "rotate":
+            emit_rotation(stage.ops[0], frame)
         else:
             self._fill_attention(stage.ops[0], frame, workspace, first, valid, rest)
 

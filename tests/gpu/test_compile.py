@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gossamer.backend import cuda_cost, prepare, region_op
+from gossamer.backend import build_region, cuda_cost, region_op
 from gossamer.backend.cpu import CPU
 from gossamer.backend.cuda_device import Gpu
 from gossamer.backend.options import Schedule
@@ -169,11 +169,11 @@ def test_a_kernel_that_the_driver_refuses_leaves_the_layer_dense(gpu: EmulatedDe
 
 def test_kernels_are_found_on_disk(gpu: EmulatedDevice, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
-    for directory in ((gpu_kernels, "_by_contract"), (gpu_kernels, "_by_key"), (prepare, "_kernels")):
+    for directory in ((gpu_kernels, "_by_contract"), (gpu_kernels, "_by_key"), (build_region, "_kernels")):
         monkeypatch.setattr(*directory, {})
     model, x = Layer(pruned(24, 40)), torch.randn(20, 40)
     compile_and_run(model, x)
-    for directory in ((gpu_kernels, "_by_contract"), (gpu_kernels, "_by_key"), (prepare, "_kernels")):
+    for directory in ((gpu_kernels, "_by_contract"), (gpu_kernels, "_by_key"), (build_region, "_kernels")):
         monkeypatch.setattr(*directory, {})
     monkeypatch.setattr("gossamer.passes.pipelines.plan", lambda *_: pytest.fail("compiled again"))
     torch._dynamo.reset()

@@ -59,3 +59,58 @@ func.func @rounded(%x: tensor<?x32xf32>, %v: tensor<32x32xbf16, "pairs(reduction
   }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "pairs", tile = [32, 16]} : (tensor<?x32xf32>, tensor<32x32xbf16, "pairs(reduction=1, width=32)">) -> tensor<?x32xf32>
   return %y : tensor<?x32xf32>
 }
+
+// -----
+
+// Blocks of bf16 read x as lines, two columns side by side, and so their results are stored for the next one: two rows at a time.
+// With a single vector of tokens, 16 rows have their sums in registers.
+// CHECK-LABEL: func.func private @dots_pack_tile64(
+// CHECK:         memref.view %{{.*}} : memref<?xi8> to memref<16x128xbf16>
+// CHECK-LABEL: func.func private @dots_product_tile64(
+// CHECK-COUNT-4: vector.load %{{.*}} : memref<16x128xbf16>, vector<32xbf16>
+// CHECK-COUNT-16: x86.avx512.dot
+// CHECK:         vector.interleave %{{.*}} : vector<16xbf16> -> vector<32xbf16>
+// CHECK-NEXT:    vector.store %{{.*}} : memref<16x128xbf16>, vector<32xbf16>
+// CHECK-LABEL: func.func private @dots_product_tile16(
+// CHECK:         vector.load %{{.*}} : memref<16x32xbf16>, vector<32xbf16>
+// CHECK-COUNT-16: x86.avx512.dot
+// CHECK-NEXT:    arith.addi
+func.func @dots(%x: tensor<?x32xbf16>, %v: tensor<32x32xbf16, "vnni(reduction=1, rows=32, columns=32)">, %w: tensor<32x32xbf16, "vnni(reduction=1, rows=32, columns=32)">) -> tensor<?x32xbf16> {
+  %h = "kernel.spmm"(%x, %v) ({
+  ^bb0(%sum: f32):
+    %0 = arith.truncf %sum : f32 to bf16
+    "kernel.yield"(%0) : (bf16) -> ()
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "bf16dot", tile = [96, 96]} : (tensor<?x32xbf16>, tensor<32x32xbf16, "vnni(reduction=1, rows=32, columns=32)">) -> tensor<?x32xbf16>
+  %y = "kernel.spmm"(%h, %w) ({
+  ^bb0(%sum: f32):
+    %0 = arith.truncf %sum : f32 to bf16
+    "kernel.yield"(%0) : (bf16) -> ()
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "bf16dot", tile = [96, 96]} : (tensor<?x32xbf16>, tensor<32x32xbf16, "vnni(reduction=1, rows=32, columns=32)">) -> tensor<?x32xbf16>
+  return %y : tensor<?x32xbf16>
+}
+
+// -----
+
+// AMX leaves its sums in memory, from where they go through the epilogue two rows at a time.
+// CHECK-LABEL: func.func private @tiles_product_tile64(
+// CHECK:         %[[SUMS:.*]] = memref.alloca() {alignment = 64 : i64} : memref<32x64xf32>
+// CHECK-COUNT-4: x86.amx.tile_mulf
+// CHECK-COUNT-4: x86.amx.tile_store %[[SUMS]]
+// CHECK-COUNT-4: x86.amx.tile_mulf
+// CHECK-COUNT-4: x86.amx.tile_store %[[SUMS]]
+// CHECK:         scf.for %{{.*}} = %c0 to %c32 step %c2 {
+// CHECK-COUNT-8: vector.load %[[SUMS]]
+// CHECK:           vector.store %{{.*}} : memref<16x128xbf16>, vector<32xbf16>
+func.func @tiles(%x: tensor<?x32xbf16>, %v: tensor<32x32xbf16, "panels(reduction=1, rows=32, width=32)">, %w: tensor<32x32xbf16, "panels(reduction=1, rows=32, width=32)">) -> tensor<?x32xbf16> {
+  %h = "kernel.spmm"(%x, %v) ({
+  ^bb0(%sum: f32):
+    %0 = arith.truncf %sum : f32 to bf16
+    "kernel.yield"(%0) : (bf16) -> ()
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "amxcolumns", tile = [32]} : (tensor<?x32xbf16>, tensor<32x32xbf16, "panels(reduction=1, rows=32, width=32)">) -> tensor<?x32xbf16>
+  %y = "kernel.spmm"(%h, %w) ({
+  ^bb0(%sum: f32):
+    %0 = arith.truncf %sum : f32 to bf16
+    "kernel.yield"(%0) : (bf16) -> ()
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "amxcolumns", tile = [32]} : (tensor<?x32xbf16>, tensor<32x32xbf16, "panels(reduction=1, rows=32, width=32)">) -> tensor<?x32xbf16>
+  return %y : tensor<?x32xbf16>
+}

@@ -73,3 +73,36 @@ func.func @attention(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>, %length: ind
   } : (tensor<?x8xf32>, tensor<?x8xf32>, tensor<?x8xf32>, index) -> tensor<?x8xf32>
   return %y : tensor<?x8xf32>
 }
+
+// -----
+
+// Five columns and eight take equal room in the tile, but are not the same loop.
+// CHECK-LABEL: func.func private @widths_rows_tile4(
+// CHECK:         scf.for %{{.*}} = %c0 to %c5 step %c1
+// CHECK-LABEL: func.func private @widths_rows1_tile4(
+// CHECK:         scf.for %{{.*}} = %c0 to %c8 step %c1
+// CHECK-LABEL: func.func @widths(
+// CHECK:             call @widths_rows_tile4
+// CHECK:             call @widths_product_tile4
+// CHECK:             call @widths_rows1_tile4
+#M = affine_map<(t, n) -> (t, n)>
+#KB = #sparse_tensor.encoding<{
+  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
+}>
+func.func @widths(%x: tensor<?x5xf32>, %w: tensor<8x5xf32, #KB>) -> tensor<?x8xf32> {
+  %n = "kernel.map"() ({
+    %0 = "kernel.read"(%x) {map = #M} : (tensor<?x5xf32>) -> f32
+    %1 = arith.negf %0 : f32
+    "kernel.yield"(%1) : (f32) -> ()
+  }) : () -> tensor<?x5xf32>
+  %h = "kernel.spmm"(%n, %w) ({
+  ^bb0(%sum: f32):
+    "kernel.yield"(%sum) : (f32) -> ()
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x5xf32>, tensor<8x5xf32, #KB>) -> tensor<?x8xf32>
+  %y = "kernel.map"() ({
+    %0 = "kernel.read"(%h) {map = #M} : (tensor<?x8xf32>) -> f32
+    %1 = arith.negf %0 : f32
+    "kernel.yield"(%1) : (f32) -> ()
+  }) : () -> tensor<?x8xf32>
+  return %y : tensor<?x8xf32>
+}

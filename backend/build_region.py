@@ -33,7 +33,7 @@ _kernels: dict[str, Kernel] = {}
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Built:
     """A region under its key, the kernels that run it, and the bytes of each weight as packed for the usual tokens."""
 
     key: str
@@ -51,7 +51,7 @@ class Prepared:
         return ", ".join(kernel.schedule for kernel in self.kernels)
 
 
-def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Options, dump: Dump | None) -> Prepared:
+def build_region(region: Region, name: str, leaves: list[torch.Tensor], options: Options, dump: Dump | None) -> Built:
     """Compiles the region, packs its weight from the values of `leaves`, and makes it known to `gossamer::region`.
 
     `name` is the weight's, for messages and dumps. Raises CompileError.
@@ -91,7 +91,7 @@ def prepare(region: Region, name: str, leaves: list[torch.Tensor], options: Opti
         packed = usual.packings.current(leaves, densest)
     except FormatError as error:
         raise CompileError(f"region {name}: its weight cannot be packed: {error}") from error
-    return Prepared(key, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))
+    return Built(key, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))
 
 
 def _format(kernel: Kernel) -> Format | Packing:

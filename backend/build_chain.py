@@ -6,13 +6,13 @@ import torch
 
 from gossamer.backend import region_op
 from gossamer.backend.bodies import signature
+from gossamer.backend.build_region import Built, content_hash, rounded_tokens
 from gossamer.backend.chain_call import ChainWeight, CompiledChain
 from gossamer.backend.chains import Chain, Stage
 from gossamer.backend.cost import chain_schedule, densest_that_pays, matrix_of, renewing_pays
 from gossamer.backend.dump import Dump
 from gossamer.backend.options import Options
 from gossamer.backend.packings import Packings
-from gossamer.backend.prepare import Prepared, content_hash, rounded_tokens
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.passes.pipelines import CHAIN
 from gossamer.runtime.region_kernel import RegionKernel, recall_region
@@ -23,9 +23,7 @@ _lock = threading.RLock()
 _kernels: dict[str, RegionKernel] = {}
 
 
-def prepare_chain(
-    chain: Chain, names: list[str], leaves: list[list[torch.Tensor]], options: Options, dump: Dump | None
-) -> Prepared:
+def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]], options: Options, dump: Dump | None) -> Built:
     """Compiles the chain, packs its weights from the values of their leaves, and makes it known to `gossamer::region`.
 
     `names` are the weights'. Raises CompileError.
@@ -57,7 +55,7 @@ def prepare_chain(
             sizes.append(packed.nbytes if packed is not None else 0)
         except FormatError as error:
             raise CompileError(f"region {own}: its weight cannot be packed: {error}") from error
-    return Prepared(key, (kernel,), tuple(sizes))
+    return Built(key, (kernel,), tuple(sizes))
 
 
 def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> RegionKernel:
@@ -85,7 +83,8 @@ def _signature(chain: Chain) -> str:
     numbers = {i.node: f"input {n}" for n, i in enumerate(chain.inputs)}
     numbers |= {s.output: f"stage {n}" for n, s in enumerate(chain.stages)}
     kinds = [(i.kind, i.node.meta["val"].dtype, _width(i.node, i.kind)) for i in chain.inputs]
-    lines = [f"chain {kinds} {rounded_tokens(chain.contractions[0].tokens)}"]
+    turned = sorted(numbers[node] for node in chain.by_position)
+    lines = [f"chain {kinds} {rounded_tokens(chain.contractions[0].tokens)} {turned}"]
     for stage in chain.stages:
         operands = [(numbers[o.node], o.kind) for o in stage.operands]
         lines.append(f"{operands} {_content(stage)}")
@@ -96,10 +95,12 @@ def _content(stage: Stage) -> str:
     if stage.body is not None:
         product = stage.contraction
         return f"{signature(stage.body)} {(str(matrix_of(product)), chain_schedule(product)) if product is not None else None}"
+    if stage.rotation is not None:
+        turned = stage.rotation
+        return f"rotated {turned.heads.count} {turned.heads.offset} {turned.size} {turned.rotated}"
     found = stage.attention
     assert found is not None
-    offsets = [offset for _, offset in found.operands]
-    return f"{found.heads} {found.kv_heads} {found.head_size} {found.scale} {found.causal} {found.key_mask} {offsets}"
+    return f"{found.heads} {found.kv_heads} {found.head_size} {found.scale} {found.causal} {found.key_mask} {found.offsets}"
 
 
 def _width(node: object, kind: str) -> object:
