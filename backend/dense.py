@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 
+from gossamer.backend.fast_paths import IN_PARTS
 from gossamer.backend.options import did_you_mean
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import OptionError
@@ -95,7 +96,7 @@ def _addmv(
 
 
 # By itself Inductor takes a product with a vector apart into multiplications and a sum, where no contraction is seen.
-_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {aten.mv.default: _mv, aten.addmv.default: _addmv}
+_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {aten.mv.default: _mv, aten.addmv.default: _addmv, **IN_PARTS}
 
 
 class _Table(dict[Any, Callable[..., Any]]):
