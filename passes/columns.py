@@ -66,11 +66,11 @@ def store_column(values: list[ir.Value], packed: ir.Value, k: ir.Value) -> None:
         vector.store(column, packed, [k, index(v * _LANES)])
 
 
-def pairs_of(packed: ir.Value, vectors: int, first: ir.Value, second: ir.Value) -> list[ir.Value]:
-    """Two packed columns: for each of so many vectors of tokens, 16 tokens' pairs."""
+def pairs_of(packed: ir.Value, vectors: range, first: ir.Value, second: ir.Value) -> list[ir.Value]:
+    """Two packed columns: for each of these vectors of tokens, whole lines of them, 16 tokens' pairs."""
     element, found = ir.MemRefType(packed.type).element_type, list[ir.Value]()
-    for v in range(0, vectors, 2):
-        width = min(2, vectors - v) * _LANES
+    for v in vectors[::2]:
+        width = min(2, vectors.stop - v) * _LANES
         a, b = (vector.load(vector_of(width, element), packed, [k, index(v * _LANES)]) for k in (first, second))
         found += [vector.shuffle(a, b, _interleaved(width, half)) for half in range(width // _LANES)]
     return found

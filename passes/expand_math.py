@@ -62,15 +62,17 @@ def _clamped(x: ir.Value, low: float, high: float) -> ir.Value:
     return arith.maxnumf(arith.minnumf(x, _splat(high, x)), _splat(low, x))
 
 
-def _keep_nan(x: ir.Value, value: ir.Value) -> ir.Value:
-    return arith.select(arith.cmpf(arith.CmpFPredicate.UNO, x, x), x, value)
+def _at_most(x: ir.Value, bound: ir.Value, less: arith.CmpFPredicate) -> ir.Value:
+    """x, or the bound where that is `less`; NaN stays, as in the one instruction that x86 has for it."""
+    return arith.select(arith.cmpf(less, bound, x), bound, x)
 
 
 def _rational(x: ir.Value, bound: float, p: Sequence[float], q: Sequence[float]) -> ir.Value:
-    clamped = _clamped(x, -bound, bound)
+    below = _at_most(x, _splat(bound, x), arith.CmpFPredicate.OLT)
+    clamped = _at_most(below, _splat(-bound, x), arith.CmpFPredicate.OGT)
     square = arith.mulf(clamped, clamped)
     numerator = arith.mulf(clamped, _polynomial(p, square))
-    return _keep_nan(x, arith.divf(numerator, _polynomial(q, square)))
+    return arith.divf(numerator, _polynomial(q, square))
 
 
 def _erf(x: ir.Value) -> ir.Value:
@@ -101,7 +103,7 @@ def _exp(x: ir.Value) -> ir.Value:
     exponent = arith.fptosi(ints, n)
     half = arith.shrsi(exponent, int_splat(1))
     value = arith.mulf(arith.mulf(p, power_of_2(half)), power_of_2(arith.subi(exponent, half)))
-    return _keep_nan(x, value)
+    return arith.select(arith.cmpf(arith.CmpFPredicate.UNO, x, x), x, value)
 
 
 _EXPANSIONS: dict[str, Callable[[ir.Value], ir.Value]] = {"math.erf": _erf, "math.tanh": _tanh, "math.exp": _exp}

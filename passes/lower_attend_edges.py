@@ -25,7 +25,7 @@ from torch_mlir.dialects import arith, math, memref, scf, vector
 from gossamer.passes.edge_rows import VECTORS, EdgeRows, Rows
 from gossamer.passes.lane_maps import gathered_sums, repeated
 from gossamer.passes.queries import walk
-from gossamer.passes.vectors import byte_width, index, loop, splat_of, zeros
+from gossamer.passes.vectors import index, loop, lowest_of, splat_of, zeros
 
 _SCORES = 1024  # of a block: with what is read for them, they stay in the first-level cache
 
@@ -69,7 +69,7 @@ class _Forward(EdgeRows):
     def _row(self, rows: Rows, scratch: ir.Value, row: ir.Value) -> None:
         begin, end = self.bounds(rows, row)
         own = self.read_row(rows, row)
-        lowest = _lowest(self.element)
+        lowest = lowest_of(self.element)
         with loop(begin, end, index(self.entries), [splat_of(self.short, lowest), zeros(self.short)]) as blocks:
             first, (largest, total) = blocks.induction_variable, blocks.inner_iter_args
             stop = arith.minui(arith.addi(first, index(self.entries)), end)
@@ -166,8 +166,3 @@ class _Forward(EdgeRows):
     def _at(self, place: ir.Value, first: ir.Value) -> ir.Value:
         """Where the scores of an entry begin in the scratch."""
         return arith.muli(arith.subi(place, first), index(self.width))
-
-
-def _lowest(element: ir.Type) -> float:
-    """The lowest finite number: below all scores, yet the difference to itself is one."""
-    return -3.4028234663852886e38 if byte_width(element) == 4 else -1.7976931348623157e308

@@ -39,6 +39,11 @@ def byte_width(type_: ir.Type) -> int:
     return (ir.IntegerType(type_).width if isinstance(type_, ir.IntegerType) else ir.FloatType(type_).width) // 8
 
 
+def lowest_of(element: ir.Type) -> float:
+    """The lowest finite f32 or f64: below all scores, yet the difference to itself is a number."""
+    return -3.4028234663852886e38 if byte_width(element) == 4 else -1.7976931348623157e308
+
+
 def load_index(buffer: ir.Value, at: ir.Value) -> ir.Value:
     """buffer[at], an unsigned position or coordinate, as an index."""
     loaded = memref.load(buffer, [at])

@@ -1,12 +1,16 @@
 """Models in bf16, and models in f32 under autocast: what becomes sparse, and by which schedule."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gossamer.runtime import jit
 from gossamer.runtime.target import host
+from gossamer.sparsity import kernels
+from tests.amx_emulator import emulated
 from tests.backend.harness import compile_and_run
 
 needs_dot = pytest.mark.skipif("avx512bf16" not in host().instructions, reason="this machine has no AVX512-BF16")
@@ -45,4 +49,30 @@ def test_bf16_layers_become_sparse(autocast: bool, schedule: str, block: tuple[i
     assert [d.schedule for d in found.regions] == [schedule, schedule]
     assert found.output.dtype is torch.bfloat16
     expected = reference(x.double())
+    torch.testing.assert_close(found.output.double(), expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())
+
+
+@pytest.fixture
+def on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine, as if it had AMX, whose instructions are emulated; and chains of products on AMX, wanted or not."""
+    features = [f for f in host().features.split(",") if not f[1:].startswith("amx")]
+    target = dataclasses.replace(host(), features=",".join([*features, "+amx-tile", "+amx-bf16"]))
+    optimize = jit.optimize
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
+    monkeypatch.setattr(kernels, "_by_contract", {})
+    monkeypatch.setattr(jit, "optimize", lambda text, to: optimize(emulated(text) if "x86_amx" in text else text, to))
+    monkeypatch.setattr("gossamer.sparsity.kernels.host", lambda: target)
+    monkeypatch.setattr("gossamer.backend.cpu.host", lambda: target)
+    monkeypatch.setattr("gossamer.backend.cost.runs_in_chains", lambda name, matrix: name == "amxcolumns")
+    monkeypatch.setattr("gossamer.backend.plan.chain_pays", lambda chain: True)
+
+
+@needs_dot
+@pytest.mark.parametrize(("block", "width", "tokens"), [((32, 32), 32, 75), ((16, 2), 2, 41), ((64, 1), 1, 17)])
+def test_chains_run_on_tiles(block: tuple[int, int], width: int, tokens: int, on_amx: None) -> None:
+    layers, x = model(block), torch.randn(tokens, 256).bfloat16()
+    expected = copy.deepcopy(layers).double()(x.double())
+    found = compile_and_run(layers.bfloat16(), x)
+    assert [(d.schedule, d.reason) for d in found.regions] == [("amxcolumns", "in a chain of 2")] * 2
+    assert {d.format for d in found.regions} == {f"panels(reduction=1, rows={min(block[0], 32)}, width={width})"}
     torch.testing.assert_close(found.output.double(), expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())

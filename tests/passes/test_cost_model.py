@@ -8,6 +8,7 @@ import pytest
 from gossamer.passes import cost_model
 from gossamer.passes.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.passes.family import Matrix
+from gossamer.passes.machine import Machine
 
 LAYERS = [(m, k) for m in (64, 768, 3072) for k in (64, 768, 3072)]
 TOKENS = [1, 2, 3, 8, 17, 64, 65, 128, 1000]
@@ -82,6 +83,45 @@ def test_more_threads_divide_all_but_the_call() -> None:
     one, two = (predict(3072, 768, 128, 0.1, "f32", 512, threads) for threads in (1, 2))
     assert two.dense_us == pytest.approx(one.dense_us / 2)
     assert one.sparse_us / 2 < two.sparse_us < one.sparse_us
+
+
+def test_threads_that_gain_less_than_it_takes_to_meet_do_not() -> None:
+    one, two = (predict(64, 64, 1, 0.1, "f32", 512, threads) for threads in (1, 2))
+    assert two.by_schedule == one.by_schedule
+
+
+def test_loads_that_are_shared_by_fewer_tokens_cost_more_where_there_is_one_a_cycle() -> None:
+    """Zen 4: filled up rows, whose values are loaded four at a time, beat others at 90 %; at 50 % pairs of rows share loads."""
+    zen = Machine.usual(512, fmas=1)
+    for tokens in (32, 128):
+        assert cost_model.predict(Matrix(3072, 768, 1, "f32", 512, 0.1), tokens, 1, zen).schedule == "broadcast"
+    assert cost_model.predict(Matrix(3072, 768, 1, "f32", 512, 0.5), 128, 1, zen).schedule == "rowpairs"
+
+
+def test_rows_of_different_length_cost_what_works_on_several_of_them() -> None:
+    even, skewed = (
+        dict(cost_model.predict(Matrix(3072, 768, 1, "f32", 512, 0.1, skew=s), 8).by_schedule) for s in (1.25, 16.0)
+    )
+    assert skewed["broadcast"] == even["broadcast"]
+    assert skewed["rowpairs"] > 1.2 * even["rowpairs"]
+    assert skewed["lookup"] > 1.5 * even["lookup"]
+
+
+def test_rows_of_equal_length_need_no_evening_out() -> None:
+    anywhere = Matrix(3072, 768, 1, "f32", 512, 0.25)
+    for even in (replace(anywhere, nm=(1, 4)), replace(anywhere, block=(16, 1))):
+        assert even.evenly(16, 16) and not even.evenly(32, 2)
+        us = [dict(cost_model.predict(matrix, 8).by_schedule)["lookup"] for matrix in (even, anywhere)]
+        assert us[0] < 0.9 * us[1]
+
+
+def test_the_longest_row_beyond_chance() -> None:
+    """16 of 3072 lognormal rows reach e^1.77 spreads where all reach e^3.5 spreads."""
+    random, skewed = (Matrix(3072, 768, 1, "f32", 512, 0.1, skew=skew) for skew in (1.25, 12.0))
+    assert [random.longest_of(n) for n in (1, 2, 16)] == [1.0, 1.0, 1.0]
+    assert skewed.longest_of(1) == 1.0
+    assert skewed.longest_of(3072) == pytest.approx(12 / 1.38, rel=0.05)
+    assert skewed.longest_of(16) == pytest.approx((12 / 1.38) ** (1.77 / 3.5), rel=0.1)
 
 
 def test_an_unknown_number_of_tokens_counts_as_some() -> None:

@@ -1,0 +1,40 @@
+"""What a chain brings to a product, by family: what the decision between a chain and its layers rests on."""
+
+import pytest
+
+from gossamer.passes.chain_products import gain_in_chain, runs_in_chains
+from gossamer.passes.family import Matrix
+
+FEATURES = frozenset({"avx512bf16", "amx"})
+
+
+def blocks(density: float, block: tuple[int, int] = (32, 32), columns: int = 768) -> Matrix:
+    return Matrix(3072, columns, 1, "bf16", 512, density=density, block=block, features=FEATURES)
+
+
+@pytest.mark.parametrize(("tokens", "ahead"), [(16, False), (32, True), (512, True)])
+def test_dot_products_need_more_than_a_vector_of_tokens(tokens: int, ahead: bool) -> None:
+    assert (gain_in_chain("bf16dot", blocks(0.1), tokens) > 1) is ahead
+
+
+def test_tiles_gain_what_transposes_cost_the_more_the_sparser_the_weight() -> None:
+    gains = [gain_in_chain("amxcolumns", blocks(density), 128) for density in (0.5, 0.2, 0.1, 0.05)]
+    assert 1 < gains[0] < gains[1] < gains[2] < gains[3] < 2.5
+
+
+@pytest.mark.parametrize(
+    ("schedule", "block", "columns", "runs"),
+    [
+        ("amxcolumns", (32, 32), 768, True),
+        ("amxcolumns", (32, 32), 784, False),  # the last block would read beyond x
+        ("amxcolumns", (16, 2), 102, True),
+        ("amxcolumns", (16, 2), 101, False),
+        ("amxcolumns", (16, 1), 101, True),
+        ("bf16dot", (32, 32), 768, True),
+        ("amx", (32, 32), 768, False),  # multiplies x as it lies in torch's memory
+    ],
+)
+def test_no_product_of_a_chain_reads_beyond_the_last_column(
+    schedule: str, block: tuple[int, int], columns: int, runs: bool
+) -> None:
+    assert runs_in_chains(schedule, blocks(0.1, block, columns)) is runs
