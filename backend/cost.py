@@ -9,7 +9,7 @@ import torch
 from gossamer.backend.contractions import Contraction
 from gossamer.backend.device import device_of
 from gossamer.backend.times import DENSE, tokens_class
-from gossamer.passes.chain_products import runs_in_chains
+from gossamer.passes.chain_products import gain_in_chain, runs_in_chains
 from gossamer.passes.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.passes.family import Matrix
 from gossamer.runtime.data_cache import first_level_bytes
@@ -21,10 +21,6 @@ _NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torc
 
 TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
 """Numbers of tokens up to each of which one schedule is chosen, where the number is not known at compile time."""
-
-_CHAIN_GAIN = {"bf16dot": 0.95}
-"""How much faster a product is in a chain, which transposes nothing between products, about: 1.1 times, but not one that does
-without transposes."""
 
 _STAGE_US = 10.0
 """Microseconds that it takes to call attention or a sweep over rows outside of a chain; and its tensors go through memory."""
@@ -111,7 +107,7 @@ def chain_pays(chain: "Chain") -> bool:
             apart += _predicted(stage.contraction, tokens).sparse_us
         else:
             out = stage.output.meta["val"]
-            apart += _STAGE_US + device.transpose_us(2 * tokens * out.shape[-1] * out.dtype.itemsize)
+            apart += _STAGE_US + device.transpose_us(2 * tokens * stage.columns * out.dtype.itemsize)
     return together <= apart
 
 
@@ -125,7 +121,9 @@ def _chained_us(contraction: Contraction, chain: "Chain") -> float:
         batch, length = 1, usual_tokens(contraction)
     times, padded = (batch, length) if length <= lanes else (1, batch * -(-length // lanes) * lanes)
     found = dict(_predicted(contraction, padded, measured=usual_tokens(contraction)).by_schedule)
-    return times * (found.get(schedule or "", math.inf) - call) / _CHAIN_GAIN.get(schedule or "", 1.1)
+    if schedule not in found:
+        return math.inf
+    return times * (found[schedule] - call) / gain_in_chain(schedule, matrix_of(contraction), padded)
 
 
 def usual_tokens(contraction: Contraction) -> int:

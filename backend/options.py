@@ -17,6 +17,7 @@ Schedule = Literal[
     "kblock",
     "gather",
     "lookup",
+    "planes",
     "bitmap",
     "broadcast",
     "bf16dot",
@@ -46,7 +47,7 @@ class Options:
     """What can be set, with its default.
 
     dense     who runs what is not sparse: "inductor", "eager", or "auto" (Inductor where a C++ compiler is found).
-    schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles), "lookup",
+    schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles), "lookup", "planes",
               "bitmap", "gather" (for a few tokens), "broadcast" (for some), "block" and "blockvec"
               (for blocks, many and few tokens), "rowpairs" (half dense), those for other types and patterns,
               "reference" (MLIR's own sparsifier: slow and simple, to compare with), or those for CUDA tensors, "gpu-...".

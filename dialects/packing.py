@@ -84,7 +84,8 @@ class Windows(Packing):
 
     bounds   per group four numbers: its first step, its first run, its first run of 2, the end of its runs
     origins  per run: the first block of its window
-    places   per step and lane: 128 + the column in the window; 0 where the row has nothing
+    places   per step and lane: 128 + the column in the window; 0 where the row has nothing. Of 64 lanes the one of lane
+             16 v + 4 i + c comes (16 i + 4 v + c)th: so bytes are looked up that instructions put together in order
     values   per step and lane; 0 where the row has nothing
     """
 
@@ -93,7 +94,7 @@ class Windows(Packing):
     lanes: int
 
     def __post_init__(self) -> None:
-        self._check((self.lanes in (2, 4, 8, 16), "lanes must be 2, 4, 8 or 16"))
+        self._check((self.lanes in (2, 4, 8, 16, 64), "lanes must be 2, 4, 8, 16 or 64"))
 
     def components(self) -> tuple[Component, ...]:
         return Component("bounds", 32), Component("origins", 32), Component("places", 8), Component("values", 0)
@@ -105,7 +106,7 @@ class Padded(Packing):
 
     The nonzeros of a row in a panel come in groups of 4 (`GROUP`). `positions` say where they begin, `coordinates` in which
     column of the panel they are, times 8 (`SCALE`), so that x86 finds x there without a shift. To fill up: the value 0 in
-    column `columns`, which no nonzero has.
+    the row's last column.
     """
 
     kind: ClassVar[str] = "padded"
@@ -227,18 +228,22 @@ class VnniMap(Packing):
 
 @dataclass(frozen=True)
 class Panels(Packing):
-    """Strips of `rows` rows, each as the columns that have a nonzero in it, 32 a panel.
+    """Strips of `rows` rows, each as the columns that have a nonzero in it, 32 a panel, `width` neighbours at a time.
 
-    `positions` say where the panels of each strip begin. A panel has 32 `coordinates`, its columns; the first one past the
-    last 32 columns fills up. Its values are rows / 16 tiles of 16 rows x 32 columns.
+    `positions` say where the panels of each strip begin. A panel has 32 / width `coordinates`, counted in `width` columns; the
+    last of its strip fills up, with values of 0. Its values are rows / 16 tiles of 16 rows x 32 columns.
     """
 
     kind: ClassVar[str] = "panels"
     COLUMNS: ClassVar[int] = 32
     rows: int
+    width: int
 
     def __post_init__(self) -> None:
-        self._check((self.rows in (16, 32), "rows must be 16 or 32"))
+        self._check(
+            (self.rows in (16, 32), "rows must be 16 or 32"),
+            (self.width in (1, 2, self.COLUMNS), f"width must be 1, 2 or {self.COLUMNS}"),
+        )
 
     def components(self) -> tuple[Component, ...]:
         return Component("positions", 32), Component("coordinates", 32), Component("values", 0)
@@ -265,30 +270,36 @@ class RowPairs(Packing):
 
 @dataclass(frozen=True)
 class Slices(Packing):
-    """SELL-C-sigma (Kreutzer et al., 2014): rows sorted by length, `lanes` of them a slice, one row a lane.
+    """SELL-C-sigma (Kreutzer et al., 2014): rows sorted by length, `lanes` of them a slice, one row a lane, longest first.
 
     A slice takes as many steps as its longest row has entries. Places where a row has no entry any more hold some other.
 
     positions    per slice: its first step; then the end
+    common       per slice: the steps in which each of its rows has an entry
     origins      per slice: its first row if its rows follow each other, else -1
+    bases        per slice: the first of the columns that its coordinates count from
     rows         per slice and lane; the last slice is filled up with its first row
     lengths      per slice and lane: entries, 0 to fill up
     starts       per step: its first column if its columns follow each other, lane by lane, else -1
-    coordinates  per step and lane
-    original     the words of the values that `values` was made of
+    coordinates  per step and lane, of `width` bits: the column less the base of the slice
+    original     the words of the values that `values` was made of, or nothing
     hash         64 bits that the kernel makes of `original`
     values       per step and lane
     """
 
     kind: ClassVar[str] = "slices"
     lanes: int
+    width: int
 
     def __post_init__(self) -> None:
-        self._check((self.lanes in (2, 4, 8, 16), "lanes must be 2, 4, 8 or 16"))
+        self._check(
+            (self.lanes in (2, 4, 8, 16), "lanes must be 2, 4, 8 or 16"), (self.width in (16, 32), "width must be 16 or 32")
+        )
 
     def components(self) -> tuple[Component, ...]:
-        words = ("positions", "origins", "rows", "lengths", "starts", "coordinates", "original", "hash")
-        return *(Component(name, 32) for name in words), Component("values", 0)
+        before = ("positions", "common", "origins", "bases", "rows", "lengths", "starts")
+        words = (*(Component(name, 32) for name in before), Component("coordinates", self.width))
+        return *words, Component("original", 32), Component("hash", 32), Component("values", 0)
 
 
 @dataclass(frozen=True)

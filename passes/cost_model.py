@@ -8,6 +8,7 @@ y[t, m] = sum_k x[t, k] w[m, k], T tokens:
              at least              the values are read (Machine.read), and multiplied 1.25 times as fast as in the best
                                    dense product
     each     Machine.call_us       the call
+             _MEET_US              threads that share a call have to meet; one computes alone what takes less
 """
 
 import math
@@ -19,6 +20,7 @@ from gossamer.passes.family import Matrix
 from gossamer.passes.machine import Machine, element_width
 
 _FASTER = 0.8
+_MEET_US = 2.0
 UNKNOWN_TOKENS = 32  # assumed where the number of tokens is not known at compile time
 
 
@@ -56,8 +58,13 @@ def _dense_us(matrix: Matrix, tokens: int, machine: Machine) -> float:
     return machine.speeds[element].dense_us(matrix.rows * matrix.columns, element_width(element), tokens)
 
 
+def _shared(us: float, threads: int) -> float:
+    """What takes one thread so many microseconds, on several if that is faster."""
+    return min(us, us / threads + _MEET_US)
+
+
 def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machine | None = None) -> Prediction:
-    """The cost of a layer with this weight, by default on the usual machine. More threads divide all but the call."""
+    """The cost of a layer with this weight, by default on the usual machine. Threads share all but the call, and meet."""
     machine = machine or Machine.usual(matrix.bits)
     t, speed = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), machine.speeds[matrix.element]
     width = element_width(matrix.element)
@@ -67,5 +74,5 @@ def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machi
     least = max(values / machine.read.at(values) / 1e3, _FASTER * fastest * matrix.nonzeros * t * 1e-6)
     possible = [f for f in FAMILIES.values() if t <= f.most and f.storage(matrix) is not None]
     sparse = sorted((f.cycles(matrix, t) / speed.cycles_a_us(f.name, t), f.name) for f in possible)
-    able = [(name, max(us, least) / threads + machine.call_us) for us, name in sparse if us < math.inf]
+    able = [(name, _shared(max(us, least), threads) + machine.call_us) for us, name in sparse if us < math.inf]
     return Prediction(dense, tuple(able))

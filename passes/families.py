@@ -20,6 +20,7 @@ from gossamer.passes.lower_gpu_vnm import GPU_VNM
 from gossamer.passes.lower_kblock import KBLOCK
 from gossamer.passes.lower_lookup import LOOKUP
 from gossamer.passes.lower_pairs import PAIRS
+from gossamer.passes.lower_planes import PLANES
 from gossamer.passes.lower_rowpairs import ROWPAIRS
 
 FAMILIES: dict[str, Family] = {
@@ -28,6 +29,7 @@ FAMILIES: dict[str, Family] = {
         KBLOCK,
         GATHER,
         LOOKUP,
+        PLANES,
         BITMAP,
         BROADCAST,
         BF16DOT,

@@ -6,6 +6,8 @@ the top of the file of its lowering, and listed in `families.py`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import sqrt
+from statistics import NormalDist
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
@@ -26,7 +28,7 @@ class Matrix:
     nm             (n, m) where of every m aligned neighbours along K at most n are nonzero
     vnm            (v, n, m) where of every m aligned neighbours along K n are nonzero at most, and 4 in v aligned rows together
     skew           nonzeros of the longest row over the mean of all rows, rounded up; 1 where all rows have equally many
-    features       instructions of the target that not all have: "avx512bf16", "avx512vbmi2", "amx"
+    features       instructions of the target that not all have: "avx512bf16", "avx512vbmi", "avx512vbmi2", "amx"
     l1d            bytes of the target's first-level data cache
     given          element of x where it is another than the weight's: "f32" where a product of f32 may be rounded to bf16
     """
@@ -56,10 +58,31 @@ class Matrix:
         """Expected number of nonzeros."""
         return self.rows * self.columns * self.density
 
+    def longest_of(self, rows: int) -> float:
+        """The nonzeros of the longest of so many rows over the mean, as far as chance does not account for it.
+
+        As if the logarithms of the rows' nonzeros were normal: then `skew`, the longest of all rows, tells their spread.
+        """
+        farthest, mean = _highest(self.rows), self.columns * self.density
+        if farthest <= 0 or mean <= 0:
+            return 1.0
+        by_chance = 1 + farthest * sqrt((1 - self.density) / mean)
+        return max(1.0, self.skew / by_chance) ** (_highest(rows) / farthest)
+
+    def evenly(self, rows: int, columns: int) -> bool:
+        """Whether aligned rows, so many, have equally many nonzeros in each block of so many columns: by n:m or tall blocks."""
+        by_groups = self.nm is not None and columns % self.nm[1] == 0
+        return by_groups or (self.block is not None and self.block[0] % rows == 0)
+
     def __str__(self) -> str:
         """The same text in every process, for keys of caches: a set has no order of its own."""
         texts = (f"{f.name}={sorted(v) if isinstance(v := getattr(self, f.name), frozenset) else v}" for f in fields(self))
         return f"Matrix({', '.join(texts)})"
+
+
+def _highest(count: int) -> float:
+    """The highest of so many normal numbers, in standard deviations (Blom, 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,19 @@ _CACHE_LINE = 64
 _MOST = 8
 
 
-class FewTokens(Product):
+class WeightInLanes(Product):
+    """A product whose vectors are elements of the weight, each of which is multiplied by the tokens one after the other."""
+
+    def cycles(self, values: ir.Value, tokens: ir.Value) -> ir.Value:
+        """One for each vector of values and token, two for the loads of the vector."""
+        return arith.muli(arith.ceildivui(values, index(self.lanes)), arith.addi(tokens, index(2)))
+
+
+class FewTokens(WeightInLanes):
     """A product, `tokens` at a time; a copy of a token has `padded_K` elements."""
 
-    def __init__(self, op: Any, padded_K: int) -> None:
-        super().__init__(op)
+    def __init__(self, op: Any, padded_K: int, unit: int | None = None) -> None:
+        super().__init__(op, unit)
         tile = integers(op.tile)
         if len(tile) != 1 or not 1 <= tile[0] <= _MOST:
             raise CompileError(f"tile {tile} is not a number of tokens from 1 to {_MOST}")
@@ -39,7 +47,7 @@ class FewTokens(Product):
         with self.op.location:
             variants = {n: self.function(f"rows{n}", partial(emit, n)) for n in widths}
             with ir.InsertionPoint(self.op):
-                chunks = arith.minui(index(self.groups), self.storage.threads)
+                chunks = arith.minui(index(self.groups), self.workers())
 
                 def body(chunk: ir.Value, offset: ir.Value) -> None:
                     low, high = self.row_range(chunk, chunks)

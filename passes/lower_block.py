@@ -29,7 +29,7 @@ from gossamer.passes.row_groups import RowGroups
 from gossamer.passes.token_tile import TokenTile
 
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
-_MULTIPLY, _LOAD, _START, _ELEMENT = 0.73, 0.3, 6.3, 0.31  # cycles, see _cycles
+_MULTIPLY, _LOAD, _START, _ELEMENT = 0.73, 0.3, 24.0, 0.31  # cycles, see _cycles
 _TALLEST, _WIDEST = 6, 4  # rows and columns of a stored block
 _PANEL = {1: 48 << 10, 2: 64 << 10}  # bytes of a panel of x by rows of a block: one or two rows want it from the first-level
 _WIDE_PANEL = 192 << 10  # cache, with more of them to share a load the second-level cache is as good
@@ -66,7 +66,7 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
     """Per tile of v vectors of tokens: nnz / fill stored values of v (0.73 + 0.3 / R) each, a multiply-add and its share of a
-    load of x, with R rows in a stored block; 6.3 M / R panels for starts and ends; 0.31 (K + M) v L for the transposes."""
+    load of x, with R rows in a stored block; 24 M / R panels for starts and ends; 0.31 (K + M) v L for the transposes."""
     stored = _storage(matrix)
     if stored is None:
         return inf

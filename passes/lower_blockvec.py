@@ -31,7 +31,8 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import BlockVectors, Packing
 from gossamer.passes.encodings import storage_of_type
 from gossamer.passes.family import Family, Matrix
-from gossamer.passes.product import Operands, Product, products
+from gossamer.passes.few_tokens import WeightInLanes
+from gossamer.passes.product import Operands, products
 from gossamer.passes.token_tile import tile_bytes
 from gossamer.passes.vectors import (
     byte_width,
@@ -104,7 +105,7 @@ class LowerBlockvec:
             _lower(blocks)
 
 
-class _BlockVectors(Product):
+class _BlockVectors(WeightInLanes):
     """A product, `tokens` at a time."""
 
     def __init__(self, op: Any) -> None:

@@ -95,13 +95,17 @@ class _Gather(Product):
         """By nonzeros: where a row starts and ends costs about as much as one vector of them."""
         return self.stored_before(row, 1, self.lanes)
 
+    def cycles(self, values: ir.Value, tokens: ir.Value) -> ir.Value:
+        """One for each element that is gathered."""
+        return arith.muli(values, tokens)
+
 
 def _lower(gather: _Gather) -> None:
     widths = [n for n in (4, 2, 1) if n <= gather.tokens]
     with gather.op.location:
         variants = {n: gather.function(f"rows{n}", partial(_emit_rows, gather, n)) for n in widths}
         with ir.InsertionPoint(gather.op):
-            chunks = arith.minui(index(gather.groups), gather.storage.threads)
+            chunks = arith.minui(index(gather.groups), gather.workers())
 
             def body(chunk: ir.Value, offset: ir.Value) -> None:
                 low, high = gather.row_range(chunk, chunks)

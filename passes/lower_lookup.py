@@ -20,7 +20,7 @@ from functools import partial
 from typing import ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, llvm, scf, vector
+from torch_mlir.dialects import arith, llvm, memref, scf, vector
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -55,12 +55,13 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     """Per tile of t tokens: 1.3 + 1.6 t a step, for its loads and for each permutation and multiply-add, twice that where a
     permutation reads one register only; 100 a group of rows; K t / L for the copy of x.
 
-    A block of L columns holds c = L density nonzeros of a row; evened out over the rows of a group (runtime/windows.py) it
-    takes c + 1 steps.
+    A block of L columns holds c = L density nonzeros of a row, of the longest row of a group with more than chance explains;
+    evened out over the rows (runtime/windows.py) it takes c + 1 steps, or c where the rows have equally many.
     """
     m, k, lanes = matrix.rows, matrix.columns, matrix.lanes
     groups, blocks = -(-m // lanes), -(-k // lanes)
-    steps = groups * blocks * (lanes * matrix.density + 1)
+    uneven = 0 if matrix.evenly(lanes, lanes) else 1
+    steps = groups * blocks * (min(matrix.density * matrix.longest_of(lanes), 1.0) * lanes + uneven)
     a_token = _TOKEN if matrix.bits == 512 else 2 * _TOKEN
     widest = _TOKENS[lanes]
     full, left = divmod(tokens, widest)
@@ -83,9 +84,22 @@ class LowerLookup:
             if (str(sums), lanes) not in _PERMUTE:
                 raise CompileError(f"no instruction looks up {lanes} lanes of {sums}")
             size = ir.RankedTensorType(op.x.type).shape[1]
-            lookup = FewTokens(op, (-(-size // lanes) + 1) * lanes)  # a window may begin with the last block
+            lookup = InWindows(op, (-(-size // lanes) + 1) * lanes)  # a window may begin with the last block
             widths = list(range(lookup.tokens, 0, -1))
             lookup.lower(module, widths, partial(_emit_rows, lookup))
+
+
+class InWindows(FewTokens):
+    """A product of a weight in `Windows`, whose groups of rows take different numbers of steps."""
+
+    def work_before(self, row: ir.Value) -> ir.Value:
+        """By steps: where a group starts and ends costs about as much as 32."""
+        bounds, values = self.buffers[1], self.buffers[self.components]
+        group, last = arith.ceildivui(row, index(self.unit)), index(self.groups - 1)
+        all_steps = arith.divui(memref.dim(values, index(0)), index(self.unit))
+        before = load_index(bounds, arith.muli(arith.minui(group, last), index(4)))
+        steps = arith.select(arith.cmpi(arith.CmpIPredicate.ugt, group, last), all_steps, before)
+        return arith.addi(steps, arith.muli(group, index(32)))
 
 
 def _emit_rows(lookup: FewTokens, count: int, operands: Operands) -> None:

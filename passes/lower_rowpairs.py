@@ -52,16 +52,16 @@ def _vectors(matrix: Matrix) -> int:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: nnz (a(v) - b(v) density), the more the rows have in common the fewer loads; 36 M / 2
-    panels for starts and ends; 0.4 (K + M) v L for the transposes."""
+    """Per tile of v vectors of tokens: nnz (a(v) - b(v) density), the more the rows have in common the fewer loads, and both
+    rows of a pair as many as the longer one; 36 M / 2 panels for starts and ends; 0.4 (K + M) v L for the transposes."""
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     starts = _START * m / 2 * -(-k // _storage(matrix).width)
     full, left = divmod(tokens, widest * lanes)
     tiles = [widest] * full + ([min(v for v in (1, 2, 4) if left <= v * lanes)] if left else [])
-    total = 0.0
+    total, stored = 0.0, matrix.nonzeros * matrix.longest_of(2)
     for v in tiles:
         alone, shared = _NONZERO[v]
-        total += matrix.nonzeros * (alone - shared * matrix.density) + starts + _ELEMENT * (k + m) * v * lanes
+        total += stored * (alone - shared * matrix.density) + starts + _ELEMENT * (k + m) * v * lanes
     return total
 
 

@@ -1,16 +1,19 @@
 """lower-slices: a `kernel.gather_slices` becomes loops over slices of rows, one row a lane, in parts of equal work.
 
-before   %y = "kernel.gather_slices"(%a, %x) : (tensor<?x?xf32, "slices(reduction=1, lanes=16)">, tensor<?xf32>) -> ...
+before   %y = "kernel.gather_slices"(%a, %x) : (tensor<?x?xf32, "slices(reduction=1, lanes=16, width=16)">, ...) -> ...
 after    scf.parallel (%part) = ...
            the part's share of `original` is hashed              // its sum over the parts goes into `hash`
-           for each slice, scf.for %step iter_args(16 sums)
-             %read = starts[step] >= 0 ? vector.load x[starts[step]] : 16 scalar loads of x[coordinates[step, lane]]
-             sums = step < lengths ? vector.fma(values[step], %read, sums) : sums
+           for each slice, scf.for %step iter_args(16 sums)      // the steps that all of its rows have
+             %read = starts[step] >= 0 ? vector.load x[starts[step]] : 16 scalar loads of x[base + coordinates[step, lane]]
+             sums = vector.fma(values[step], %read, sums)
+           scf.for %step iter_args(16 sums)                      // and those that only some have
+             sums = step < lengths ? vector.fma(...) : sums
            the sums into y, side by side where rows follow each other
 
 Elements are gathered by scalar loads: on AMD's Zen, and on Intel's processors that guard gathers against data sampling, the
-instruction takes twice as long, and on others it wins little. Where columns follow each other, as those of stencils do,
-neither coordinates are read nor elements gathered.
+instruction takes twice as long, and on others it wins little. Their coordinates are read 64 bits at a time, four of 16 bits,
+since loads are what there are most of. Where columns follow each other, as those of stencils do, neither coordinates are read
+nor elements gathered.
 
 The hash is NH (Black et al., UMAC, 1999), with keys that follow from the place: the sum of (low word + key) * (high word +
 key) modulo 2^64, which is the same however the values are divided among threads. Keys are a random number for each line of 16
@@ -58,10 +61,9 @@ class _Slices:
         self.storage: Storage = storage_of(op.operation)
         packing = storage_of_type(ir.RankedTensorType(op.a.type))
         assert isinstance(packing, Slices)
-        self.lanes = packing.lanes
-        buffers = sparse_buffers_of(op.a)
-        self.positions, self.origins, self.rows, self.lengths, self.starts, self.coordinates = buffers[:6]
-        self.original, self.hash, self.values = buffers[6:]
+        self.lanes, self.width = packing.lanes, packing.width
+        self.positions, self.common, self.origins, self.bases, *buffers = sparse_buffers_of(op.a)
+        self.rows, self.lengths, self.starts, self.coordinates, self.original, self.hash, self.values = buffers
         self.x = buffer_of(op.x)
         self.word, self.long = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
         self.vec = vector_of(self.lanes, ir.MemRefType(self.storage.output.type).element_type)
@@ -126,34 +128,49 @@ class _Slices:
 
     def _slice(self, number: ir.Value) -> None:
         """The rows of one slice."""
-        lane = arith.muli(number, index(self.lanes))
         begin, end = (load_index(self.positions, at) for at in (number, arith.addi(number, index(1))))
-        lengths = vector.load(vector_of(self.lanes, self.word), self.lengths, [lane])
-        with loop(begin, end, index(1), [zeros(self.vec)]) as steps:
-            step, (sums,) = steps.induction_variable, steps.inner_iter_args
+        shared = arith.addi(begin, load_index(self.common, number))
+        x = self._from(load_index(self.bases, number))
+        lane = arith.muli(number, index(self.lanes))
+        with loop(begin, shared, index(1), [zeros(self.vec)]) as steps:
+            scf.YieldOp([self._more(steps.induction_variable, x, steps.inner_iter_args[0])])
+        with loop(shared, end, index(1), steps.results) as rest:
+            step, (sums,) = rest.induction_variable, rest.inner_iter_args
             done = arith.index_cast(self.word, arith.subi(step, begin))
+            lengths = vector.load(vector_of(self.lanes, self.word), self.lengths, [lane])
             mask = arith.cmpi(arith.CmpIPredicate.sgt, lengths, vector.broadcast(lengths.type, done))
-            place = arith.muli(step, index(self.lanes))
-            more = math.fma(vector.load(self.vec, self.values, [place]), self._read(step, place), sums)
-            scf.YieldOp([arith.select(mask, more, sums)])
-        self._store(steps.results[0], number, lane)
+            scf.YieldOp([arith.select(mask, self._more(step, x, sums), sums)])
+        self._store(rest.results[0], number, lane)
 
-    def _read(self, step: ir.Value, place: ir.Value) -> ir.Value:
-        """The elements of x that a step multiplies with."""
+    def _from(self, base: ir.Value) -> ir.Value:
+        """x from a column on."""
+        dynamic, type_ = ir.ShapedType.get_dynamic_size(), ir.MemRefType(self.x.type)
+        memory = ir.MemRefType.get([dynamic], type_.element_type, ir.StridedLayoutAttr.get(dynamic, [1]))
+        left = arith.subi(memref.dim(self.x, index(0)), base)
+        return memref.reinterpret_cast(memory, self.x, [base], [left], [], [dynamic], [dynamic], [1])
+
+    def _more(self, step: ir.Value, x: ir.Value, sums: ir.Value) -> ir.Value:
+        """The sums with the products of a step; its coordinates count from where `x` begins."""
+        place = arith.muli(step, index(self.lanes))
         start = memref.load(self.starts, [step])
         choice = scf.IfOp(_non_negative(start), [self.vec], has_else=True)
         with ir.InsertionPoint(choice.then_block):
             scf.YieldOp([vector.load(self.vec, self.x, [arith.index_castui(ir.IndexType.get(), start)])])
         with ir.InsertionPoint(choice.else_block):
-            elements = []
-            for lane in range(0, self.lanes, 2):  # two coordinates a load
-                pair = vector.load(vector_of(2, self.word), self.coordinates, [arith.addi(place, index(lane))])
-                both = vector.extract(vector.bitcast(vector_of(1, self.long), pair), [], [0])
-                low = arith.andi(both, arith.constant(self.long, (1 << 32) - 1))
-                high = arith.shrui(both, arith.constant(self.long, 32))
-                elements += [memref.load(self.x, [arith.index_cast(ir.IndexType.get(), column)]) for column in (low, high)]
-            scf.YieldOp([vector.from_elements(self.vec, elements)])
-        return choice.results[0]
+            scf.YieldOp([vector.from_elements(self.vec, [memref.load(x, [column]) for column in self._columns(place)])])
+        return math.fma(vector.load(self.vec, self.values, [place]), choice.results[0], sums)
+
+    def _columns(self, place: ir.Value) -> list[ir.Value]:
+        """The coordinates of a step."""
+        at_once = min(self.lanes, self.long.width // self.width)
+        narrow, wide = (ir.IntegerType.get_signless(self.width * each) for each in (1, at_once))
+        mask, found = arith.constant(wide, (1 << self.width) - 1), []
+        for lane in range(0, self.lanes, at_once):
+            line = vector.load(vector_of(at_once, narrow), self.coordinates, [arith.addi(place, index(lane))])
+            word = vector.extract(vector.bitcast(vector_of(1, wide), line), [], [0])
+            shifted = (arith.shrui(word, arith.constant(wide, self.width * each)) for each in range(at_once))
+            found += [arith.index_castui(ir.IndexType.get(), arith.andi(column, mask)) for column in shifted]
+        return found
 
     def _store(self, sums: ir.Value, number: ir.Value, lane: ir.Value) -> None:
         origin = memref.load(self.origins, [number])

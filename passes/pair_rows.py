@@ -60,5 +60,5 @@ class PairRows:
         at, element = arith.muli(pair, index(2)), ir.MemRefType(self.values.type).element_type
         ks = [arith.addi(origin, load_index(self.coordinates, arith.addi(at, index(i)))) for i in (0, 1)]
         weights = in_all_lanes(vector.load(vector_of(2, element), self.values, [at]))
-        found = pairs_of(self.packed, self.vectors, *ks)
+        found = pairs_of(self.packed, range(self.vectors), *ks)
         return [x86.DotBF16Op(total, weights, x).result for total, x in zip(sums, found, strict=True)]

@@ -31,7 +31,7 @@ _WIDEN = (
 )
 _NORMALIZE = (
     "propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,"
-    f"math-expand-ops{{ops=fpowi}},{_WIDEN},canonicalize,cse"
+    f"math-expand-ops{{ops=fpowi}},{_WIDEN},keep-wide,canonicalize,cse"
 )
 _FUSE = "fuse-epilogue,lift-rows,inline-stages,canonicalize,cse"
 _FINISH = "expand-math,parallelize,emit-entry"
@@ -50,6 +50,7 @@ _ROWS = ",fuse-epilogue,canonicalize,gather-rows{bits=%d}"
 OPEN_SCHEDULES = {
     "rows": (_ROWS, f"{_ARRAYS},lower-rows"),
     "slices": (f"{_ROWS},slice-rows", f"{_ARRAYS},lower-slices"),
+    "slices16": (f"{_ROWS},slice-rows{{width=16}}", f"{_ARRAYS},lower-slices"),
     "tall": (",multiply-tall{bits=%d}", "expose-storage,lower-tall"),
     "dots": (",sample-rows{bits=%d}", f"{_ARRAYS},lower-dots"),
     "gustavson": (",multiply-rows", f"{_ARRAYS},lower-gustavson"),

@@ -18,7 +18,7 @@ from gossamer.passes.queries import walk
 from gossamer.passes.storage import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.vectors import call_narrowest, index, load_index, loop
 
-_SMALL = 1 << 14  # vectors of multiply-adds that one thread does in the time that two need to meet
+_MEETING = 1 << 13  # cycles of multiply-adds that are as soon done by one thread as shared by two, which have to meet
 _MANY = 4  # tiles a thread from which on it does not matter that some threads have one more
 
 
@@ -59,16 +59,18 @@ def products(module: ir.Module, schedule: str) -> list[Any]:
 
 
 class Product:
-    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, the rows in groups of one vector."""
+    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, the rows in groups of `unit`, by default one
+    vector."""
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: Any, unit: int | None = None) -> None:
         self.op = op
         self.storage: Storage = storage_of(op.operation)
         self.lanes = ir.IntegerAttr(op.lanes).value
         reduction = ir.IntegerAttr(op.reduction).value
         weight = ir.RankedTensorType(op.w.type)
         self.M, self.K = weight.shape[1 - reduction], weight.shape[reduction]
-        self.groups = -(-self.M // self.lanes)
+        self.unit = unit or self.lanes
+        self.groups = -(-self.M // self.unit)
         block = op.epilogue.blocks[0]
         self.sum_type = block.arguments[0].type
         self.epilogue = Epilogue(block)
@@ -100,10 +102,8 @@ class Product:
         """
         with ir.InsertionPoint(self.op):
             tile, threads, one = index(next(iter(variants))), self.storage.threads, index(1)
-            tokens = memref.dim(self.storage.output, index(0))
-            n_tiles = arith.ceildivui(tokens, tile)
-            work = arith.muli(tokens, memref.dim(self.buffers[self.components], index(0)))
-            small = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ult, work, index(_SMALL * self.lanes)), has_else=True)
+            n_tiles = arith.ceildivui(memref.dim(self.storage.output, index(0)), tile)
+            small = scf.IfOp(self.small(), has_else=True)
             with ir.InsertionPoint(small.then_block):
                 with loop(index(0), n_tiles, one) as tiles:
                     first = arith.muli(tiles.induction_variable, tile)
@@ -121,6 +121,19 @@ class Product:
                 self.parallel(arith.muli(n_tiles, chunks), workspace, body)
                 scf.YieldOp([])
         self.storage.erase()
+
+    def small(self) -> ir.Value:
+        """Whether one thread computes the product before two could meet."""
+        cycles = self.cycles(memref.dim(self.buffers[self.components], index(0)), memref.dim(self.storage.output, index(0)))
+        return arith.cmpi(arith.CmpIPredicate.ult, cycles, index(_MEETING))
+
+    def cycles(self, values: ir.Value, tokens: ir.Value) -> ir.Value:
+        """About how many cycles the multiply-adds take: two for each value of the weight and vector of tokens."""
+        return arith.muli(arith.muli(values, index(2)), arith.ceildivui(tokens, index(self.lanes)))
+
+    def workers(self) -> ir.Value:
+        """The number of threads that share the product."""
+        return arith.select(self.small(), index(1), self.storage.threads)
 
     def parallel(self, tasks: ir.Value, workspace: int, body: Callable[[ir.Value, ir.Value], None]) -> None:
         """Run body(task, offset of the thread into the workspace) for all tasks, `workspace` bytes a thread."""
@@ -155,7 +168,7 @@ class Product:
         with loop(index(0), index(steps), one, [index(0), index(self.groups)]) as search:
             low, high = search.inner_iter_args
             middle = arith.divui(arith.addi(low, high), index(2))
-            before = self.work_before(arith.minui(arith.muli(middle, index(self.lanes)), rows))
+            before = self.work_before(arith.minui(arith.muli(middle, index(self.unit)), rows))
             # Once low meets high, middle is both of them and must stay.
             less = arith.andi(
                 arith.cmpi(arith.CmpIPredicate.ult, before, wanted), arith.cmpi(arith.CmpIPredicate.ult, low, high)

@@ -34,6 +34,7 @@ AnyPass = TypeVar("AnyPass", bound=type[Pass])
 
 _PASSES: dict[str, str | type[Pass]] = {
     "propagate-encodings": "gossamer.passes.propagate_encodings:PropagateEncodings",
+    "keep-wide": "gossamer.passes.keep_wide:KeepWide",
     "fuse-epilogue": "gossamer.passes.fuse_epilogue:FuseEpilogue",
     "lift-rows": "gossamer.passes.lift_rows:LiftRows",
     "inline-stages": "gossamer.passes.inline_stages:InlineStages",
@@ -64,6 +65,7 @@ _PASSES: dict[str, str | type[Pass]] = {
     "lower-rowpairs": "gossamer.passes.lower_rowpairs:LowerRowpairs",
     "lower-gather": "gossamer.passes.lower_gather:LowerGather",
     "lower-lookup": "gossamer.passes.lower_lookup:LowerLookup",
+    "lower-planes": "gossamer.passes.lower_planes:LowerPlanes",
     "lower-bitmap": "gossamer.passes.lower_bitmap:LowerBitmap",
     "lower-broadcast": "gossamer.passes.lower_broadcast:LowerBroadcast",
     "expose-specifiers": "gossamer.passes.expose_specifiers:ExposeSpecifiers",

@@ -118,7 +118,9 @@ def _padded(packing: Padded, rows: Rows) -> tuple[list[torch.Tensor], torch.Tens
     begins = positions(filled)
     moved = (begins[:-1] - positions(counts)[:-1]).repeat_interleave(counts)
     at = torch.arange(column.numel()) + moved
-    coordinates, source = begins.new_full((int(begins[-1]),), width), rows.places.new_full((int(begins[-1]),), rows.nowhere)
+    last = column[positions(counts)[1:][counts > 0] - 1]
+    coordinates = last.repeat_interleave(filled[counts > 0])
+    source = rows.places.new_full((int(begins[-1]),), rows.nowhere)
     coordinates[at] = column
     source[at] = rows.places[row, panel * width + column]
     return [begins, coordinates * packing.SCALE], source
@@ -172,19 +174,21 @@ def _vnnimap(packing: VnniMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Te
 
 
 def _panels(packing: Panels, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    (m, k), r, c = rows.nonzero.shape, packing.rows, packing.COLUMNS
-    high, spare = -(-m // r), -(-k // c) * c
-    occupied = torch.nn.functional.pad(rows.nonzero, (0, 0, 0, -m % r)).view(high, r, k).any(1)
+    (m, k), r, width = rows.nonzero.shape, packing.rows, packing.width
+    edges, cut, each = (0, -k % width, 0, -m % r), (-(-m // r), r, -(-k // width), width), packing.COLUMNS // width
+    occupied = torch.nn.functional.pad(rows.nonzero, edges).view(cut).any(3).any(1)
     counts = occupied.sum(1)
-    starts = positions(-(-counts // c))
-    strip, column = occupied.nonzero().unbind(1)
-    place = c * starts[strip] + torch.arange(strip.numel()) - positions(counts)[strip]
-    coordinates = column.new_full((c * int(starts[-1]),), spare)
-    coordinates[place] = column
-    of_panel = torch.arange(high).repeat_interleave(-(-counts // c))
-    filled = torch.nn.functional.pad(rows.places, (0, spare + 1 - k, 0, -m % r), value=rows.nowhere).view(high, r, spare + 1)
-    by_column = filled.transpose(1, 2)[of_panel[:, None], coordinates.view(-1, c)]
-    return [starts, coordinates], by_column.transpose(1, 2).flatten()
+    panels = -(-counts // each)
+    starts = positions(panels)
+    strip, group = occupied.nonzero().unbind(1)
+    place = each * starts[strip] + torch.arange(strip.numel()) - positions(counts)[strip]
+    last = counts.new_zeros(cut[0]).scatter_reduce_(0, strip, group, "amax")
+    coordinates = last.repeat_interleave(each * panels)
+    coordinates[place] = group
+    by_group = torch.nn.functional.pad(rows.places, edges, value=rows.nowhere).view(cut).transpose(1, 2)
+    source = by_group.new_full((each * int(starts[-1]), r, width), rows.nowhere)
+    source[place] = by_group[strip, group]
+    return [starts, coordinates], source.view(-1, each, r, width).transpose(1, 2).flatten()
 
 
 def _row_pairs(packing: RowPairs, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:

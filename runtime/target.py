@@ -10,10 +10,11 @@ import llvmlite.binding as llvm
 
 from gossamer.dialects.errors import OptionError
 
+_AMX = "+avx512f,+avx512bf16,+avx512vbmi,+avx512vbmi2,+amx-tile,+amx-bf16"
 _NAMED = {
     "avx2": ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
     "avx512": ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
-    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "+avx512f,+avx512bf16,+avx512vbmi2,+amx-tile,+amx-bf16", 512),
+    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", _AMX, 512),
     "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon", 128),
 }
 
@@ -51,10 +52,11 @@ class Target:
 
     @property
     def instructions(self) -> frozenset[str]:
-        """Those that schedules ask for: "avx512bf16", dot products of bf16, "avx512vbmi2", which expands elements of 16 bits,
-        and "amx", products of tiles of bf16."""
+        """Those that schedules ask for: "avx512bf16", dot products of bf16, "avx512vbmi", which looks bytes up,
+        "avx512vbmi2", which expands elements of 16 bits, and "amx", products of tiles of bf16."""
         asked = {
             "avx512bf16": {"+avx512bf16", "+avx512f"},
+            "avx512vbmi": {"+avx512vbmi"},
             "avx512vbmi2": {"+avx512vbmi2"},
             "amx": {"+amx-bf16", "+amx-tile"},
         }

@@ -41,6 +41,8 @@ def fill(packing: Windows, nonzero: torch.Tensor, places: torch.Tensor) -> tuple
     total = int(in_group.sum()) * lanes
     looked_up = places.new_zeros(total)
     looked_up.scatter_(0, at, torch.add(element & lanes - 1, early, alpha=lanes) + _VALID)
+    if lanes == 64:
+        looked_up = looked_up.view(-1, 4, 4, 4).transpose(1, 2).flatten()
     source = places.new_full((total,), places.numel())
     source.scatter_(0, at, places.flatten().index_select(0, nonzero_places(nonzero[:m, :k], places.dtype)))
     runs = torch.stack([threes, twos], 1)

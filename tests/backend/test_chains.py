@@ -108,6 +108,8 @@ def test_a_transformer_layer_is_one_chain(build, contractions: int, length: int)
         ("block", (4, 4), torch.float32),
         ("block", (6, 1), torch.float64),
         ("rowpairs", (1, 1), torch.float32),
+        ("broadcast", (1, 1), torch.float32),
+        ("broadcast", (1, 1), torch.bfloat16),
         pytest.param("pairs", (1, 1), torch.bfloat16, marks=needs_dot),
         pytest.param("bf16dot", (16, 2), torch.bfloat16, marks=needs_dot),
     ],
@@ -136,7 +138,41 @@ def test_each_weight_of_a_chain_has_its_own_schedule() -> None:
     assert_same(run.output, module(x))
 
 
-@pytest.mark.parametrize("shape", [(3, 1, 1, 20), (1, 1, 20, 20), (3, 1, 20, 20)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_dot)])
+def test_widths_that_take_equal_room_in_the_tile(dtype: torch.dtype) -> None:
+    """40 and 48 columns: stages on them are alike in all but that."""
+    first, second, third = (model(nn.Linear(a, b)).to(dtype) for a, b in ((40, 48), (48, 40), (40, 48)))
+
+    def function(x: Tensor) -> Tensor:
+        hidden = first(F.gelu(x))
+        return third(F.gelu(second(F.gelu(hidden)))) * hidden + F.gelu(hidden)
+
+    x = torch.randn(50, 40, dtype=dtype)
+    run = compile_and_run(function, x)
+    assert [d.reason for d in run.regions] == ["in a chain of 3"] * 3
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 1e-1}[dtype]
+    torch.testing.assert_close(run.output, function(x), rtol=tolerance, atol=tolerance)
+
+
+@needs_dot
+def test_layers_of_equal_shape_that_are_stored_differently() -> None:
+    """How a weight is cut into panels depends on its density."""
+    torch.manual_seed(0)
+    layers = [prune_(nn.Linear(768, 768, bias=False), density).to(torch.bfloat16) for density in (0.2, 0.05)]
+
+    def function(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = x + F.gelu(layer(x))
+        return x
+
+    x = torch.randn(64, 768, dtype=torch.bfloat16)
+    run = compile_and_run(function, x)
+    assert [d.reason for d in run.regions] == ["in a chain of 2"] * 2
+    assert len({d.format for d in run.regions}) == 2
+    torch.testing.assert_close(run.output, function(x), rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1, 20), (1, 1, 20, 20), (3, 1, 20, 20), (20, 20)])
 def test_masks_are_added_to_the_scores(shape: tuple[int, ...]) -> None:
     module, x = model(PostNorm()), torch.randn(3, 20, D)
     mask = torch.randn(shape).masked_fill(torch.rand(shape) < 0.3, float("-inf"))
@@ -203,7 +239,7 @@ def test_small_layers_are_a_chain_for_few_tokens_too(length: int) -> None:
     assert_same(run.output, module(x))
 
 
-@pytest.mark.parametrize("shape", [(1, 512), (16, 512)])
+@pytest.mark.parametrize("shape", [(1, 512), (4, 512)])
 def test_large_layers_run_one_by_one_for_few_tokens(shape: tuple[int, int]) -> None:
     """A chain has tokens in the lanes, and no schedule for a few of them."""
     module, x = model(nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512))), torch.randn(shape)

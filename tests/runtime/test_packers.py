@@ -49,12 +49,14 @@ def unpacked_windows(packed: Packed, rows: int, columns: int) -> Tensor:
     bounds, origins, places, values = (
         array.view(-1, n) for array, n in zip(packed.components, (4, 1, lanes, lanes), strict=True)
     )
+    # Of 64 lanes the bytes are in the order in which instructions put floats together.
+    lane_of = torch.arange(lanes).view(4, 4, -1).transpose(0, 1).flatten().tolist() if lanes == 64 else range(lanes)
     dense, step = torch.zeros(-(-rows // lanes) * lanes, (-(-columns // lanes) + 1) * lanes), 0
     for group, (first, begin, middle, end) in enumerate(bounds.tolist()):
         assert step == first
         for run in range(begin, end):
             for _ in range(3 if run < middle else 2):
-                for lane, place in enumerate(unsigned(places[step])):
+                for lane, place in zip(lane_of, unsigned(places[step]), strict=True):
                     assert place == 0 or 128 <= place < 128 + 2 * lanes
                     assert place or values[step, lane] == 0
                     if place:
@@ -71,13 +73,12 @@ def unpacked_padded(packed: Packed, rows: int, columns: int) -> Tensor:
     positions, coordinates, values = packed.components
     width = packed.format.columns
     panels = -(-columns // width)
-    dense = torch.zeros(rows, panels, width + 1)
+    dense = torch.zeros(rows, panels, width)
     for line, (begin, end) in enumerate(zip(unsigned(positions)[:-1], unsigned(positions)[1:], strict=True)):
         assert (end - begin) % 4 == 0
         for scaled, value in zip(unsigned(coordinates)[begin:end], values[begin:end], strict=True):
             dense[line % rows, line // rows, scaled // 8] += value
-    assert not dense[:, :, width].any()
-    return dense[:, :, :width].reshape(rows, panels * width)[:, :columns]
+    return dense.reshape(rows, panels * width)[:, :columns]
 
 
 def unpacked_vnni(packed: Packed, rows: int, columns: int) -> Tensor:
@@ -162,13 +163,14 @@ def unpacked_vnnimap(packed: Packed, rows: int, columns: int) -> Tensor:
 def unpacked_panels(packed: Packed, rows: int, columns: int) -> Tensor:
     assert isinstance(packed.format, Panels)
     positions, coordinates, values = packed.components
-    height, spare = packed.format.rows, -(-columns // 32) * 32
-    dense = torch.zeros(-(-rows // height) * height, spare + 1)
+    height, width = packed.format.rows, packed.format.width
+    each, dense = 32 // width, torch.zeros(-(-rows // height) * height, -(-columns // width) * width)
     for strip in range(-(-rows // height)):
         for p in range(unsigned(positions)[strip], unsigned(positions)[strip + 1]):
-            where = unsigned(coordinates)[32 * p : 32 * p + 32]
+            where = [width * c + i for c in unsigned(coordinates)[each * p : each * (p + 1)] for i in range(width)]
             tiles = values[32 * height * p : 32 * height * (p + 1)].view(height, 32)
-            dense[strip * height : (strip + 1) * height, where] += tiles
+            dense[strip * height : (strip + 1) * height].index_add_(1, torch.tensor(where), tiles)
+    assert not dense[rows:].any()
     assert not dense[:, columns:].any()
     return dense[:rows, :columns]
 
@@ -206,12 +208,16 @@ PACKINGS = [
     Bitmap(0, 8),
     Windows(1, 16),
     Windows(0, 4),
+    Windows(1, 64),
     Padded(1, 16),
     Padded(0, 192),
     Vnni(1, 32, 32),
     Vnni(0, 16, 4),
     Pairs(1, 16),
     Pairs(0, 64),
+    Panels(1, 32, 1),
+    Panels(0, 16, 2),
+    Panels(1, 32, 32),
     Blocks(1, 4, 2, 16),
     Blocks(0, 1, 3, 6),
     BlockVectors(1, 4, 4, 2),

@@ -20,18 +20,19 @@ func.func @exp(%x: vector<4xf32>) -> vector<4xf32> {
 
 // -----
 
-// x P(x^2) / Q(x^2), with x clamped to where the function is 1.
+// x P(x^2) / Q(x^2), with x clamped to where the function is 1; NaN stays.
 // CHECK-LABEL: func.func @erf(
 // CHECK-DAG:     %[[LOW:.*]] = arith.constant dense<-4.000000e+00>
 // CHECK-DAG:     %[[HIGH:.*]] = arith.constant dense<4.000000e+00>
-// CHECK:         %[[M:.*]] = arith.minnumf %arg0, %[[HIGH]]
-// CHECK:         %[[X:.*]] = arith.maxnumf %[[M]], %[[LOW]]
+// CHECK:         %[[ABOVE:.*]] = arith.cmpf olt, %[[HIGH]], %arg0
+// CHECK:         %[[M:.*]] = arith.select %[[ABOVE]], %[[HIGH]], %arg0
+// CHECK:         %[[BELOW:.*]] = arith.cmpf ogt, %[[LOW]], %[[M]]
+// CHECK:         %[[X:.*]] = arith.select %[[BELOW]], %[[LOW]], %[[M]]
 // CHECK:         arith.mulf %[[X]], %[[X]]
 // CHECK-COUNT-6: vector.fma
 // CHECK:         arith.mulf %[[X]]
 // CHECK-COUNT-4: vector.fma
 // CHECK:         arith.divf
-// CHECK:         arith.cmpf uno, %arg0, %arg0
 // CHECK-NOT:     math.erf
 func.func @erf(%x: vector<4xf32>) -> vector<4xf32> {
   %0 = math.erf %x : vector<4xf32>

@@ -90,8 +90,10 @@ func.func @three(%x: tensor<?x30xbf16>, %w: tensor<7x30xbf16, "blocks(reduction=
 // CHECK:         %[[TOKENS:.*]] = memref.dim %[[OUT]], %c0
 // CHECK:         %[[TILES:.*]] = arith.ceildivui %[[TOKENS]], %c4
 // CHECK:         %[[STORED:.*]] = memref.dim %[[VAL]], %c0
-// CHECK:         %[[WORK:.*]] = arith.muli %[[TOKENS]], %[[STORED]]
-// CHECK:         %[[SMALL:.*]] = arith.cmpi ult, %[[WORK]], %c32768
+// CHECK:         %[[TWICE:.*]] = arith.muli %[[STORED]], %c2
+// CHECK:         %[[VECTORS:.*]] = arith.ceildivui %[[TOKENS]], %c2
+// CHECK:         %[[CYCLES:.*]] = arith.muli %[[TWICE]], %[[VECTORS]]
+// CHECK:         %[[SMALL:.*]] = arith.cmpi ult, %[[CYCLES]], %c8192
 // CHECK:         scf.if %[[SMALL]] {
 // CHECK:           scf.for %{{.*}} = %c0 to %[[TILES]] step %c1
 // CHECK:             call @tasks_tile4({{.*}}, %c0, %{{.*}}, %c0, %c4)

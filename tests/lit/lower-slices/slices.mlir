@@ -1,4 +1,5 @@
-// Values are hashed, rows are lanes: columns that follow each other are loaded, others gathered two coordinates at a time.
+// Values are hashed, rows are lanes: columns that follow each other are loaded, others gathered by four coordinates at a time.
+// The steps that all rows of a slice have need no mask.
 // RUN: gossamer-opt %s -p 'expose-storage{arrays=true},lower-slices' | filecheck %s
 
 // CHECK-LABEL: func.func @spmv(
@@ -11,17 +12,22 @@
 // CHECK:           vector.reduction <add>
 // CHECK-COUNT-2:   scf.while
 // CHECK:           scf.for
-// CHECK:             scf.for {{.*}} iter_args(%{{.*}}) -> (vector<4xf32>)
-// CHECK:               arith.cmpi sgt, {{.*}} : vector<4xi32>
+// CHECK:             memref.reinterpret_cast
+// CHECK:             scf.for {{.*}} iter_args(%{{.*}}) -> (vector<8xf32>)
+// CHECK-NOT:           arith.select
 // CHECK:               scf.if
-// CHECK-COUNT-4:         memref.load {{.*}} : memref<?xf32>
+// CHECK-COUNT-2:         vector.load {{.*}} : memref<?xi16>, vector<4xi16>
+// CHECK-COUNT-8:         memref.load {{.*}} : memref<?xf32, strided<[1], offset: ?>>
 // CHECK:                 vector.from_elements
-// CHECK:               math.fma {{.*}} : vector<4xf32>
-// CHECK:               arith.select {{.*}} : vector<4xi1>, vector<4xf32>
+// CHECK:               math.fma {{.*}} : vector<8xf32>
+// CHECK:             scf.for {{.*}} iter_args(%{{.*}}) -> (vector<8xf32>)
+// CHECK:               arith.cmpi sgt, {{.*}} : vector<8xi32>
+// CHECK:               math.fma {{.*}} : vector<8xf32>
+// CHECK:               arith.select {{.*}} : vector<8xi1>, vector<8xf32>
 // CHECK:             scf.if
 // CHECK:               vector.store
-// CHECK-COUNT-4:       memref.store
-func.func @spmv(%a: tensor<?x?xf32, "slices(reduction=1, lanes=4)">, %x: tensor<?xf32>) -> tensor<?xf32> {
-  %y = "kernel.gather_slices"(%a, %x) : (tensor<?x?xf32, "slices(reduction=1, lanes=4)">, tensor<?xf32>) -> tensor<?xf32>
+// CHECK-COUNT-8:       memref.store
+func.func @spmv(%a: tensor<?x?xf32, "slices(reduction=1, lanes=8, width=16)">, %x: tensor<?xf32>) -> tensor<?xf32> {
+  %y = "kernel.gather_slices"(%a, %x) : (tensor<?x?xf32, "slices(reduction=1, lanes=8, width=16)">, tensor<?xf32>) -> tensor<?xf32>
   return %y : tensor<?xf32>
 }
