@@ -2,7 +2,7 @@
 
     %s = gossamer::sample([%pos, %crd, %a, %q, %k])               %r = gossamer::attend_edges(%pos, %crd, %v, …, %q, %k, …)
     %p = gossamer::softmax(%pos, scale * %s)                 →    %y = %r[0]
-    %y = gossamer::einsum([%pos, %crd, %p, %v])
+    %y = gossamer::einsum([%pos, %crd, dropout(%p), %v])
     and with them: gradients of %v, of %p, of the softmax,   →    gossamer::attend_edges_backward(…)
     of %s and of %q, %k, …
 
@@ -20,12 +20,13 @@ import torch
 from torch import fx
 
 from gossamer.backend.detect import Inputs
+from gossamer.backend.dropout import Dropout, dropout_at
 from gossamer.backend.edge_scores import Scores, Term, Trace, read
 from gossamer.backend.replace import Emitter
 from gossamer.backend.report import Decision
-from gossamer.backend.sparse_calls import Call, Given, Rows, arguments, call_at, hint, plain, users
+from gossamer.backend.sparse_calls import Call, Given, Rows, arguments, call_at, escapes, hint, plain, users
 from gossamer.backend.sparse_report import name_of
-from gossamer.sparsity.edge_attention import MOST_FEATURES, NAMES
+from gossamer.sparsity.edge_attention import MOST_FEATURES, NAMES, SEEDS
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
@@ -48,6 +49,7 @@ class _Attention:
     """A softmax over rows with all that it is computed from and used for.
 
     forward    the product with values
+    dropout    of the weights before it
     of_values  the gradient of values, and `gradient` that of the result, with the letter of its rows
     trace      where the gradient of the scores goes to
     """
@@ -55,6 +57,7 @@ class _Attention:
     rows: Rows
     scores: Scores
     forward: Call
+    dropout: Dropout | None = None
     of_values: Call | None = None
     gradient: Given | None = None
     gradient_row: str = ""
@@ -64,7 +67,11 @@ class _Attention:
     @classmethod
     def at(cls, softmax: fx.Node) -> "_Attention | None":
         """What surrounds a softmax, if all of it is known."""
-        uses = [_Use.of(user, softmax) for user in users(softmax)]
+        weights, step, dropout = _after_dropout(softmax)
+        uses = [_Use.of(user, softmax) for user in users(softmax) if user is not step]
+        if dropout is not None and any(use is None or use.kind != "through softmax" for use in uses):
+            return None
+        uses += [_Use.of(user, weights) for user in users(weights)] if dropout is not None else []
         kinds = [use.kind for use in uses if use is not None]
         if len(kinds) != len(uses) or len(set(kinds)) != len(kinds) or "forward" not in kinds or arguments(softmax)[2]:
             return None
@@ -77,8 +84,13 @@ class _Attention:
         scores = read(arguments(softmax)[1], rows)
         if scores is None or not _fits(forward, scores):
             return None
-        found = cls(rows, scores, forward)
-        return found if found._backward(by) else None
+        found = cls(rows, scores, forward, dropout)
+        return found if found._backward(by) and not found._is_read_elsewhere(by) else None
+
+    def _is_read_elsewhere(self, by: "dict[str, _Use]") -> bool:
+        """Whether anything else depends on the numbers that dropout draws."""
+        ends = {use.node for use in by.values() if use.kind != "of weights"}
+        return self.dropout is not None and escapes(self.dropout.drawn, ends)
 
     def _backward(self, by: "dict[str, _Use]") -> bool:
         """Whether the gradients in the graph, if there are any, are those of this attention."""
@@ -91,7 +103,9 @@ class _Attention:
         if "through softmax" in by:
             through, sampled = by["through softmax"].node, by["of weights"].call
             assert sampled is not None
-            if users(sampled.node) != [through] or plain(arguments(through)[1]) is not sampled.node:
+            gradient = plain(arguments(through)[1])
+            of_weights = gradient if self.dropout is None else self.dropout.gradient_before(gradient)
+            if of_weights is not sampled.node or escapes(sampled.node, {through}):
                 return False
             own = sampled.operands[0].rows
             assert own is not None
@@ -165,7 +179,9 @@ class _Attention:
         sparse = self.forward.sparse[0]
         terms = self._terms(emit)
         numbers = self.scores.factor.scale, self.scores.slope
-        arguments = [*sparse.arrays[:2], *(terms.get(name) for name in NAMES), None, *numbers, 0.0]
+        device, share = sparse.values.meta["val"].device, 0.0 if self.dropout is None else self.dropout.share
+        seed = emit(aten.randint.low, *SEEDS, [1], device=device) if share else None
+        arguments = [*sparse.arrays[:2], *(terms.get(name) for name in NAMES), seed, *numbers, share]
         both = emit(ours.attend_edges.default, *arguments)
         out, statistics = (emit(operator.getitem, both, number) for number in range(2))
         result = self.forward.spec.result.letters
@@ -244,6 +260,16 @@ class _Attention:
         assert format is not None
         name = name_of(self.rows.coordinates, inputs)
         return Decision(name, "attention", tuple(sizes), density, format.name, "edges", True, reason, None)
+
+
+def _after_dropout(softmax: fx.Node) -> tuple[fx.Node, fx.Node | None, Dropout | None]:
+    """What products are weighted with, and, if there is a dropout, its first step and what it is."""
+    for step in users(softmax):
+        for node in step.users:
+            dropout = dropout_at(node)
+            if dropout is not None and dropout.of is softmax and dropout.share < 1:
+                return node, step, dropout
+    return softmax, None, None
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,16 +11,15 @@ way: all that reaches the scores comes from %y, so what the scores' gradient is 
 %x, are the outputs of one backward operation.
 """
 
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Any
 
 import torch
 from torch import fx
 
 from gossamer.backend.contractions import is_backward
+from gossamer.backend.dropout import dropout_at
 from gossamer.backend.leaf_expressions import Structure, ancestors
 from gossamer.backend.message_patterns import (
     Aggregation,
@@ -38,8 +37,6 @@ from gossamer.backend.message_scores import EdgeIndex, Scores, gradients_of, is_
 from gossamer.sparsity.edge_attention import MOST_FEATURES
 
 aten = torch.ops.aten
-
-_RANDOM = (aten.rand.default, aten.rand_like.default)
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,9 @@ def _attention(aggregation: Aggregation, found: Sequence[Aggregation], structure
         return None
     source, target = (EdgeIndex(index, structure) for index in (aggregation.gather.index, aggregation.target))
     weights = rows_of(factor)
-    whole, dropout, drawn = _before_dropout(weights)
-    softmax = _softmax(whole, target, structure)
-    if softmax is None or factor.meta["val"].shape[1] != heads or dropout >= 1:
+    dropout = dropout_at(weights)
+    softmax = _softmax(weights if dropout is None else dropout.of, target, structure)
+    if softmax is None or factor.meta["val"].shape[1] != heads or (dropout is not None and dropout.share >= 1):
         return None
     if not all(same_dtype(each, aggregation.message) for each in (aggregation.gather.x, factor, softmax.of)):
         return None
@@ -91,9 +88,9 @@ def _attention(aggregation: Aggregation, found: Sequence[Aggregation], structure
         return None
     training = any(is_backward(user) for user in weights.graph.nodes)
     for scores in read_scores(softmax.of, heads, aggregation, source, target, structure):
-        if any(_escapes(inside, aggregation.node) for inside in (scores.raw, drawn)):
+        if any(_escapes(inside, aggregation.node) for inside in (scores.raw, weights if dropout is None else dropout.drawn)):
             continue  # something else reads what is inside
-        forward = EdgeAttention(aggregation, scores, dropout, {})
+        forward = EdgeAttention(aggregation, scores, 0.0 if dropout is None else dropout.share, {})
         attention = _with_gradients(forward, softmax, weights, found, source, target, structure) if training else forward
         if attention is not None:
             return attention
@@ -149,7 +146,9 @@ def _weighted(aggregation: Aggregation) -> tuple[Aggregation, fx.Node] | None:
         return None
     for values, factor in permutations(same(a) for a in message.args):
         broadcast = not same_shape(factor, message) and factor.meta["val"].dim() == message.meta["val"].dim()
-        if broadcast and same_shape(values, message) and _before_dropout(rows_of(factor))[0].target is aten.div.Tensor:
+        dropout = dropout_at(rows_of(factor))
+        whole = rows_of(factor) if dropout is None else dropout.of
+        if broadcast and same_shape(values, message) and whole.target is aten.div.Tensor:
             return replace(aggregation, gather=Gather(values, None), message=message), factor
     return None
 
@@ -227,24 +226,6 @@ def _copies(node: fx.Node) -> Iterator[fx.Node]:
         yield user
         if same(user) is same(node):
             yield from _copies(user)
-
-
-def _before_dropout(weights: fx.Node) -> tuple[fx.Node, float, fx.Node]:
-    """What dropout is applied to, its share, and what it draws; the node itself, 0, and the node if there is none."""
-    if weights.target is operator.getitem and weights.args[1] == 0:
-        drawn: Any = weights.args[0]
-        if drawn.target is aten.native_dropout.default and drawn.args[2]:
-            return same(drawn.args[0]), float(drawn.args[1]), drawn
-    if weights.target is aten.mul.Tensor and isinstance(weights.args[1], float):
-        inner: Any = same(weights.args[0])
-        if inner.target is aten.mul.Tensor and of_tensors(inner):
-            for mask, whole in permutations(same(a) for a in inner.args):
-                if mask.target is not aten.gt.Scalar or (numbers := same(mask.args[0])).target not in _RANDOM:
-                    continue
-                share = float(mask.args[1])  # type: ignore[arg-type]
-                if same_shape(mask, whole) and abs(weights.args[1] * (1 - share) - 1) < 1e-9:
-                    return whole, share, numbers
-    return weights, 0.0, weights
 
 
 def _escapes(start: fx.Node, *ends: fx.Node) -> bool:

@@ -277,8 +277,8 @@ def _known(table: dict[str, T], key: str) -> T:
         return table[key]
     except KeyError:
         raise CompileError(
-            f"edge list {key} was compiled by another process; a graph with message passing runs only where it was compiled "
-            "(call torch.compile again in this process)"
+            f"edge list {key} is unknown here: its graph was compiled by another process, and torch's caches have brought its "
+            "code here without what Gossamer keeps (call torch.compile again in this process)"
         ) from None
 
 

@@ -1,11 +1,12 @@
-"""Eager einsums without torch's dispatcher and autograd, which take longer than a small product.
+"""Eager einsums without torch's dispatcher, which takes longer than a small product.
 
-    a @ x      →      the kernel of the call, if nothing could want to see the operation
+    a @ x      →      the kernel of the call, a node of autograd's graph if an operand requires gradients, and nothing more
+                      if nothing could want to see the operation
 
-Who could: autograd (an operand requires gradients), a dispatch mode (fake tensors, tracing), torch.jit.trace, a function
-transform, a tensor subclass, the profiler. Then, and for all that is not one sparse matrix times one dense tensor of the same
-type on the CPU, the call goes the long way, which has the checks and the messages too. A product with a matrix in CSR leaves
-a `Repeated` behind, by which the next ones with it take less time still.
+Who could: a dispatch mode (fake tensors, tracing), torch.jit.trace, a function transform, a tensor subclass, the profiler.
+Then, and for all that is not one sparse matrix times one dense tensor of the same type on the CPU, the call goes the long way,
+which has the checks and the messages too. A product with a matrix in CSR leaves a `Repeated` behind, by which the next ones
+with it take less time still.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.sparsity.contract_ir import Operand
-from gossamer.sparsity.dense_results import einsum_ir, einsum_on_cpu
+from gossamer.sparsity.dense_results import einsum_ir, einsum_of, einsum_on_cpu
 from gossamer.sparsity.launch import call_of
 from gossamer.sparsity.matrix_calls import RowProduct
 from gossamer.sparsity.operands import Spec
-from gossamer.sparsity.repeated import Repeated, known
+from gossamer.sparsity.repeated import Repeated, matmul_again
 from gossamer.sparsity.row_form import stored_by_rows
-from gossamer.sparsity.tensor import SparseTensor
+from gossamer.sparsity.tensor import SparseTensor, values_of
 from gossamer.sparsity.watched import PLAIN, watched
 
 
@@ -51,24 +52,21 @@ _RIGHT = {1: (("k", "kj"), "j"), 2: (("ik", "kj"), "ij")}
 def matmul_at_once(left: Tensor, right: Tensor) -> Tensor | None:
     """left @ right of a sparse and a dense matrix or vector, None if it has to go the long way."""
     sparse_left = type(left) is SparseTensor
-    before = known(left)
-    if before is not None and isinstance(left, SparseTensor) and not (watched() or torch.is_autocast_enabled("cpu")):
-        product = before.times(left, right)
-        if product is not None:
-            return product
+    if isinstance(left, SparseTensor) and (again := matmul_again(left, right)) is not None:
+        return again
     dense = right if sparse_left else left
     spelled = (_LEFT if sparse_left else _RIGHT).get(dense.dim()) if type(dense) in PLAIN else None
     if spelled is None or torch.is_autocast_enabled("cpu"):
         return None
     product = einsum_at_once(*spelled, left, right)
-    if product is not None and known(left) is None and isinstance(left, SparseTensor) and stored_by_rows(left.format, 0):
+    if product is not None and isinstance(left, SparseTensor) and left._repeated is None and stored_by_rows(left.format, 0):
         _expect_more(left)
     return product
 
 
 def _expect_more(left: SparseTensor) -> None:
     """Makes the next products of a CSR matrix faster."""
-    if all(array.is_contiguous() for array in left.components):
+    if all(array.is_contiguous() and not array.is_inference() for array in left.components):
         specs = {dims: _expression(letters[0], letters[1], (left.format, None)).spec for dims, letters in _LEFT.items()}
         dtype = left.components[-1].dtype
         Repeated(left, {dims: call_of(einsum_ir, RowProduct.of, spec, dtype) for dims, spec in specs.items()})
@@ -86,9 +84,10 @@ def einsum_at_once(letters: tuple[str, ...], result: str, left: Tensor, right: T
     if type(values) not in PLAIN or values.dtype is not dense.dtype or not (values.is_cpu and dense.is_cpu):
         return None
     with torch._C.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
-        if torch.is_grad_enabled() and (sparse.requires_grad or dense.requires_grad):
-            return None
+        differentiated = torch.is_grad_enabled() and (sparse.requires_grad or dense.requires_grad)
         shape = tuple(sparse.shape)
+        if differentiated:
+            arrays = *arrays[:-1], values_of(sparse)
     if dense.is_neg() or dense.layout is not torch.strided:
         return None
     key = letters, result, first, id(format)
@@ -100,7 +99,8 @@ def einsum_at_once(letters: tuple[str, ...], result: str, left: Tensor, right: T
     sizes = (shape, dense.shape) if first else (dense.shape, shape)
     if (len(sizes[0]), len(sizes[1])) != call.ranks or any(sizes[0][a] != sizes[1][b] for a, b in call.equal):
         return None
-    return einsum_on_cpu([*arrays, dense] if first else [dense, *arrays], shape, call.spec)
+    given = [*arrays, dense] if first else [dense, *arrays]
+    return (einsum_of if differentiated else einsum_on_cpu)(given, shape, call.spec)
 
 
 def _expression(letters: Sequence[str], result: str, formats: tuple[Format | None, Format | None]) -> _Expression:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.sparsity.batches import batched_one_by_one
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.entries import blocked, coordinates, within
 from gossamer.sparsity.loop_order import unblocked
@@ -117,3 +118,4 @@ for _name, _cpu, _fake in (
 ):
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+    batched_one_by_one(_name)

@@ -2,7 +2,7 @@
 
     einsum, sample                      kernels "rows" and "dots" for products of one matrix, which is taken by rows (row_form)
     segment_reduce, softmax             kernels "segments"
-    attend_edges                        composed of these (cuda_attention)
+    attend_edges                        composed of these (composed_attention)
     extremes, tall_product              torch's operations on messages of entries, and on dense matrices
     other products, what is no float    torch's operations on entries (entry_products), or on segments
     formats, coordinates, places        the CPU's implementation, for it is made of torch's operations
@@ -22,7 +22,7 @@ from gossamer.dialects.errors import GossamerError
 from gossamer.runtime import cuda
 from gossamer.runtime.operations import KERNELS, LIBRARY
 from gossamer.runtime.ptx import Architecture
-from gossamer.sparsity import cuda_attention, entry_products, segment_ir
+from gossamer.sparsity import composed_attention, entry_products, segment_ir
 from gossamer.sparsity.dense_results import einsum_ir, sample_ir
 from gossamer.sparsity.entries import as_int64
 from gossamer.sparsity.entry_products import widened
@@ -174,8 +174,8 @@ _OWN: dict[str, Callable[..., Any]] = {
     "segment_reduce": reduce,
     "softmax": softmax,
     "softmax_backward": softmax_backward,
-    "attend_edges": cuda_attention.attend_edges,
-    "attend_edges_backward": cuda_attention.attend_edges_backward,
+    "attend_edges": composed_attention.attend_edges,
+    "attend_edges_backward": composed_attention.attend_edges_backward,
     "extremes": extremes,
     "extremes_backward": extremes_backward,
     "tall_product": torch.mm,

@@ -1,10 +1,10 @@
-"""The operations with dense results, each the other's derivative, so that gradients of any order are compiled too.
+"""The operations with dense results, each the other's derivative, so that derivatives of any order are compiled too.
 
 gossamer::einsum(arrays, sizes, spec) -> Tensor    sums of products
 gossamer::sample(arrays, sizes, spec) -> Tensor    the same at the stored entries of the first operand, one value each
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,32 +12,25 @@ from torch import Tensor
 
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.sparsity import contract_ir
+from gossamer.sparsity.batches import batched_as_einsum, batched_one_by_one
 from gossamer.sparsity.contract_ir import Operand
+from gossamer.sparsity.derivatives import differentiable
 from gossamer.sparsity.launch import call_of, launch
 from gossamer.sparsity.matrix_calls import RowProduct, RowSample
 from gossamer.sparsity.operands import ARGUMENTS, Bound, Spec, bind, dense, extents, flat, padded
 from gossamer.sparsity.warm_memory import empty
-from gossamer.sparsity.watched import PLAIN, watched
 
 
 def einsum(operands: Sequence[Bound], result: str) -> Tensor:
     """out[result] = sum over all other letters of the product of the operands, of which one or more are sparse."""
-    out: Tensor = torch.ops.gossamer.einsum.default(*flat(operands, Operand(result)))
+    out: Tensor = einsum_of(*flat(operands, Operand(result)))
     return out
 
 
 def sample(pattern: Bound, factors: Sequence[Bound]) -> Tensor:
     """The sum over the letters that the pattern lacks of the product of dense factors, at each stored entry (flat)."""
-    arguments = flat([pattern, *factors], Operand("p"))
-    out: Tensor = (_sample_cpu if _plain(arguments[0]) else torch.ops.gossamer.sample.default)(*arguments)
+    out: Tensor = _sample(*flat([pattern, *factors], Operand("p")))
     return out
-
-
-def _plain(arrays: Sequence[Tensor]) -> bool:
-    """Whether an operation on these arrays needs no dispatcher: they are on the CPU, and nobody wants to see it."""
-    if not all(type(array) in PLAIN and array.is_cpu for array in arrays) or watched():
-        return False
-    return not (torch.is_grad_enabled() and any(array.requires_grad for array in arrays))
 
 
 def densified(operand: Bound) -> Bound:
@@ -77,7 +70,8 @@ def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
     return out.contiguous()
 
 
-def _sample_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+def sample_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
+    """What `gossamer::sample` does for CPU tensors."""
     call = call_of(sample_ir, RowSample.of, text, arrays[-1].dtype)
     product = call.as_product(arrays, sizes)
     if product is not None:
@@ -106,32 +100,62 @@ def _sample_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
 # How they are differentiated
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    arrays: Sequence[Tensor]
     arrays, ctx.sizes, ctx.spec = inputs
-    ctx.save_for_backward(*arrays)
+    return arrays
 
 
-def _einsum_backward(ctx: Any, grad: Tensor) -> tuple[Any, None, None]:
+def _einsum_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     spec = Spec.parse(ctx.spec)
     operands = bind(ctx.saved_tensors, ctx.sizes, spec)
     result = dense(spec.result.letters, grad)
-    return gradients(ctx, operands, lambda at: _derivative(operands, at, [result])), None, None
+    return gradients(ctx, operands, lambda at: _derivative(operands, at, [result]))
 
 
-def _sample_backward(ctx: Any, grad: Tensor) -> tuple[Any, None, None]:
+def _einsum_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    spec = Spec.parse(ctx.spec)
+    changed = varied(bind(ctx.saved_tensors, ctx.sizes, spec), tangents)
+    return total(einsum(each, spec.result.letters) for _, each in changed)
+
+
+def _sample_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     pattern, *factors = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
     weighted = [pattern.with_values(grad), *factors]
-    return gradients(ctx, weighted, lambda at: _derivative(weighted, at, []) if at else None), None, None
+    return gradients(ctx, weighted, lambda at: _derivative(weighted, at, []) if at else None)
+
+
+def _sample_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    pattern, *factors = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
+    sampled = total(sample(pattern, each) for _, each in varied(factors, tangents[len(pattern.arrays) :]))
+    return torch.zeros_like(pattern.values) if sampled is None else sampled  # the pattern's values are not read
 
 
 def gradients(ctx: Any, operands: Sequence[Bound], gradient: Callable[[int], Tensor | None]) -> list[Tensor | None]:
     """One entry for each array of a call: the gradient of each operand's values where it is needed, None for the others."""
-    needed: Iterator[bool] = iter(ctx.needs_input_grad[0])
+    needed: Iterator[bool] = iter(ctx.needs_input_grad[2:])
     found: list[Tensor | None] = []
     for at, operand in enumerate(operands):
         needs = [next(needed) for _ in operand.arrays]
         found += [None] * (len(needs) - 1)
         found.append(gradient(at) if needs[-1] else None)
+    return found
+
+
+def varied(operands: Sequence[Bound], tangents: Iterable[Tensor | None]) -> Iterator[tuple[int, list[Bound]]]:
+    """For each operand that has a tangent its number, and the operands with the tangent for its values; one entry an array."""
+    of_arrays = iter(tangents)
+    for at, operand in enumerate(operands):
+        *_, tangent = (next(of_arrays) for _ in operand.arrays)
+        if tangent is not None:
+            yield at, [*operands[:at], operand.with_values(tangent), *operands[at + 1 :]]
+
+
+def total(terms: Iterable[Tensor]) -> Tensor | None:
+    """Their sum, None if there are none."""
+    found = None
+    for term in terms:
+        found = term if found is None else found + term
     return found
 
 
@@ -145,10 +169,10 @@ def _derivative(operands: Sequence[Bound], at: int, more: Sequence[Bound]) -> Te
         return sample(own, [*(densified(other) for other in others), *edges])
     known = {letter for other in others for letter in other.letters}
     gradient = _product(others, "".join(letter for letter in own.letters if letter in known))
-    for dim, letter in enumerate(own.letters):
-        if letter not in known:
-            gradient = gradient.unsqueeze(dim)
-    return gradient.expand(own.shape)
+    alone = [dim for dim, letter in enumerate(own.letters) if letter not in known]
+    for dim in alone:
+        gradient = gradient.unsqueeze(dim)
+    return gradient.expand(own.shape) if alone else gradient
 
 
 def _product(operands: Sequence[Bound], result: str) -> Tensor:
@@ -159,11 +183,12 @@ def _product(operands: Sequence[Bound], result: str) -> Tensor:
     return torch.einsum(f"{equation}->{result}", *(operand.values for operand in operands))
 
 
-for _name, _kernel, _fake, _backward in (
-    ("einsum", einsum_on_cpu, _einsum_fake, _einsum_backward),
-    ("sample", _sample_cpu, _sample_fake, _sample_backward),
-):
+for _name, _kernel, _fake in (("einsum", einsum_on_cpu, _einsum_fake), ("sample", sample_on_cpu, _sample_fake)):
     LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor", tags=TAGS)
     implement(_name, _kernel)
     torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
-    torch.library.register_autograd(f"gossamer::{_name}", _backward, setup_context=_setup, lib=LIBRARY)
+einsum_of = differentiable("einsum", _setup, _einsum_backward, _einsum_tangent)
+"""`gossamer::einsum`, of arrays, sizes and a spec."""
+_sample = differentiable("sample", _setup, _sample_backward, _sample_tangent)
+batched_as_einsum("einsum")
+batched_one_by_one("sample")

@@ -77,7 +77,7 @@ def attend_edges(
                  torch's generator
 
     Terms may be left out. [rows, heads, features] comes out; rows without entries give 0. An entry that occurs twice counts
-    twice. Differentiable once in all terms. GossamerError for shapes that do not fit.
+    twice. Differentiable in all terms (see attention_derivatives). GossamerError for shapes that do not fit.
     """
     terms = (values, target, source, edge, queries, keys, weight, direction)
     _check(positions, coordinates, dict(zip(NAMES, terms, strict=True)))
@@ -265,29 +265,6 @@ def _backward_fake(
     return [term.new_empty(term.shape) for term, needed in zip(terms, needs, strict=True) if needed]
 
 
-# How it is differentiated
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    positions, coordinates, *terms, ctx.scale, ctx.slope, ctx.dropout = inputs
-    ctx.there = [term is not None for term in terms]
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*output, positions, coordinates, *(term for term in terms if term is not None))
-
-
-def _gradients(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    out, statistics, positions, coordinates, *given = ctx.saved_tensors
-    remaining = iter(given)
-    terms = [next(remaining) if there else None for there in ctx.there]
-    needs = [bool(needed) for needed in ctx.needs_input_grad[2:-4]]
-    found = iter(
-        torch.ops.gossamer.attend_edges_backward.default(
-            gradient, out, statistics, positions, coordinates, *terms, ctx.scale, ctx.slope, ctx.dropout, needs
-        )
-    )
-    return None, None, *(next(found) if needed else None for needed in needs), None, None, None, None
-
-
 _TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
 _NUMBERS = "float scale, float slope, float dropout"
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -303,4 +280,3 @@ for _name, _cpu, _fake in (
 ):
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
-torch.library.register_autograd("gossamer::attend_edges", _gradients, setup_context=_setup, lib=LIBRARY)

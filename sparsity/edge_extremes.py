@@ -8,6 +8,7 @@ into zeros that are not included has it, the gradient is shared evenly among tho
 the result began with.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,10 +23,13 @@ from gossamer.dialects.kernel import ReadOp, YieldOp
 from gossamer.passes.context import context
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.batches import batched_one_by_one
 from gossamer.sparsity.contract_ir import ELEMENTS
+from gossamer.sparsity.derivatives import differentiable
 from gossamer.sparsity.kernels import compile_region
 from gossamer.sparsity.matrix_calls import ByRows
 from gossamer.sparsity.row_form import RowForm, row_form, sorted_by_rows
+from gossamer.sparsity.segments import spread
 from gossamer.sparsity.warm_memory import empty
 
 MOST_FEATURES = 1024
@@ -106,15 +110,33 @@ def _fake_backward(positions: Tensor, coordinates: Tensor, grad: Tensor, x: Tens
     return x.new_empty(x.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
     *given, ctx.kind = inputs
-    ctx.save_for_backward(*given, output)
+    return *given, *outputs
 
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None]:
+def _gradient(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     positions, coordinates, x, y = ctx.saved_tensors
-    found = torch.ops.gossamer.extremes_backward.default(positions, coordinates, grad, x, y, ctx.kind)
-    return None, None, found, None
+    if torch.is_grad_enabled():  # this gradient is differentiated in turn, for which there is no kernel
+        rows, shares = _shares(positions, coordinates, x, y)
+        return None, None, torch.zeros_like(x).index_add(0, coordinates.long(), shares * grad.index_select(0, rows))
+    return None, None, torch.ops.gossamer.extremes_backward.default(positions, coordinates, grad, x, y, ctx.kind)
+
+
+def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    (positions, coordinates, x, y), tangent = ctx.saved_tensors, tangents[2]
+    if tangent is None:
+        return None
+    rows, shares = _shares(positions, coordinates, x, y)
+    return torch.zeros_like(y).index_add(0, rows, shares * tangent.index_select(0, coordinates))
+
+
+def _shares(positions: Tensor, coordinates: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The row of each entry, and the derivatives of y [rows, features] with respect to what the entry reads of x."""
+    rows = spread(positions, torch.arange(y.shape[0], device=y.device), coordinates.shape[0])
+    equal = (x.detach().index_select(0, coordinates) == y.detach().index_select(0, rows)).to(x.dtype)
+    ties = (y.detach() == 0).to(x.dtype).index_add(0, rows, equal)
+    return rows, equal / ties.index_select(0, rows)
 
 
 _PATTERN = "Tensor positions, Tensor coordinates"
@@ -125,7 +147,8 @@ for _name, _arguments, _cpu, _meta in (
     LIBRARY.define(f"{_name}({_arguments}) -> Tensor", tags=TAGS)
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
-torch.library.register_autograd("gossamer::extremes", _gradient, setup_context=_setup, lib=LIBRARY)
+    batched_one_by_one(_name)
+differentiable("extremes", _setup, _gradient, _tangent)
 
 extremes = torch.ops.gossamer.extremes.default
 extremes_backward = torch.ops.gossamer.extremes_backward.default

@@ -20,6 +20,7 @@ from gossamer.sparsity.dense_results import einsum as einsum_dense
 from gossamer.sparsity.dense_results import sample
 from gossamer.sparsity.loop_order import dense_result_order, unblocked
 from gossamer.sparsity.operands import Bound
+from gossamer.sparsity.sample_at_once import sample_at_once
 from gossamer.sparsity.sparse_results import conforming, einsum_sparse, in_format
 from gossamer.sparsity.tensor import SparseTensor, bound_to, like, made_of, values_of, wrap
 
@@ -35,17 +36,20 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
                 letters that come once, in alphabetic order. A letter may stand only once in an operand; no ellipsis.
     format      of the result: a Format, "dense", or None to infer it: the pattern of the sparse operand if there is one only
                 and it has the letters of the result, in that order; the format of the first if all are sparse (without
-                blocks: CSR or CSF) and the result is a matrix or more; else dense
+                blocks: CSR or CSF) and the result is a matrix or more, but no sum of one operand; else dense
 
     Gradients flow to dense operands and to the values of sparse ones.
     EinsumError if operands and expression do not fit, FormatError if the result cannot be stored in `format`.
     """
-    if len(operands) == 2 and format in (None, "dense") and not torch.compiler.is_compiling():
+    if len(operands) > 1 and format in (None, "dense") and not torch.compiler.is_compiling():
         inputs, result = _read(expression)
-        if len(inputs) == 2 and (format == "dense" or result not in inputs):
+        out = None
+        if len(inputs) == len(operands) == 2 and (format == "dense" or result not in inputs):
             out = einsum_at_once(inputs, result, *operands)
-            if out is not None:
-                return out
+        elif format is None:
+            out = sample_at_once(inputs, result, operands)
+        if out is not None:
+            return out
     return _einsum(expression, None if format is None else str(format), *operands)
 
 
@@ -119,7 +123,8 @@ def _inferred(bound: Sequence[Bound], result: str) -> Format | Literal["dense"]:
         return same
     first = sparse[0].format
     assert first is not None
-    if len(sparse) == len(bound) > 1 and len(result) > 1:
+    summed = len(bound) == 1 and len(result) < len(bound[0].letters)
+    if len(sparse) == len(bound) and len(result) > 1 and not summed:
         return unblocked(first, len(result))
     return "dense"
 
@@ -132,9 +137,9 @@ def _sparse(expression: str, bound: Sequence[Bound], operands: Sequence[Tensor],
         at = next(number for number, operand in enumerate(bound) if operand.sparse)
         pattern, tensor = bound[at], operands[at]
         assert isinstance(tensor, SparseTensor)
-        if set(pattern.letters) == set(result) and len(bound) > 1:
+        if set(pattern.letters) == set(result):
             factors = [operand for number, operand in enumerate(bound) if number != at]
-            values = pattern.values * sample(pattern, factors)
+            values = pattern.values * sample(pattern, factors) if factors else pattern.values.clone()
             order = [pattern.letters.index(letter) for letter in result]
             return transposed(like(tensor, values), order).to_format(format)
     if not all(operand.sparse for operand in bound):

@@ -21,8 +21,8 @@ Function = Callable[..., Any]
 
 # f(0) = 0: the result has the pattern of the operand.
 _ZERO_PRESERVING = (
-    "abs", "asin", "asinh", "atan", "atanh", "ceil", "deg2rad", "erf", "erfinv", "expm1", "floor", "frac", "log1p", "neg",
-    "nan_to_num", "positive", "rad2deg", "relu", "round", "sgn", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
+    "abs", "asin", "asinh", "atan", "atanh", "ceil", "clone", "deg2rad", "erf", "erfinv", "expm1", "floor", "frac", "log1p",
+    "nan_to_num", "neg", "positive", "rad2deg", "relu", "round", "sgn", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
     "trunc",
 )  # fmt: skip
 

@@ -44,6 +44,8 @@ def within(shape: Sequence[int], at: Sequence[Tensor]) -> Tensor:
 
 def block_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
     """The sizes of the dense levels below the last sparse one: each entry stores a block of values."""
+    if format.levels[-1].kind != "dense":
+        return ()
     sizes = format.level_sizes(shape)
     return sizes[max((n + 1 for n, level in enumerate(format.levels) if level.kind != "dense"), default=0) :]
 

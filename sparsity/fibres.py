@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.sparsity.batches import batched_one_by_one
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.entries import blocked, coordinates, within
 from gossamer.sparsity.operands import Spec, bind, flat
@@ -110,3 +111,4 @@ def _fibres_fake(arrays: list[Tensor], sizes: list[int], text: str, everyone: bo
 LIBRARY.define("fibres(Tensor[] arrays, SymInt[] sizes, str spec, bool everyone) -> Tensor[]", tags=TAGS)
 implement("fibres", _fibres_cpu)
 torch.library.register_fake("gossamer::fibres", _fibres_fake, lib=LIBRARY)
+batched_one_by_one("fibres")

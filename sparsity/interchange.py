@@ -58,20 +58,20 @@ def to_torch(format: Format, shape: tuple[int, ...], components: Sequence[Tensor
 
 
 def from_scipy(matrix: Any) -> Parts:
-    """The parts of a SciPy sparse array or matrix, of two dimensions unless it is coo."""
+    """The parts of a SciPy sparse array or matrix, of two dimensions unless it is coo. Values are copied."""
     kind = getattr(matrix, "format", None)
     if kind is None:
         raise FormatError(f"from_scipy takes a SciPy sparse array or matrix, got {type(matrix).__name__}: see from_dense")
     shape = tuple(int(extent) for extent in matrix.shape)
     if kind == "coo":
         at = [_tensor(crd).long() for crd in matrix.coords]
-        return _assembled(Format.coo(len(shape)), shape, at, _tensor(matrix.data))
+        return _assembled(Format.coo(len(shape)), shape, at, _tensor(matrix.data).clone())
     if kind not in ("csr", "csc", "bsr") or (kind == "bsr" and 1 in matrix.blocksize):
         matrix, kind = matrix.tocsr(), "csr"
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
     format = {"csr": Format.CSR, "csc": Format.CSC}.get(kind) or Format.bsr(*matrix.blocksize)
-    positions, crd, values = _tensor(matrix.indptr), _tensor(matrix.indices), _tensor(matrix.data)
+    positions, crd, values = _tensor(matrix.indptr), _tensor(matrix.indices), _tensor(matrix.data).clone()
     width = 32 if crd.dtype == torch.int32 else 0
     return format.with_widths(width, width), shape, (positions, crd, values.contiguous().flatten())
 

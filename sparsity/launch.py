@@ -22,7 +22,7 @@ from gossamer.sparsity.row_form import RowForm
 Build = Callable[[Spec, torch.dtype], str]
 """From what a call is and its dtype to contract IR."""
 
-_SLICES = "slices"
+_SLICES = {16: "slices16", 32: "slices"}
 
 
 def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> None:
@@ -79,12 +79,13 @@ class Call:
             return self.product.run(self.kernel, arrays, sizes, self.sliced)
         return None if self.product is None else self.product.run(self.kernel, arrays, sizes)
 
-    def sliced(self) -> RegionKernel:
-        """The kernel of a product of a vector with a matrix in slices of rows."""
-        known = self._kernels.get(_SLICES)
+    def sliced(self, width: int) -> RegionKernel:
+        """The kernel of a product of a vector with a matrix in slices of rows, with coordinates of so many bits."""
+        schedule = _SLICES[width]
+        known = self._kernels.get(schedule)
         if known is None:
             spec = Spec((Operand("rc", Format.CSR.with_widths(32, 32)), Operand("c")), Operand("r"))
-            known = self._kernels[_SLICES] = compile_region(self.build(spec, self.dtype), schedule=_SLICES)
+            known = self._kernels[schedule] = compile_region(self.build(spec, self.dtype), schedule=schedule)
         return known
 
 

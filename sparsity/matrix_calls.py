@@ -14,10 +14,10 @@ from typing import Any, Self
 from torch import Tensor
 
 from gossamer.dialects.format import Format
-from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.operands import Spec
 from gossamer.sparsity.row_form import RowForm, row_form, stored_by_rows
+from gossamer.sparsity.sliced_rows import Kernels as SlicesKernels
 from gossamer.sparsity.sliced_rows import use_of
 from gossamer.sparsity.warm_memory import empty, empty_like
 
@@ -76,7 +76,7 @@ class RowProduct:
         return Spec((Operand("rc", format), Operand(f"c{n}")), Operand(f"r{n}"))
 
     def run(
-        self, kernels: Kernels, arrays: Sequence[Tensor], sizes: Sequence[int], sliced: Callable[[], RegionKernel] | None = None
+        self, kernels: Kernels, arrays: Sequence[Tensor], sizes: Sequence[int], sliced: SlicesKernels | None = None
     ) -> Tensor | None:
         """The result of a call; None if the matrix is too large to be brought into rows.
 

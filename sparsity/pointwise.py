@@ -4,6 +4,7 @@ Operands are SparseTensors of one pattern, and numbers. Everything else is refus
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,8 +16,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.sparsity.tensor import SparseTensor
+from gossamer.sparsity.watched import transformed
 
 aten = torch.ops.aten
+
+# Operators on subclasses run below what counts writes to a tensor and has views share its count. The stored values are counted
+# too, for products with copies of them (see sliced_rows.py) and for autograd, which saves them.
+_COUNTING = torch.DispatchKey.ADInplaceOrView
 
 # Operators that can be applied to the stored values alone; with a number only where 0 stays 0, or in place, which is said to
 # work on stored values.
@@ -31,7 +37,8 @@ ON_VALUES = (
 def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Apply an operator to the stored values of tensors of one pattern."""
     first = _pattern(func, args, kwargs)
-    values = func(*_values(args), **_values(kwargs))
+    with nullcontext() if _traced(first) else torch._C._SetExcludeDispatchKeyGuard(_COUNTING, False):
+        values = func(*_values(args), **_values(kwargs))
     result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))
     return return_and_correct_aliasing(func, args, kwargs, result)
 
@@ -43,6 +50,10 @@ def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if any(isinstance(operand, SparseTensor) for operand in operands):
             _pattern(func, operands, {})
     results = func(*_values(args), **_values(kwargs))
+    for argument, given in zip(func._schema.arguments, args, strict=False):
+        if argument.is_write:  # which fused optimizers do not count themselves
+            written = (each for each in given if isinstance(each, SparseTensor) and not _traced(each))
+            torch.autograd.graph.increment_version(each._stored for each in written)
     if not isinstance(results, list | tuple):
         return results
     return [_like(given, made) for given, made in zip(lists[0], results, strict=True)]
@@ -51,7 +62,8 @@ def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def convert(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """aten._to_copy: another dtype for the values, another device for all arrays."""
     tensor: SparseTensor = args[0]
-    *structure, values = tensor.components
+    *structure, _ = tensor.components
+    values = _own_values(tensor)
     if kwargs.get("device") is not None:
         structure = [component.to(kwargs["device"]) for component in structure]
     kwargs = {name: value for name, value in kwargs.items() if name not in ("layout", "memory_format")}
@@ -65,7 +77,7 @@ def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     name = func._schema.name.removeprefix("aten::")
     raise GossamerError(
         f"SparseTensor has no {name}: use to_dense(), gossamer.einsum, or values() and from_parts() for what concerns the "
-        "stored values alone"
+        f"stored values alone. {_BY_VALUES}"
     )
 
 
@@ -89,13 +101,29 @@ def _shares_pattern(left: SparseTensor, right: SparseTensor) -> bool:
     if left.format != right.format or left.shape != right.shape:
         return False
     pairs = list(zip(left.components[:-1], right.components[:-1], strict=True))
-    if any(isinstance(a, FakeTensor | FunctionalTensor) for a, _ in pairs):
-        return True  # tracing: tensors have no content; in eager code the same expression was or would be checked
+    if _traced(left):
+        return True  # in eager code the same expression was or would be checked
     return all(a is b or a.data_ptr() == b.data_ptr() or torch.equal(a, b) for a, b in pairs)
 
 
+def _traced(tensor: SparseTensor) -> bool:
+    """Whether its arrays have no content."""
+    return any(isinstance(component, FakeTensor | FunctionalTensor) for component in tensor.components)
+
+
 def _values(tree: Any) -> Any:
-    return tree_map_only(SparseTensor, lambda tensor: tensor._stored, tree)
+    return tree_map_only(SparseTensor, _own_values, tree)
+
+
+def _own_values(tensor: SparseTensor) -> Tensor:
+    if transformed(tensor._stored):
+        raise GossamerError(f"this copies or overwrites a SparseTensor without the derivatives of its values. {_BY_VALUES}")
+    return tensor._stored
+
+
+_BY_VALUES = (
+    "torch.func and forward differentiation see it by its values: torch.func.grad(lambda v: loss(a.with_values(v)))(a.values())"
+)
 
 
 def _like(given: Any, made: Any) -> Any:

@@ -67,26 +67,44 @@ def row_form(format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Te
     return _kept.of(format, dim, shape, arrays)
 
 
+@dataclass(slots=True, eq=False)
+class _Made:
+    """A form, and what tells that it is still the one of some arrays: their storages, and copies of those without a count."""
+
+    storages: list[weakref.ref[torch.UntypedStorage]]
+    uncounted: list[Tensor | None]
+    form: RowForm
+
+    def is_of(self, arrays: Sequence[Tensor]) -> bool:
+        # Storages over the same memory may follow each other at one address; who wrote to it in between, nobody counts.
+        return all(alive() is array.untyped_storage() for alive, array in zip(self.storages, arrays, strict=True)) and all(
+            copy is None or torch.equal(copy, array) for copy, array in zip(self.uncounted, arrays, strict=True)
+        )
+
+
 class _Kept:
     """Forms by what they were made of, dropped with its storages."""
 
     def __init__(self) -> None:
-        self._forms: dict[tuple[object, ...], tuple[list[weakref.ref[torch.UntypedStorage]], RowForm]] = {}
+        self._forms: dict[tuple[object, ...], _Made] = {}
         self._lock = threading.Lock()
 
     def of(self, format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Tensor]) -> RowForm:
         # A write into positions or coordinates makes another key.
-        of_arrays = ((array.data_ptr(), array.shape, 0 if array.is_inference() else array._version) for array in arrays[:-1])
-        key = (format.levels, dim, *shape, *of_arrays)
+        structure = arrays[:-1]
+        storages = [array.untyped_storage() for array in structure]  # which several may have over the same memory
+        of_arrays = ((array.data_ptr(), array.shape, 0 if array.is_inference() else array._version) for array in structure)
+        key = (format.levels, dim, *shape, *of_arrays, *(each._cdata for each in storages))
         found = self._forms.get(key)
-        if found is not None:
-            return found[1]
+        if found is not None and found.is_of(structure):
+            return found.form
         drop = partial(self._forms.pop, key)  # the reference is what pop returns where nothing is left to drop
+        uncounted = [array.clone() if array.is_inference() else None for array in structure]
         form = sorted_by_rows(format, dim, shape, arrays)
         with self._lock:
             while len(self._forms) >= _KEPT:
                 self._forms.pop(next(iter(self._forms)), None)
-            self._forms[key] = [weakref.ref(array.untyped_storage(), drop) for array in arrays[:-1]], form
+            self._forms[key] = _Made([weakref.ref(each, drop) for each in storages], uncounted, form)
         return form
 
 

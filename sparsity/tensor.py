@@ -5,12 +5,14 @@ through it: a compiled graph has its arrays as inputs and our opaque ops as node
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
@@ -20,6 +22,7 @@ from gossamer.sparsity.entries import block_sizes
 from gossamer.sparsity.operands import Bound, dense
 from gossamer.sparsity.sparse_results import compress, convert
 from gossamer.sparsity.structure import INTEGERS, check
+from gossamer.sparsity.watched import in_transform, transformed
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -32,15 +35,22 @@ class SparseTensor(torch.Tensor):
 
     It is made by `from_dense`, `from_torch`, `from_scipy`, `from_edge_index` or `from_parts`, which check the structure. Its
     positions and coordinates must not be written to afterwards. In-place arithmetic works on the stored values.
+
+    Products with vectors keep a copy of the values of a matrix that is used again. Writes to them are noticed if torch counts
+    them, and any others too where another tensor, NumPy or SciPy is over the same memory; products then have to look at all
+    values, which `clone()` saves. Writes through a storage, or through `values().data`, an import by DLPack or, in compiled
+    code, `.data` that are let go before the next product may go unseen, as autograd does not see them.
     """
 
     functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see extension.py
     otherwise: ClassVar[Callable[..., Any]]  # what the others do, see densify.py
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operator → ours, see pointwise.py
+    matmul_again: ClassVar[Callable[..., Tensor | None]]  # the shortest way to a product, if there is one, see repeated.py
 
     _format: Format
     _arrays: tuple[str, ...]
     _stored: Tensor
+    _repeated: Any = None  # what an earlier product has left behind, see repeated.py
 
     @staticmethod
     def __new__(
@@ -82,8 +92,9 @@ class SparseTensor(torch.Tensor):
 
     @classmethod
     def from_scipy(cls, matrix: Any, *, check: bool = True) -> "SparseTensor":
-        """A SciPy sparse array or matrix: csr, csc, bsr and coo keep format and memory (coo sorted), the others become CSR.
+        """A SciPy sparse array or matrix: csr, csc, bsr and coo keep their format (coo sorted), the others become CSR.
 
+        Positions and coordinates stay where they are, values are copied, so that torch sees all writes to them.
         check=False promises that the indices are in bounds and in order, without duplicates.
         """
         return _checked(*interchange.from_scipy(matrix), check)
@@ -155,7 +166,9 @@ class SparseTensor(torch.Tensor):
 
     def values(self) -> Tensor:
         """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
-        return values_of(self).view(-1, *block_sizes(self._format, self.shape))
+        with torch._C.DisableTorchFunctionSubclass():
+            shape = self.shape
+        return values_of(self).view(-1, *block_sizes(self._format, shape))
 
     def with_values(self, values: Tensor) -> "SparseTensor":
         """The same pattern with other values, of the shape of `values()` or flat, in any dtype; gradients flow to them."""
@@ -214,6 +227,10 @@ class SparseTensor(torch.Tensor):
 
     # How torch sees it
 
+    def __matmul__(self, other: Any) -> Tensor:
+        product = None if torch.compiler.is_compiling() else self.matmul_again(self, other)
+        return super().__matmul__(other) if product is None else product  # which goes through torch's __torch_function__
+
     def __tensor_flatten__(self) -> tuple[list[str], Format]:
         return [*self._arrays], self._format
 
@@ -261,14 +278,18 @@ def letters_of(tensor: Tensor) -> str:
 
 def values_of(tensor: SparseTensor) -> Tensor:
     """The stored values, flat and differentiable."""
-    if not (tensor.requires_grad and torch.is_grad_enabled()):
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
         return tensor._stored
-    values: Tensor = _Values.apply(tensor)
+    outside = temporarily_clear_interpreter_stack if in_transform() else nullcontext  # torch.func has not seen this tensor
+    with outside():
+        values: Tensor = _Values.apply(tensor)
     return values
 
 
 def wrap(format: Format, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> SparseTensor:
     """The tensor of these arrays; gradients flow to the values (flat)."""
+    if transformed(values):
+        return SparseTensor(format, shape, (*structure, values))  # its values are what carries their derivatives
     if not (values.requires_grad and torch.is_grad_enabled()):
         return SparseTensor(format, shape, (*structure, values.detach()))
     tensor: SparseTensor = _Wrap.apply(values, format, tuple(shape), *structure)

@@ -3,9 +3,11 @@
 A fresh page costs a page fault and its clearing: for a large result of a graph kernel more than the kernel. glibc hands
 blocks above 32 MiB back to the system as soon as they are free, so they are kept here instead.
 
-Every result has a storage of its own, so that nobody who remembers an earlier one in the same place takes it for that.
+Every result has a storage of its own, so that nobody who remembers an earlier one in the same place takes it for that. As that
+of a tensor from NumPy it cannot grow, which torch says where `resize_` or a larger `out=` asks for it.
 """
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -16,7 +18,8 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 import torch
 from torch import Tensor
 
-_LEAST = 1 << 18  # bytes; smaller blocks mostly stay mapped anyway, and are had for less
+LEAST = 1 << 18
+"""Bytes; smaller blocks mostly stay mapped anyway, and are had for less."""
 _MOST = 512 << 20  # bytes kept for later
 
 
@@ -24,6 +27,10 @@ class _Kept:
     """Blocks that nobody uses any more, by size; the size that was asked for last comes last."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, as the child of a fork has to: the thread that had the lock, in the middle of its work, is not there."""
         self._free: dict[int, list[mmap]] = {}
         self._size = 0
         self._returned: deque[mmap] = deque()  # by finalizers, which may run anywhere
@@ -75,21 +82,22 @@ def _mapped(size: int) -> mmap:
 
 
 _kept = _Kept()
+os.register_at_fork(after_in_child=_kept.forget)
 
 
 def block(size: int) -> memoryview | bytearray:
     """Uninitialised memory of at least so many bytes."""
-    return bytearray(size) if size < _LEAST else _kept.take(size)
+    return bytearray(size) if size < LEAST else _kept.take(size)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """An uninitialised, contiguous CPU tensor."""
     size = prod(shape) * dtype.itemsize
-    if size < _LEAST:
+    if size < LEAST:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(_kept.take(size), dtype=dtype, count=prod(shape)).view(*shape)
 
 
 def empty_like(x: Tensor, *shape: int) -> Tensor:
     """The same of the type of another, which is faster for small ones."""
-    return x.new_empty(*shape) if prod(shape) * x.itemsize < _LEAST else empty(shape, x.dtype)
+    return x.new_empty(*shape) if prod(shape) * x.itemsize < LEAST else empty(shape, x.dtype)

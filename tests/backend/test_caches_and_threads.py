@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor.utils import fresh_cache
 
-from gossamer.backend import message_ops, region_op
+from gossamer.backend import graph_cache, message_ops, region_op
 from gossamer.backend.region_op import region
 from gossamer.runtime import disk_cache
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
@@ -170,6 +170,15 @@ print(sorted({part for part in compiler if any(name.startswith(part) for name in
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
         assert run.returncode == 0, run.stderr
         assert run.stdout.strip() == expected
+
+
+def test_a_graph_that_cannot_be_stored_is_no_failure() -> None:
+    class Unstorable:
+        def __reduce__(self) -> str:
+            raise ValueError("not this one")
+
+    graph_cache.remember("0" * 32, graph_cache.Rewritten({}, {"0123": Unstorable()}, [], [], lasting=True))
+    assert not graph_cache.recall("0" * 32)
 
 
 def test_an_unknown_region_says_so() -> None:

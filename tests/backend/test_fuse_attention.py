@@ -13,6 +13,8 @@ import gossamer
 from gossamer import Format, SparseTensor, einsum
 from gossamer.backend import sparse as backend
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.sparsity.edge_attention import SEEDS
+from gossamer.sparsity.philox import kept
 
 Function = Callable[..., Tensor]
 
@@ -40,6 +42,7 @@ KEPT: dict[str, Function] = {
     "weights are changed": lambda a, q, k, v, t, s: (torch.softmax(product(a, q, k), 1) * 2) @ v,
     "log": lambda a, q, k, v, t, s: torch.log_softmax(product(a, q, k), 1) @ v,
     "columns": lambda a, q, k, v, t, s: torch.softmax(product(a, q, k), 0) @ v,
+    "dropped weights are returned": lambda a, q, k, v, t, s: (lambda p: (p @ v, p))(F.dropout(torch.softmax(a, 1), 1e-9)),
     "one factor for all": lambda a, q, k, v, t, s: torch.softmax(with_one(product(a, q, k), t), 1) @ v,
 }
 
@@ -107,6 +110,30 @@ def test_weights_that_are_used_otherwise_stay(name: str, operations: Counter[str
         torch.testing.assert_close(*(x.to_dense() if isinstance(x, SparseTensor) else x for x in (a, b)))
     assert operations["attend_edges"] == 0
     assert operations["softmax"] == 1
+
+
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+def test_dropout_of_weights_is_drawn_in_the_kernel(dense: str, operations: Counter[str]) -> None:
+    given, share = inputs(rows=60, columns=50), 0.3
+    whole = lambda a, q, k, v, t, s: torch.softmax(product(a, q, k), 1) @ v
+    fast = compiled(lambda a, q, k, v, t, s: F.dropout(torch.softmax(product(a, q, k), 1), share) @ v, dense)
+    torch.manual_seed(1)
+    found = gradients(fast, given)
+    assert set(operations) == {"attend_edges", "attend_edges_backward"}
+    if dense == "inductor":  # which draws in its own way
+        with torch.no_grad():
+            several = torch.stack([fast(*given) for _ in range(400)])
+        torch.testing.assert_close(several.mean(0), whole(*given), atol=0.25, rtol=0)
+        assert several.std(0).max() > 0.1
+        return
+    torch.manual_seed(1)
+    mask = kept(torch.randint(*SEEDS, (1,)), given[0].nnz, 1, share, torch.float32)[:, 0]
+
+    def dropped(a: SparseTensor, q: Tensor, k: Tensor, v: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        weights = torch.softmax(product(a, q, k), 1)
+        return weights.with_values(weights.values() * mask) @ v
+
+    close(found, gradients(dropped, given))
 
 
 def test_scores_alone_need_no_gradient_of_weights(operations: Counter[str]) -> None:

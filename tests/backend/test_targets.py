@@ -33,7 +33,9 @@ def without_the_cache_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assembly(region: Region, schedule: str, target: Target) -> str:
-    lowered = pipelines.lower(pipelines.plan(region.text(), schedule, target.vector_bits), target.rounds_to_bf16)
+    lowered = pipelines.lower(
+        pipelines.plan(region.text(), schedule, target.vector_bits, features=target.instructions), target.rounds_to_bf16
+    )
     return jit.assembly(jit.optimize(lowered.llvm_ir, target), target)
 
 
@@ -102,6 +104,18 @@ def test_x_is_looked_up_in_registers(name: str) -> None:
             assert not [line for line in loop if re.search(STORE, line) or "gather" in line]
 
 
+def test_bytes_of_x_are_looked_up_in_registers() -> None:
+    """Four planes and four multiply-adds a step, two instructions more a plane to put the bytes together."""
+    loops = innermost_loops(assembly(Region(100, 400, epilogue=("bias",)), "planes", Target.named("amx")), "region_rows1")
+    products = [loop for loop in loops if any(re.search(FMA["amx"], line) for line in loop)]
+    assert products
+    for loop in products:
+        found = (r"vperm[it]2b\s.*%zmm", FMA["amx"], r"vpunpck[lh](bw|wd)\s.*%zmm", r"vpmovb2m|vpcmpgtb")
+        planes, fmas, mixes, masks = (sum(bool(re.search(pattern, line)) for line in loop) for pattern in found)
+        assert planes == fmas and mixes == 2 * fmas and 4 * masks == fmas
+        assert not [line for line in loop if re.search(STORE, line)]
+
+
 def test_nonzeros_are_expanded_from_memory_without_waiting_for_a_register() -> None:
     """Zero-masking would wait for the last use of the register on Zen 4."""
     text = assembly(Region(100, 400, epilogue=("bias",)), "bitmap", Target.named("avx512"))
@@ -122,7 +136,9 @@ def test_values_are_loaded_four_at_a_time() -> None:
             assert sum("vshufps" in line or "vpermilps" in line for line in loop) == 4
 
 
-@pytest.mark.parametrize(("schedule", "name"), [("lookup", "neon"), ("bitmap", "neon"), ("bitmap", "avx2")])
+@pytest.mark.parametrize(
+    ("schedule", "name"), [("lookup", "neon"), ("bitmap", "neon"), ("bitmap", "avx2"), ("planes", "avx512")]
+)
 def test_what_a_target_has_no_instruction_for(schedule: str, name: str) -> None:
     with pytest.raises(CompileError, match=f"no {schedule} schedule for a weight"):
         assembly(Region(100, 400), schedule, Target.named(name))

@@ -17,7 +17,7 @@ from gossamer.backend import device as devices
 from gossamer.backend.cuda_device import Gpu
 from gossamer.runtime import cuda
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity import at_once, cuda_operations, dense_results, matrix_calls, sorting
+from gossamer.sparsity import at_once, cuda_operations, derivatives, matrix_calls, sample_at_once, sorting
 from gossamer.sparsity.gpu_kernels import GpuRegionKernel
 from tests.gpu.emulated_driver import EmulatedDriver
 
@@ -60,7 +60,7 @@ class EmulatedDevice:
         """
         patch.setattr(matrix_calls, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"))
         patch.setattr(sorting, "_kernel", lambda *_: _SortByTorch)
-        for room in (at_once, dense_results):
+        for room in (at_once, derivatives, sample_at_once):
             patch.setattr(room, "watched", lambda: True)
         patch.setattr(RegionKernel, "__call__", lambda *_: pytest.fail("computed by a kernel for CPUs"))
         patch.setattr(RegionKernel, "into", lambda *_: pytest.fail("computed by a kernel for CPUs"))

@@ -1,16 +1,15 @@
 """Eager products skip the dispatcher where nobody watches, and only there."""
 
-import gc
+import sys
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossamer import SparseTensor, einsum
 from gossamer.sparsity import at_once
-from gossamer.sparsity import repeated as repeated_products
 from gossamer.sparsity.einsum import EinsumError
-from gossamer.sparsity.repeated import known
 from tests.sparsity.made import matrix, sparse
 
 
@@ -38,13 +37,16 @@ def test_products_take_it(format: str, taken: list[str]) -> None:
     assert len(taken) == 6
 
 
-def test_gradients_do_not(taken: list[str]) -> None:
+def test_gradients_take_a_node_of_autograd(taken: list[str]) -> None:
     a, x = sparse(matrix(6, 5)), torch.randn(5, 3, requires_grad=True)
-    (a @ x).sum().backward()
-    assert x.grad is not None
+    for _ in range(2):
+        out = a @ x
+        assert type(out.grad_fn).__name__ == "einsumBackward"
+        (found,) = torch.autograd.grad(out.sum(), x)
+        torch.testing.assert_close(found, a.to_dense().sum(0)[:, None].expand(5, 3))
+    assert not taken
     with torch.no_grad():
-        assert not taken
-        a @ x
+        assert (sparse(matrix(6, 5)) @ x).grad_fn is None
     assert taken
 
 
@@ -73,10 +75,51 @@ def test_modes_profilers_and_graphs_see_the_operation(taken: list[str]) -> None:
     torch.testing.assert_close(traced(2 * x), 2 * a.to_dense() @ x)
 
 
+class _SeenFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_function_modes_see_every_product() -> None:
+    a, x = sparse(matrix(6, 5)), torch.randn(5, 3)
+    expected = repeated(a, x)
+    with _SeenFunctions() as seen, torch.device("cpu"):
+        products = [a @ x for _ in range(3)]
+    assert sum("matmul" in name for name in seen.names) == 3
+    assert all(torch.equal(product, expected) for product in products)
+
+
 def test_autocast_is_obeyed() -> None:
     a, x = sparse(matrix(6, 5)), torch.randn(5, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (a @ x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("format", ["CSR", "CSC", "BSR"])
+def test_sddmm_takes_it_too(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[SparseTensor | None] = []
+    einsums = sys.modules["gossamer.sparsity.einsum"]  # the package has a function of this name
+    run = einsums.sample_at_once
+    monkeypatch.setattr(einsums, "sample_at_once", lambda *given: taken.append(run(*given)) or taken[-1])
+    dense, x, y = matrix(6, 5), torch.randn(6, 3), torch.randn(5, 3)
+    a = sparse(dense, format)
+    for expression, operands in (
+        ("ij,ik,jk->ij", (x, y)),
+        ("ij,ki,jk->ij", (x.T.contiguous(), y)),
+        ("ij,ik,jk,k->ij", (x, y, x[0])),
+    ):
+        out = einsum(expression, a, *operands)
+        assert taken[-1] is out and out.format == a.format
+        torch.testing.assert_close(out.to_dense(), torch.einsum(expression, dense, *operands))
+    assert einsum("ij,ik,jk->ij", a, x.requires_grad_(), y).requires_grad
+    with pytest.raises(EinsumError, match="'k' is 3 and 2"):
+        einsum("ij,ik,jk->ij", a, x, y[:, :2])
+    assert taken[-2:] == [None, None]
 
 
 def test_mistakes_have_the_same_messages(taken: list[str]) -> None:
@@ -96,7 +139,7 @@ def test_two_sparse_ones_do_not(taken: list[str]) -> None:
 def repeated(a: SparseTensor, x: torch.Tensor) -> torch.Tensor:
     """a @ x, for which an earlier product has left something behind."""
     a @ x
-    before = known(a)
+    before = a._repeated
     assert before is not None
     product = before.times(a, x)
     assert product is not None
@@ -131,13 +174,14 @@ def test_what_has_changed_since_is_seen() -> None:
         torch.testing.assert_close(a @ x, 2 * dense @ x)
 
 
-def test_what_is_ready_goes_with_the_matrix() -> None:
-    a = sparse(matrix(6, 5))
-    a @ torch.randn(5, 3)
-    alive = len(repeated_products._known)
-    del a
-    gc.collect()
-    assert len(repeated_products._known) == alive - 1
+def test_a_module_converts_its_matrix_after_a_product() -> None:
+    """torch swaps such parameters, which takes that nobody refers to them weakly."""
+    module, x = torch.nn.Module(), torch.randn(5, 3)
+    module.a = torch.nn.Parameter(sparse(matrix(6, 5)))
+    with torch.no_grad():
+        before = repeated(module.a, x)
+        module.double()
+        torch.testing.assert_close(module.a @ x.double(), before.double())
 
 
 def test_what_is_ready_is_made_anew_once_the_values_have_moved(taken: list[str]) -> None:

@@ -15,7 +15,7 @@ from gossamer.sparsity.given_memory import GIVER, given
 from gossamer.sparsity.kernels import compile_region
 from gossamer.sparsity.launch import kernel_of
 from gossamer.sparsity.operands import Spec
-from gossamer.sparsity.sparse_results import _arrays, _einsum_ir
+from gossamer.sparsity.sparse_kernels import _arrays, _einsum_ir
 from tests.sparsity.made import by_rows, team_of
 
 CSR = Format.CSR.with_widths(32, 32)

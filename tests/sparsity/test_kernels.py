@@ -30,14 +30,11 @@ def able(region: Region, schedule: str) -> bool:
     """Whether this machine has the instructions that the schedule is made of."""
     target = host()
     matrix = Matrix(region.m, region.k, 1, region.element, target.vector_bits, block=(4, 4), features=target.instructions)
-    return schedule not in ("lookup", "bitmap") or FAMILIES[schedule].storage(matrix) is not None
+    return schedule not in ("lookup", "planes", "bitmap") or FAMILIES[schedule].storage(matrix) is not None
 
 
-SCHEDULES = tuple(
-    schedule
-    for schedule in ("kblock", "gather", "lookup", "bitmap", "broadcast", "block", "blockvec", "rowpairs", "reference")
-    if able(Region(16, 16), schedule)
-)
+ALL = ("kblock", "gather", "lookup", "planes", "bitmap", "broadcast", "block", "blockvec", "rowpairs", "reference")
+SCHEDULES = tuple(schedule for schedule in ALL if able(Region(16, 16), schedule))
 BLOCKS = {"block": (4, 2), "blockvec": (4, 4)}
 """What schedules for blocks are told of weights, whether it is so or not."""
 

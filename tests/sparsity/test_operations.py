@@ -10,7 +10,10 @@ from torch import Tensor
 
 from gossamer import EinsumError, Format, GossamerError, SparseTensor, einsum
 from gossamer.runtime import region_kernel
+from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.entries import coordinates, within
+from gossamer.sparsity.sparse_results import einsum_sparse
+from gossamer.sparsity.tensor import bound_to, made_of
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse
 
 SOME = settings(max_examples=5, deadline=None, derandomize=True)
@@ -134,6 +137,39 @@ def test_einsum_infers_the_format() -> None:
     assert not isinstance(einsum("ij,ij->i", a, b), SparseTensor)
     implicit = einsum("ij,jk", a, x)
     equal(implicit, a.to_dense() @ x)
+
+
+@pytest.mark.parametrize("name", ["CSR", "COO", "BSR", "2:4"])
+def test_einsum_of_one_that_sums_nothing(name: str) -> None:
+    dense = matrix(40, 30)
+    a = sparse(dense, name)
+    for expression, expected in (("ij->ij", dense), ("ij->ji", dense.T)):
+        for format in (None, Format.CSC, FORMATS["CSR int32"]):
+            out = einsum(expression, a, format=format)
+            assert isinstance(out, SparseTensor) and format in (None, out.format)
+            equal(out.to_dense(), expected)
+            out.mul_(2)
+            equal(a.to_dense(), dense)  # whose memory the result does not share
+    assert einsum("ij->ij", a).format == a.format
+    assert einsum("ij->ji", a).format == (a.format if name == "COO" else Format.CSR)
+    assert not isinstance(einsum("ij->i", a), SparseTensor)
+
+
+@pytest.mark.parametrize("size", [30, 3000])
+def test_a_kernel_that_gives_back_its_arguments(size: int) -> None:
+    a = SparseTensor.from_dense(torch.eye(size), Format.COO)
+    for _ in range(2):
+        equal(made_of(einsum_sparse([bound_to("ij", a)], Operand("ij", a.format))).to_dense(), torch.eye(size))
+
+
+def test_einsum_of_one_of_three_dimensions() -> None:
+    dense = matrix(4, 15).view(4, 3, 5)
+    t = SparseTensor.from_dense(dense, Format.csf(3))
+    for expression in ("bij->bij", "bij->bji", "bij->jbi"):
+        out = einsum(expression, t)
+        assert isinstance(out, SparseTensor) and out.format == Format.csf(3)
+        equal(out.to_dense(), torch.einsum(expression, dense))
+    assert not isinstance(einsum("bij->ij", t), SparseTensor)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import gc
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from gossamer import Format, SparseTensor, einsum
@@ -79,6 +81,29 @@ def test_rows_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close((a * 2).t() @ x, 2 * dense_.T @ x)  # the same pattern, other values
         a @ torch.randn(7, 4)  # is stored by rows
     assert len(made) == 1
+
+
+def test_arrays_of_others_over_the_same_memory_have_forms_of_their_own() -> None:
+    columns, x = np.arange(9, dtype=np.int32), torch.randn(9, 4)
+    shared = sp.csr_array((np.ones(9, np.float32), columns, np.arange(10, dtype=np.int32)), shape=(9, 9))
+    first = SparseTensor.from_scipy(shared)
+    torch.testing.assert_close(first.t() @ x, x)
+    shared.indices[:] = np.roll(columns, 1)
+    second = SparseTensor.from_scipy(shared)
+    torch.testing.assert_close(second.t() @ x, torch.from_numpy(shared.T @ x.numpy()))
+    assert first.components[1].data_ptr() == second.components[1].data_ptr()
+
+
+def test_arrays_without_a_count_of_writes_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = [], row_form.sorted_by_rows
+    monkeypatch.setattr(row_form, "sorted_by_rows", lambda *given: made.append(1) or make(*given))
+    with torch.inference_mode():
+        a, x = sparse(torch.eye(9), "CSC"), torch.randn(9, 4)
+        for _ in range(2):
+            torch.testing.assert_close(a @ x, x)
+        a.components[1].copy_(a.components[1].roll(1))
+        torch.testing.assert_close(a @ x, torch.eye(9).roll(-1, 0) @ x)
+    assert len(made) == 2
 
 
 def test_values_written_in_any_way_are_seen() -> None:

@@ -1,6 +1,8 @@
 """The schedule "rows": CSR of any size times dense, its parts, tails and bounds, and the memory of its results."""
 
 import gc
+import os
+import signal
 import weakref
 from math import prod
 
@@ -147,6 +149,15 @@ def test_infinity_and_nan_reach_the_rows_that_use_them_and_no_others() -> None:
     touched = torch.zeros(9, 20, dtype=torch.bool)
     touched[:, 5], touched[:, 19] = dense[:, 3] != 0, dense[:, 4] != 0
     torch.testing.assert_close(~torch.isfinite(sparse(dense) @ x), touched)
+
+
+def test_the_child_of_a_fork_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
+    with warm_memory._kept._lock:  # as another thread has it
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)
+            os._exit(warm_memory._kept.take(1 << 20)[0])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_large_results_take_the_memory_that_others_gave_up() -> None:

@@ -1,9 +1,12 @@
 """Kernels on segments against torch, segment by segment: short and long ones, none, every type."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.func import grad, jacfwd, jacrev
 
 from gossamer import CompileError
 from gossamer.sparsity.segments import segment_reduce, segment_softmax
@@ -76,6 +79,29 @@ def test_the_gradient_of_a_product_with_zeros(zeros: int) -> None:
     dense.prod().backward()
     segment_reduce(torch.tensor([0, 3]), values.requires_grad_(), "prod").sum().backward()
     torch.testing.assert_close(values.grad, dense.grad)
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2, 3])
+def test_gradients_of_gradients_of_a_product_with_zeros(zeros: int) -> None:
+    counts = [4, 0, 1, 3, 7]
+    positions, values = segments(counts, torch.float64)
+    for part in values.split(counts):
+        part[-zeros or len(part) :] = 0
+
+    def products(v: Tensor) -> Tensor:
+        return segment_reduce(positions, v, "prod")
+
+    def expected(v: Tensor) -> Tensor:
+        return torch.stack([part.prod() for part in v.split(counts)])
+
+    def total(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda v: (function(v) ** 2 + function(v)).sum()
+
+    exact = torch.autograd.functional.hessian(total(expected), values)
+    torch.testing.assert_close(torch.autograd.functional.hessian(total(products), values), exact)
+    for inner, outer in ((grad, jacrev), (grad, jacfwd), (jacfwd, jacrev), (jacfwd, jacfwd)):
+        torch.testing.assert_close(outer(inner(total(products)))(values), exact)
+    assert gradgradcheck(products, values.requires_grad_())
 
 
 def test_what_has_no_kernel() -> None:

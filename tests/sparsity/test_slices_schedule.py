@@ -1,20 +1,24 @@
 """The schedule "slices": products of a vector with a matrix that is used again, in slices of rows."""
 
+import ctypes
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from gossamer import Format, SparseTensor, einsum
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.packing import Slices
+from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity import sliced_rows
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.contract_ir import einsum as einsum_ir
 from gossamer.sparsity.kernels import compile_region
+from gossamer.sparsity.matrix_calls import ByRows
 from gossamer.sparsity.row_form import RowForm
 from gossamer.sparsity.sliced_rows import SlicedRows
 from tests.sparsity.made import sparse, team_of
@@ -51,38 +55,29 @@ def again(a: SparseTensor, x: torch.Tensor, times: int = TIMES + 2) -> list[torc
     return [a @ x for _ in range(times)]
 
 
+@pytest.mark.parametrize(("schedule", "width", "apart"), [("slices16", 16, 1), ("slices", 32, 1000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_computes_what_the_reference_does(dtype: torch.dtype) -> None:
-    contract, dense, x = einsum_ir([A, X], Y, dtype), skewed(203, 90).to(dtype), torch.arange(90).remainder(7).to(dtype)
-    reference, sliced = (compile_region(contract, schedule=schedule) for schedule in ("reference", "slices"))
-    a = sparse(dense)
-    *structure, values = a.components
-    form = RowForm(structure[0].int(), structure[1].int(), None)
+def test_it_computes_what_the_reference_does(dtype: torch.dtype, schedule: str, width: int, apart: int) -> None:
+    contract, x = einsum_ir([A, X], Y, dtype), torch.arange(90 * apart).remainder(7).to(dtype)
+    reference, sliced = (compile_region(contract, schedule=each) for each in ("reference", schedule))
+    positions, columns, values = sparse(skewed(203, 90).to(dtype)).components
+    form = RowForm(positions.int(), columns.int() * apart, None)
     packing = sliced.formats[0]
     assert isinstance(packing, Slices)
     slices = SlicedRows.of(form, packing.lanes)
     assert slices is not None
+    assert slices.width == packing.width == width
     copy, outputs = torch.empty(len(slices.order), dtype=dtype), [torch.full((203,), torch.nan, dtype=dtype) for _ in range(4)]
 
     slices.fill(copy, values)
-
-    class Matrix:
-        words = (
-            form.positions.data_ptr(),
-            204,
-            form.coordinates.data_ptr(),
-            len(values),
-            values.data_ptr(),
-            len(values),
-            203,
-            90,
-        )
-
-    reference([Matrix(), x], outputs[0])
+    reference([ByRows(form.positions, form.coordinates, values, 203, len(x)), x], outputs[0])
     hashes = set()
     for threads, out in zip((1, 2, 5), outputs[1:], strict=True):
         with team_of(threads):
-            hashes.add(slices.multiply(sliced, values, copy, x, out))
+            found = ctypes.c_int64()
+            words = (word for tensor in (copy, x, out) for word in (tensor.data_ptr(), tensor.numel()))
+            slices.bound(sliced, values)(ctypes.addressof(found), 2, *words)
+            hashes.add(found.value)
         assert torch.equal(out, outputs[0])
     assert len(hashes) == 1
 
@@ -128,20 +123,159 @@ def test_columns_that_follow_each_other_are_not_gathered() -> None:
     expected = torch.from_numpy(a.to_scipy() @ x.numpy())
     assert all(torch.equal(y, expected) for y in again(a, x))
     structure = next(use._form for use in sliced_rows._uses.values() if use._form is not None).structure
-    origins, starts = structure[1], structure[4]
+    origins, starts = structure[2], structure[6]
     assert (origins >= 0).float().mean() > 0.5
     assert (starts >= 0).float().mean() > 0.5
 
 
-@pytest.mark.parametrize("write", [lambda v: v.mul_(2), lambda v: v.data.neg_(), lambda v: v.data[1::2].neg_(),
-                                   lambda v: v.numpy().__setitem__(7, 5.0), lambda v: v.data.copy_(v.flip(0))])  # fmt: skip
-def test_values_written_in_any_way_are_seen(write, copied: list[torch.Tensor]) -> None:  # type: ignore[no-untyped-def]
-    a, x = sparse(skewed(2000, 40)), torch.randint(-3, 4, (40,)).float()
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor | None]]:
+    """The values that products hash, None for a product that does not."""
+    found: list[Tensor | None] = []
+    bound = SlicedRows.bound
+
+    def noted(form: SlicedRows, kernel: RegionKernel, stored: Tensor | None, *words: int) -> Callable[..., None]:
+        call = bound(form, kernel, stored, *words)
+        return lambda *left: found.append(stored) or call(*left)
+
+    monkeypatch.setattr(SlicedRows, "bound", noted)
+    yield found
+
+
+def in_memory_of(owner: str) -> tuple[SparseTensor, Callable[[], object]]:
+    """A matrix, and somebody who can write to its values."""
+    a = sparse(skewed(2000, 40))
+    values = a.components[-1]
+    if owner == "torch":
+        return a, lambda: values.mul_(2)
+    if owner == "another tensor":
+        hidden = values.data
+        return a, lambda: hidden[1::2].neg_()
+    if owner == "NumPy":
+        return a, lambda: values.numpy().__setitem__(7, 5.0)
+    if owner == "DLPack":
+        array = np.from_dlpack(values)
+        return a, lambda: array.__setitem__(7, 5.0)
+    if owner == "NumPy before":
+        values.numpy()
+        return a, lambda: values.data.copy_(values.flip(0))
+    array = values.numpy().copy()
+    return a.with_values(torch.from_numpy(array)), lambda: array.__setitem__(7, 5.0)
+
+
+@pytest.mark.parametrize("owner", ["torch", "another tensor", "NumPy", "NumPy before", "an array of NumPy", "DLPack"])
+def test_values_that_were_written_to_are_seen(owner: str, copied: list[torch.Tensor]) -> None:
+    (a, write), x = in_memory_of(owner), torch.randint(-3, 4, (40,)).float()
     again(a, x)
-    write(a.components[-1])
+    write()
     expected = a.to_dense() @ x
     assert all(torch.equal(y, expected) for y in again(a, x, TIMES + 3))
     assert len(copied) == 2
+
+
+@pytest.mark.parametrize("owner", ["torch", "another tensor", "NumPy before", "an array of NumPy", "DLPack"])
+def test_values_are_hashed_where_writes_may_not_be_counted(owner: str, hashed: list[Tensor | None]) -> None:
+    (a, _write), x = in_memory_of(owner), torch.ones(40)
+    again(a, x, TIMES + 3)
+    assert [stored is not None for stored in hashed] == [True, *[owner != "torch"] * 4]
+
+
+def step(optimizer: type[torch.optim.Optimizer], **options: bool) -> Callable[[SparseTensor], object]:
+    def write(a: SparseTensor) -> None:
+        a.grad = a.detach().clone()
+        optimizer([a], lr=0.5, **options).step()
+
+    return write
+
+
+def load(a: SparseTensor) -> None:
+    module = torch.nn.Module()
+    module.register_parameter("a", a)
+    module.load_state_dict({"a": (2 * a).detach()})
+
+
+def in_inference_mode(a: SparseTensor) -> None:
+    with torch.inference_mode():
+        a.mul_(3)
+
+
+WRITES: dict[str, Callable[[SparseTensor], object]] = {
+    "mul_": lambda a: a.mul_(3),
+    "copy_": lambda a: a.copy_(2 * a),
+    "zero_": lambda a: a.zero_(),
+    "foreach": lambda a: torch._foreach_mul_([a], 2.0),
+    "detach": lambda a: a.detach().mul_(3),
+    "data": lambda a: a.data.mul_(3),
+    "inference mode": in_inference_mode,
+    "SGD": step(torch.optim.SGD),
+    "fused Adam": step(torch.optim.Adam, fused=True),
+    "load_state_dict": load,
+    "compiled": lambda a: torch.compile(lambda a: a.mul_(3), fullgraph=True)(a),
+}
+
+
+@pytest.mark.parametrize("format", ["CSR", "CSC"])
+@pytest.mark.parametrize("write", WRITES)
+@torch.no_grad()
+def test_writes_to_the_matrix_are_seen(write: str, format: str, hashed: list[Tensor | None]) -> None:
+    a, x = torch.nn.Parameter(sparse(skewed(2000, 40), format)), torch.randint(-3, 4, (40,)).float()
+    assert isinstance(a, SparseTensor)
+    before = again(a, x, 6)[-1]
+    assert (hashed[-1] is None) == (format == "CSR")  # by columns, arrays alone are known
+    WRITES[write](a)
+    expected = a.to_dense() @ x
+    assert not torch.allclose(before, expected)
+    for y in again(a, x, 6):
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    assert (hashed[-1] is None) == (format == "CSR")
+
+
+def test_values_are_hashed_where_torch_does_not_tell_who_has_them(
+    monkeypatch: pytest.MonkeyPatch, hashed: list[Tensor | None]
+) -> None:
+    monkeypatch.delattr(torch._C, "_storage_Use_Count")
+    monkeypatch.setattr(sliced_rows, "_references_tell", sliced_rows._references_tell.__wrapped__)
+    again(band(500), torch.ones(500))
+    assert hashed and all(stored is not None for stored in hashed)
+
+
+def test_new_values_in_the_memory_of_old_ones_are_seen() -> None:
+    pattern, x = band(500), torch.ones(500)
+    for value in (1.0, 2.0, 3.0):
+        a = pattern.with_values(torch.full((2500,), value))
+        assert all(bool((y == 5 * value).all()) for y in again(a, x))
+        del a
+
+
+def test_a_tensor_that_gets_other_memory_is_seen() -> None:
+    a, x = band(500), torch.ones(500)
+    values = a.components[-1]
+    for value in range(2, 6):
+        again(a, x)
+        values.data = torch.zeros(2500)  # which gives back the memory that the next one takes
+        values.data = torch.full((2500,), float(value))
+        assert all(bool((y == 5 * value).all()) for y in again(a, x))
+
+
+def test_another_tensor_over_the_same_memory_has_its_own_count(copied: list[torch.Tensor]) -> None:
+    a, x = band(500), torch.ones(500)
+    values = a.components[-1]
+    again(a, x)
+    hidden = values.data
+    values.mul_(2)
+    a = a.with_values(hidden)
+    del values
+    assert all(bool((y == 10).all()) for y in again(a, x))
+    assert len(copied) == 2
+
+
+def test_tensors_without_a_count_of_writes_are_hashed(hashed: list[Tensor | None]) -> None:
+    with torch.inference_mode():
+        a, x = band(500), torch.ones(500)
+        again(a, x, TIMES + 1)
+        a.components[-1].mul_(3)
+        assert all(bool((y == 15).all()) for y in again(a, x))
+    assert all(stored is not None for stored in hashed)
 
 
 def test_new_values_at_every_product_are_not_copied(copied: list[torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from gossamer import Format, SparseTensor, einsum
 from gossamer.backend import sparse as backend
 from gossamer.backend.report import collect
-from gossamer.sparsity import dense_results, sparse_results
+from gossamer.sparsity import dense_results, sparse_kernels
 from gossamer.sparsity.operands import Spec
 from tests.sparsity.made import matrix, sparse
 
@@ -31,7 +31,7 @@ def fresh() -> Iterator[None]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls of kernels of ours, by the letters of their operands."""
     calls: list[str] = []
-    launch, call_of = sparse_results.launch, dense_results.call_of
+    launch, call_of = sparse_kernels.launch, dense_results.call_of
 
     def note(spec: Spec) -> None:
         calls.append(",".join(o.letters for o in spec.operands) + "->" + spec.result.letters)
@@ -44,7 +44,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         note(Spec.parse(text))
         return call_of(build, classify, text, dtype)
 
-    monkeypatch.setattr(sparse_results, "launch", launching)
+    monkeypatch.setattr(sparse_kernels, "launch", launching)
     monkeypatch.setattr(dense_results, "call_of", calling)
     return calls
 

@@ -46,8 +46,11 @@ def test_products_in_every_format(name: str) -> None:
         (lambda a, x, y: torch.sparse.sampled_addmm(a, x, y, beta=2), ((4, 3), (3, 6))),
         (lambda a, x: einsum("ij,jk->i", a, x), ((6, 3),)),
         (lambda a: a.to_format(Format.csf(2)), ()),
+        (lambda a: einsum("ij->ij", a) * 2, ()),
+        (lambda a: einsum("ij->ij", a, format=Format.CSC), ()),
+        (lambda a: einsum("ij->ji", a), ()),
     ],
-    ids=["sampled_addmm", "outer sum", "another format"],
+    ids=["sampled_addmm", "outer sum", "another format", "the same", "the same as CSC", "transposed"],
 )
 def test_one_sparse_operand(function: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...]) -> None:
     checked(function, sparse(matrix(4, 6, dtype=DOUBLE)), *(leaf(*shape) for shape in shapes))

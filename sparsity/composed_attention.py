@@ -1,7 +1,7 @@
-"""Attention over the edges of a graph on CUDA devices, composed a head at a time: SDDMM, softmax of rows, SpMM.
+"""Attention over the edges of a graph, composed a head at a time: SDDMM, softmax of rows, SpMM.
 
-Forward and backward have arrays of heads x entries while they run, but keep none for each other: backward computes the weights
-anew.
+For CUDA devices, and for what no kernel gives: tangents, and gradients that are differentiated again. Forward and backward have
+arrays of heads x entries while they run, but keep none for each other: backward computes the weights anew.
 """
 
 from collections.abc import Iterator
@@ -12,16 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.sparsity import philox
 from gossamer.sparsity.contract_ir import Operand
 from gossamer.sparsity.dense_results import einsum, sample
 from gossamer.sparsity.edge_attention import NAMES, Terms, given_terms, widened
 from gossamer.sparsity.operands import Bound, dense
 from gossamer.sparsity.row_form import row_form, sorted_by_rows
-from gossamer.sparsity.segments import segment_reduce, segment_softmax, spread
+from gossamer.sparsity.segments import segment_reduce, segment_softmax, softmax_backward, spread
 
 
 def attend_edges(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """gossamer::attend_edges for CUDA tensors. The statistics are zeros, for backward needs none."""
+    """What `gossamer::attend_edges` gives. The statistics are zeros, for backward needs none."""
     *terms, seed, scale, slope, dropout = rest
     attention = _Attention(positions, coordinates, widened(given_terms(terms)), scale, slope)
     values = attention.terms["values"]
@@ -33,7 +34,7 @@ def attend_edges(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Te
 def attend_edges_backward(
     gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
 ) -> list[Tensor]:
-    """gossamer::attend_edges_backward for CUDA tensors."""
+    """What `gossamer::attend_edges_backward` gives."""
     *terms, seed, scale, slope, dropout, needs = rest
     attention = _Attention(positions, coordinates, widened(given_terms(terms)), scale, slope)
     wanted = [name for name, needed in zip(NAMES, needs, strict=True) if needed]
@@ -82,12 +83,11 @@ class _Attention:
         return torch.stack([segment_softmax(self.positions, head) for head in activated.unbind(0)])
 
     def kept(self, weights: Tensor, seed: Tensor | None, dropout: float) -> Tensor:
-        """What dropout leaves of weights, the same for a seed at every call; that is waited for."""
+        """What dropout leaves of weights, the same for a seed at every call, and in kernels."""
         if seed is None:
             return weights
-        generator = torch.Generator(weights.device).manual_seed(int(seed))
-        drawn = torch.rand(weights.shape, generator=generator, device=weights.device)
-        return weights * (drawn >= dropout) / (1 - dropout)
+        heads, entries = weights.shape
+        return weights * philox.kept(seed, entries, heads, dropout, weights.dtype).t()
 
     def gradients(self, gradient: Tensor, wanted: set[str], seed: Tensor | None, dropout: float) -> Terms:
         """Of the terms that are wanted, by the gradient of the result."""
@@ -100,9 +100,8 @@ class _Attention:
         if wanted <= {"values"}:
             return found
         of_weights = self.kept(self.dots(gradient, self.terms["values"]), seed, dropout)
-        back = torch.ops.gossamer.softmax_backward.default
         pairs = zip(of_weights.unbind(0), weights.unbind(0), strict=True)
-        of_scores = torch.stack([back(self.positions, *pair, False) for pair in pairs])
+        of_scores = torch.stack([softmax_backward(self.positions, *pair) for pair in pairs])
         if not self.directed:
             of_scores = torch.where(scores > 0, of_scores, of_scores * self.slope)
         if "target" in wanted:
