@@ -27,7 +27,7 @@ def machine() -> dict[str, object]:
         "features": [name for name in FEATURES if name in flags],
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "cores": cores,
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
 
 

@@ -58,9 +58,12 @@ def timed(call: Callable[[], object], times: int, clock: Clock) -> float:
 
 
 def repetitions(call: Callable[[], object], min_sample: float, clock: Clock) -> tuple[int, float]:
-    """How many calls fill `min_sample` seconds, and the seconds of such a sample. The calls are the last warm-up."""
+    """How many calls fill `min_sample` seconds, and the seconds of such a sample. The calls are the last warm-up.
+
+    A sample counts as long only if the next one is, too: one of its calls may have made ready what all later ones use.
+    """
     times = 1
-    while (elapsed := timed(call, times, clock)) < min_sample:
+    while (elapsed := timed(call, times, clock)) < min_sample or (elapsed := timed(call, times, clock)) < min_sample:
         times = max(2 * times, math.ceil(1.1 * times * min_sample / max(elapsed, 1e-9)))
     return times, elapsed
 

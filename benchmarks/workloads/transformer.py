@@ -1,7 +1,8 @@
-"""Stacks of pruned transformer layers with random weights: a vision encoder and a causal decoder.
+"""Stacks of pruned transformer layers with random weights: a vision encoder and two causal decoders.
 
-vit   ViTModel of `transformers`: pre-norm, gelu, 196 patches and a class token
-gpt   written out in plain torch.nn: pre-norm, one Linear for query, key and value, causal attention, gelu (tanh)
+vit    ViTModel of `transformers`: pre-norm, gelu, 196 patches and a class token
+gpt    written out in plain torch.nn: pre-norm, one Linear for query, key and value, causal attention, gelu (tanh)
+llama  LlamaModel of `transformers`: RMS norms, rotary positions, three heads of queries to one of keys and values, gated silu
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from benchmarks.pruning import pattern, prune_linears
 from benchmarks.registry import Case, Workload
 
 LAYERS, WIDTH, HEADS = 4, 768, 12
+GATED = 2048  # width of a gated feed-forward block
+WORDS = 1000
 PATCHES = 197
 TOLERANCE = {"f32": 5e-5, "bf16": 5e-2}
-INPUTS = {"vit": ("1", "4"), "gpt": ("1x1", "1x128", "4x128")}
+INPUTS = {"vit": ("1", "4"), "gpt": ("1x1", "1x128", "4x128"), "llama": ("1x128", "4x128")}
 
 
 class Vit(nn.Module):
@@ -56,29 +59,60 @@ def gpt() -> nn.Module:
     return nn.Sequential(*(GptLayer() for _ in range(LAYERS)), nn.LayerNorm(WIDTH))
 
 
+class Llama(nn.Module):
+    """Words [batch, tokens], int64 → hidden states [batch, tokens, 768]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaModel
+
+        sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": GATED, "num_hidden_layers": LAYERS}
+        heads = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS // 3}
+        self.llama = LlamaModel(LlamaConfig(**sizes, **heads, use_cache=False))
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden: Tensor = self.llama(words).last_hidden_state
+        return hidden
+
+
+NETWORKS = {"vit": Vit, "gpt": gpt, "llama": Llama}
+
+
 def add_arguments(parser: argparse._ActionsContainer) -> None:
-    add_list(parser, "--models", some_of(*INPUTS), "vit,gpt", "of which")
+    add_list(parser, "--models", some_of(*INPUTS), "vit,gpt,llama", "of which")
     add_list(parser, "--sparsity", shares, ".8,.9,.95", "shares of zeros")
     parser.add_argument("--pattern", type=pattern, default="unstructured", help="what is pruned (default unstructured)")
     default = "; ".join(f"{model} {','.join(found)}" for model, found in INPUTS.items())
-    parser.add_argument("--inputs", type=texts, help=f"batch of vit, batch x tokens of gpt (default {default})")
+    parser.add_argument("--inputs", type=texts, help=f"batch of vit, batch x tokens of the others (default {default})")
     add_dtype(parser)
 
 
 def build(model: str, size: str, pattern: str, sparsity: float, dtype: str) -> PrunedModel:
     torch.manual_seed(0)
-    network = (Vit() if model == "vit" else gpt()).eval()
+    network = NETWORKS[model]().eval()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if name.endswith("weight") and parameter.dim() == 2:
                 parameter.normal_(std=0.04)
     prune_linears(network, pattern, sparsity)
+    return PrunedModel(network.to(DTYPES[dtype]), (inputs(model, size, DTYPES[dtype]),), TOLERANCE)
+
+
+def inputs(model: str, size: str, dtype: torch.dtype) -> Tensor:
+    """Random ones."""
     if model == "vit":
-        x = torch.randn(int(size), 3, 224, 224)
-    else:
-        batch, tokens = map(int, size.split("x"))
-        x = torch.randn(batch, tokens, WIDTH)
-    return PrunedModel(network.to(DTYPES[dtype]), (x.to(DTYPES[dtype]),), TOLERANCE)
+        return torch.randn(int(size), 3, 224, 224).to(dtype)
+    batch, tokens = map(int, size.split("x"))
+    if model == "llama":
+        return torch.randint(0, WORDS, (batch, tokens))
+    return torch.randn(batch, tokens, WIDTH).to(dtype)
+
+
+def weights(model: str) -> int:
+    """Elements of the weights of a layer."""
+    if model == "llama":
+        return (2 * WIDTH + 2 * WIDTH // 3 + 3 * GATED) * WIDTH
+    return 12 * WIDTH**2
 
 
 def rows(model: str, size: str) -> int:
@@ -96,7 +130,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
             " ".join([model, *named, f"{sparsity:.0%}", size, *typed.values()]),
             {"model": model, "pattern": args.pattern, "sparsity": sparsity, "input": size, **typed},
             partial(build, model, size, args.pattern, sparsity, args.dtype),
-            2e-9 * rows(model, size) * LAYERS * 12 * WIDTH**2,
+            2e-9 * rows(model, size) * LAYERS * weights(model),
         )
         for model in args.models
         for sparsity in args.sparsity

@@ -102,7 +102,7 @@ def test_rounds_take_turns_and_fill_the_shortest_sample() -> None:
     clock = Clock()
     calls = {"a": clock.call("a", 1e-3), "b": clock.call("b", 5e-3)}
     found = rounds(calls, Settings(4, 2e-3), clock=lambda: clock.now)
-    calibration, turns = "aaaab", "aaaabbaaaaaaaabbaaaa"  # a sample of several calls begins with one more
+    calibration, turns = "aaaaaaabb", "aaaabbaaaaaaaabbaaaa"  # a sample of several calls begins with one more
     assert clock.calls == calibration + turns
     assert (found["a"]["inner"], found["b"]["inner"]) == (3, 1)
     assert found["a"]["median_ms"] == pytest.approx(1) and found["b"]["median_ms"] == pytest.approx(5)
@@ -119,7 +119,14 @@ def test_contenders_with_threads_of_their_own_come_last_in_a_round() -> None:
     clock = Clock()
     calls = {name: clock.call(name, 1e-2) for name in "abc"}
     rounds(calls, Settings(3, 1e-3), apart={"b"}, clock=lambda: clock.now)
-    assert clock.calls == "abc" + "acbcabacb"
+    assert clock.calls == "aabbcc" + "acbcabacb"
+
+
+def test_what_one_call_makes_ready_for_the_later_ones_does_not_decide_how_many_make_a_sample() -> None:
+    clock, slow = Clock(), iter([True])
+    first, later = clock.call("a", 1.0), clock.call("b", 1e-3)
+    found = rounds({"a": lambda: (first if next(slow, False) else later)()}, Settings(4, 2e-3), clock=lambda: clock.now)
+    assert found["a"]["inner"] == 3
 
 
 def test_speedups_are_over_the_baselines_that_have_a_time() -> None:
