@@ -85,8 +85,8 @@ def remember(fingerprint: str, rewritten: Rewritten) -> None:
     """Stores what a rewriting came to."""
     try:
         disk_cache.write(_key(fingerprint), disk_cache.Entry(pickle.dumps(rewritten), {}))
-    except (pickle.PicklingError, TypeError, AttributeError) as problem:
-        log.info("graph cache: a region cannot be stored (%s)", problem)
+    except Exception as problem:  # whatever pickling may raise: what cannot be stored has been compiled all the same
+        log.info("graph cache: regions cannot be stored (%s), another process compiles the graph again", problem)
 
 
 def recall(fingerprint: str) -> bool:

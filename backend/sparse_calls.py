@@ -1,6 +1,6 @@
 """The operations on SparseTensors as they stand in a traced graph: gossamer::einsum, gossamer::sample and their operands."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -123,6 +123,18 @@ def users(node: fx.Node) -> list[fx.Node]:
     for user in node.users:
         found += users(user) if _is_alias(user) else [user]
     return found
+
+
+def escapes(start: fx.Node, ends: Collection[fx.Node]) -> bool:
+    """Whether a graph returns what is computed from a node otherwise than through some others."""
+    seen, pending = {start}, [start]
+    while pending:
+        ahead = [user for user in pending.pop().users if user not in ends and user not in seen]
+        if any(user.op == "output" for user in ahead):
+            return True
+        seen.update(ahead)
+        pending += ahead
+    return False
 
 
 def _is_alias(node: fx.Node) -> bool:
