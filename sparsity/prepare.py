@@ -45,8 +45,8 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
     - torch.sparse tensors of any layout become SparseTensors: parameters, buffers and attributes (in lists and dictionaries
       too), and arguments when the model is called, with fullgraph=True as well. The state dict keeps its names; checkpoints of
       the model as it was load. Layers of PyTorch Geometric take an adjacency (rows are targets) for an `edge_index`.
-    - If the model has attention or transformer layers of torch.nn, their fused inference path, which compilers cannot look
-      into, is turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
+    - If the model has attention or transformer layers of torch.nn, their fused inference path, which makes nested tensors
+      of padded batches, is turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
     - With `free_dense`, for inference: the weight of every linear layer that has a tenth of zeros or more is kept dense only
       until a compiled graph has packed it. Masks are multiplied in. Such a weight is no parameter any more and has no
       gradient; `layer.weight` and the state dict give dense copies under the usual names, checkpoints load as before, and
