@@ -46,7 +46,7 @@ OURS := dense,inductor,sparse,sparse-graph
 SHORT := --repeats 10 --seconds .5
 bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside its peers; about two and a half hours
 	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
-	$(BIN)/python -m gossamer.backend.calibrate
+	$(BIN)/python -m gossamer.backend.measuring.calibrate
 	$(MEASURE) $(RESULTS)/linear.json --workload linear --tokens 1,8,32,128,512 --contender $(OURS)
 	$(MEASURE) $(RESULTS)/linear-peers.json --workload linear --shapes 768x3072 --sparsity .8,.9,.95 --tokens 8,128
 	$(MEASURE) $(RESULTS)/linear-bf16.json --workload linear --dtype bf16 --sparsity .5,.8,.9 --tokens 1,8 --contender $(OURS),openvino-bf16

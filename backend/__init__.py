@@ -1,7 +1,7 @@
 """From Dynamo's graph to sparse regions: the torch.compile backend and what it reports."""
 
 from gossamer.backend.entry import sparse
-from gossamer.backend.options import Options
-from gossamer.backend.report import Decision, Report
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Decision, Report
 
 __all__ = ["Decision", "Options", "Report", "sparse"]

@@ -13,26 +13,28 @@ from operator import attrgetter
 import torch
 from torch import fx
 
-from gossamer.backend import contractions, direct_call, message_ops, region_op
-from gossamer.backend.chains import Chain
-from gossamer.backend.decide import left_out
-from gossamer.backend.detect import Inputs, Static, zero_heavy
-from gossamer.backend.dump import Dump
-from gossamer.backend.fold_values import fold_values
-from gossamer.backend.fuse_attention import fuse_attention
-from gossamer.backend.fuse_rows import fuse_rows
+from gossamer.backend.calls import direct_call, message_ops, region_op
+from gossamer.backend.chains.find_chains import Chain
+from gossamer.backend.chains.replace_chain import replace_chain
+from gossamer.backend.graph.inputs import Inputs, Static, zero_heavy
 from gossamer.backend.graph_cache import Rewritten
-from gossamer.backend.message_passing import rewrite_messages
-from gossamer.backend.options import Options
-from gossamer.backend.permute import in_blocks
+from gossamer.backend.measuring.tune import tuned
+from gossamer.backend.messages.message_passing import rewrite_messages
+from gossamer.backend.operations.fold_values import fold_values
+from gossamer.backend.operations.fuse_attention import fuse_attention
+from gossamer.backend.operations.fuse_rows import fuse_rows
+from gossamer.backend.operations.product_order import order_products
+from gossamer.backend.operations.sparse_report import sparse_operations
+from gossamer.backend.operations.tall_products import take_tall_products
 from gossamer.backend.plan import fix_sizes, plan
-from gossamer.backend.precision import may_round, with_rounded_weight
-from gossamer.backend.product_order import order_products
-from gossamer.backend.replace import replace, replace_chain
-from gossamer.backend.report import FAILED
-from gossamer.backend.sparse_report import sparse_operations
-from gossamer.backend.tall_products import take_tall_products
-from gossamer.backend.tune import tuned
+from gossamer.backend.regions import contractions
+from gossamer.backend.regions.decide import left_out
+from gossamer.backend.regions.reorder_into_blocks import in_blocks
+from gossamer.backend.regions.replace_region import replace
+from gossamer.backend.regions.round_to_bf16 import may_round, with_rounded_weight
+from gossamer.backend.report.dump import Dump
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import FAILED
 
 
 def compile_graph(

@@ -8,8 +8,8 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 
-from gossamer.backend.fast_paths import IN_PARTS
-from gossamer.backend.options import did_you_mean
+from gossamer.backend.graph.fast_paths import IN_PARTS
+from gossamer.backend.report.options import did_you_mean
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import OptionError
 

@@ -6,9 +6,9 @@ from typing import Any
 from torch import fx
 
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
-from gossamer.backend.detect import Inputs
-from gossamer.backend.graph_breaks import watch_for_sparse
-from gossamer.backend.options import MEASURING, Options
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.report.graph_breaks import watch_for_sparse
+from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
 
 

@@ -7,9 +7,9 @@ import torch
 
 from gossamer.backend.dense import check_mode
 from gossamer.backend.entry import sparse
-from gossamer.backend.graph_breaks import collect_breaks
-from gossamer.backend.options import Options
-from gossamer.backend.report import Report, collect
+from gossamer.backend.report.graph_breaks import collect_breaks
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Report, collect
 
 
 def explain(

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gossamer.backend import region_op
-from gossamer.backend.detect import Inputs
-from gossamer.backend.machine import this_machine
-from gossamer.backend.options import Options
-from gossamer.backend.region_op import Callee
-from gossamer.backend.report import Decision, record
+from gossamer.backend.calls import region_op
+from gossamer.backend.calls.region_op import Callee
+from gossamer.backend.devices.calibrated import this_machine
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Decision, record
 from gossamer.runtime import disk_cache
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.nonzeros import nonzero_mask
@@ -54,7 +54,7 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
     tensors = [static.tensor for static in inputs.statics.values()]
     if disk_cache.directory() is None or options.dump_ir or any(tensor.device.type != "cpu" for tensor in tensors):
         return None
-    found = hashlib.sha256(f"{compiler()} {source_hash('gossamer.backend')}\n{host()}\n".encode())
+    found = hashlib.sha256(f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}\n{host()}\n".encode())
     state = (
         first_level_bytes(),
         this_machine(),
@@ -106,7 +106,7 @@ def recall(fingerprint: str) -> bool:
         if region_op.find(key) is None:
             region_op.add(key, region)
     if found.structures:
-        from gossamer.backend import message_ops  # with sparse matrices, which other graphs do without
+        from gossamer.backend.calls import message_ops  # with sparse matrices, which other graphs do without
 
         message_ops.restore(found.structures)
     record(found.decisions, found.kernels)

@@ -7,16 +7,16 @@ from functools import partial
 import torch
 from torch import fx
 
-from gossamer.backend.build_chain import build_chain
-from gossamer.backend.build_region import Built, build_region
-from gossamer.backend.chains import Chain, find_chains
-from gossamer.backend.contractions import Contraction
-from gossamer.backend.cost import chain_pays, chain_schedule
-from gossamer.backend.decide import judge, stays_dense, taken
-from gossamer.backend.dump import Dump
-from gossamer.backend.options import Options
-from gossamer.backend.regions import Region, grow
-from gossamer.backend.report import FAILED, Decision
+from gossamer.backend.chains.build_chain import build_chain
+from gossamer.backend.chains.chain_cost import chain_pays, chain_schedule
+from gossamer.backend.chains.find_chains import Chain, find_chains
+from gossamer.backend.regions.build_region import Built, build_region
+from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.decide import judge, stays_dense, taken
+from gossamer.backend.regions.grow_region import Region, grow
+from gossamer.backend.report.dump import Dump
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 
 Planned = tuple[Region | Chain, Built]

@@ -12,10 +12,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gossamer.backend import graph_cache
-from gossamer.backend.detect import Inputs, Unmatched, density, zero_heavy
-from gossamer.backend.dump import Dump
-from gossamer.backend.options import Options
-from gossamer.backend.report import Decision, record
+from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
+from gossamer.backend.report.dump import Dump
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Decision, record
 
 
 class SparseRewrite(CustomGraphPass):

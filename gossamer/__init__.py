@@ -11,20 +11,20 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gossamer.backend.calibrate import calibrate
     from gossamer.backend.explain import explain
-    from gossamer.backend.options import Options
-    from gossamer.backend.report import Decision, Report
+    from gossamer.backend.measuring.calibrate import calibrate
+    from gossamer.backend.report.options import Options
+    from gossamer.backend.report.report import Decision, Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
-    from gossamer.sparsity.densify import strict
-    from gossamer.sparsity.einsum import EinsumError, einsum
-    from gossamer.sparsity.extension import implements, register_format
-    from gossamer.sparsity.graph_attention import graph_attention
     from gossamer.sparsity.prepare import prepare
     from gossamer.sparsity.reorder import reorder
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
-    from gossamer.sparsity.tensor import SparseTensor
+    from gossamer.sparsity.tensor.densify import strict
+    from gossamer.sparsity.tensor.einsum import EinsumError, einsum
+    from gossamer.sparsity.tensor.extension import implements, register_format
+    from gossamer.sparsity.tensor.graph_attention import graph_attention
+    from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 try:
     __version__ = version("gossamer")
@@ -32,27 +32,27 @@ except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0+unknown"
 
 _HOMES = {
-    "calibrate": "gossamer.backend.calibrate",
+    "calibrate": "gossamer.backend.measuring.calibrate",
     "explain": "gossamer.backend.explain",
-    "Options": "gossamer.backend.options",
-    "Decision": "gossamer.backend.report",
-    "Report": "gossamer.backend.report",
+    "Options": "gossamer.backend.report.options",
+    "Decision": "gossamer.backend.report.report",
+    "Report": "gossamer.backend.report.report",
     "Format": "gossamer.dialects.format",
     "GossamerError": "gossamer.dialects.errors",
     "CompileError": "gossamer.dialects.errors",
     "FormatError": "gossamer.dialects.errors",
     "OptionError": "gossamer.dialects.errors",
-    "EinsumError": "gossamer.sparsity.einsum",
-    "einsum": "gossamer.sparsity.einsum",
-    "graph_attention": "gossamer.sparsity.graph_attention",
-    "implements": "gossamer.sparsity.extension",
+    "EinsumError": "gossamer.sparsity.tensor.einsum",
+    "einsum": "gossamer.sparsity.tensor.einsum",
+    "graph_attention": "gossamer.sparsity.tensor.graph_attention",
+    "implements": "gossamer.sparsity.tensor.extension",
     "prepare": "gossamer.sparsity.prepare",
-    "register_format": "gossamer.sparsity.extension",
+    "register_format": "gossamer.sparsity.tensor.extension",
     "register_sparsifier": "gossamer.sparsity.sparsifiers",
     "reorder": "gossamer.sparsity.reorder",
     "sparsify": "gossamer.sparsity.sparsifiers",
-    "strict": "gossamer.sparsity.densify",
-    "SparseTensor": "gossamer.sparsity.tensor",
+    "strict": "gossamer.sparsity.tensor.densify",
+    "SparseTensor": "gossamer.sparsity.tensor.sparse_tensor",
 }
 
 __all__ = [

@@ -10,12 +10,12 @@ from torch_mlir import ir
 from torch_mlir.dialects import llvm
 
 from gossamer.dialects.launch import Launch
-from gossamer.passes.emit_entry import WORDS
-from gossamer.passes.families import GPU_FAMILIES
-from gossamer.passes.gpu_threads import LAUNCH, read_launch
+from gossamer.passes.finish.emit_entry import WORDS
+from gossamer.passes.loops.gpu_threads import LAUNCH, read_launch
+from gossamer.passes.loops.queries import walk
 from gossamer.passes.pipelines import Observer, Plan, check_lowered
-from gossamer.passes.queries import walk
 from gossamer.passes.registry import run_pipeline
+from gossamer.passes.schedules.families import GPU_FAMILIES
 
 OPEN = {"rows": "lower-gpu-rows", "dots": "lower-gpu-dots", "segments": "lower-gpu-segments"}
 """Open schedules that GPUs have too, and their lowerings. Kernels take the arrays of a sparse operand, not the sizes of its

@@ -20,10 +20,10 @@ from torch_mlir import ir
 
 from gossamer.dialects.errors import OptionError
 from gossamer.passes import registry
-from gossamer.passes.context import context
-from gossamer.passes.diagnostics import Diagnostic, PassError, collected
-from gossamer.passes.expectations import expectations, mismatches
-from gossamer.passes.pass_options import signature
+from gossamer.passes.framework.context import context
+from gossamer.passes.framework.diagnostics import Diagnostic, PassError, collected
+from gossamer.passes.framework.expectations import expectations, mismatches
+from gossamer.passes.framework.pass_options import signature
 
 _SEPARATOR = "// -----\n"
 

@@ -13,14 +13,14 @@ from torch_mlir.dialects import llvm
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
-from gossamer.passes.context import context
-from gossamer.passes.emit_entry import WORDS
-from gossamer.passes.encodings import storage_of_type
-from gossamer.passes.families import FAMILIES
-from gossamer.passes.lower_chain import TILE_WORKSPACE
-from gossamer.passes.queries import all_ops, public_functions
+from gossamer.passes.chain.lower_chain import TILE_WORKSPACE
+from gossamer.passes.finish.emit_entry import WORDS
+from gossamer.passes.framework.context import context
+from gossamer.passes.loops.encodings import storage_of_type
+from gossamer.passes.loops.queries import all_ops, public_functions
+from gossamer.passes.loops.vectors import WORKSPACE
 from gossamer.passes.registry import run_pipeline
-from gossamer.passes.vectors import WORKSPACE
+from gossamer.passes.schedules.families import FAMILIES
 
 Observer = Callable[[str, str, str], None]  # stage, file suffix, text
 

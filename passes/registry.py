@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from gossamer.dialects.errors import OptionError
-from gossamer.passes.pass_options import build, choices, label, split
+from gossamer.passes.framework.pass_options import build, choices, label, split
 
 if TYPE_CHECKING:
     from torch_mlir import ir
@@ -33,63 +33,63 @@ class Pass(Protocol):
 AnyPass = TypeVar("AnyPass", bound=type[Pass])
 
 _PASSES: dict[str, str | type[Pass]] = {
-    "propagate-encodings": "gossamer.passes.propagate_encodings:PropagateEncodings",
-    "keep-wide": "gossamer.passes.keep_wide:KeepWide",
-    "fuse-epilogue": "gossamer.passes.fuse_epilogue:FuseEpilogue",
-    "lift-rows": "gossamer.passes.lift_rows:LiftRows",
-    "inline-stages": "gossamer.passes.inline_stages:InlineStages",
-    "forget-hints": "gossamer.passes.forget_hints:ForgetHints",
-    "choose-format": "gossamer.passes.choose_format:ChooseFormat",
-    "schedule": "gossamer.passes.schedule:Schedule",
-    "gather-rows": "gossamer.passes.gather_rows:GatherRows",
-    "expose-storage": "gossamer.passes.expose_storage:ExposeStorage",
-    "lower-rows": "gossamer.passes.lower_rows:LowerRows",
-    "slice-rows": "gossamer.passes.slice_rows:SliceRows",
-    "lower-slices": "gossamer.passes.lower_slices:LowerSlices",
-    "lower-reduce-edges": "gossamer.passes.lower_reduce_edges:LowerReduceEdges",
-    "lower-segments": "gossamer.passes.lower_segments:LowerSegments",
-    "lower-sort-keys": "gossamer.passes.lower_sort_keys:LowerSortKeys",
-    "sample-rows": "gossamer.passes.sample_rows:SampleRows",
-    "lower-dots": "gossamer.passes.lower_dots:LowerDots",
-    "multiply-tall": "gossamer.passes.multiply_tall:MultiplyTall",
-    "lower-tall": "gossamer.passes.lower_tall:LowerTall",
-    "multiply-rows": "gossamer.passes.multiply_rows:MultiplyRows",
-    "lower-gustavson": "gossamer.passes.lower_gustavson:LowerGustavson",
-    "lower-sample": "gossamer.passes.lower_sample:LowerSample",
-    "lower-attend-edges": "gossamer.passes.lower_attend_edges:LowerAttendEdges",
-    "lower-attend-edges-grad": "gossamer.passes.lower_attend_edges_grad:LowerAttendEdgesGrad",
-    "lower-chain": "gossamer.passes.lower_chain:LowerChain",
-    "lower-kblock": "gossamer.passes.lower_kblock:LowerKblock",
-    "lower-block": "gossamer.passes.lower_block:LowerBlock",
-    "lower-blockvec": "gossamer.passes.lower_blockvec:LowerBlockvec",
-    "lower-rowpairs": "gossamer.passes.lower_rowpairs:LowerRowpairs",
-    "lower-gather": "gossamer.passes.lower_gather:LowerGather",
-    "lower-lookup": "gossamer.passes.lower_lookup:LowerLookup",
-    "lower-planes": "gossamer.passes.lower_planes:LowerPlanes",
-    "lower-bitmap": "gossamer.passes.lower_bitmap:LowerBitmap",
-    "lower-broadcast": "gossamer.passes.lower_broadcast:LowerBroadcast",
-    "expose-specifiers": "gossamer.passes.expose_specifiers:ExposeSpecifiers",
-    "lower-gpu-kblock": "gossamer.passes.lower_gpu_kblock:LowerGpuKblock",
-    "lower-amx": "gossamer.passes.lower_amx:LowerAmx",
-    "lower-expand": "gossamer.passes.lower_expand:LowerExpand",
-    "lower-amxcolumns": "gossamer.passes.lower_amxcolumns:LowerAmxcolumns",
-    "lower-amxexpand": "gossamer.passes.lower_amxexpand:LowerAmxexpand",
-    "lower-pairs": "gossamer.passes.lower_pairs:LowerPairs",
-    "lower-bf16dot": "gossamer.passes.lower_bf16dot:LowerBf16dot",
-    "lower-gpu-gather": "gossamer.passes.lower_gpu_gather:LowerGpuGather",
-    "lower-gpu-blocks": "gossamer.passes.lower_gpu_blocks:LowerGpuBlocks",
-    "lower-gpu-vnm": "gossamer.passes.lower_gpu_vnm:LowerGpuVnm",
-    "lower-gpu-expand": "gossamer.passes.lower_gpu_expand:LowerGpuExpand",
-    "lower-gpu-rows": "gossamer.passes.lower_gpu_rows:LowerGpuRows",
-    "lower-gpu-segments": "gossamer.passes.lower_gpu_segments:LowerGpuSegments",
-    "lower-gpu-dots": "gossamer.passes.lower_gpu_dots:LowerGpuDots",
-    "lower-gpu-twofour": "gossamer.passes.lower_gpu_twofour:LowerGpuTwofour",
-    "expand-math": "gossamer.passes.expand_math:ExpandMath",
-    "parallelize": "gossamer.passes.parallelize:Parallelize",
-    "emit-entry": "gossamer.passes.emit_entry:EmitEntry",
-    "lower-to-llvm": "gossamer.passes.lower_to_llvm:LowerToLlvm",
-    "emit-gpu-entry": "gossamer.passes.emit_gpu_entry:EmitGpuEntry",
-    "lower-to-nvvm": "gossamer.passes.lower_to_nvvm:LowerToNvvm",
+    "propagate-encodings": "gossamer.passes.contract.propagate_encodings:PropagateEncodings",
+    "keep-wide": "gossamer.passes.contract.keep_wide:KeepWide",
+    "fuse-epilogue": "gossamer.passes.contract.fuse_epilogue:FuseEpilogue",
+    "lift-rows": "gossamer.passes.contract.lift_rows:LiftRows",
+    "inline-stages": "gossamer.passes.contract.inline_stages:InlineStages",
+    "forget-hints": "gossamer.passes.contract.forget_hints:ForgetHints",
+    "choose-format": "gossamer.passes.contract.choose_format:ChooseFormat",
+    "schedule": "gossamer.passes.contract.schedule:Schedule",
+    "gather-rows": "gossamer.passes.contract.gather_rows:GatherRows",
+    "expose-storage": "gossamer.passes.finish.expose_storage:ExposeStorage",
+    "lower-rows": "gossamer.passes.operands.lower_rows:LowerRows",
+    "slice-rows": "gossamer.passes.contract.slice_rows:SliceRows",
+    "lower-slices": "gossamer.passes.operands.lower_slices:LowerSlices",
+    "lower-reduce-edges": "gossamer.passes.operands.lower_reduce_edges:LowerReduceEdges",
+    "lower-segments": "gossamer.passes.operands.lower_segments:LowerSegments",
+    "lower-sort-keys": "gossamer.passes.operands.lower_sort_keys:LowerSortKeys",
+    "sample-rows": "gossamer.passes.contract.sample_rows:SampleRows",
+    "lower-dots": "gossamer.passes.operands.lower_dots:LowerDots",
+    "multiply-tall": "gossamer.passes.contract.multiply_tall:MultiplyTall",
+    "lower-tall": "gossamer.passes.operands.lower_tall:LowerTall",
+    "multiply-rows": "gossamer.passes.contract.multiply_rows:MultiplyRows",
+    "lower-gustavson": "gossamer.passes.operands.lower_gustavson:LowerGustavson",
+    "lower-sample": "gossamer.passes.operands.lower_sample:LowerSample",
+    "lower-attend-edges": "gossamer.passes.operands.lower_attend_edges:LowerAttendEdges",
+    "lower-attend-edges-grad": "gossamer.passes.operands.lower_attend_edges_grad:LowerAttendEdgesGrad",
+    "lower-chain": "gossamer.passes.chain.lower_chain:LowerChain",
+    "lower-kblock": "gossamer.passes.weights.lower_kblock:LowerKblock",
+    "lower-block": "gossamer.passes.weights.lower_block:LowerBlock",
+    "lower-blockvec": "gossamer.passes.weights.lower_blockvec:LowerBlockvec",
+    "lower-rowpairs": "gossamer.passes.weights.lower_rowpairs:LowerRowpairs",
+    "lower-gather": "gossamer.passes.weights.lower_gather:LowerGather",
+    "lower-lookup": "gossamer.passes.weights.lower_lookup:LowerLookup",
+    "lower-planes": "gossamer.passes.weights.lower_planes:LowerPlanes",
+    "lower-bitmap": "gossamer.passes.weights.lower_bitmap:LowerBitmap",
+    "lower-broadcast": "gossamer.passes.weights.lower_broadcast:LowerBroadcast",
+    "expose-specifiers": "gossamer.passes.finish.expose_specifiers:ExposeSpecifiers",
+    "lower-gpu-kblock": "gossamer.passes.weights_gpu.lower_gpu_kblock:LowerGpuKblock",
+    "lower-amx": "gossamer.passes.weights_bf16.lower_amx:LowerAmx",
+    "lower-expand": "gossamer.passes.weights_bf16.lower_expand:LowerExpand",
+    "lower-amxcolumns": "gossamer.passes.weights_bf16.lower_amxcolumns:LowerAmxcolumns",
+    "lower-amxexpand": "gossamer.passes.weights_bf16.lower_amxexpand:LowerAmxexpand",
+    "lower-pairs": "gossamer.passes.weights_bf16.lower_pairs:LowerPairs",
+    "lower-bf16dot": "gossamer.passes.weights_bf16.lower_bf16dot:LowerBf16dot",
+    "lower-gpu-gather": "gossamer.passes.weights_gpu.lower_gpu_gather:LowerGpuGather",
+    "lower-gpu-blocks": "gossamer.passes.weights_gpu.lower_gpu_blocks:LowerGpuBlocks",
+    "lower-gpu-vnm": "gossamer.passes.weights_gpu.lower_gpu_vnm:LowerGpuVnm",
+    "lower-gpu-expand": "gossamer.passes.weights_gpu.lower_gpu_expand:LowerGpuExpand",
+    "lower-gpu-rows": "gossamer.passes.operands.lower_gpu_rows:LowerGpuRows",
+    "lower-gpu-segments": "gossamer.passes.operands.lower_gpu_segments:LowerGpuSegments",
+    "lower-gpu-dots": "gossamer.passes.operands.lower_gpu_dots:LowerGpuDots",
+    "lower-gpu-twofour": "gossamer.passes.weights_gpu.lower_gpu_twofour:LowerGpuTwofour",
+    "expand-math": "gossamer.passes.finish.expand_math:ExpandMath",
+    "parallelize": "gossamer.passes.finish.parallelize:Parallelize",
+    "emit-entry": "gossamer.passes.finish.emit_entry:EmitEntry",
+    "lower-to-llvm": "gossamer.passes.finish.lower_to_llvm:LowerToLlvm",
+    "emit-gpu-entry": "gossamer.passes.finish.emit_gpu_entry:EmitGpuEntry",
+    "lower-to-nvvm": "gossamer.passes.finish.lower_to_nvvm:LowerToNvvm",
 }
 
 
@@ -152,7 +152,7 @@ def run_pipeline(
     PassError (a CompileError) if a pass fails, with its name and diagnostics; OptionError, before anything
     runs, if the text of the pipeline is wrong.
     """
-    from gossamer.passes.diagnostics import failures_raised
+    from gossamer.passes.framework.diagnostics import failures_raised
 
     for step in parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline:
         with failures_raised(step.label, module):
@@ -167,7 +167,7 @@ def _parse_pass(piece: str) -> PassInstance:
         return instance(build(get(ours[1]), ours[2] or ""))
     if not piece:
         raise OptionError("there is nothing between two commas of the pipeline")
-    from gossamer.passes import upstream
+    from gossamer.passes.framework import upstream
 
     try:
         upstream.check(piece)

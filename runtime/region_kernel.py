@@ -1,6 +1,6 @@
 """Kernels of regions: machine code with what is needed to call it, shared by key, and recalled from the cache on disk.
 
-Nothing of MLIR is loaded here: see `gossamer.sparsity.kernels` for how kernels are made.
+Nothing of MLIR is loaded here: see `gossamer.sparsity.kernels.compile_kernel` for how kernels are made.
 """
 
 import logging

@@ -19,9 +19,13 @@ def compiler() -> str:
 
 @cache
 def source_hash(*packages: str) -> str:
-    """A hash of the Python files of some packages, which are not imported."""
-    files = (path for package in packages for path in sorted(_folder(package).glob("*.py")))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    """A hash of the Python files of some packages and all below them, which are not imported."""
+    found = hashlib.sha256()
+    for package in packages:
+        folder = _folder(package)
+        for path in sorted(folder.rglob("*.py")):
+            found.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 def _folder(package: str) -> Path:

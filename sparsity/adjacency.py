@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gossamer.sparsity.entries import coordinates, stores_fill, within
-from gossamer.sparsity.tensor import SparseTensor, values_of
+from gossamer.sparsity.arrays.stored_entries import coordinates, stores_fill, within
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
 
 _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 

@@ -22,15 +22,17 @@ from gossamer.dialects.errors import GossamerError
 from gossamer.runtime import cuda
 from gossamer.runtime.operations import KERNELS, LIBRARY
 from gossamer.runtime.ptx import Architecture
-from gossamer.sparsity import composed_attention, entry_products, segment_ir
-from gossamer.sparsity.dense_results import einsum_ir, sample_ir
-from gossamer.sparsity.entries import as_int64
-from gossamer.sparsity.entry_products import widened
-from gossamer.sparsity.gpu_kernels import LoadedKernel, compile_gpu_region
-from gossamer.sparsity.launch import Call, call_of
-from gossamer.sparsity.matrix_calls import RowProduct, RowSample
-from gossamer.sparsity.row_form import RowForm
-from gossamer.sparsity.segments import segment_reduce, spread, with_missing
+from gossamer.sparsity.arrays.row_form import RowForm
+from gossamer.sparsity.arrays.stored_entries import as_int64
+from gossamer.sparsity.edges import composed_attention
+from gossamer.sparsity.kernels import segment_ir
+from gossamer.sparsity.kernels.gpu_kernels import LoadedKernel, compile_gpu_region
+from gossamer.sparsity.operations import entry_products
+from gossamer.sparsity.operations.calls import Call, call_of
+from gossamer.sparsity.operations.dense_results import einsum_ir, sample_ir
+from gossamer.sparsity.operations.entry_products import widened
+from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
+from gossamer.sparsity.operations.segments import segment_reduce, spread, with_missing
 
 log = logging.getLogger("gossamer")
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.sparsity.tensor import SparseTensor
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
 def reorder(adjacency: SparseTensor) -> tuple[SparseTensor, Tensor]:

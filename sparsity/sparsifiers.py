@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.sparsity.prepare import Mask
-from gossamer.sparsity.tensor import SparseTensor
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 Sparsifier = Callable[..., SparseTensor]
 Named = TypeVar("Named", bound=Sparsifier)

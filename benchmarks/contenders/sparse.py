@@ -63,7 +63,7 @@ def noted(decisions: Sequence[Decision], problem: PrunedModel) -> dict[str, Any]
 
 def prepared(problem: PrunedModel, compiled: Callable[..., Any]) -> Prepared:
     """Compiles by a first call. RuntimeError if the backend was not asked about any weight."""
-    from gossamer.backend.report import collect
+    from gossamer.backend.report.report import collect
 
     with collect() as collected:
         compiled(*problem.inputs)

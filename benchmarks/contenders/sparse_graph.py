@@ -19,7 +19,7 @@ from benchmarks.registry import Contender, Prepared, Unsupported
 def prepared(problem: PrunedModel, options: Mapping[str, Any] | None = None) -> Prepared:
     """The graph that `torch.compile(model, backend="sparse", options=options)` makes."""
     from gossamer.backend import sparse
-    from gossamer.backend.report import collect
+    from gossamer.backend.report.report import collect
 
     graphs: list[tuple[Callable[..., Sequence[Tensor]], list[Any]]] = []
 

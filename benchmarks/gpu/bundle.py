@@ -17,13 +17,13 @@ import benchmarks
 import gossamer
 from benchmarks.gpu.cases import TYPES, Layer, layers
 from benchmarks.gpu.open_products import PRODUCTS, OpenProduct
-from gossamer.backend.importer import import_region
+from gossamer.backend.regions.importer import import_region
 from gossamer.dialects.format import Format
-from gossamer.passes.family import Matrix
+from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.ptx import Architecture
-from gossamer.sparsity import segment_ir
-from gossamer.sparsity.contract_ir import Operand, einsum, sample
-from gossamer.sparsity.gpu_kernels import GpuRegionKernel, compile_gpu_region
+from gossamer.sparsity.kernels import segment_ir
+from gossamer.sparsity.kernels.contract_ir import Operand, einsum, sample
+from gossamer.sparsity.kernels.gpu_kernels import GpuRegionKernel, compile_gpu_region
 
 _SHIPPED = ("cases", "kernels", "checks", "timings", "open_products", "run", "end_to_end")
 _NEEDED = ("gossamer.runtime.gpu_kernel", "gossamer.runtime.packing")

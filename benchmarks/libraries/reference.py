@@ -16,7 +16,7 @@ from benchmarks.operations import Way, library
 @lru_cache
 def kernel(*call: Any) -> Any:
     """What stands in for `launch.kernel_of`."""
-    from gossamer.sparsity.kernels import compile_region
+    from gossamer.sparsity.kernels.compile_kernel import compile_region
 
     build, spec, dtype = call
     return compile_region(build(spec, dtype), schedule="reference")
@@ -24,16 +24,16 @@ def kernel(*call: Any) -> Any:
 
 def scheduled(function: Callable[..., Tensor]) -> Way:
     def way(*given: Any) -> Callable[[], Tensor]:
-        from gossamer.sparsity import launch
+        from gossamer.sparsity.operations import calls
 
-        operands, fastest = ours(*given), launch.kernel_of
+        operands, fastest = ours(*given), calls.kernel_of
 
         def call() -> Tensor:
-            launch.kernel_of = kernel
+            calls.kernel_of = kernel
             try:
                 return function(*operands)
             finally:
-                launch.kernel_of = fastest
+                calls.kernel_of = fastest
 
         return call
 

@@ -8,13 +8,13 @@ import torch
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 
-from gossamer.passes.machine import Machine
+from gossamer.passes.schedules.machine_speed import Machine
 from gossamer.runtime.target import host
 
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("gossamer.backend.cpu.this_machine", lambda: Machine.usual(host().vector_bits))
+    monkeypatch.setattr("gossamer.backend.devices.cpu.this_machine", lambda: Machine.usual(host().vector_bits))
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.backend import sparse
-from gossamer.backend.report import Decision, collect
+from gossamer.backend.report.report import Decision, collect
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gossamer.runtime import jit
 from gossamer.runtime.target import host
-from gossamer.sparsity import kernels
+from gossamer.sparsity.kernels import compile_kernel
 from tests.amx_emulator import emulated
 from tests.backend.harness import compile_and_run
 
@@ -59,11 +59,11 @@ def on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     target = dataclasses.replace(host(), features=",".join([*features, "+amx-tile", "+amx-bf16"]))
     optimize = jit.optimize
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
-    monkeypatch.setattr(kernels, "_by_contract", {})
+    monkeypatch.setattr(compile_kernel, "_by_contract", {})
     monkeypatch.setattr(jit, "optimize", lambda text, to: optimize(emulated(text) if "x86_amx" in text else text, to))
-    monkeypatch.setattr("gossamer.sparsity.kernels.host", lambda: target)
-    monkeypatch.setattr("gossamer.backend.cpu.host", lambda: target)
-    monkeypatch.setattr("gossamer.backend.cost.runs_in_chains", lambda name, matrix: name == "amxcolumns")
+    monkeypatch.setattr("gossamer.sparsity.kernels.compile_kernel.host", lambda: target)
+    monkeypatch.setattr("gossamer.backend.devices.cpu.host", lambda: target)
+    monkeypatch.setattr("gossamer.backend.regions.cost.runs_in_chains", lambda name, matrix: name == "amxcolumns")
     monkeypatch.setattr("gossamer.backend.plan.chain_pays", lambda chain: True)
 
 

@@ -16,8 +16,9 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor.utils import fresh_cache
 
-from gossamer.backend import graph_cache, message_ops, region_op
-from gossamer.backend.region_op import region
+from gossamer.backend import graph_cache
+from gossamer.backend.calls import message_ops, region_op
+from gossamer.backend.calls.region_op import region
 from gossamer.runtime import disk_cache
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.backend import calibrate, machine
-from gossamer.backend.pattern import Pattern
-from gossamer.passes.families import FAMILIES
-from gossamer.passes.family import Matrix
+from gossamer.backend.devices import calibrated
+from gossamer.backend.graph.zero_pattern import Pattern
+from gossamer.backend.measuring import calibrate
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime.target import host
 from tests.backend.harness import prune_
 
@@ -42,13 +43,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_machine_that_nobody_calibrated_is_the_usual_one() -> None:
-    assert machine.this_machine().measured == frozenset()
+    assert calibrated.this_machine().measured == frozenset()
 
 
 def test_what_was_measured_is_kept(seen: list[str]) -> None:
     found = gossamer.calibrate()
-    assert found.measured == {"f32"} == machine.this_machine().measured
-    assert machine.this_machine().to_json() == found.to_json()
+    assert found.measured == {"f32"} == calibrated.this_machine().measured
+    assert calibrated.this_machine().to_json() == found.to_json()
     assert {"sum", "dense", "kblock", "gather"} <= set(seen) <= {"sum", "dense", *FAMILIES}
     assert set(found.speeds["f32"].families) == set(seen) - {"sum", "dense"}
 
@@ -62,7 +63,7 @@ def test_rates_are_cycles_over_times(seen: list[str]) -> None:
 
 def test_a_second_element_type_is_added(seen: list[str]) -> None:
     gossamer.calibrate()
-    assert gossamer.calibrate(["f64"]).measured == {"f32", "f64"} == machine.this_machine().measured
+    assert gossamer.calibrate(["f64"]).measured == {"f32", "f64"} == calibrated.this_machine().measured
 
 
 def test_an_unknown_element_type() -> None:
@@ -85,13 +86,13 @@ def test_a_damaged_record_is_ignored(directory: Path, seen: list[str], content: 
     gossamer.calibrate()
     (record,) = directory.glob("machine-*.json")
     record.write_text(content)
-    machine._recorded.cache_clear()
-    assert machine.this_machine().measured == frozenset()
+    calibrated._recorded.cache_clear()
+    assert calibrated.this_machine().measured == frozenset()
 
 
 def test_decisions_follow_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = prune_(nn.Linear(512, 512), 0.2).eval(), torch.randn(64, 512)
-    monkeypatch.setattr("gossamer.backend.cpu.this_machine", machine.this_machine)
+    monkeypatch.setattr("gossamer.backend.devices.cpu.this_machine", calibrated.this_machine)
     for dense_us, sparse in ((1.0, False), (1e6, True)):
         monkeypatch.setattr(
             calibrate, "fastest", lambda calls, threads, us=dense_us: {name: us if name == "dense" else 50.0 for name in calls}

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.region_op import region
+from gossamer.backend.calls.region_op import region
 from gossamer.runtime.target import host
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
@@ -117,7 +117,7 @@ def test_a_transformer_layer_is_one_chain(build, contractions: int, length: int)
 def test_the_products_of_a_chain_have_the_schedule_that_suits_them(
     schedule: str, block: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossamer.backend.cost.runs_in_chains", lambda name, matrix: name == schedule)
+    monkeypatch.setattr("gossamer.backend.regions.cost.runs_in_chains", lambda name, matrix: name == schedule)
     monkeypatch.setattr("gossamer.backend.plan.chain_pays", lambda chain: True)
     module, x = model(Ffn(), block).to(dtype), torch.randn(75, D, dtype=dtype)
     run = compile_and_run(module, x)

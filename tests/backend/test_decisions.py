@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.detect import user_name
-from gossamer.backend.report import Decision
+from gossamer.backend.graph.inputs import user_name
+from gossamer.backend.report.report import Decision
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 
 
@@ -147,12 +147,12 @@ def test_user_names(source: str, name: str) -> None:
 
 
 def test_unreadable_inputs_leave_the_graph_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gossamer.backend.detect import Inputs
+    from gossamer.backend.graph.inputs import Inputs
 
     model, x = prune_(nn.Linear(64, 48)).eval(), torch.randn(4, 64)
     original = Inputs.of
     monkeypatch.setattr(Inputs, "of", lambda gm, ex: original(gm, [torch.ones(3)] * len(ex)))
-    monkeypatch.setattr("gossamer.backend.detect._is_static", lambda source, tensor: True)
+    monkeypatch.setattr("gossamer.backend.graph.inputs._is_static", lambda source, tensor: True)
     with pytest.warns(UserWarning, match="leaves a graph dense: input .* is not the"):
         run = compile_and_run(model, x)
     assert run.regions == []
@@ -165,7 +165,7 @@ def test_a_region_that_fails_to_compile_stays_dense(monkeypatch: pytest.MonkeyPa
     def fail(*_: Any, **__: Any) -> None:
         raise CompileError("pass 'schedule' failed: no luck")
 
-    monkeypatch.setattr("gossamer.backend.cpu.compile_region", fail)
+    monkeypatch.setattr("gossamer.backend.devices.cpu.compile_region", fail)
     model, x = prune_(nn.Linear(70, 50)).eval(), torch.randn(4, 70)
     with pytest.warns(UserWarning, match=r"region weight: pass 'schedule' failed: no luck; .* are in ") as warned:
         run = compile_and_run(model, x, strict=False, dump_ir=str(tmp_path))

@@ -9,8 +9,8 @@ from torch import Tensor, fx, nn
 
 import gossamer
 from gossamer import SparseTensor
-from gossamer.backend import message_ops
 from gossamer.backend import sparse as backend
+from gossamer.backend.calls import message_ops
 from gossamer.backend.rewrite import SparseRewrite
 
 NODES = 12

@@ -13,8 +13,8 @@ import gossamer
 from gossamer import Format, SparseTensor, einsum
 from gossamer.backend import sparse as backend
 from gossamer.backend.rewrite import SparseRewrite
-from gossamer.sparsity.edge_attention import SEEDS
-from gossamer.sparsity.philox import kept
+from gossamer.sparsity.edges.dropout_mask import kept
+from gossamer.sparsity.edges.edge_attention import SEEDS
 
 Function = Callable[..., Tensor]
 

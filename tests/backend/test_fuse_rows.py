@@ -67,7 +67,7 @@ KEPT: dict[str, Function] = {
 def test_it_becomes_one_operation(name: str, operations: Counter[str]) -> None:
     function, count = FUSED[name]
     given = operands()
-    with gossamer.backend.report.collect() as collected:
+    with gossamer.backend.report.report.collect() as collected:
         result = compiled(function)(*given)
     torch.testing.assert_close(result, function(*given))
     assert operations["region"] == 1

@@ -8,9 +8,9 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gossamer.backend.heads import matrix_behind
-from gossamer.backend.layout import Axis, Layout, follow, path
-from gossamer.backend.masks import Constants, hides_later_keys, is_causal
+from gossamer.backend.chains.heads import matrix_behind
+from gossamer.backend.chains.masks import Constants, hides_later_keys, is_causal
+from gossamer.backend.graph.layout import Axis, Layout, follow, path
 
 B, S, H, D = 3, 10, 4, 8
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from gossamer.backend.dropout import dropout_at
+from gossamer.backend.graph.dropout import dropout_at
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.messages import EDGES, NODES, aggregated, edges, operations, trained
 

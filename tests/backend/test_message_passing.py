@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from gossamer.backend import message_ops
+from gossamer.backend.calls import message_ops
 from gossamer.dialects.errors import FormatError
-from gossamer.sparsity.sorted_edges import SortedEdges
+from gossamer.sparsity.edges.sorted_edges import SortedEdges
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.messages import EDGES, NODES, aggregated, edges, operations, trained
 

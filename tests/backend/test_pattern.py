@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.backend.pattern import Lines, Pattern, rounded_density
+from gossamer.backend.graph.zero_pattern import Lines, Pattern, rounded_density
 
 ROWS, COLUMNS = 512, 384
 

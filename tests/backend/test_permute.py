@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.backend.pattern import Pattern
-from gossamer.backend.permute import block_orders
+from gossamer.backend.graph.zero_pattern import Pattern
+from gossamer.backend.regions.reorder_into_blocks import block_orders
 from tests.backend.harness import assert_same, compile_and_run, pruned
 
 
@@ -35,7 +35,7 @@ def test_nonzeros_by_chance_are_left_where_they_are(density: float) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_reordered_layer_computes_the_same(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.backend.permute.permuting_pays", lambda *_: True)
+    monkeypatch.setattr("gossamer.backend.regions.reorder_into_blocks.permuting_pays", lambda *_: True)
     linear = nn.Linear(128, 256, bias=bias).eval()
     with torch.no_grad():
         linear.weight.copy_(scattered_blocks(256, 128, (16, 16)))
@@ -56,7 +56,7 @@ def test_a_reordered_layer_computes_the_same(bias: bool, monkeypatch: pytest.Mon
 
 
 def test_a_product_with_the_weight_as_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.backend.permute.permuting_pays", lambda *_: True)
+    monkeypatch.setattr("gossamer.backend.regions.reorder_into_blocks.permuting_pays", lambda *_: True)
     weight = nn.Parameter(scattered_blocks(128, 256, (16, 16)))
     x = torch.randn(40, 128)
     run = compile_and_run(lambda x: x @ weight, x)

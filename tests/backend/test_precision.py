@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.passes.cost_model import predict
-from gossamer.passes.family import Matrix
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.cost_model import predict
 from gossamer.runtime.target import host
 from tests.backend.harness import assert_same, compile_and_run, prune_
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer import Decision, Report
-from gossamer.backend import graph_breaks
-from gossamer.backend.dump import Dump
+from gossamer.backend.report import graph_breaks
+from gossamer.backend.report.dump import Dump
 from tests.backend.harness import compile_and_run, prune_
 
 EAGER = {"dense": "eager", "min_gain": 0}

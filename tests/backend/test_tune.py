@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.backend import calibrate, machine
-from gossamer.backend.report import Report
-from gossamer.backend.times import DENSE
-from gossamer.backend.tune import tuned
-from gossamer.passes import cost_model
-from gossamer.passes.families import FAMILIES
-from gossamer.passes.machine import Machine
+from gossamer.backend.devices import calibrated
+from gossamer.backend.devices.measured_times import DENSE
+from gossamer.backend.measuring import calibrate
+from gossamer.backend.measuring.tune import tuned
+from gossamer.backend.report.report import Report
+from gossamer.passes.schedules import cost_model
+from gossamer.passes.schedules.families import FAMILIES
+from gossamer.passes.schedules.machine_speed import Machine
 from gossamer.runtime.target import host
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
@@ -31,8 +32,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, a machine that needs no calibration, and two families to choose from."""
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
     usual = replace(Machine.usual(host().vector_bits), measured=frozenset(calibrate.ELEMENTS))
-    monkeypatch.setattr(machine, "this_machine", lambda: usual)
-    monkeypatch.setattr("gossamer.backend.cpu.this_machine", lambda: usual)
+    monkeypatch.setattr(calibrated, "this_machine", lambda: usual)
+    monkeypatch.setattr("gossamer.backend.devices.cpu.this_machine", lambda: usual)
     monkeypatch.setattr(cost_model, "FAMILIES", {name: FAMILIES[name] for name in ("kblock", "gather")})
     return tmp_path
 
@@ -53,7 +54,7 @@ class Stopwatch:
 @pytest.fixture
 def stopwatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopwatch]:
     found = Stopwatch(dense=1000.0)
-    monkeypatch.setattr("gossamer.backend.tune.fastest", found)
+    monkeypatch.setattr("gossamer.backend.measuring.tune.fastest", found)
     yield found
 
 
@@ -172,7 +173,7 @@ def test_dynamic_tokens_get_a_schedule_by_their_number(monkeypatch: pytest.Monke
         best = "gather" if tokens <= 1 else "kblock"
         return {name: 1000.0 if name == DENSE else 10.0 if name == best else 100.0 for name in calls}
 
-    monkeypatch.setattr("gossamer.backend.tune.fastest", measure)
+    monkeypatch.setattr("gossamer.backend.measuring.tune.fastest", measure)
     model, x = layer(), torch.randn(9, 1024)
     run = compile_and_run(model, x, dynamic=True, min_gain=1.1, max_autotune=True)
     assert [d.schedule for d in run.regions] == ["gather, kblock"]
@@ -182,7 +183,7 @@ def test_dynamic_tokens_get_a_schedule_by_their_number(monkeypatch: pytest.Monke
 
 
 def test_a_schedule_that_fails_is_left_out(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gossamer.backend import measure
+    from gossamer.backend.measuring import measure
     from gossamer.dialects.errors import CompileError
 
     kernel_of = measure.kernel_of
@@ -216,7 +217,7 @@ def test_the_reference_is_never_measured() -> None:
 
 def test_the_machine_is_calibrated_first(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(machine, "this_machine", lambda: Machine.usual(host().vector_bits))
+    monkeypatch.setattr(calibrated, "this_machine", lambda: Machine.usual(host().vector_bits))
     monkeypatch.setattr(calibrate, "calibrate", lambda elements: asked.append(elements))
     explained(layer())
     assert asked == [["f32"]]

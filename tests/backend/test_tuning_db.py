@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gossamer.backend import tuning_db
-from gossamer.backend.times import DENSE, Times, tokens_class
-from gossamer.backend.tuning_db import Key, TuningDatabase
-from gossamer.passes.family import Matrix
+from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
+from gossamer.backend.measuring import tuning_db
+from gossamer.backend.measuring.tuning_db import Key, TuningDatabase
+from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.target import host
 
 MATRIX = Matrix(768, 3072, 1, "f32", host().vector_bits, 0.1, (4, 4), 0.9, skew=1.5, features=host().instructions)

@@ -13,12 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.backend import device as devices
-from gossamer.backend.cuda_device import Gpu
+from gossamer.backend.devices import devices
+from gossamer.backend.devices.cuda_device import Gpu
 from gossamer.runtime import cuda
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity import at_once, cuda_operations, derivatives, matrix_calls, sample_at_once, sorting
-from gossamer.sparsity.gpu_kernels import GpuRegionKernel
+from gossamer.sparsity import cuda_operations
+from gossamer.sparsity.arrays import sorting
+from gossamer.sparsity.kernels.gpu_kernels import GpuRegionKernel
+from gossamer.sparsity.operations import derivatives, matrix_calls
+from gossamer.sparsity.tensor import fast_matmul, fast_sddmm
 from tests.gpu.emulated_driver import EmulatedDriver
 
 STREAM = 0x5EED
@@ -60,7 +63,7 @@ class EmulatedDevice:
         """
         patch.setattr(matrix_calls, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"))
         patch.setattr(sorting, "_kernel", lambda *_: _SortByTorch)
-        for room in (at_once, derivatives, sample_at_once):
+        for room in (fast_matmul, derivatives, fast_sddmm):
             patch.setattr(room, "watched", lambda: True)
         patch.setattr(RegionKernel, "__call__", lambda *_: pytest.fail("computed by a kernel for CPUs"))
         patch.setattr(RegionKernel, "into", lambda *_: pytest.fail("computed by a kernel for CPUs"))

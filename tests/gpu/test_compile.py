@@ -8,13 +8,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gossamer.backend import build_region, cuda_cost, region_op
-from gossamer.backend.cpu import CPU
-from gossamer.backend.cuda_device import Gpu
-from gossamer.backend.options import Schedule
-from gossamer.passes.family import Matrix
+from gossamer.backend.calls import packed_weights, region_op
+from gossamer.backend.devices import cuda_cost
+from gossamer.backend.devices.cpu import CPU
+from gossamer.backend.devices.cuda_device import Gpu
+from gossamer.backend.regions import build_region
+from gossamer.backend.report.options import Schedule
+from gossamer.passes.framework.family import Matrix
 from gossamer.runtime import cuda
-from gossamer.sparsity import gpu_kernels
+from gossamer.sparsity.kernels import gpu_kernels
 from tests.backend.harness import Run, assert_same, compile_and_run, prune_, pruned
 from tests.gpu.emulated_device import STREAM, EmulatedDevice, emulated_device
 
@@ -199,12 +201,11 @@ def test_regions_are_captured_as_they_are_and_dense_in_training(gpu: EmulatedDev
 
 
 def test_nothing_waits_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gossamer.backend import packings
 
     model, x = Layer(pruned(40, 48)), torch.randn(20, 48)
     run = compile_and_run(model, x)
-    monkeypatch.setattr(packings, "_capturing", lambda leaves: True)
-    monkeypatch.setattr(packings, "pack", lambda *_: pytest.fail("packed"))
+    monkeypatch.setattr(packed_weights, "_capturing", lambda leaves: True)
+    monkeypatch.setattr(packed_weights, "pack", lambda *_: pytest.fail("packed"))
     with torch.no_grad():
         model.weight.copy_(pruned(40, 48))
         assert_same(run.function(x), model(x))
@@ -228,7 +229,7 @@ def test_the_op_has_an_implementation_for_cuda_and_its_fake_results_are_there() 
 def test_a_number_on_the_cpu_is_not_read_by_a_gpu_s_kernel() -> None:
     from torch import fx
 
-    from gossamer.backend.regions import _readable
+    from gossamer.backend.regions.grow_region import _readable
 
     graph = fx.Graph()
     with FakeTensorMode():
@@ -240,7 +241,8 @@ def test_a_number_on_the_cpu_is_not_read_by_a_gpu_s_kernel() -> None:
 
 
 def test_the_reason_says_if_there_is_no_driver_or_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gossamer.backend import cuda_device, decide, device
+    from gossamer.backend.devices import cuda_device, device
+    from gossamer.backend.regions import decide
 
     monkeypatch.setattr(device, "_KINDS", {"cuda": cuda_device.gpu})
     monkeypatch.setattr(cuda, "_devices", {})
@@ -264,7 +266,7 @@ def test_the_option_knows_every_schedule_of_every_device() -> None:
     [("f32", 0.1, 4096, True), ("bf16", 0.1, 4096, False), ("bf16", 0.2, 1, True), ("f32", 0.5, 4096, False)],
 )
 def test_where_sparse_pays(element: str, density: float, tokens: int, pays: bool, gpu: EmulatedDevice) -> None:
-    from gossamer.backend.device import device_of
+    from gossamer.backend.devices.device import device_of
 
     predicted = device_of(torch.device("cpu")).predict(Matrix(4096, 4096, 1, element, 1024, density), tokens)
     assert (predicted.gain > 1.1) is pays
@@ -272,7 +274,7 @@ def test_where_sparse_pays(element: str, density: float, tokens: int, pays: bool
 
 def test_dense_is_predicted_as_fast_as_cublas_is() -> None:
     """An H100 was seen to reach 600 to 800 TFLOP/s in bf16, about 50 in f32, and most of its 3.35 TB/s."""
-    from gossamer.backend.device import device_of
+    from gossamer.backend.devices.device import device_of
 
     device = device_of(torch.device("cpu"))
     dense_us = lambda element, tokens: device.predict(Matrix(8192, 8192, 1, element, 1024), tokens).dense_us

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.cuda_device import Gpu
-from gossamer.sparsity.sorted_edges import SortedEdges
+from gossamer.backend.devices.cuda_device import Gpu
+from gossamer.sparsity.edges.sorted_edges import SortedEdges
 from tests.backend.harness import assert_same, compile_and_run
 from tests.gpu.emulated_device import EmulatedDevice, emulated_device
 

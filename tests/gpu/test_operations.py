@@ -12,7 +12,8 @@ from torch import Tensor, fx
 
 from gossamer import SparseTensor, einsum, graph_attention
 from gossamer.backend import sparse as backend
-from gossamer.sparsity import cuda_operations, entry_products
+from gossamer.sparsity import cuda_operations
+from gossamer.sparsity.operations import entry_products
 from tests.gpu.emulated_device import STREAM, EmulatedDevice, emulated_device
 from tests.sparsity.made import matrix, sparse
 from tests.sparsity.operations import OPERATIONS, PRODUCTS, REDUCTIONS, SOFTMAX, expected

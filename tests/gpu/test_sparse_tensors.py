@@ -9,12 +9,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gossamer import SparseTensor
-from gossamer.backend import message_ops
+from gossamer.backend.calls import message_ops
 from gossamer.dialects.format import Format
-from gossamer.sparsity import cuda_operations, slices
-from gossamer.sparsity.contract_ir import Operand
-from gossamer.sparsity.operands import dense, flat
-from gossamer.sparsity.tensor import bound_to
+from gossamer.sparsity import cuda_operations
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import dense, flat
+from gossamer.sparsity.tensor import slices
+from gossamer.sparsity.tensor.sparse_tensor import bound_to
 from tests.backend.harness import assert_same, pruned
 from tests.gpu.emulated_device import EmulatedDevice, emulated_device
 

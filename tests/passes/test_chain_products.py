@@ -2,8 +2,8 @@
 
 import pytest
 
-from gossamer.passes.chain_products import gain_in_chain, runs_in_chains
-from gossamer.passes.family import Matrix
+from gossamer.passes.chain.products import gain_in_chain, runs_in_chains
+from gossamer.passes.framework.family import Matrix
 
 FEATURES = frozenset({"avx512bf16", "amx"})
 

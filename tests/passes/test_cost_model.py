@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.passes import cost_model
-from gossamer.passes.cost_model import UNKNOWN_TOKENS, Prediction
-from gossamer.passes.family import Matrix
-from gossamer.passes.machine import Machine
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules import cost_model
+from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
+from gossamer.passes.schedules.machine_speed import Machine
 
 LAYERS = [(m, k) for m in (64, 768, 3072) for k in (64, 768, 3072)]
 TOKENS = [1, 2, 3, 8, 17, 64, 65, 128, 1000]

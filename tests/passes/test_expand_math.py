@@ -10,8 +10,8 @@ import scipy.special
 from torch_mlir import ir
 from torch_mlir.dialects import llvm
 
-from gossamer.passes.context import context
-from gossamer.passes.emit_entry import ENTRY
+from gossamer.passes.finish.emit_entry import ENTRY
+from gossamer.passes.framework.context import context
 from gossamer.passes.registry import run_pipeline
 from gossamer.runtime import jit
 from gossamer.runtime.target import Target, host

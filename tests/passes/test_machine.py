@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gossamer.passes import cost_model
-from gossamer.passes.families import FAMILIES
-from gossamer.passes.family import Matrix
-from gossamer.passes.machine import Curve, Machine, Speed
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules import cost_model
+from gossamer.passes.schedules.families import FAMILIES
+from gossamer.passes.schedules.machine_speed import Curve, Machine, Speed
 
 MATRIX = Matrix(768, 3072, 1, "f32", 512, 0.1)
 

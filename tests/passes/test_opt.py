@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.dialects.errors import OptionError
-from gossamer.passes.diagnostics import Diagnostic
-from gossamer.passes.expectations import expectations, mismatches
+from gossamer.passes.framework.diagnostics import Diagnostic
+from gossamer.passes.framework.expectations import expectations, mismatches
 from gossamer.passes.opt import main
 
 BAD = "func.func @f(%a: f32) -> i32 {\n  return %a : f32\n}\n"

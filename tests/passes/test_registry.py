@@ -12,10 +12,10 @@ from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.passes import registry
-from gossamer.passes.context import context
-from gossamer.passes.diagnostics import PassError, collected
-from gossamer.passes.pass_options import build, label, signature
-from gossamer.passes.queries import walk
+from gossamer.passes.framework.context import context
+from gossamer.passes.framework.diagnostics import PassError, collected
+from gossamer.passes.framework.pass_options import build, label, signature
+from gossamer.passes.loops.queries import walk
 from gossamer.passes.registry import get, instance, names, parse_pipeline, register, run_pipeline
 
 SUMS = """
@@ -116,7 +116,7 @@ def test_every_pass_has_options_that_a_pipeline_can_write() -> None:
 def test_listing_names_imports_neither_mlir_nor_torch() -> None:
     code = "import sys; from gossamer.passes.registry import names; names(); print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"torch_mlir", "torch", "gossamer.passes.schedule"} & set(result.stdout.split())
+    assert not {"torch_mlir", "torch", "gossamer.passes.contract.schedule"} & set(result.stdout.split())
 
 
 def test_an_unknown_name_brings_up_the_ones_it_may_mean() -> None:
@@ -327,7 +327,7 @@ def test_contexts_are_independent_and_made_from_any_thread() -> None:
 def test_modules_alive_at_exit_do_no_harm() -> None:
     code = """
 from torch_mlir import ir
-from gossamer.passes.context import context
+from gossamer.passes.framework.context import context
 from gossamer.passes.registry import run_pipeline
 module = ir.Module.parse("func.func @f() { return }", context())
 run_pipeline(module, "cse")

@@ -8,7 +8,7 @@ import pytest
 from torch_mlir import ir
 from torch_mlir.dialects import llvm as mlir_llvm
 
-from gossamer.passes.context import context
+from gossamer.passes.framework.context import context
 from gossamer.runtime import jit
 from gossamer.runtime.llvm_text import bfloat_as_bits, readable_by_older
 from gossamer.runtime.target import host

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.sparsity import SparseTensor
-from gossamer.sparsity.matrix_calls import ByRows
+from gossamer.sparsity.operations.matrix_calls import ByRows
 
 FORMATS = {
     "COO": Format.COO,

@@ -8,16 +8,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossamer import SparseTensor, einsum
-from gossamer.sparsity import at_once
-from gossamer.sparsity.einsum import EinsumError
+from gossamer.sparsity.tensor import fast_matmul
+from gossamer.sparsity.tensor.einsum import EinsumError
 from tests.sparsity.made import matrix, sparse
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The specs of the calls that take the short way."""
-    specs, run = [], at_once.einsum_on_cpu
-    monkeypatch.setattr(at_once, "einsum_on_cpu", lambda *given: specs.append(given[2]) or run(*given))
+    specs, run = [], fast_matmul.einsum_on_cpu
+    monkeypatch.setattr(fast_matmul, "einsum_on_cpu", lambda *given: specs.append(given[2]) or run(*given))
     return specs
 
 
@@ -103,7 +103,7 @@ def test_autocast_is_obeyed() -> None:
 @pytest.mark.parametrize("format", ["CSR", "CSC", "BSR"])
 def test_sddmm_takes_it_too(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[SparseTensor | None] = []
-    einsums = sys.modules["gossamer.sparsity.einsum"]  # the package has a function of this name
+    einsums = sys.modules["gossamer.sparsity.tensor.einsum"]  # the package has a function of this name
     run = einsums.sample_at_once
     monkeypatch.setattr(einsums, "sample_at_once", lambda *given: taken.append(run(*given)) or taken[-1])
     dense, x, y = matrix(6, 5), torch.randn(6, 3), torch.randn(5, 3)

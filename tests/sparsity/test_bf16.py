@@ -15,8 +15,8 @@ from gossamer.runtime import jit, region_kernel
 from gossamer.runtime.packing import pack
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import Target, host
-from gossamer.sparsity import kernels
-from gossamer.sparsity.kernels import compile_region
+from gossamer.sparsity.kernels import compile_kernel
+from gossamer.sparsity.kernels.compile_kernel import compile_region
 from tests.amx_emulator import emulated
 from tests.contracts import STEPS, Region, assert_near
 from tests.sparsity.test_kernels import Guarded
@@ -53,7 +53,7 @@ def on_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without the cache on disk, with AMX emulated, and with the number of threads restored."""
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
     monkeypatch.setattr(jit, "optimize", lambda text, target: optimize(emulated(text) if "x86_amx" in text else text, target))
-    monkeypatch.setattr(kernels, "_by_contract", {})
+    monkeypatch.setattr(compile_kernel, "_by_contract", {})
     monkeypatch.setattr(region_kernel, "_by_key", {})
     threads = torch.get_num_threads()
     torch.manual_seed(0)

@@ -10,8 +10,8 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from gossamer import GossamerError, SparseTensor, einsum, graph_attention
-from gossamer.sparsity import dense_results
-from gossamer.sparsity.edge_extremes import extremes
+from gossamer.sparsity.edges.edge_extremes import extremes
+from gossamer.sparsity.operations import dense_results
 from tests.sparsity.made import matrix, sparse
 from tests.sparsity.operations import OPERATIONS, expected
 

@@ -5,11 +5,11 @@ import torch
 
 from gossamer import Format
 from gossamer.dialects.errors import CompileError
-from gossamer.sparsity.contract_ir import Operand, sample
-from gossamer.sparsity.dense_results import sample_ir
-from gossamer.sparsity.kernels import compile_region
-from gossamer.sparsity.launch import kernel_of
-from gossamer.sparsity.operands import Spec
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.contract_ir import Operand, sample
+from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.operations.calls import kernel_of
+from gossamer.sparsity.operations.dense_results import sample_ir
 from tests.sparsity.made import by_rows, matrix, team_of
 
 S, X, Y = Operand("ij", Format.CSR.with_widths(32, 32)), Operand("ik"), Operand("jk")

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from gossamer import Format, GossamerError, SparseTensor, graph_attention
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
-from gossamer.sparsity import edge_attention, edge_ir
-from gossamer.sparsity.edge_attention import SEEDS, attend_edges
-from gossamer.sparsity.kernels import compile_region
-from gossamer.sparsity.philox import kept
+from gossamer.sparsity.edges import edge_attention
+from gossamer.sparsity.edges.dropout_mask import kept
+from gossamer.sparsity.edges.edge_attention import SEEDS, attend_edges
+from gossamer.sparsity.kernels import attention_ir
+from gossamer.sparsity.kernels.compile_kernel import compile_region
 
 ADDITIVE = ("target", "source")
 PRODUCT = ("queries", "keys")
@@ -276,9 +277,11 @@ def test_what_does_not_fit_is_refused(terms: dict[str, Tensor], message: str) ->
 
 
 def test_contract_ir_says_what_is_read() -> None:
-    attention = edge_ir.Attention(("values", "source"), 2, 8, 0, False, False, 1.0, 0.2, 0.0, edge_ir.Format.CSR, torch.float32)
-    assert '"kernel.attend_edges"' in edge_ir.forward(attention)
-    text = edge_ir.gradient(attention, "source", ("source", "values"), None)
+    attention = attention_ir.Attention(
+        ("values", "source"), 2, 8, 0, False, False, 1.0, 0.2, 0.0, attention_ir.Format.CSR, torch.float32
+    )
+    assert '"kernel.attend_edges"' in attention_ir.forward(attention)
+    text = attention_ir.gradient(attention, "source", ("source", "values"), None)
     assert 'side = "source"' in text
     assert "resultSegmentSizes = array<i32: 0, 0, 0, 0, 0, 1, 0, 1>" in text
 

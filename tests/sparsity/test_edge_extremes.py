@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.sparsity import edge_extremes
-from gossamer.sparsity.edge_extremes import extremes_ir
-from gossamer.sparsity.row_form import RowForm
+from gossamer.sparsity.arrays.row_form import RowForm
+from gossamer.sparsity.edges import edge_extremes
+from gossamer.sparsity.edges.edge_extremes import extremes_ir
 
 KINDS = {"max": "amax", "min": "amin"}
 

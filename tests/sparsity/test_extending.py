@@ -10,7 +10,9 @@ import torch
 import gossamer
 from gossamer import Format, FormatError, GossamerError, OptionError, SparseTensor
 from gossamer.dialects import format as formats
-from gossamer.sparsity import densify, entries, sparsifiers
+from gossamer.sparsity import sparsifiers
+from gossamer.sparsity.arrays import stored_entries
+from gossamer.sparsity.tensor import densify
 from tests.sparsity.made import matrix, sparse
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +23,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is forgotten."""
     monkeypatch.setattr(SparseTensor, "functions", dict(SparseTensor.functions))
     monkeypatch.setattr(formats, "_REGISTERED", {})
-    monkeypatch.setattr(entries, "PACKS", {})
+    monkeypatch.setattr(stored_entries, "PACKS", {})
     monkeypatch.setattr(sparsifiers, "_SPARSIFIERS", dict(sparsifiers._SPARSIFIERS))
     monkeypatch.setattr(densify, "_told", set())
     torch.manual_seed(0)

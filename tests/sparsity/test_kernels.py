@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.dialects.errors import CompileError, OptionError
-from gossamer.passes.families import FAMILIES
-from gossamer.passes.family import Matrix
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime import region_kernel
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
-from gossamer.sparsity import kernels
-from gossamer.sparsity.kernels import compile_region
+from gossamer.sparsity.kernels import compile_kernel
+from gossamer.sparsity.kernels.compile_kernel import compile_region
 from tests.contracts import STEPS, Region, assert_near
 
 
@@ -302,18 +302,18 @@ def test_code_comes_from_the_disk_in_the_next_process(
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     region = Region(23, 45, epilogue=("bias", "relu"))
     for process in range(2):
-        monkeypatch.setattr(kernels, "_by_contract", {})
+        monkeypatch.setattr(compile_kernel, "_by_contract", {})
         monkeypatch.setattr(region_kernel, "_by_key", {})
         if process:
-            monkeypatch.setattr(kernels, "_machine_code", lambda *_: pytest.fail("compiled again"))
+            monkeypatch.setattr(compile_kernel, "_machine_code", lambda *_: pytest.fail("compiled again"))
         check(region, "gather", 3)
 
 
 def test_the_source_of_the_compiler_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Region(22, 45).text()
     before = compile_region(text, schedule="gather").key
-    monkeypatch.setattr(kernels, "compiler", lambda: "another compiler")
-    monkeypatch.setattr(kernels, "_by_contract", {})
+    monkeypatch.setattr(compile_kernel, "compiler", lambda: "another compiler")
+    monkeypatch.setattr(compile_kernel, "_by_contract", {})
     assert compile_region(text, schedule="gather").key != before
 
 

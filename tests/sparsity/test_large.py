@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossamer import Format, FormatError, SparseTensor
-from gossamer.sparsity import structure
+from gossamer.sparsity.arrays import structure
 
 CSR32 = Format.CSR.with_widths(32, 32)
 

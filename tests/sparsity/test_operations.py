@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gossamer import EinsumError, Format, GossamerError, SparseTensor, einsum
 from gossamer.runtime import region_kernel
-from gossamer.sparsity.contract_ir import Operand
-from gossamer.sparsity.entries import coordinates, within
-from gossamer.sparsity.sparse_results import einsum_sparse
-from gossamer.sparsity.tensor import bound_to, made_of
+from gossamer.sparsity.arrays.stored_entries import coordinates, within
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.operations.sparse_results import einsum_sparse
+from gossamer.sparsity.tensor.sparse_tensor import bound_to, made_of
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse
 
 SOME = settings(max_examples=5, deadline=None, derandomize=True)

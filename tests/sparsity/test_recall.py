@@ -11,8 +11,8 @@ from gossamer.runtime import disk_cache, region_kernel
 from gossamer.runtime.packing import pack
 from gossamer.runtime.recall import Note
 from gossamer.runtime.region_kernel import recall_region
-from gossamer.sparsity import kernels
-from gossamer.sparsity.kernels import compile_region
+from gossamer.sparsity.kernels import compile_kernel
+from gossamer.sparsity.kernels.compile_kernel import compile_region
 from tests.contracts import Region
 
 REGION = Region(23, 45, epilogue=("bias",))
@@ -26,14 +26,14 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_by_contract", {})
+    monkeypatch.setattr(compile_kernel, "_by_contract", {})
     monkeypatch.setattr(region_kernel, "_by_key", {})
 
 
 def test_the_next_process_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     first = compile_region(REGION.text(), schedule="kblock", request="a region")
     another_process(monkeypatch)
-    monkeypatch.setattr(kernels.pipelines, "plan", lambda *_: pytest.fail("planned again"))
+    monkeypatch.setattr(compile_kernel.pipelines, "plan", lambda *_: pytest.fail("planned again"))
     kernel = recall_region("a region")
     assert kernel is not None and recall_region("a region") is kernel
     assert (kernel.key, kernel.schedule, kernel.formats) == (first.key, first.schedule, first.formats)

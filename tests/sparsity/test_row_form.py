@@ -9,12 +9,12 @@ import scipy.sparse as sp
 import torch
 
 from gossamer import Format, SparseTensor, einsum
-from gossamer.sparsity import row_form
-from gossamer.sparsity.contract_ir import Operand
-from gossamer.sparsity.dense_results import sample
-from gossamer.sparsity.matrix_calls import RowProduct, RowSample
-from gossamer.sparsity.operands import Spec, dense
-from gossamer.sparsity.tensor import bound_to
+from gossamer.sparsity.arrays import row_form
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import Spec, dense
+from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
+from gossamer.sparsity.tensor.sparse_tensor import bound_to
 from tests.sparsity.made import FORMATS, matrix, sparse
 
 STORED = [name for name in FORMATS if name != "dense"]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from gossamer import Format, SparseTensor
 from gossamer.dialects.errors import CompileError
-from gossamer.sparsity import warm_memory
-from gossamer.sparsity.contract_ir import Operand, einsum
-from gossamer.sparsity.dense_results import einsum_ir
-from gossamer.sparsity.kernels import compile_region
-from gossamer.sparsity.launch import kernel_of
-from gossamer.sparsity.operands import Spec
+from gossamer.sparsity.kernels import warm_memory
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.contract_ir import Operand, einsum
+from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.operations.calls import kernel_of
+from gossamer.sparsity.operations.dense_results import einsum_ir
 from tests.open_contracts import OpenProduct
 from tests.sparsity.made import by_rows, matrix, sparse, team_of
 

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacfwd, jacrev
 
 from gossamer import CompileError
-from gossamer.sparsity.segments import segment_reduce, segment_softmax
+from gossamer.sparsity.operations.segments import segment_reduce, segment_softmax
 
 COUNTS = [3, 0, 16, 17, 1, 100, 5, 0, 33, 8]
 

@@ -14,13 +14,13 @@ from gossamer import Format, SparseTensor, einsum
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.packing import Slices
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity import sliced_rows
-from gossamer.sparsity.contract_ir import Operand
-from gossamer.sparsity.contract_ir import einsum as einsum_ir
-from gossamer.sparsity.kernels import compile_region
-from gossamer.sparsity.matrix_calls import ByRows
-from gossamer.sparsity.row_form import RowForm
-from gossamer.sparsity.sliced_rows import SlicedRows
+from gossamer.sparsity.arrays import sliced_rows
+from gossamer.sparsity.arrays.row_form import RowForm
+from gossamer.sparsity.arrays.sliced_rows import SlicedRows
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.contract_ir import einsum as einsum_ir
+from gossamer.sparsity.operations.matrix_calls import ByRows
 from tests.sparsity.made import sparse, team_of
 
 CSR = Format.CSR.with_widths(32, 32)

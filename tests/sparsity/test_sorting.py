@@ -6,7 +6,7 @@ import scipy.sparse
 import torch
 
 from gossamer import Format, SparseTensor
-from gossamer.sparsity.sorting import sort_keys
+from gossamer.sparsity.arrays.sorting import sort_keys
 
 
 @pytest.mark.parametrize("keys", [torch.int32, torch.int64])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from gossamer import Format, SparseTensor, einsum
-from gossamer.sparsity.tensor import like
+from gossamer.sparsity.tensor.sparse_tensor import like
 from tests.sparsity.made import FORMATS, matrix, sparse
 
 DOUBLE = torch.float64

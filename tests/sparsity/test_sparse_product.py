@@ -6,7 +6,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from gossamer import Format, FormatError, SparseTensor, einsum
-from gossamer.sparsity import sparse_product
+from gossamer.sparsity.operations import sparse_product
 
 FORMATS = {
     "CSR": Format.CSR,

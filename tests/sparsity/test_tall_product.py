@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from gossamer.dialects.errors import CompileError
-from gossamer.sparsity import contract_ir
-from gossamer.sparsity.contract_ir import Operand
-from gossamer.sparsity.kernels import compile_region
-from gossamer.sparsity.tall_product import tall_kernel
+from gossamer.sparsity.kernels import contract_ir
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.operations.tall_product import tall_kernel
 from tests.sparsity.made import team_of
 
 product = torch.ops.gossamer.tall_product.default

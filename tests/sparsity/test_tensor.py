@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gossamer import Format, FormatError, SparseTensor
-from gossamer.sparsity.structure import check
+from gossamer.sparsity.arrays.structure import check
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant)")

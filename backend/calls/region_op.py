@@ -1,0 +1,159 @@
+"""`gossamer::region`, the opaque operation that stands for a region in the rewritten graph.
+
+    gossamer::region([x [T, K], *statics, *extras], key) -> [T, M]
+
+`statics` are the leaves of the weight's expression, `extras` the other tensors the epilogue reads, `key` is the content
+hash under which this process knows the region. One list, and torch.library.Library instead of custom_op, because every
+argument that the dispatcher converts costs on every call.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.devices.kernel import Allocate, Kernel
+from gossamer.backend.graph.weight_expressions import run
+from gossamer.dialects.errors import CompileError
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.packing import Packed
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One way to compute a region, for up to `most_tokens` rows of x: a kernel, and the weights packed for it."""
+
+    most_tokens: float
+    kernel: Kernel
+    packings: Packings
+
+
+@dataclass(eq=False)
+class CompiledRegion:
+    """A region that can run, sparse or dense.
+
+    variants the sparse ways, by ascending number of tokens; the last one takes any number
+    body     computes the region from (x, weight, *extras), densely
+    leaves   number of tensors that the weight is computed from
+    densest  density above which `body` is the faster of the two
+    renew    whether sparse is the faster even for a weight that changes at every call
+    verify   whether every value of the weight is compared on every call
+    m, dtype columns and type of the result
+    allocate memory for the result, on the device of the kernels
+    training whether the region is of a graph with gradients
+    """
+
+    variants: tuple[Variant, ...]
+    body: Callable[..., torch.Tensor]
+    leaves: int
+    densest: float
+    renew: bool
+    verify: bool
+    m: int
+    dtype: torch.dtype
+    allocate: Allocate
+    training: bool
+
+    def rows(self, x: torch.Tensor) -> int:
+        """Rows of the result for this first operand."""
+        return x.shape[0]
+
+    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
+        # Runs at every call: what would read better in a function, or as a comprehension, costs 0.1 µs more there.
+        x, variant = operands[0], self.variants[0]
+        tokens, m, leaves = x.shape[0], self.m, self.leaves  # faster than size(0)
+        if tokens > variant.most_tokens:
+            variant = next(v for v in self.variants if tokens <= v.most_tokens)
+        out = self.allocate((tokens, m), (m, 1), self.dtype)
+        if tokens == 0 or m == 0:
+            return out
+        packings = variant.packings
+        look_up = packings.verified if self.verify else packings.current
+        packed = look_up(operands[1 : 1 + leaves], self.densest, self.renew)
+        if packed is None:
+            return self.dense(operands)
+        given: list[torch.Tensor | Packed] = [x if x.is_contiguous() else x.contiguous(), packed]
+        for extra in operands[1 + leaves :]:
+            given.append(extra if extra.is_contiguous() else extra.contiguous())  # noqa: PERF401
+        variant.kernel(given, out)
+        return out
+
+    def dense(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The same in plain torch."""
+        x, statics, extras = operands[0], operands[1 : 1 + self.leaves], operands[1 + self.leaves :]
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            return self.body(x, run(self.variants[0].packings.evaluate, statics), *extras).contiguous()
+
+
+class Callee(Protocol):
+    """What a key stands for: a region or a chain of them."""
+
+    @property
+    def m(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor: ...
+
+    def rows(self, x: torch.Tensor) -> int:
+        """Rows of the result, by the first operand."""
+
+
+_regions: dict[str, Callee] = {}
+
+
+def find(key: str) -> Callee | None:
+    """The region of this content hash, if this process has compiled it."""
+    return _regions.get(key)
+
+
+def known(key: str) -> Callee:
+    """The region of this content hash. CompileError if this process does not know it."""
+    region = _regions.get(key)
+    if region is None:
+        raise _unknown(key)
+    return region
+
+
+def add(key: str, region: Callee) -> None:
+    """Makes a region known under its content hash."""
+    _regions[key] = region
+
+
+def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+    """Runs the region of this key."""
+    region = _regions.get(key)  # as `known`, without the call
+    if region is None:
+        raise _unknown(key)
+    return region(operands)
+
+
+def on_cuda(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+    """Runs the region of this key; while a CUDA graph is captured, one in training runs dense, so that replays see its weight
+    as it is then."""
+    region = _regions.get(key)
+    if isinstance(region, CompiledRegion) and region.training and torch.cuda.is_current_stream_capturing():
+        return region.dense(operands)
+    return on_cpu(operands, key)
+
+
+def _on_meta(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+    region = known(key)
+    return operands[0].new_empty((region.rows(operands[0]), region.m), dtype=region.dtype)
+
+
+def _unknown(key: str) -> CompileError:
+    return CompileError(
+        f"region {key} was compiled by another process; a graph with sparse regions runs only where it was compiled "
+        "(call torch.compile again in this process)"
+    )
+
+
+LIBRARY.define("region(Tensor[] operands, str key) -> Tensor", tags=TAGS)
+implement("region", on_cpu)
+LIBRARY.impl("region", on_cuda, "CUDA")
+LIBRARY.impl("region", _on_meta, "Meta")
+
+region = torch.ops.gossamer.region.default

@@ -1,0 +1,59 @@
+"""What runs where the weight of a region is stored in another order of rows and columns (see reorder_into_blocks.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.backend.calls.region_op import CompiledRegion
+
+
+@dataclass(frozen=True, eq=False)
+class ReorderedRegion:
+    """A region whose weight is reordered, between a selection of the columns of x and one of those of the result.
+
+    columns    of x, in the order of the weight's
+    order      of the rows of the weight
+    restored   where each row of the weight is now
+    vectors, matrices  numbers of the operands that have an element, or a column, a row of the weight
+    """
+
+    region: CompiledRegion
+    columns: torch.Tensor
+    order: torch.Tensor
+    restored: torch.Tensor
+    vectors: tuple[int, ...]
+    matrices: tuple[int, ...]
+
+    @classmethod
+    def of(cls, region: CompiledRegion, orders: tuple[torch.Tensor, torch.Tensor], kinds: Sequence[str]) -> "ReorderedRegion":
+        """`orders` are those of results and of what is summed over, `kinds` those of the extra operands."""
+        order, columns = orders
+        first = 1 + region.leaves
+        vectors, matrices = (
+            tuple(first + n for n, kind in enumerate(kinds) if kind == wanted) for wanted in ("vector", "matrix")
+        )
+        return cls(region, columns, order, order.argsort(), vectors, matrices)
+
+    @property
+    def m(self) -> int:
+        """Columns of the result."""
+        return self.region.m
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the result."""
+        return self.region.dtype
+
+    def rows(self, x: torch.Tensor) -> int:
+        """Rows of the result for this first operand."""
+        return self.region.rows(x)
+
+    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
+        given = list(operands)
+        given[0] = given[0].index_select(1, self.columns)
+        for number in self.vectors:
+            given[number] = given[number].index_select(0, self.order)
+        for number in self.matrices:
+            given[number] = given[number].index_select(1, self.order)
+        return self.region(given).index_select(1, self.restored)

@@ -1,0 +1,1 @@
+"""Several regions, and what lies between them, as one kernel: found, built, run."""

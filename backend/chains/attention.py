@@ -1,0 +1,195 @@
+"""Scaled dot-product attention in a graph: heads cut out of matrices, and put together again.
+
+    %q  = permute(view(%mq, [B, S, H, D]), [0, 2, 1, 3])       likewise %k and %v; %mq is [.., H D], or a slice of columns
+    %k  = view(clone(expand(unsqueeze(%k', 2), ...)), ...)     fewer heads of keys and values, repeated (layout.py)
+    %qr = %q * %cos + cat([-%q[D/2:], %q[:D/2]]) * %sin        rotated by position (rotary.py)
+    %a  = getitem(scaled_dot_product(%qr, %k, %v, attn_mask=%mask, scale=0.125), 0)
+    %y  = view(permute(%a, [0, 2, 1, 3]), [B, S, H D])
+
+An `Attention` is all of it: a function of three matrices with a token a row. Their rows come sequence by sequence, [B, S], or
+position by position, [S, B], as in layers with batch_first=False.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.chains.heads import Heads, cut_heads, matrix_behind, passed, row_strides
+from gossamer.backend.chains.masks import Constants, hides_later_keys, is_causal
+from gossamer.backend.chains.rotary import Rotation, find_rotation
+from gossamer.backend.graph.layout import Layout, Size, equal, follow, is_view, path, spans
+
+aten = torch.ops.aten
+
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention on matrices [T, columns] of T = sequences x length tokens.
+
+    operands     q, k and v
+    rotations    of q and k, where they are rotated
+    sizes        batch and length as the graph spells them: numbers or nodes
+    mask         added to the scores: [B or 1, any, S or 1, S], the same for all heads, or [S, S]
+    output       the node with the heads side by side
+    by_position  whether its rows come position by position
+    members      the nodes from heads to output
+    """
+
+    node: fx.Node
+    operands: tuple[Heads, ...]
+    rotations: tuple[Rotation, ...]
+    sizes: tuple[Any, Any]
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+    causal: bool
+    mask: fx.Node | None
+    output: fx.Node
+    by_position: bool
+    members: tuple[fx.Node, ...]
+
+    @property
+    def key_mask(self) -> bool:
+        """Whether the mask is the same for all queries of a sequence."""
+        return self.mask is not None and equal(self.mask.meta["val"].shape[-2], 1)
+
+    @property
+    def offsets(self) -> list[int]:
+        """The columns at which q, k and v begin."""
+        return [operand.offset for operand in self.operands]
+
+    @property
+    def outside(self) -> list[fx.Node]:
+        """What it takes that has no token a row, or not in order; the mask in the graph, even if it is not needed."""
+        given = self.node.kwargs.get("attn_mask")
+        found = [given] if isinstance(given, fx.Node) else []
+        return found + [table.node for rotation in self.rotations for table in (rotation.cos, rotation.sin)]
+
+
+def find_attention(graph: fx.Graph) -> list[Attention]:
+    """All attention of the graph that can be computed on matrices."""
+    constants = Constants(graph)
+    return [found for node in graph.nodes if node.target is _ATTENTION and (found := _match(node, constants)) is not None]
+
+
+def _match(node: fx.Node, constants: Constants) -> Attention | None:
+    q, k = (node.args[n].meta["val"] for n in (0, 1))  # type: ignore[union-attr]
+    dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
+    causal = node.args[4] if len(node.args) > 4 else node.kwargs.get("is_causal", False)
+    mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
+    if dropout != 0 or not equal(q.shape[2], k.shape[2]) or not isinstance(q.shape[3], int):
+        return None
+    sources = [_heads_of(argument) for argument in node.args[:3]]  # type: ignore[arg-type]
+    joined = _joined(node)
+    if joined is None or any(s is None for s in sources) or not (mask is None or _readable(mask, q)):  # type: ignore[arg-type]
+        return None
+    output, by_position, after = joined
+    found = [s for s in sources if s is not None]
+    before = dict.fromkeys(n for _, _, nodes in found for n in nodes)
+    sizes = _spelled(q.shape[0], before), _spelled(q.shape[2], before)
+    kv_heads = {heads.count for heads, _, _ in found[1:]}
+    if None in sizes or found[0][0].count != q.shape[1] or len(kv_heads) > 1:
+        return None
+    if mask is not None and is_causal(constants.of(mask)):  # type: ignore[arg-type]
+        mask, causal = None, True
+    return Attention(
+        node,
+        tuple(heads for heads, _, _ in found),
+        tuple(rotation for _, rotation, _ in found if rotation is not None),
+        sizes,
+        q.shape[1],
+        kv_heads.pop(),
+        q.shape[3],
+        float(scale) if scale is not None else q.shape[3] ** -0.5,  # type: ignore[arg-type]
+        bool(causal) or (mask is not None and hides_later_keys(mask, constants)),  # type: ignore[arg-type]
+        mask,  # type: ignore[arg-type]
+        output,
+        by_position,
+        (*before, node, *after),
+    )
+
+
+def _heads_of(node: fx.Node) -> tuple[Heads, Rotation | None, list[fx.Node]] | None:
+    """Where [B, H, S, D] was cut from, how it was rotated before, and the nodes in between."""
+    rotation = find_rotation(path(node)[0])
+    if rotation is None:
+        found = matrix_behind(node, (0, 1, 2, 3))
+        return None if found is None else (found[0], None, found[1])
+    views = path(node)[1:]
+    batch, _, length, _ = node.meta["val"].shape
+    heads = cut_heads(follow(rotation.layout, views), rotation.node, rotation.columns, (batch, length), (0, 1, 2, 3))
+    return None if heads is None else (heads, rotation, [*rotation.members, *passed(views)])
+
+
+def _joined(node: fx.Node) -> tuple[fx.Node, bool, list[fx.Node]] | None:
+    """The node in which the heads of each token stand side by side, whether its rows come position by position, and the nodes
+    between attention and it."""
+    users = list(node.users)
+    if len(users) != 1 or users[0].args[1] != 0:
+        return None
+    nodes = users
+    while len(nodes[-1].users) == 1 and is_view(next(iter(nodes[-1].users))):
+        nodes.append(next(iter(nodes[-1].users)))
+    batch, heads, length, size = nodes[0].meta["val"].shape
+    width = heads * size
+    for by_position in (False, True):
+        outer, inner = row_strides(batch, length, width, by_position)
+        layout: Layout | None = Layout.strided((batch, heads, length, size), (outer, size, inner, 1))
+        last = 0
+        for number, view in enumerate(nodes[1:], 1):
+            layout = follow(layout, [view])
+            if layout is None:
+                break
+            if _is_matrix(layout, view.meta["val"].shape, width):
+                last = number
+        if last:
+            return nodes[last], by_position, nodes[: last + 1]
+    return None
+
+
+def _is_matrix(layout: Layout, shape: torch.Size, width: Size) -> bool:
+    """Whether a value holds a matrix of so many columns in order."""
+    everything = tuple(axis for dim in layout.dims for axis in dim)
+    return len(shape) in (2, 3) and spans(layout.dims[-1], width, 1) and spans(everything, prod(shape), 1)
+
+
+def _spelled(size: Size, nodes: Any) -> Any:
+    """A size as the arguments of some nodes spell it; None if none does."""
+    if isinstance(size, int):
+        return size
+    for node in nodes:
+        for argument in node.all_input_nodes:
+            value = argument.meta.get("val")
+            if isinstance(value, torch.SymInt) and equal(value, size):
+                return argument
+    return None
+
+
+def _readable(mask: fx.Node, q: torch.Tensor) -> bool:
+    """Whether a mask is [B or 1, 1, S, S] or [B or 1, 1, 1, S] of floats, or such a one repeated for all heads, or
+    [S, S]."""
+    value = mask.meta["val"]
+    if value.dim() not in (2, 4) or not value.is_floating_point():
+        return False
+    batch, _, length, _ = q.shape
+    if value.dim() == 2:
+        return all(equal(size, length) for size in value.shape)
+    return (
+        (equal(value.shape[0], batch) or equal(value.shape[0], 1))
+        and (equal(value.shape[1], 1) or _repeats(mask))
+        and (equal(value.shape[2], length) or equal(value.shape[2], 1))
+        and equal(value.shape[3], length)
+    )
+
+
+def _repeats(mask: fx.Node) -> bool:
+    """Whether a mask was expanded to all heads."""
+    nodes = path(mask)
+    layout = follow(Layout.contiguous(tuple(nodes[0].meta["val"].shape)), nodes[1:])
+    return layout is not None and all(equal(axis.stride, 0) for axis in layout.dims[1])

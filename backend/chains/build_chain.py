@@ -1,0 +1,108 @@
+"""Chain → something that runs: import to contract IR, compile, pack every weight. Equal chains are compiled once."""
+
+import threading
+
+import torch
+
+from gossamer.backend.calls import region_op
+from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.chains.chain_cost import chain_schedule
+from gossamer.backend.chains.chain_region import ChainWeight, CompiledChain
+from gossamer.backend.chains.find_chains import Chain, Stage
+from gossamer.backend.regions.build_region import Built, content_hash, rounded_tokens
+from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays
+from gossamer.backend.regions.matrix_functions import signature
+from gossamer.backend.report.dump import Dump
+from gossamer.backend.report.options import Options
+from gossamer.dialects.errors import CompileError, FormatError
+from gossamer.passes.pipelines import CHAIN
+from gossamer.runtime.region_kernel import RegionKernel, recall_region
+from gossamer.runtime.versions import source_hash
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+
+_lock = threading.RLock()
+_kernels: dict[str, RegionKernel] = {}
+
+
+def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]], options: Options, dump: Dump | None) -> Built:
+    """Compiles the chain, packs its weights from the values of their leaves, and makes it known to `gossamer::region`.
+
+    `names` are the weights'. Raises CompileError.
+    """
+    contractions = chain.contractions
+    name = f"{names[0]} to {names[-1]}"
+    with _lock:
+        request = _signature(chain)
+        kernel = _kernels.get(request)
+        if kernel is None or (dump is not None and request not in dump.written):
+            kernel = _kernels[request] = _compile(chain, name, request, dump)
+        if dump is not None:
+            dump.written.add(request)
+        formats = [format for format in kernel.formats if format is not None]
+        weights = []
+        for contraction, format, values in zip(contractions, formats, leaves, strict=True):
+            densest = densest_that_pays(contraction, options.min_gain)
+            renew = renewing_pays(contraction, options.min_gain)
+            packings = Packings.of(contraction.weight.key, contraction.weight.evaluate, format)
+            weights.append(ChainWeight(packings, len(values), densest, renew))
+        facts = [(c.weight.key, w.densest, w.renew) for c, w in zip(contractions, weights, strict=True)]
+        key = content_hash(request, *facts, options.verify)
+        if region_op.find(key) is None:
+            region_op.add(key, CompiledChain.of(chain, kernel, tuple(weights), options.verify == "full"))
+    sizes = []
+    for weight, values, own in zip(weights, leaves, names, strict=True):
+        try:
+            packed = weight.packings.current(values, weight.densest)
+            sizes.append(packed.nbytes if packed is not None else 0)
+        except FormatError as error:
+            raise CompileError(f"region {own}: its weight cannot be packed: {error}") from error
+    return Built(key, (kernel,), tuple(sizes))
+
+
+def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> RegionKernel:
+    stages = dump.stages(name) if dump is not None else None
+    request = f"{signature_}\n{source_hash('gossamer.backend')}"
+    known = recall_region(request) if dump is None else None
+    if known is not None:
+        return known
+    from gossamer.backend.chains.chain_importer import import_chain  # torch-mlir's front end takes half a second to load
+
+    try:
+        first = chain.contractions[0]
+        weights = [(matrix_of(c), chain_schedule(c)) for c in chain.contractions]
+        contract = import_chain(chain, weights, rounded_tokens(first.tokens))
+        if stages is not None:
+            stages("contract", "mlir", contract)
+        return compile_region(contract, schedule=CHAIN, observer=stages, request=request)
+    except CompileError as error:
+        where = f"; the stages before are in {dump.directory}" if dump is not None else ""
+        raise CompileError(f"chain {name}: {error}{where}") from error
+
+
+def _signature(chain: Chain) -> str:
+    """All that the chain's kernel depends on."""
+    numbers = {i.node: f"input {n}" for n, i in enumerate(chain.inputs)}
+    numbers |= {s.output: f"stage {n}" for n, s in enumerate(chain.stages)}
+    kinds = [(i.kind, i.node.meta["val"].dtype, _width(i.node, i.kind)) for i in chain.inputs]
+    turned = sorted(numbers[node] for node in chain.by_position)
+    lines = [f"chain {kinds} {rounded_tokens(chain.contractions[0].tokens)} {turned}"]
+    for stage in chain.stages:
+        operands = [(numbers[o.node], o.kind) for o in stage.operands]
+        lines.append(f"{operands} {_content(stage)}")
+    return "\n".join(lines)
+
+
+def _content(stage: Stage) -> str:
+    if stage.body is not None:
+        product = stage.contraction
+        return f"{signature(stage.body)} {(str(matrix_of(product)), chain_schedule(product)) if product is not None else None}"
+    if stage.rotation is not None:
+        turned = stage.rotation
+        return f"rotated {turned.heads.count} {turned.heads.offset} {turned.size} {turned.rotated}"
+    found = stage.attention
+    assert found is not None
+    return f"{found.heads} {found.kv_heads} {found.head_size} {found.scale} {found.causal} {found.key_mask} {found.offsets}"
+
+
+def _width(node: object, kind: str) -> object:
+    return None if kind == "mask" else node.meta["val"].shape[-1:]  # type: ignore[attr-defined]

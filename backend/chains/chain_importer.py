@@ -1,0 +1,157 @@
+"""Chain → contract IR: a private function for each stage, and one that calls them.
+
+    func.func private @stage0(%arg0: tensor<?x384xf32>, %arg1: tensor<1536x384xf32, #CSR>, ...) -> tensor<?x1536xf32>
+    func.func @region(%x: tensor<?x384xf32>, %up: ..., %down: ..., %bias: ..., %length: index) -> tensor<?x384xf32> {
+      %0 = call @stage0(%x, %up, %bias)
+      %1 = call @stage1(%0, %down, %x)
+      %2 = "kernel.attend"(%1, ...)
+
+The arguments of @region are the first input, the weights, the other inputs and, where there is attention, the length of a
+sequence. Attention has no functions of linalg: it comes as `kernel.attend`, rotations as `kernel.rotate`, for the chain's own
+lowering. Matrices whose rows come position by position go through `kernel.regroup`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch_mlir import ir
+from torch_mlir.dialects import func
+
+from gossamer.backend.chains.attention import Attention
+from gossamer.backend.chains.find_chains import Chain, Stage
+from gossamer.backend.chains.rotary import Rotation
+from gossamer.backend.regions.importer import WEIGHT, import_body
+from gossamer.backend.regions.matrix_functions import signature
+from gossamer.dialects.kernel import AttendOp, RegroupOp, RotateOp
+from gossamer.passes.contract.hints import hints
+from gossamer.passes.framework.context import context
+from gossamer.passes.framework.family import Matrix
+
+_ELEMENTS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+Scheduled = tuple[Matrix, str | None]
+"""A weight and the family it is to have."""
+
+
+def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None) -> str:
+    """The contract IR of a chain, as text. `weights` are in the order of its contractions; they are noted as hints. `tokens` is
+    the expected number of rows. Raises CompileError if torch-mlir refuses a stage."""
+    bodies = {signature(s.body): s for s in chain.stages if s.body is not None}
+    texts = {key: str(import_body(s.body, WEIGHT if s.contraction is not None else None)) for key, s in bodies.items()}  # type: ignore[arg-type]
+    with context(), ir.Location.unknown():
+        module = ir.Module.create()
+        functions = [_function(module, n, s, texts) for n, s in enumerate(chain.stages)]
+        _compose(module, chain, functions, weights, tokens)
+        return str(module)
+
+
+def _function(module: ir.Module, number: int, stage: Stage, texts: dict[str, str]) -> func.FuncOp | None:
+    """The stage's function in the module; None for attention and rotations."""
+    if stage.body is None:
+        return None
+    parsed = ir.Module.parse(texts[signature(stage.body)])
+    function = next(op for op in parsed.body.operations if isinstance(op, func.FuncOp))
+    clone = function.operation.clone(ir.InsertionPoint(module.body))
+    clone.attributes["sym_name"] = ir.StringAttr.get(f"stage{number}")
+    clone.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    return clone.opview if hasattr(clone, "opview") else clone
+
+
+def _compose(
+    module: ir.Module,
+    chain: Chain,
+    functions: list[func.FuncOp | None],
+    scheduled: Sequence[Scheduled],
+    tokens: int | None,
+) -> None:
+    """Add @region."""
+    weights = [
+        function.type.inputs[WEIGHT]
+        for stage, function in zip(chain.stages, functions, strict=True)
+        if stage.contraction is not None and function is not None
+    ]
+    first, *others = (_type(i.node, i.kind) for i in chain.inputs)
+    types = [first, *weights, *others, *([ir.IndexType.get()] if chain.attention is not None else [])]
+    notes = [ir.DictAttr.get({}) for _ in types]
+    notes[1 : 1 + len(scheduled)] = [hints(matrix, schedule) for matrix, schedule in scheduled]
+    with ir.InsertionPoint(module.body):
+        region = func.FuncOp("region", (types, [_type(chain.output, "matrix")]))
+    region.attributes["arg_attrs"] = ir.ArrayAttr.get(notes)
+    if tokens is not None:
+        region.attributes["kernel.tokens"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), tokens)
+    with ir.InsertionPoint(region.add_entry_block()):
+        x, *arguments = region.entry_block.arguments
+        stored = iter(arguments[: len(weights)])
+        nodes = [i.node for i in chain.inputs]
+        values: dict[fx.Node, ir.Value] = dict(zip(nodes, [x, *arguments[len(weights) :]], strict=False))
+        values.update({n: _regrouped(values[n], arguments[-1], False) for n in nodes if n in chain.by_position})
+        for stage, function in zip(chain.stages, functions, strict=True):
+            operands = [values[o.node] for o in stage.operands]
+            if stage.rotation is not None:
+                values[stage.output] = _rotate(stage.rotation, operands)
+                continue
+            if function is None:
+                assert stage.attention is not None
+                values[stage.output] = _attend(stage.attention, operands, arguments[-1])
+                continue
+            if stage.contraction is not None:
+                operands.insert(WEIGHT, next(stored))
+            values[stage.output] = func.CallOp(function, operands).results[0]
+        y = values[chain.output]
+        func.ReturnOp([_regrouped(y, arguments[-1], True) if chain.output in chain.by_position else y])
+
+
+def _attend(attention: Attention, operands: list[ir.Value], length: ir.Value) -> ir.Value:
+    q, k, v, *mask = operands
+    i1, i64 = ir.IntegerType.get_signless(1), ir.IntegerType.get_signless(64)
+    offsets = [ir.IntegerAttr.get(i64, offset) for offset in attention.offsets]
+    op = AttendOp(
+        q,
+        k,
+        v,
+        length,
+        mask,
+        heads=ir.IntegerAttr.get(i64, attention.heads),
+        kv_heads=ir.IntegerAttr.get(i64, attention.kv_heads),
+        head_size=ir.IntegerAttr.get(i64, attention.head_size),
+        offsets=ir.ArrayAttr.get(offsets),
+        scale=ir.FloatAttr.get(ir.F64Type.get(), attention.scale),
+        causal=ir.IntegerAttr.get(i1, attention.causal),
+        key_mask=ir.IntegerAttr.get(i1, attention.key_mask),
+        result=_type(attention.output, "matrix"),
+    )
+    return op.result
+
+
+def _rotate(rotation: Rotation, operands: list[ir.Value]) -> ir.Value:
+    x, cos, sin = operands
+    numbers = {
+        "heads": rotation.heads.count,
+        "head_size": rotation.size,
+        "rotated": rotation.rotated,
+        "offset": rotation.heads.offset,
+    }
+    given = {name: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number) for name, number in numbers.items()}
+    shape = [ir.ShapedType.get_dynamic_size(), rotation.columns]
+    type_ = ir.RankedTensorType.get(shape, ir.RankedTensorType(x.type).element_type)
+    return RotateOp(x, cos, sin, **given, result=type_).result
+
+
+def _regrouped(value: ir.Value, length: ir.Value, inverse: bool) -> ir.Value:
+    flag = ir.IntegerAttr.get(ir.IntegerType.get_signless(1), inverse)
+    return RegroupOp(value, length, inverse=flag, result=value.type).result
+
+
+def _type(node: fx.Node, kind: str) -> ir.Type:
+    """The type of a value as a chain sees it: a matrix with a token a row."""
+    value: Any = node.meta["val"]
+    dynamic = ir.ShapedType.get_dynamic_size()
+    width = value.shape[-1] if value.dim() else 1
+    shapes = {
+        "scalar": [], "vector": [width], "column": [dynamic, 1], "matrix": [dynamic, width], "mask": [dynamic, dynamic],
+        "position": [dynamic, width],
+    }  # fmt: skip
+    return ir.RankedTensorType.get(shapes[kind], ir.Type.parse(_ELEMENTS[value.dtype]))

@@ -1,0 +1,317 @@
+"""Chains: several contractions and what lies between them, cut out of the graph as one region.
+
+    %u = gelu(linear(%x, %up))                    chain(x, up, down, ...):   a tile of tokens goes through all stages
+    %y = layer_norm(linear(%u, %down) + %x)   →     product(x, up)        gelu
+                                                    product(0, down)      + x
+                                                    rows(1)               sums, scale and shift
+
+A chain is the largest part of the graph with one output whose nodes all have a token a row: contractions that become sparse,
+elementwise work, sums of rows, and attention within sequences. Nothing inside it but its output is used elsewhere. Where there
+is attention, tokens may change their order from sequence by sequence to position by position and back (token_order.py).
+"""
+
+import operator
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.backend.chains.attention import Attention, find_attention
+from gossamer.backend.chains.rotary import Rotation
+from gossamer.backend.chains.token_order import swaps_tokens, token_orders
+from gossamer.backend.devices.kernel import DTYPES
+from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
+from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.grow_region import epilogue, phase
+from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a chain.
+
+    body      a function on matrices; of (x, w, *extras) where `contraction` is, of (*extras) for rows, None for attention and
+              rotations
+    operands  what the body takes besides its weight: outputs of earlier stages, or values from outside
+    output    the node of the large graph that it computes
+    """
+
+    body: fx.GraphModule | None
+    contraction: Contraction | None
+    attention: Attention | None
+    operands: tuple[Extra, ...]
+    output: fx.Node
+    rotation: Rotation | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns of what it computes, as a matrix with a token a row."""
+        width: int = self.output.meta["val"].shape[-1]
+        return self.rotation.columns if self.rotation is not None else width
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stages in order, the last one's output being the chain's.
+
+    inputs       values from outside, the first of them a matrix
+    members      the nodes of the large graph that it computes
+    by_position  inputs, or the output, whose rows come position by position
+    """
+
+    stages: tuple[Stage, ...]
+    inputs: tuple[Extra, ...]
+    members: tuple[fx.Node, ...]
+    by_position: frozenset[fx.Node] = frozenset()
+
+    @property
+    def output(self) -> fx.Node:
+        """The node that others use."""
+        return self.stages[-1].output
+
+    @property
+    def contractions(self) -> list[Contraction]:
+        """The products, in order."""
+        return [stage.contraction for stage in self.stages if stage.contraction is not None]
+
+    @property
+    def attention(self) -> Attention | None:
+        """The first attention: all have the same sequences."""
+        return next((stage.attention for stage in self.stages if stage.attention is not None), None)
+
+
+def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Chain]:
+    """The chains of at least two of the `sparse` contractions, given by their nodes."""
+    attention = find_attention(graph)
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    chains: list[Chain] = []
+    claimed: set[fx.Node] = set()
+    if len(sparse) < 2:
+        return chains
+    for output in reversed(graph.nodes):
+        if output in claimed or output.op != "call_function":
+            continue
+        for reorder in (True, False):
+            cone = _cone(output, sparse, attention, claimed, reorder)
+            if sum(node in sparse for node in cone) < 2:
+                break
+            chain = _cut(sorted(cone, key=order.__getitem__), sparse, attention)
+            if chain is not None and chain.output is output:
+                chains.append(chain)
+                claimed |= cone
+                break
+            if not any(swaps_tokens(node) for node in cone):
+                break
+    return chains[::-1]
+
+
+def _cone(
+    output: fx.Node,
+    sparse: dict[fx.Node, Contraction],
+    attention: list[Attention],
+    claimed: Container[fx.Node],
+    reorder: bool,
+) -> set[fx.Node]:
+    """The nodes that only `output` needs, as far as a chain can compute them; tokens change their order where `reorder`."""
+    usable = list(attention)
+    while True:
+        inside = {n: a for a in usable for n in a.members}
+        cone = _fanout_free(output, sparse, inside, claimed, reorder)
+        broken = [a for a in usable if a.node in cone and not cone.issuperset(a.members)]
+        stray = [a for a in usable if a.node not in cone and not cone.isdisjoint(a.members)]
+        if not broken and not stray:
+            return cone
+        usable = [a for a in usable if a not in broken and a not in stray]
+
+
+def _fanout_free(
+    output: fx.Node,
+    sparse: dict[fx.Node, Contraction],
+    attending: dict[fx.Node, Attention],
+    claimed: Container[fx.Node],
+    reorder: bool,
+) -> set[fx.Node]:
+    cone: set[fx.Node] = set()
+    rows = _rows_of(output)
+    if rows is None:
+        return cone
+    outside = {node for a in attending.values() for node in a.outside}
+    node = output
+    pending = {output}
+    while pending:
+        if node in pending:
+            pending.discard(node)
+            free = node is output or all(user in cone for user in node.users)
+            usable = free and node not in claimed and node not in outside
+            if usable and (_fits(node, rows, sparse, attending, output) or (reorder and swaps_tokens(node))):
+                cone.add(node)
+                pending.update(node.all_input_nodes)
+        if node.op == "root":
+            break
+        node = node.prev
+    return cone
+
+
+def _fits(
+    node: fx.Node, rows: object, sparse: dict[fx.Node, Contraction], attending: dict[fx.Node, Attention], output: fx.Node
+) -> bool:
+    """Whether a chain of so many rows can compute this node."""
+    if node.op != "call_function" or phase(node) != phase(output):
+        return False
+    if node in attending:
+        return _same(_rows_of(attending[node].output), rows)
+    if node in sparse:
+        contraction = sparse[node]
+        addend = contraction.addend
+        plain = addend is None or kind_of(addend, node.meta["val"].shape) is not None
+        return contraction.side == "right" and plain and _same(_rows_of(node), rows)
+    if is_row_reduction(node):
+        return _same(_rows_of(node.args[0]), rows)  # type: ignore[arg-type]
+    if node.target is operator.getitem:
+        return is_row_reduction(node.args[0])  # type: ignore[arg-type]
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool) or not _same(_rows_of(node), rows):
+        return False
+    if is_identity(node):
+        return _same(_rows_of(node.all_input_nodes[0]), rows)
+    return is_elementwise(node) and all(_readable(operand, value.shape) for operand in node.all_input_nodes)
+
+
+def _readable(operand: fx.Node, shape: torch.Size) -> bool:
+    return constant_of(operand) is not None or kind_of(operand, shape) is not None
+
+
+def _rows_of(node: fx.Node) -> object:
+    """Number of rows of a value seen as a matrix; None for what is no matrix."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.device.type != "cpu":
+        return None
+    return prod(value.shape[:-1])
+
+
+def _same(a: object, b: object) -> bool:
+    return a is not None and b is not None and statically_known_true(a == b)
+
+
+def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> Chain | None:
+    """The chain of these nodes, which are in order; None where its last stage is elementwise, and so no part of a chain by
+    itself, or where its attention is over different sequences."""
+    inside, taken = set(nodes), set[fx.Node]()
+    stages: list[Stage] = []
+    for node in nodes:
+        if node in sparse and node not in taken:
+            members = epilogue(node, _Closed(inside, taken))
+            stages.append(_product(sparse[node], members))
+            taken.update(members)
+    within = [found for found in attention if found.node in inside]
+    if any(found.sizes != within[0].sizes for found in within):
+        return None
+    orders = token_orders(nodes, sparse, within)
+    if orders is None:
+        return None
+    for found in within:
+        stages += [_rotated(rotation) for rotation in found.rotations]
+        operands = [Extra(heads.matrix, "matrix") for heads in found.operands]
+        operands += [Extra(found.mask, "mask")] if found.mask is not None else []
+        stages.append(Stage(None, None, found, tuple(operands), found.output))
+        taken.update(found.members)
+    groups = _groups([node for node in nodes if node not in taken])
+    stages += [_rows(group) for group in groups if not all(_vanishes(node) for node in group)]
+    outputs = {stage.output for stage in stages}
+    stages = _in_order([_resolved(stage, outputs, inside) for stage in stages])
+    if not stages or stages[-1].output is not nodes[-1]:
+        return None
+    inputs = dict.fromkeys(o for stage in stages for o in stage.operands if o.node not in outputs)
+    first = next((o for o in inputs if o.kind == "matrix"), None)
+    if first is None or any(o.node in inside or o.node.meta["val"].dtype not in DTYPES for o in inputs):
+        return None
+    if not all(_has_rows(o, nodes[-1], within) for o in inputs):
+        return None
+    ends = [*(o.node for o in inputs if o.kind in ("matrix", "column")), stages[-1].output]
+    by_position = frozenset(node for node in ends if orders.get(node, False))
+    return Chain(tuple(stages), (first, *(o for o in inputs if o is not first)), tuple(nodes), by_position)
+
+
+def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bool:
+    """Whether an input has as many rows as a chain with this output reads of it."""
+    if operand.kind not in ("matrix", "column", "position"):
+        return True
+    counts = [_rows_of(output)]
+    if operand.kind == "position":
+        counts.append(attention[0].node.args[0].meta["val"].shape[2])  # type: ignore[union-attr]
+    return any(_same(_rows_of(operand.node), count) for count in counts)
+
+
+def _vanishes(node: fx.Node) -> bool:
+    """Whether there is nothing to compute: values stay as they are, at most in rows of another order."""
+    return is_identity(node) or swaps_tokens(node)
+
+
+def _rotated(rotation: Rotation) -> Stage:
+    operands = (Extra(rotation.heads.matrix, "matrix"), *(Extra(t.node, "position") for t in (rotation.cos, rotation.sin)))
+    return Stage(None, None, None, operands, rotation.node, rotation)
+
+
+def _product(contraction: Contraction, members: list[fx.Node]) -> Stage:
+    body = ProductBody(contraction)
+    for member in members[1:]:
+        body.append(member)
+    operands = (Extra(contraction.x, "matrix"), *body.extras)
+    return Stage(body.finish(members[-1]), contraction, None, operands, members[-1])
+
+
+def _rows(group: list[fx.Node]) -> Stage:
+    body = RowsBody()
+    for member in group:
+        (body.keep if swaps_tokens(member) else body.append)(member)
+    return Stage(body.finish(group[-1]), None, None, tuple(body.extras), group[-1])
+
+
+@dataclass(frozen=True)
+class _Closed:
+    """All nodes but those of a chain that no stage has taken yet."""
+
+    inside: set[fx.Node]
+    taken: set[fx.Node]
+
+    def __contains__(self, node: object) -> bool:
+        return node not in self.inside or node in self.taken
+
+
+def _groups(nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
+    """Parts of the nodes (which are in order) with one output each."""
+    left = dict.fromkeys(nodes)
+    while left:
+        output = next(reversed(left))
+        group = {output}
+        for node in reversed(left):
+            if node is not output and node.users and all(user in group for user in node.users):
+                group.add(node)
+        yield [node for node in left if node in group]
+        left = {node: None for node in left if node not in group}
+
+
+def _resolved(stage: Stage, outputs: Container[fx.Node], inside: Container[fx.Node]) -> Stage:
+    """The stage with operands that are outputs of stages or come from outside: views between them vanish."""
+    operands = []
+    for operand in stage.operands:
+        node = operand.node
+        while node in inside and node not in outputs and _vanishes(node):
+            node = node.all_input_nodes[0]
+        operands.append(Extra(node, operand.kind))
+    return replace(stage, operands=tuple(operands))
+
+
+def _in_order(stages: list[Stage]) -> list[Stage]:
+    """The stages, each after those that it reads from; empty where there is no such order."""
+    left, ordered = {stage.output: stage for stage in stages}, list[Stage]()
+    while left:
+        ready = [stage for stage in left.values() if all(o.node not in left for o in stage.operands)]
+        if not ready:
+            return []
+        ordered += ready
+        left = {output: stage for output, stage in left.items() if stage not in ready}
+    return ordered

@@ -1,0 +1,87 @@
+"""Heads cut out of a matrix with a token a row.
+
+    %m [.., N]  →  view, slice, select, permute, expand  →  [B, H, S, D], or with its dimensions in another order
+
+The rows of the matrix come sequence by sequence, [B, S], or position by position, [S, B].
+"""
+
+import operator
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from gossamer.backend.graph.fusable import is_identity
+from gossamer.backend.graph.layout import Layout, Size, equal, follow, merged, path, spans
+
+Roles = tuple[int, int, int, int]
+"""Which dimensions are batch, heads, positions and the columns of a head."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Columns of a matrix [T, columns] as heads.
+
+    offset       the column at which the first head begins
+    count        heads in the matrix, side by side; each may stand for several of the value that was cut from it
+    by_position  whether its rows come position by position, not sequence by sequence
+    """
+
+    matrix: fx.Node
+    offset: int
+    count: int
+    by_position: bool
+
+
+def row_strides(batch: Size, length: Size, columns: Size, by_position: bool) -> tuple[Size, Size]:
+    """From one sequence to the next, and from one position to the next, in elements of a matrix of so many columns."""
+    return (columns, batch * columns) if by_position else (length * columns, columns)
+
+
+def cut_heads(layout: Layout | None, matrix: fx.Node, columns: int, sizes: tuple[Size, Size], roles: Roles) -> Heads | None:
+    """The heads that a value of this layout is made of, where it is all tokens of a matrix and some of its columns.
+
+    `sizes` are batch and length. A head of the matrix may be repeated for several of the value, one after the other.
+    """
+    if layout is None or len(layout.dims) != 4 or not isinstance(layout.offset, int):
+        return None
+    batch, heads, positions, inside = (merged(layout.dims[role]) for role in roles)
+    size = inside[0].size if inside else 1
+    if not isinstance(size, int) or not spans(inside, size, 1):
+        return None
+    if heads and equal(heads[-1].stride, 0):
+        heads = heads[:-1]
+    count = heads[0].size if heads else 1
+    if not isinstance(count, int) or not spans(heads, count, size) or layout.offset + count * size > columns:
+        return None
+    for by_position in (False, True):
+        between = row_strides(*sizes, columns, by_position)
+        if spans(batch, sizes[0], between[0]) and spans(positions, sizes[1], between[1]):
+            return Heads(matrix, layout.offset, count, by_position)
+    return None
+
+
+def matrix_behind(node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | None:
+    """The matrix that a value of heads was cut from, and the nodes in between. It is the earliest that it can be."""
+    nodes, shape = path(node), node.meta["val"].shape
+    if len(shape) != 4:
+        return None
+    sizes = shape[roles[0]], shape[roles[2]]
+    for start, source in enumerate(nodes[:-1]):
+        given, views = source.meta["val"], nodes[start + 1 :]
+        columns = given.shape[-1] if given.dim() > 1 else None
+        if not isinstance(columns, int) or not equal(given.numel(), sizes[0] * sizes[1] * columns):
+            continue
+        heads = cut_heads(follow(Layout.contiguous(tuple(given.shape)), views), source, columns, sizes, roles)
+        if heads is not None:
+            while is_identity(views[0]):
+                heads, views = replace(heads, matrix=views[0]), views[1:]
+            return heads, passed(views)
+    return None
+
+
+def passed(views: list[fx.Node]) -> list[fx.Node]:
+    """Some views with the splits that they are parts of."""
+    found: list[fx.Node] = []
+    for view in views:
+        found += [*view.all_input_nodes, view] if view.target is operator.getitem else [view]
+    return found

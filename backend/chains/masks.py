@@ -1,0 +1,93 @@
+"""What the graph says about masks of attention before it runs: those that are constant, and keys that are hidden from all.
+
+%m = where(le(index(%iota, ..), index(%iota, ..)), 0, -inf)             causal: not needed at all
+%m = where(bitwise_and(%padding, le(...)), 0, -inf)                      keys after the query need not be looked at
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.layout import equal
+from gossamer.backend.graph.weight_expressions import static_nodes
+
+aten = torch.ops.aten
+
+_ANDS = {aten.bitwise_and.Tensor, aten.logical_and.default}
+_SPREADS = {aten.expand.default, aten.clone.default, aten.unsqueeze.default, aten.view.default}
+
+
+class Constants:
+    """The values of a graph that depend on none of its inputs, computed when they are asked for."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._constant = static_nodes(graph, ())
+        self._values: dict[fx.Node, torch.Tensor] = {}
+
+    def of(self, node: fx.Node) -> torch.Tensor | None:
+        """The value of a node; None if it depends on inputs, or on sizes that are not fixed."""
+        if node not in self._constant or any(n not in self._constant for n in node.all_input_nodes):
+            return None
+        if node not in self._values:
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self.of(n))
+            try:
+                with torch.no_grad():
+                    self._values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            except (RuntimeError, TypeError):
+                return None
+        return self._values[node]
+
+
+def is_causal(mask: torch.Tensor | None) -> bool:
+    """Whether a mask hides all later keys, by numbers as low as can be or minus infinity, and nothing else."""
+    if mask is None or mask.shape[-1] != mask.shape[-2]:
+        return False
+    later, lowest = _later(mask.shape[-1]), torch.finfo(mask.dtype).min
+    return bool((mask[..., later] <= lowest / 2).all()) and bool((mask[..., ~later] == 0).all())
+
+
+def hides_later_keys(mask: fx.Node, constants: Constants) -> bool:
+    """Whether a mask is known to be minus infinity for all keys after the query, whatever else it hides. A lower bound will not
+    do here: it is the same as none for a query all of whose keys are hidden."""
+    length = mask.meta["val"].shape[-1]
+    if not isinstance(length, int) or not _square(mask, length):
+        return False
+    known = constants.of(mask)
+    if known is not None:
+        return _all_later(known.isneginf())
+    if mask.target is not aten.where.self:
+        return False
+    condition, _, otherwise = mask.args
+    hidden = constants.of(otherwise)  # type: ignore[arg-type]
+    if hidden is None or not bool(hidden.isneginf().all()):
+        return False
+    pending: list[Any] = [condition]
+    while pending:
+        node = pending.pop()
+        if not isinstance(node, fx.Node) or not _square(node, length):
+            continue
+        value = constants.of(node)
+        if value is not None and value.dtype is torch.bool:
+            if _all_later(~value):
+                return True
+        elif node.target in _ANDS:
+            pending += node.args
+        elif node.target in _SPREADS:
+            pending.append(node.args[0])
+    return False
+
+
+def _square(node: fx.Node, length: int) -> bool:
+    """Whether a value has an element for each query and key."""
+    shape = node.meta["val"].shape
+    return len(shape) > 1 and equal(shape[-1], length) and equal(shape[-2], length)
+
+
+def _all_later(hidden: torch.Tensor) -> bool:
+    return bool(hidden[..., _later(hidden.shape[-1])].all())
+
+
+def _later(length: int) -> torch.Tensor:
+    """[query, key]: whether the key comes after the query."""
+    return torch.ones(length, length, dtype=torch.bool).triu(1)

@@ -1,0 +1,80 @@
+"""In which order the tokens of a chain come: sequence by sequence, [B, S], or position by position, [S, B].
+
+A chain works on tiles of a sequence. What its inputs and its output look like in memory is found out from its attention, and
+from there through the graph, which may go from one order to the other and back (`nn.MultiheadAttention` does).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from gossamer.backend.chains.attention import Attention
+from gossamer.backend.graph.fusable import constant_of, is_elementwise, kind_of
+from gossamer.backend.graph.layout import equal
+from gossamer.backend.regions.contractions import Contraction
+
+aten = torch.ops.aten
+
+
+def swaps_tokens(node: fx.Node) -> bool:
+    """Whether a node turns [S, B, N] into [B, S, N] or back."""
+    if node.op != "call_function":
+        return False
+    if node.target is aten.permute.default:
+        return list(node.args[1]) == [1, 0, 2]  # type: ignore[arg-type]
+    return node.target is aten.transpose.int and set(node.args[1:]) == {0, 1} and node.meta["val"].dim() == 3
+
+
+def token_orders(
+    nodes: Sequence[fx.Node], sparse: dict[fx.Node, Contraction], attention: Sequence[Attention]
+) -> dict[fx.Node, bool] | None:
+    """Which of the values that the nodes compute and read have rows position by position. None where they contradict each
+    other, where tokens change their order and no attention says what their order is, and where what changes places is not
+    the sequences and the positions of attention."""
+    if not attention:
+        return None if any(swaps_tokens(node) for node in nodes) else {}
+    members = {node for a in attention for node in a.members}
+    moving = [node for node in nodes if node not in members and _moves_tokens(node)]
+    batch, _, length, _ = attention[0].node.args[0].meta["val"].shape  # type: ignore[union-attr]
+    if equal(batch, 1) or equal(length, 1):
+        return None if moving else {}
+    heads = [(h.matrix, h.by_position) for a in attention for h in (*a.operands, *(r.heads for r in a.rotations))]
+    orders: dict[fx.Node, bool] = {}
+    for node, order in [*heads, *((a.output, a.by_position) for a in attention)]:
+        if orders.setdefault(node, order) != order:
+            return None
+    links = [(a, b, swaps) for a in nodes if a not in members for b, swaps in _read(a, sparse)]
+    known = 0
+    while known < len(orders):
+        known = len(orders)
+        for a, b, swaps in (*links, *reversed(links)):
+            for one, other in ((a, b), (b, a)):
+                if one in orders and orders.setdefault(other, orders[one] != swaps) != (orders[one] != swaps):
+                    return None
+    sizes = {False: (batch, length), True: (length, batch)}
+    for node in moving:
+        source = node.all_input_nodes[0]
+        if source not in orders or not all(map(equal, source.meta["val"].shape[:2], sizes[orders[source]])):
+            return None
+    return orders
+
+
+def _moves_tokens(node: fx.Node) -> bool:
+    """Whether rows lie in another order after a node: not where one of two dimensions that change places has one value only."""
+    return swaps_tokens(node) and not any(equal(size, 1) for size in node.meta["val"].shape[:2])
+
+
+def _read(node: fx.Node, sparse: dict[fx.Node, Contraction]) -> list[tuple[fx.Node, bool]]:
+    """The values with a token a row that a node reads, and whether it changes their order."""
+    if node in sparse:
+        contraction = sparse[node]
+        addend, shape = contraction.addend, node.meta["val"].shape
+        added = addend is not None and kind_of(addend, shape) in ("matrix", "column")
+        return [(contraction.x, False), *([(addend, False)] if added else [])]  # type: ignore[list-item]
+    if is_elementwise(node):
+        shape = node.meta["val"].shape
+        return [
+            (n, False) for n in node.all_input_nodes if constant_of(n) is None and kind_of(n, shape) in ("matrix", "column")
+        ]
+    return [(node.all_input_nodes[0], _moves_tokens(node))]

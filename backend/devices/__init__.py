@@ -1,0 +1,1 @@
+"""What a processor can do, and what that costs."""

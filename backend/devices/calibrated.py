@@ -1,0 +1,58 @@
+"""This machine, as the cost model knows it: as a calibration found it, or else as such machines usually are."""
+
+import hashlib
+import os
+from functools import cache, lru_cache
+
+import torch
+
+from gossamer.passes.schedules.machine_speed import Machine
+from gossamer.runtime import records
+from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.target import host
+from gossamer.runtime.versions import compiler
+
+
+def this_machine() -> Machine:
+    """This machine as calibrated; element types that were not measured are as fast as on a usual machine."""
+    return _recorded(_record(), os.environ.get("GOSSAMER_CACHE_DIR"))
+
+
+def keep(machine: Machine) -> None:
+    """Record what was measured, for this process and those to come."""
+    records.write(_record(), machine.to_json())
+    _recorded.cache_clear()
+
+
+@cache
+def identity() -> str:
+    """A hash of the CPU and of all versions that its speed depends on."""
+    described = f"{cpu_name()}\n{host()}\n{first_level_bytes()}\n{torch.__version__}\n{compiler()}"
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+@cache
+def cpu_name() -> str:
+    """What the CPU is called."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            named = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        named = []
+    return named[0] if named else host().cpu
+
+
+@lru_cache(maxsize=4)
+def _recorded(record: str, _directory: str | None) -> Machine:
+    here = host()
+    bf16 = 4.7 if "amx" in here.instructions else 2.0 if here.rounds_to_bf16 else 1.0
+    f16 = 4.7 if "+avx512fp16" in here.features.split(",") else 0.25  # without it torch converts number by number
+    usual, found = Machine.usual(here.vector_bits, 1 if here.cpu == "znver4" else 2, bf16, f16), records.read(record)
+    try:
+        return usual.updated(found) if found is not None else usual
+    except (ValueError, KeyError, TypeError, IndexError):
+        return usual
+
+
+def _record() -> str:
+    return f"machine-{identity()}"

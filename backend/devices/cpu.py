@@ -1,0 +1,63 @@
+"""This machine's CPU, as a `Device` (see device.py)."""
+
+from functools import lru_cache
+
+import torch
+
+from gossamer.backend.devices.calibrated import this_machine
+from gossamer.backend.devices.kernel import DTYPES, allocate
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.pipelines import SCHEDULES, Observer
+from gossamer.passes.schedules import cost_model
+from gossamer.passes.schedules.cost_model import Prediction
+from gossamer.runtime.region_kernel import RegionKernel, recall_region
+from gossamer.runtime.target import host
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+
+_COPY_GBS = 5.0
+"""Speed at which a matrix is transposed, in GB/s."""
+
+_RENEWAL_US = 1.2e-3
+"""Microseconds to evaluate, compare and gather one element of a weight that has changed."""
+
+_predict = lru_cache(maxsize=1024)(cost_model.predict)  # layers of one shape are asked about again and again
+
+
+class Cpu:
+    """The CPU, with as many threads as torch has."""
+
+    target = "cpu"
+    dtypes = DTYPES
+    schedules = SCHEDULES
+    allocate = staticmethod(allocate)
+    edge_call = 30e3
+
+    @property
+    def bits(self) -> int:
+        return host().vector_bits
+
+    @property
+    def features(self) -> frozenset[str]:
+        return host().instructions
+
+    @property
+    def call_us(self) -> float:
+        return this_machine().call_us
+
+    def predict(self, matrix: Matrix, tokens: int | None) -> Prediction:
+        return _predict(matrix, tokens, torch.get_num_threads(), this_machine())
+
+    def transpose_us(self, size: int) -> float:
+        return size / (_COPY_GBS * 1e3)
+
+    def renewal_us(self, elements: int) -> float:
+        return _RENEWAL_US * elements
+
+    def recall(self, request: str) -> RegionKernel | None:
+        return recall_region(request)
+
+    def compile(self, contract: str, schedule: str, observer: Observer | None, request: str) -> RegionKernel:
+        return compile_region(contract, schedule=schedule, observer=observer, request=request)
+
+
+CPU = Cpu()

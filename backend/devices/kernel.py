@@ -1,0 +1,30 @@
+"""What a compiled kernel is to the backend, whichever device it runs on, and the elements that it computes with."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
+from gossamer.runtime.packing import Packed
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""Types of elements that there are kernels for."""
+
+Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+"""From sizes, strides and type to a tensor with any content."""
+
+
+allocate: Allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+"""What Inductor's own code allocates with on a CPU: a third of the time of torch.empty."""
+
+
+class Kernel(Protocol):
+    """A compiled region; fields and call are those of `runtime.region_kernel.RegionKernel`."""
+
+    formats: tuple[Format | Packing | None, ...]
+    schedule: str
+    key: str
+
+    def __call__(self, operands: Sequence[torch.Tensor | Packed], out: torch.Tensor) -> None: ...

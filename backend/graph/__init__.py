@@ -1,0 +1,1 @@
+"""Questions about an FX graph: inputs, zeros, equal values, views, expressions of constants."""

@@ -1,0 +1,150 @@
+"""The operations on SparseTensors as they stand in a traced graph: gossamer::einsum, gossamer::sample and their operands."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.dialects.format import Format
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import Spec
+
+aten, ours = torch.ops.aten, torch.ops.gossamer
+
+_ALIASES = (aten.detach.default, aten.alias.default)
+COMPRESSED_ROWS = ["dense", "compressed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """An operand: its arrays (one if it is dense), and its sizes if it is sparse."""
+
+    operand: Operand
+    arrays: tuple[fx.Node, ...]
+    sizes: tuple[Any, ...]
+
+    @property
+    def letters(self) -> str:
+        """One a dimension."""
+        return self.operand.letters
+
+    @property
+    def format(self) -> Format | None:
+        """None if it is dense."""
+        return self.operand.format
+
+    @property
+    def values(self) -> fx.Node:
+        """The tensor itself, or the stored values."""
+        return self.arrays[-1]
+
+    @property
+    def rows(self) -> "Rows | None":
+        """The positions and coordinates of a matrix stored by rows, or by columns (whose letters are exchanged then)."""
+        if self.format is None or len(self.letters) != 2 or [level.kind for level in self.format.levels] != COMPRESSED_ROWS:
+            return None
+        if any(level.block > 1 or level.structured for level in self.format.levels):
+            return None
+        outer, inner = (self.letters[level.dim] for level in self.format.levels)
+        sizes = dict(zip(self.letters, self.sizes, strict=True))
+        return Rows(plain(self.arrays[0]), plain(self.arrays[1]), outer, inner, (sizes[outer], sizes[inner]))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A pattern in rows, with the letters of its rows and columns; `pattern` is the same for two that share their arrays."""
+
+    positions: fx.Node
+    coordinates: fx.Node
+    row: str
+    column: str
+    sizes: tuple[Any, Any]
+
+    @property
+    def pattern(self) -> tuple[fx.Node, fx.Node]:
+        """Positions and coordinates."""
+        return self.positions, self.coordinates
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of gossamer::einsum or gossamer::sample (whose first operand is the pattern)."""
+
+    node: fx.Node
+    spec: Spec
+    operands: tuple[Given, ...]
+
+    @property
+    def sparse(self) -> list[Given]:
+        """The sparse operands."""
+        return [each for each in self.operands if each.format is not None]
+
+    @property
+    def dense(self) -> list[Given]:
+        """The dense operands."""
+        return [each for each in self.operands if each.format is None]
+
+
+def call_at(node: Any, target: Any) -> Call | None:
+    """What a node calls, if it is this operation."""
+    if not isinstance(node, fx.Node) or node.target is not target:
+        return None
+    arrays, sizes, text = arguments(node)
+    remaining: Iterator[fx.Node] = iter(arrays)
+    extents = iter(sizes)
+    spec = Spec.parse(text)
+    given = []
+    for operand in spec.operands:
+        own = tuple(islice(remaining, operand.arrays))
+        count = len(operand.letters) if operand.format is not None else 0
+        given.append(Given(operand, own, tuple(islice(extents, count))))
+    return Call(node, spec, tuple(given))
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """What a node is called with."""
+    return node.args
+
+
+def plain(node: fx.Node) -> fx.Node:
+    """The node behind aliases of it."""
+    while _is_alias(node):
+        node = arguments(node)[0]
+    return node
+
+
+def users(node: fx.Node) -> list[fx.Node]:
+    """What uses the value of a node, by way of aliases or not."""
+    found = []
+    for user in node.users:
+        found += users(user) if _is_alias(user) else [user]
+    return found
+
+
+def escapes(start: fx.Node, ends: Collection[fx.Node]) -> bool:
+    """Whether a graph returns what is computed from a node otherwise than through some others."""
+    seen, pending = {start}, [start]
+    while pending:
+        ahead = [user for user in pending.pop().users if user not in ends and user not in seen]
+        if any(user.op == "output" for user in ahead):
+            return True
+        seen.update(ahead)
+        pending += ahead
+    return False
+
+
+def _is_alias(node: fx.Node) -> bool:
+    if node.target is aten.expand.default:
+        before, after = arguments(node)[0].meta["val"].shape, node.meta["val"].shape
+        return len(before) == len(after) and all(statically_known_true(a == b) for a, b in zip(before, after, strict=True))
+    return node.target in _ALIASES
+
+
+def hint(size: Any) -> int:
+    """A size in a graph, or what it was when it was traced."""
+    size = size.meta["val"] if isinstance(size, fx.Node) else size
+    return size if isinstance(size, int) else size.node.hint or 0

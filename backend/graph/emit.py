@@ -1,0 +1,37 @@
+"""Adding nodes to a graph, with the values that later rewritings ask about."""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+
+aten = torch.ops.aten
+
+_OWN = ("val", "tensor_meta", "original_aten", "eager_input_vals")  # metadata that belongs to one call
+
+
+class Emitter:
+    """Adds nodes right before one node, with its provenance and their own fake values."""
+
+    def __init__(self, before: fx.Node, replaced: dict[fx.Node, fx.Node]) -> None:
+        self._before, self._replaced = before, replaced
+        self._mode = detect_fake_mode([before.meta["val"]])
+
+    def __call__(self, target: Any, *args: Any, **options: Any) -> fx.Node:
+        with self._before.graph.inserting_before(self._before):
+            node = self._before.graph.call_function(target, args, options)
+        node.meta = {k: v for k, v in self._before.meta.items() if k not in _OWN}
+        with self._mode:  # type: ignore[union-attr]
+            node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]), **options)
+        return node
+
+    def now(self, node: Any) -> Any:
+        """The node that computes this value now; a number stays what it is."""
+        return self._replaced.get(node, node)
+
+    def sizes(self, node: fx.Node, axes: tuple[int, ...]) -> list[int | fx.Node]:
+        """Some sizes of a value: numbers where they are static."""
+        node = self.now(node)
+        shape = node.meta["val"].shape
+        return [s if isinstance(s := shape[a], int) else self(aten.sym_size.int, node, a) for a in axes]

@@ -1,0 +1,174 @@
+"""Which inputs of a graph are static, what they are called, and how many zeros they hold.
+
+Dynamo hands the outer backend the real tensors; AOTAutograd then traces with fake ones. So the real values are read
+here, before tracing, and tied to the placeholders of the traced graph by the input descriptors AOTAutograd leaves there.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.source import GlobalSource, LocalSource
+from torch._functorch._aot_autograd.descriptors import (
+    AOTInput,
+    BufferAOTInput,
+    ParamAOTInput,
+    PlainAOTInput,
+    SubclassGetAttrAOTInput,
+)
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gossamer.runtime.nonzeros import count_nonzeros
+
+
+class Unmatched(Exception):
+    """The real inputs cannot be tied to a graph; the message says why."""
+
+
+@dataclass(frozen=True)
+class Static:
+    """A tensor that stays the same object from call to call: a parameter, a buffer, an attribute, a captured variable."""
+
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The real inputs of a Dynamo graph, and which of them are static."""
+
+    module: fx.GraphModule
+    values: Sequence[Any]
+    statics: dict[int, Static]
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, values: Sequence[Any]) -> "Inputs":
+        """`values` are the example inputs that Dynamo passed with `module`, one for each placeholder."""
+        statics = {}
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for index, (node, value) in enumerate(zip(placeholders, values, strict=False)):
+            if isinstance(value, torch.Tensor):
+                graph_argument = node.meta.get("grapharg")
+                source = getattr(graph_argument, "source", None)
+                if _is_static(source, value):
+                    statics[index] = Static(user_name(source.name if source else node.name), value)
+        return cls(module, values, statics)
+
+    def is_whole(self, graph: fx.Graph) -> bool:
+        """Whether `graph` is the whole traced graph; the bodies of branches and loops carry no descriptors."""
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        return not placeholders or any(isinstance(n.meta.get("desc"), AOTInput) for n in placeholders)
+
+    def match(self, graph: fx.Graph) -> dict[fx.Node, Static]:
+        """The placeholders of an inference or joint graph that are static.
+
+        Raises Unmatched where the graph's inputs are not these.
+        """
+        found: dict[fx.Node, Static] = {}
+        for node in (n for n in graph.nodes if n.op == "placeholder"):
+            static, value = self._resolve(node.meta.get("desc"))
+            if not isinstance(value, torch.Tensor):
+                continue
+            if isinstance(value, FakeTensor):
+                raise Unmatched(f"input {node.name} has no values (a fake tensor)")
+            expected = node.meta.get("val")
+            if not isinstance(expected, torch.Tensor) or not _agrees(expected, value):
+                raise Unmatched(f"input {node.name} is not the {tuple(value.shape)} {value.dtype} tensor it was compiled for")
+            if static is not None:
+                found[node] = static
+        return found
+
+    def value(self, node: fx.Node) -> torch.Tensor | None:
+        """The real tensor that a placeholder of a traced graph stands for, if it is one of the inputs."""
+        return self.given(node.meta.get("desc"))
+
+    def given(self, desc: object) -> torch.Tensor | None:
+        """The real tensor that a descriptor of AOTAutograd stands for, if it is one of the inputs."""
+        value = self._resolve(desc)[1]
+        return value if isinstance(value, torch.Tensor) else None
+
+    def name(self, node: fx.Node) -> str:
+        """What a user calls the input behind a placeholder of a traced graph."""
+        desc = node.meta.get("desc")
+        while isinstance(desc, SubclassGetAttrAOTInput):
+            desc = desc.base
+        if isinstance(desc, ParamAOTInput | BufferAOTInput):
+            return user_name(desc.target)
+        placeholders = [n for n in self.module.graph.nodes if n.op == "placeholder"]
+        if not isinstance(desc, PlainAOTInput) or desc.idx >= len(placeholders):
+            return node.name
+        source = getattr(placeholders[desc.idx].meta.get("grapharg"), "source", None)
+        return user_name(source.name) if source else node.name
+
+    def _resolve(self, desc: object) -> tuple[Static | None, object]:
+        """The static (if it is one) and the real value that a descriptor of AOTAutograd stands for."""
+        if isinstance(desc, PlainAOTInput):
+            if desc.idx >= len(self.values):
+                raise Unmatched(f"it has an input {desc.idx}, only {len(self.values)} were given")
+            return self.statics.get(desc.idx), self.values[desc.idx]
+        if isinstance(desc, ParamAOTInput | BufferAOTInput):
+            value = attrgetter(desc.target)(self.module)
+            return Static(user_name(desc.target), value), value
+        if isinstance(desc, SubclassGetAttrAOTInput):
+            static, outer = self._resolve(desc.base)
+            inner = getattr(outer, desc.attr, None)
+            if static is None or not isinstance(inner, torch.Tensor):
+                return None, inner
+            return Static(f"{static.name}.{desc.attr}", inner), inner
+        return None, None
+
+
+def density(tensor: torch.Tensor) -> float:
+    """Share of the elements that are not zero; 1 for an empty tensor. A NaN is a nonzero."""
+    return count_nonzeros(tensor) / tensor.numel() if tensor.numel() else 1.0
+
+
+def zero_heavy(tensor: torch.Tensor) -> bool:
+    """Whether a user who pruned this tensor expects to hear about it: a float matrix with a tenth of zeros or more."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_floating_point()
+        and not tensor.is_meta
+        and tensor.dim() >= 2
+        and tensor.numel() >= 256
+        and density(tensor) <= 0.9
+    )
+
+
+def user_name(source: str) -> str:
+    """A Dynamo source or a qualified name, as the user would write it.
+
+    L['self']._modules['fc']._parameters['weight']     → fc.weight
+    L['self'].fc.parametrizations.weight.original      → fc.weight
+    G['adjacency']                                     → adjacency
+    """
+    parts = re.findall(r"\['?([^'\]]*)'?\]|([A-Za-z_]\w*)", source)
+    names = [a or b for a, b in parts if (a or b) not in ("_modules", "_parameters", "_buffers")]
+    if names and names[0] in ("L", "G"):
+        names = names[1:]
+    if len(names) > 1 and names[0] in ("self", "fn"):  # fn is torch's own name for a compiled module
+        names = names[1:]
+    name = ".".join(names)
+    name = re.sub(r"(^|\.)parametrizations\.(\w+)\.original\d*$", r"\1\2", name)
+    return re.sub(r"_(orig|handle)$", "", name) or source
+
+
+def _is_static(source: Any, tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_dynamo_static_input_type", None):
+        return True
+    containers = ("GetItemSource", "DictGetItemSource", "ListGetItemSource", "DictSubclassGetItemSource")
+    while hasattr(source, "base"):
+        if type(source).__name__ not in containers:
+            return True
+        source = source.base
+    # What is left is a captured variable, a global, or an argument (so is an element of an argument's containers).
+    return isinstance(source, GlobalSource) or (isinstance(source, LocalSource) and source.is_derefed_cell_contents)
+
+
+def _agrees(expected: torch.Tensor, value: torch.Tensor) -> bool:
+    same_sizes = all(not isinstance(e, int) or e == v for e, v in zip(expected.shape, value.shape, strict=False))
+    return expected.dtype == value.dtype and expected.dim() == value.dim() and same_sizes

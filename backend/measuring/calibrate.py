@@ -1,0 +1,184 @@
+"""Calibration: measures how fast this machine is, for the cost model.
+
+Dense products of three sizes and the kernels of every family on a few reference weights are timed on one thread, each for
+several numbers of tokens. It takes some seconds for an element type and happens once: at the first compilation with
+mode="max-autotune", or by
+
+    python -m gossamer.backend.measuring.calibrate            or            gossamer.calibrate()
+
+The result is kept beside the kernel cache, for this CPU and these versions; from then on every compilation predicts by it.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from gossamer.backend.devices.calibrated import cpu_name, keep, this_machine
+from gossamer.backend.devices.measured_times import DENSE
+from gossamer.backend.measuring.measure import Product, fastest, random
+from gossamer.backend.measuring.progress import Progress, progress
+from gossamer.dialects.errors import OptionError
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.families import FAMILIES
+from gossamer.passes.schedules.machine_speed import Curve, Machine, Speed
+from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.target import host
+
+ELEMENTS = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
+
+_READ_SIZES = (1 << 19, 1 << 21, 1 << 23, 1 << 25)
+_DENSE_SIZES = ((384, 384), (768, 1536), (2048, 2048))
+_DENSE_TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64)
+_ROWS, _COLUMNS = 1024, 768
+
+# density, block and n:m of the reference weights; a family is measured on those that its storage is for
+_WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ...] = (
+    (0.2, None, None),
+    (0.1, (16, 16), None),
+    (0.5, None, (2, 4)),
+)
+
+
+def calibrate(elements: Sequence[str] = ("f32",)) -> Machine:
+    """Measures this machine for some element types ("f32", "f64", "bf16", "f16"), keeps what was found, and returns it.
+
+    Raises OptionError for an unknown element type.
+    """
+    if unknown := [e for e in elements if e not in ELEMENTS]:
+        raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(ELEMENTS)}")
+    machine = replace(this_machine(), name=cpu_name())
+    steps = 1 + len(elements) * (len(_DENSE_SIZES) + len(_WEIGHTS))
+    with _one_thread(), progress("gossamer calibrates", steps) as bar:
+        bar.advance("reading memory")
+        machine = replace(machine, read=_read())
+        for element in elements:
+            machine = machine.with_speed(element, _speed(element, bar))
+    keep(machine)
+    return machine
+
+
+def _speed(element: str, bar: Progress) -> Speed:
+    dense = []
+    for rows, columns in _DENSE_SIZES:
+        bar.advance(f"dense {element} {rows}x{columns}")
+        dense.append((rows * columns * ELEMENTS[element].itemsize, _dense(rows, columns, ELEMENTS[element])))
+    found: dict[str, dict[int, list[float]]] = {}
+    for density, block, nm in _WEIGHTS:
+        matrix = Matrix(
+            _ROWS, _COLUMNS, 1, element, host().vector_bits, density, block, nm=nm, skew=1.5, features=host().instructions,
+            l1d=first_level_bytes(),
+        )  # fmt: skip
+        names = _specialists(matrix)
+        bar.advance(f"{len(names)} kernels {element} {density:.0%}")
+        _families(matrix, names, found)
+    curves = {name: Curve(tuple((t, _mean(found[name][t])) for t in sorted(found[name]))) for name in found}
+    return Speed(tuple(dense), curves)
+
+
+def _read() -> Curve:
+    """Gigabytes a second by bytes; the call is not counted."""
+    call, found = fastest({"sum": torch.ones(1).sum}, 1)["sum"], []
+    for size in _READ_SIZES:
+        us = fastest({"sum": torch.ones(size // 4).sum}, 1)["sum"]
+        found.append((size, size / max(us - call, us / 2) / 1e3))
+    return Curve(tuple(found))
+
+
+def _dense(rows: int, columns: int, dtype: torch.dtype) -> Curve:
+    """Nanoseconds a token for 1000 elements."""
+    weight = random(rows, columns).to(dtype)
+    found = []
+    for tokens in _DENSE_TOKENS:
+        x = random(tokens, columns).to(dtype)
+        us = fastest({DENSE: partial(torch.mm, x, weight.t())}, 1)[DENSE]
+        found.append((tokens, us * 1e6 / (rows * columns * tokens)))
+    return Curve(tuple(found))
+
+
+def _specialists(matrix: Matrix) -> list[str]:
+    """The families to be measured on a reference weight: if it has a structure, those that need one."""
+    plain = replace(matrix, block=None, nm=None)
+    able = [f for f in FAMILIES.values() if f.storage(matrix) is not None and f.cycles(matrix, 1) < math.inf]
+    if matrix.block or matrix.nm:
+        able = [f for f in able if f.storage(plain) is None]
+    return [f.name for f in able]
+
+
+def _families(matrix: Matrix, names: list[str], found: dict[str, dict[int, list[float]]]) -> None:
+    """Adds the cycles a microsecond of each family, by tokens, on one reference weight."""
+    if not names:
+        return
+    product = Product(reference_weight(matrix), matrix)
+    for tokens in _TOKENS:
+        calls = product.calls(tokens, [name for name in names if tokens <= FAMILIES[name].most])
+        del calls[DENSE]
+        for name, us in fastest(calls, 1).items():
+            rate = FAMILIES[name].cycles(matrix, tokens) / us
+            found.setdefault(name, {}).setdefault(tokens, []).append(rate)
+
+
+def reference_weight(matrix: Matrix) -> torch.Tensor:
+    """A random weight [M, K] with the density and the structure of a matrix."""
+    generator = torch.Generator().manual_seed(0)
+    m, k = matrix.rows, matrix.columns
+    weight = torch.randn(m, k, generator=generator)
+    if matrix.nm:
+        n, group = matrix.nm
+        kept = torch.rand(m, k // group, group, generator=generator).argsort(-1) < n
+        weight *= kept.view(m, k)
+    else:
+        r, c = matrix.block or (1, 1)
+        kept = torch.rand(-(-m // r), -(-k // c), generator=generator) < matrix.density
+        weight *= kept.repeat_interleave(r, 0)[:m].repeat_interleave(c, 1)[:, :k]
+    return weight.to(ELEMENTS[matrix.element])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _show(machine: Machine) -> None:
+    """Prints what was measured."""
+    print(f"{machine.name} reads " + ", ".join(f"{gbs:.0f} GB/s of {size / 1e6:.1f} MB" for size, gbs in machine.read.points))
+    for element in sorted(machine.measured):
+        speed = machine.speeds[element]
+        print(f"\n{element}, one thread")
+        tokens = [t for t, _ in speed.dense[0][1].points]
+        print(f"{'tokens':<22}" + "".join(f"{t:>8}" for t in tokens))
+        for size, curve in speed.dense:
+            rates = [2e3 / ns for _, ns in curve.points]
+            print(f"{f'dense GF/s {size / 1e6:.1f} MB':<22}" + "".join(f"{r:8.1f}" for r in rates))
+        for name, curve in speed.families.items():
+            cells = {t: f"{rate:8.0f}" for t, rate in curve.points}
+            print(f"{f'{name} cycles/us':<22}" + "".join(cells.get(t, " " * 8) for t in tokens))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m gossamer.backend.measuring.calibrate", description=calibrate.__doc__)
+    parser.add_argument("--elements", default="f32", help="element types, with commas (default f32)")
+    try:
+        _show(calibrate([e.strip() for e in parser.parse_args(arguments).elements.split(",")]))
+    except OptionError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

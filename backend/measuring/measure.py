@@ -1,0 +1,118 @@
+"""Measuring a product with a weight: the bare kernels of several schedules and torch's dense product, side by side.
+
+Each contender runs in turn, round by round, so that a disturbance hits all alike; the minimum counts. One thread is timed by
+its own clock, which stands still while others have the core.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
+
+import torch
+from torch import fx
+
+from gossamer.backend.devices.measured_times import DENSE
+from gossamer.dialects.errors import CompileError, FormatError
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
+from gossamer.passes.framework.family import Matrix
+from gossamer.runtime.packing import Packed, pack
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+
+log = logging.getLogger("gossamer")
+
+_ROUNDS, _SAMPLE_S, _MOST_CALLS = 9, 1e-3, 10_000
+_HOPELESS = 3.0  # times the fastest, after which a contender is timed no more
+
+Clock = Callable[[], float]
+Call = Callable[[], object]
+
+
+class Product:
+    """x @ w.T with a real weight, which is stored as `matrix` says: [M, K], or [K, M] if the reduction is over dimension 0."""
+
+    def __init__(self, weight: torch.Tensor, matrix: Matrix) -> None:
+        self._matrix, self._weight = matrix, weight
+        self._sparse: dict[str, tuple[RegionKernel, Packed] | None] = {}
+
+    def calls(self, tokens: int, schedules: Iterable[str]) -> dict[str, Call]:
+        """What computes the product for that many synthetic tokens: DENSE, and those of the schedules that compile."""
+        given = torch.float32 if self._matrix.given is not None else self._weight.dtype
+        x, weight = random(tokens, self._matrix.columns).to(given), self._weight.to(given)
+        factor = weight.t() if self._matrix.reduction == 1 else weight
+        calls: dict[str, Call] = {DENSE: partial(torch.mm, x, factor)}
+        for schedule in schedules:
+            if schedule not in self._sparse:
+                self._sparse[schedule] = self._prepared(schedule)
+            if (prepared := self._sparse[schedule]) is not None:
+                kernel, packed = prepared
+                calls[schedule] = partial(kernel, [x, packed], x.new_empty(tokens, self._matrix.rows))
+        return calls
+
+    def _prepared(self, schedule: str) -> tuple[RegionKernel, Packed] | None:
+        try:
+            kernel = kernel_of(self._matrix, self._weight.dtype, schedule)
+            return kernel, pack(self._weight, _format(kernel))
+        except (CompileError, FormatError) as problem:
+            log.info("%s is not measured: %s", schedule, problem)
+            return None
+
+
+def random(rows: int, columns: int) -> torch.Tensor:
+    """A matrix of normal values; the generator of the user's process is left alone."""
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+
+
+@lru_cache(maxsize=64)
+def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel:
+    """The kernel of the bare product, for any number of tokens. CompileError where the schedule has none."""
+    from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
+
+    by_rows, graph = matrix.reduction == 1, fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    given = torch.float32 if matrix.given is not None else dtype
+    x.meta = {"shape": (None, matrix.columns), "dtype": given}
+    w.meta = {"shape": (matrix.rows, matrix.columns) if by_rows else (matrix.columns, matrix.rows), "dtype": dtype}
+    stored = w if given == dtype else graph.call_function(torch.ops.prims.convert_element_type.default, (w, given))
+    factor = graph.call_function(torch.ops.aten.permute.default, (stored, [1, 0])) if by_rows else stored
+    graph.output(graph.call_function(torch.ops.aten.mm.default, (x, factor)))
+    return compile_region(import_region(fx.GraphModule({}, graph, "Product"), matrix, None), schedule=schedule)
+
+
+def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> dict[str, float]:
+    """Microseconds of a call of each contender: the minimum over rounds of samples of at least a millisecond."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    times = {name: _repetitions(call, clock) for name, call in calls.items()}
+    best = {name: _timed(call, times[name], clock) for name, call in calls.items()}
+    for number in range(1, rounds):
+        limit = _HOPELESS * min(best.values(), default=0.0)
+        for name, call in calls.items():
+            if number < 2 or best[name] <= limit:
+                best[name] = min(best[name], _timed(call, times[name], clock))
+    return best
+
+
+def _format(kernel: RegionKernel) -> Format | Packing:
+    format = next((f for f in kernel.formats if f is not None), None)
+    if format is None:
+        raise CompileError("the kernel reads the weight densely")
+    return format
+
+
+def _repetitions(call: Call, clock: Clock) -> int:
+    """Calls that fill a sample; the first ones warm up."""
+    call()
+    times = 1
+    while (elapsed := _timed(call, times, clock) * times * 1e-6) < _SAMPLE_S and times < _MOST_CALLS:
+        times = min(max(2 * times, int(1.1 * times * _SAMPLE_S / max(elapsed, 1e-9))), _MOST_CALLS)
+    return times
+
+
+def _timed(call: Call, times: int, clock: Clock) -> float:
+    """Microseconds of one of `times` calls."""
+    start = clock()
+    for _ in range(times):
+        call()
+    return (clock() - start) * 1e6 / times

@@ -1,0 +1,111 @@
+"""The tuning database: what products of real weights took, by the features of their patterns.
+
+A journal beside the kernel cache, one for each CPU and set of versions; a line is a key and its times:
+
+    {"key": {"rows": 768, "columns": 3072, ..., "tokens": 128, "threads": 1}, "us": {"dense": 6369, "kblock": 1204}}
+
+Equal keys share times. A similar one lends them: the same structure and tokens, a density and sizes not far off, and a
+prediction that orders the contenders alike; its times are scaled by the predictions.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.backend.devices.calibrated import identity
+from gossamer.backend.devices.measured_times import DENSE, Times
+from gossamer.passes.framework.family import Matrix
+from gossamer.runtime import records
+from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.target import host
+
+_FIELDS = ("rows", "columns", "reduction", "element", "density", "block", "fill", "nm", "skew", "given", "vnm")
+_SAME = ("reduction", "element", "block", "nm", "given")
+_NEAR_SIZE, _NEAR_DENSITY = 2.0, 1.6  # factors up to which a pattern is similar
+_CLEAR = 1.15  # how far ahead the fastest has to be to be taken over
+
+
+@dataclass(frozen=True)
+class Key:
+    """A product: its weight (with a rounded pattern), the class of its number of tokens, and the number of threads."""
+
+    matrix: Matrix
+    tokens: int
+    threads: int
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what the machine says."""
+        return {name: getattr(self.matrix, name) for name in _FIELDS} | {"tokens": self.tokens, "threads": self.threads}
+
+
+Predict = Callable[[Key], Mapping[str, float]]
+
+
+class TuningDatabase:
+    """The journal of this machine, as it was when it was opened, and what was added since."""
+
+    def __init__(self) -> None:
+        self._name = f"tuning-{identity()}"
+        self._entries: dict[Key, Times] = {}
+        for line in records.lines(self._name):
+            try:
+                key, us = line["key"], {str(name): float(value) for name, value in line["us"].items()}
+                fields: dict[str, Any] = {name: tuple(v) if isinstance(v := key[name], list) else v for name in _FIELDS}
+                matrix = Matrix(bits=host().vector_bits, features=host().instructions, l1d=first_level_bytes(), **fields)
+                entry = Key(matrix, int(key["tokens"]), int(key["threads"]))
+                if us.keys() > {DENSE} and all(0 < value < math.inf for value in us.values()):
+                    self._entries[entry] = Times(us)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                continue  # a line of something else
+
+    def find(self, key: Key) -> Times | None:
+        """The times that were measured for a key."""
+        return self._entries.get(key)
+
+    def similar(self, key: Key, predict: Predict) -> Times | None:
+        """The times of the most similar key, scaled, if predictions agree that it is one.
+
+        `predict` gives predicted microseconds by schedule and DENSE. They agree if the order of what was measured is the
+        same for both keys by prediction, and the fastest one is clearly ahead, before and after scaling.
+        """
+        own = predict(key)
+        near = [(distance, other) for other in self._entries if (distance := _distance(key, other)) is not None]
+        for _, other in sorted(near, key=lambda pair: pair[0]):
+            times, predicted = self._entries[other].us, predict(other)
+            known = [name for name in times if name in predicted and name in own]
+            if len(known) < len(times) or sorted(known, key=own.__getitem__) != sorted(known, key=predicted.__getitem__):
+                continue
+            scaled = {name: times[name] * own[name] / predicted[name] for name in known}
+            if Times(times).fastest == Times(scaled).fastest and _clear(times) and _clear(scaled):
+                m = other.matrix
+                return Times(scaled, f"{m.rows}x{m.columns} at {m.density:.0%}")
+        return None
+
+    def add(self, key: Key, times: Times) -> None:
+        """Remember the times of a key, here and on disk."""
+        self._entries[key] = times
+        records.append(self._name, {"key": key.to_json(), "us": dict(times.us)})
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _distance(a: Key, b: Key) -> float | None:
+    """How far two keys are apart, None if they are not similar."""
+    one, other = a.matrix, b.matrix
+    if (a.tokens, a.threads) != (b.tokens, b.threads) or any(getattr(one, f) != getattr(other, f) for f in _SAME):
+        return None
+    ratios = {
+        "rows": (one.rows / other.rows, _NEAR_SIZE),
+        "columns": (one.columns / other.columns, _NEAR_SIZE),
+        "density": (one.density / other.density, _NEAR_DENSITY),
+    }
+    if any(not 1 / limit <= ratio <= limit for ratio, limit in ratios.values()):
+        return None
+    return sum(abs(math.log(ratio)) for ratio, _ in ratios.values())
+
+
+def _clear(us: Mapping[str, float]) -> bool:
+    first, *rest = sorted(us.values())
+    return not rest or rest[0] >= _CLEAR * first

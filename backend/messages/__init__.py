@@ -1,0 +1,1 @@
+"""Gather and scatter over an edge list, taken as operations on sparse matrices."""

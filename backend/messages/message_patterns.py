@@ -1,0 +1,241 @@
+"""Message passing as graphs spell it: rows gathered by an edge list, weighted, and summed by an edge list.
+
+    aggregation   scatter_add(zeros, 0, %target, mul(%weight, index_select(%x, 0, %source)))     A @ x        SpMM
+    edge products sum(mul(index_select(%a, 0, %target), index_select(%b, 0, %source)), -1)       at edges     SDDMM
+
+in every form that eager code, autograd and decompositions give them: `gather`, `index`, `embedding`; `index_add`, `index_put`,
+`scatter_reduce`; weights by multiplication or division, for all features or for each head. It is in forward and backward alike:
+the gradient of a gather is a scatter, that of a scatter a gather, and that of the weights an edge product.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.backend.devices.device import has_kernels
+from gossamer.backend.graph.edge_expressions import Structure
+from gossamer.backend.graph.nodes import as_long, equal_sizes, of_tensors, same, same_shape
+
+aten = torch.ops.aten
+
+_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim}
+
+SCATTERS = {
+    aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default, aten.index_put.default,
+    aten._unsafe_index_put.default,
+}  # fmt: skip
+"""Operations that sum by an index."""
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Rows of a tensor, one an edge.
+
+    x      [nodes, ...]
+    index  the node of each edge, an integer vector up to dimensions of size 1; None if x has a row for each edge itself
+    """
+
+    x: fx.Node
+    index: fx.Node | None
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What multiplies a message, [edges, ...] with sizes of 1 where all features have the same."""
+
+    node: fx.Node
+    inverse: bool = False
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """For each target the sum of messages over its edges.
+
+    node     the scatter
+    target   the target of each edge
+    gather   where messages come from; None if `message` is no product of gathered rows and weights
+    factors  what gathered rows are multiplied by
+    message  [edges, *trail], what is summed
+    base     what the sums are added to, None for zeros
+    size     number of targets: an integer or a node
+    mean     whether each sum is divided by the number of edges (and by 1 where there are none)
+    """
+
+    node: fx.Node
+    target: fx.Node
+    gather: Gather | None
+    factors: tuple[Factor, ...]
+    message: fx.Node
+    base: fx.Node | None
+    size: Any
+    mean: bool
+
+
+@dataclass(frozen=True)
+class EdgeProducts:
+    """For each edge, and each head, the dot product of two gathered rows; `node` is the sum, `kept` its leading dimensions."""
+
+    node: fx.Node
+    left: Gather
+    right: Gather
+    product: fx.Node
+    kept: int
+
+
+def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
+    """The gather behind a node, up to views of its rows."""
+    node = rows_of(node)
+    match node.target:
+        case aten.index_select.default if _first(node, node.args[1]):
+            x, index = node.args[0], node.args[2]
+        case aten.index.Tensor if len(node.args[1]) == 1 and node.args[1][0] is not None:  # type: ignore[arg-type, index]
+            x, index = node.args[0], node.args[1][0]  # type: ignore[index]
+        case aten.gather.default if _first(node, node.args[1]) and _same_trail(node.args[0], node):
+            x, index = node.args[0], repeated(node.args[2])
+        case aten.embedding.default:
+            x, index = node.args[0], node.args[1]
+        case _:
+            return None
+    if not isinstance(index, fx.Node) or index not in structure or x in structure or not _is_edge_list(index):
+        return None
+    if not _together(index, x):
+        return None
+    return Gather(x, index)  # type: ignore[arg-type]
+
+
+def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
+    """The aggregation that a node is."""
+    mean, alpha = False, 1
+    index: Any
+    match node.target:
+        case aten.scatter_add.default if _first(node, node.args[1]) and same_shape(node.args[2], node.args[3]):
+            base, index, message = node.args[0], repeated(node.args[2]), node.args[3]
+        case aten.scatter_reduce.two if _first(node, node.args[1]) and same_shape(node.args[2], node.args[3]):
+            base, index, message = node.args[0], repeated(node.args[2]), node.args[3]
+            included = node.kwargs.get("include_self", True)
+            mean = node.args[4] == "mean"
+            if node.args[4] not in ("sum", "mean") or (mean if included else zeros_of(base) is None):
+                return None
+        case aten.index_add.default if _first(node, node.args[1]):
+            base, index, message = node.args[0], node.args[2], node.args[3]
+            alpha = node.kwargs.get("alpha", 1)  # type: ignore[assignment]
+        case aten.index_put.default | aten._unsafe_index_put.default if node.args[3:] == (True,) and len(node.args[1]) == 1:  # type: ignore[arg-type]
+            base, index, message = node.args[0], node.args[1][0], node.args[2]  # type: ignore[index]
+        case _:
+            return None
+    if not isinstance(index, fx.Node) or index not in structure or not _is_edge_list(index) or alpha != 1:
+        return None
+    value = node.meta["val"]
+    if message in structure or not value.is_floating_point() or not has_kernels(value.device) or not _together(index, node):
+        return None
+    if not _same_trail(message, node) or not as_long(message, index):
+        return None
+    size = zeros_of(base)
+    root, gather, factors = _message(message, structure)  # type: ignore[arg-type]
+    base = base if size is None else None
+    return Aggregation(node, index, gather, factors, root, base, size, mean)  # type: ignore[arg-type]
+
+
+def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None:
+    """The edge products that a node is."""
+    if node.target is not aten.sum.dim_IntList:
+        return None
+    product = same(node.args[0])
+    if product.target is not aten.mul.Tensor or not of_tensors(product):
+        return None
+    value = product.meta["val"]
+    kept = value.dim() - len(node.args[1])  # type: ignore[arg-type]
+    if kept < 1 or sorted(d % value.dim() for d in node.args[1]) != list(range(kept, value.dim())):  # type: ignore[union-attr]
+        return None
+    if node.meta["val"].dtype != value.dtype or not value.is_floating_point():
+        return None
+    if any(not same_shape(factor, product) or factor.meta["val"].dtype != value.dtype for factor in product.args):  # type: ignore[union-attr]
+        return None
+    left, right = (gather_at(factor, structure) for factor in product.args)  # type: ignore[arg-type]
+    return EdgeProducts(node, left, right, product, kept) if left and right else None
+
+
+def rows_of(node: fx.Node) -> fx.Node:
+    """The node before copies and views that keep its rows."""
+    node = same(node)
+    while node.target in _VIEWS and as_long(node.args[0], node):
+        node = same(node.args[0])
+    return node
+
+
+def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | None, tuple[Factor, ...]]:
+    """A message as a product of gathered rows and weights, with the node whose shape they have."""
+    root = rows_of(message) if rows_of(message).target in (aten.mul.Tensor, aten.div.Tensor) else message
+    factors = _factors(root, False)
+    for at, factor in enumerate(factors):
+        gather = gather_at(factor.node, structure) if not factor.inverse and same_shape(factor.node, root) else None
+        if gather is None or gather.x.meta["val"].dtype != root.meta["val"].dtype:
+            continue
+        rest = [Factor(_unexpanded(f.node), f.inverse) for f in factors[:at] + factors[at + 1 :]]
+        if all(_weighs(f.node, root) for f in rest):
+            return root, gather, tuple(rest)
+    return message, None, ()
+
+
+def _factors(node: fx.Node, inverse: bool) -> list[Factor]:
+    node = same(node)
+    if node.target in (aten.mul.Tensor, aten.div.Tensor) and of_tensors(node):
+        left, right = node.args
+        over = inverse ^ (node.target is aten.div.Tensor)
+        return _factors(left, inverse) + _factors(right, over)  # type: ignore[arg-type]
+    return [Factor(node, inverse)]
+
+
+def _weighs(factor: fx.Node, root: fx.Node) -> bool:
+    """Whether it is one number an edge, or an edge and head: sizes of the messages first, then 1."""
+    value, of = factor.meta["val"], root.meta["val"]
+    if value.dim() != of.dim() or value.dtype != of.dtype or not as_long(factor, root):
+        return False
+    ones = [statically_known_true(size == 1) for size in value.shape[1:]]
+    leading = ones.index(True) if True in ones else len(ones)
+    if all(ones):
+        return True
+    whole = all(statically_known_true(p == q) for p, q in zip(value.shape[1 : 1 + leading], of.shape[1:], strict=False))
+    return whole and all(ones[leading:]) and leading < len(ones)
+
+
+def zeros_of(base: Any) -> Any:
+    """The first size of a tensor of zeros; None for any other tensor."""
+    if base.target is aten.zeros.default or (base.target is aten.full.default and base.args[1] == 0):
+        return base.args[0][0]
+    return None
+
+
+def repeated(index: Any) -> fx.Node | None:
+    """The edge list that an index repeats for every feature, as scatter and gather want it."""
+    if _is_edge_list(index):
+        return index
+    source = index.args[0] if index.target in (aten.expand.default, aten.repeat.default) else None
+    return source if source is not None and _is_edge_list(source) and as_long(source, index) else None
+
+
+def _unexpanded(node: fx.Node) -> fx.Node:
+    source: Any = node.args[0] if node.target is aten.expand.default else node
+    return source if source.meta["val"].dim() == node.meta["val"].dim() and as_long(source, node) else node
+
+
+def _is_edge_list(index: Any) -> bool:
+    value = index.meta["val"]
+    integers = value.dtype in (torch.int64, torch.int32)
+    return integers and value.dim() >= 1 and all(statically_known_true(size == 1) for size in value.shape[1:])
+
+
+def _together(a: Any, b: Any) -> bool:
+    """Whether two tensors are on one device, where indices need not be."""
+    return bool(a.meta["val"].device == b.meta["val"].device)
+
+
+def _first(node: fx.Node, dim: Any) -> bool:
+    return bool(dim % max(node.meta["val"].dim(), 1) == 0)
+
+
+def _same_trail(a: Any, b: Any) -> bool:
+    return equal_sizes(a.meta["val"].shape[1:], b.meta["val"].shape[1:])

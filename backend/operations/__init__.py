@@ -1,0 +1,1 @@
+"""Operations on SparseTensors in a graph: folded, fused, put in the cheaper order."""

@@ -1,0 +1,166 @@
+"""Products of SparseTensors with dense matrices take the elementwise work that follows them into their kernel.
+
+    %y = gossamer::einsum([%pos, %crd, %a, %x])                   %r = gossamer::region([%pos, %crd, %a, %x, %b], "3f2a…")
+    %z = relu(add(%y, %b))                                   →
+
+Grown as the regions of static weights (`regions.epilogue`), in the inference or the joint graph: what backward needs of the
+steps in between stays outside, so that relu is taken and gelu, whose gradient needs what it is of, is not.
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.backend.calls import region_op
+from gossamer.backend.calls.spmm_region import GatheredRegion
+from gossamer.backend.devices.device import device_of
+from gossamer.backend.devices.kernel import Kernel
+from gossamer.backend.graph.einsum_calls import Call, call_at, hint
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.fusable import is_identity
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.operations.sparse_report import name_of
+from gossamer.backend.regions.build_region import content_hash
+from gossamer.backend.regions.grow_region import epilogue
+from gossamer.backend.regions.matrix_functions import GatherBody, signature
+from gossamer.backend.regions.replace_region import read_as
+from gossamer.backend.report.dump import Dump
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Decision
+from gossamer.dialects.errors import CompileError, DeviceError
+from gossamer.dialects.format import Format
+from gossamer.runtime.versions import source_hash
+from gossamer.sparsity.arrays.row_form import LARGE
+from gossamer.sparsity.operations.matrix_calls import RowProduct
+
+ours = torch.ops.gossamer
+_SCHEDULE = "rows"
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """What was fused: decisions for the report, and the regions by their keys."""
+
+    decisions: list[Decision]
+    regions: dict[str, GatheredRegion]
+
+
+def fuse_rows(graph: fx.Graph, inputs: Inputs, options: Options, dump: Dump | None) -> Fused:
+    """Rewrites all of them. A CompileError is raised if options are strict, else there is a warning and the product stays."""
+    fused = Fused([], {})
+    if options.schedule == "reference":
+        return fused
+    for node in [n for n in graph.nodes if n.target is ours.einsum.default]:
+        found = _Product.at(node)
+        if found is None or not found.count:
+            continue
+        name = name_of(found.call.sparse[0].arrays[0], inputs)
+        try:
+            key, region = found.compiled(name, dump)
+        except (CompileError, DeviceError) as problem:
+            if options.strict:
+                raise
+            warnings.warn(f"{problem}\nThe product of {name} and what follows it stay apart.", stacklevel=2)
+            continue
+        region_op.add(key, region)
+        fused.regions[key] = region
+        fused.decisions.append(found.decision(name))
+        found.replace(key)
+    return fused
+
+
+@dataclass(eq=False)
+class _Product:
+    """A product with its epilogue.
+
+    members  the nodes that it takes, in order; the first is the product, and the last the only one that others use
+    """
+
+    call: Call
+    product: RowProduct
+    members: list[fx.Node]
+
+    @classmethod
+    def at(cls, node: fx.Node) -> "_Product | None":
+        """The product that a node computes, if there are kernels for it."""
+        call = call_at(node, ours.einsum.default)
+        product = None if call is None else RowProduct.of(call.spec)
+        if call is None or product is None or product.vector or product.y_across:
+            return None
+        value = node.meta["val"]
+        if not isinstance(value.shape[1], int) or value.shape[1] < 2:
+            return None
+        members = epilogue(node, (), (value.dtype,))
+        shape = members[-1].meta["val"].shape
+        if len(shape) != 2 or not all(statically_known_true(a == b) for a, b in zip(shape, value.shape, strict=True)):
+            return None
+        found = cls(call, replace(product, matrix=0), members)
+        return found if product.direct or found._movable() else None
+
+    def _movable(self) -> bool:
+        """Whether the matrix can be brought into rows, with integers of 32 bits."""
+        matrix = self.call.sparse[0]
+        sizes = (*matrix.sizes, matrix.values.meta["val"].shape[0])
+        return all(isinstance(size, int) for size in sizes) and sizes[2] <= LARGE and max(sizes) < 1 << 31
+
+    @property
+    def count(self) -> int:
+        """Number of elementwise operations."""
+        return sum(not is_identity(node) for node in self.members[1:])
+
+    def compiled(self, name: str, dump: Dump | None) -> tuple[str, GatheredRegion]:
+        """The region under its key. CompileError, or DeviceError where there are no kernels."""
+        node, matrix = self.members[0], self.call.sparse[0]
+        widths = [array.meta["val"].dtype.itemsize * 8 for array in matrix.arrays[:2]] if self.product.direct else [32, 32]
+        self._body = GatherBody(node)
+        for member in self.members[1:]:
+            self._body.append(member)
+        body = self._body.finish(self.members[-1])
+        kernel = self._kernel(body, Format.CSR.with_widths(*widths), name, dump)
+        sizes: Any = None if self.product.direct else tuple(matrix.sizes)
+        value = node.meta["val"]
+        region = GatheredRegion(self.product, sizes, len(matrix.arrays), kernel, value.shape[1], value.dtype)
+        return content_hash(kernel.key, value.device, self.product, sizes), region
+
+    def _kernel(self, body: fx.GraphModule, format: Format, name: str, dump: Dump | None) -> Kernel:
+        device = device_of(self.members[0].meta["val"].device)
+        stages = dump.stages(name) if dump is not None else None
+        if stages is not None:
+            stages("fx", "py", body.code.strip() + "\n")
+        request = "\n".join((signature(body), str(format), _SCHEDULE, source_hash("gossamer.backend")))
+        known = device.recall(request) if dump is None else None
+        if known is not None:
+            return known
+        from gossamer.backend.regions.importer import import_body  # torch-mlir's front end takes half a second to load
+
+        contract = str(import_body(body, 0, format))
+        if stages is not None:
+            stages("contract", "mlir", contract)
+        return device.compile(contract, _SCHEDULE, stages, request)
+
+    def replace(self, key: str) -> None:
+        """Puts the region where its output is."""
+        output = self.members[-1]
+        emit = Emitter(output, {})
+        extras = [read_as(extra, extra.node, emit) for extra in self._body.extras]
+        operands = [*self.call.sparse[0].arrays, self.call.dense[0].values, *extras]
+        output.replace_all_uses_with(emit(region_op.region, operands, key))
+        for member in reversed(self.members):
+            output.graph.erase_node(member)
+
+    def decision(self, name: str) -> Decision:
+        """What the report says about it."""
+        matrix = self.call.sparse[0]
+        assert matrix.format is not None
+        shape = tuple(hint(size) for size in matrix.sizes)
+        density = min(1.0, hint(matrix.values.meta["val"].shape[0]) / max(1, prod(shape)))
+        letters = ",".join(operand.letters for operand in self.call.operands)
+        use = f"einsum {letters}->{self.call.spec.result.letters}"
+        kept = "" if self.product.direct else ", of rows that are kept"
+        reason = f"{self.count} op{'s' * (self.count > 1)} fused, in parallel by rows{kept}"
+        return Decision(name, use, shape, density, matrix.format.name, _SCHEDULE, True, reason, None)

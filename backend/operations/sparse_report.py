@@ -1,0 +1,78 @@
+"""What the report says about the operations on SparseTensors that a graph ends up with: format, schedule, loop order."""
+
+from math import prod
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.einsum_calls import Call, call_at, hint, plain
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.report.report import Decision
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.sparsity.kernels.loop_order import dense_result_order
+from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.operations.calls import Build, kernel_of
+from gossamer.sparsity.operations.dense_results import einsum_ir, sample_ir
+from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
+
+ours = torch.ops.gossamer
+
+
+def sparse_operations(graph: fx.Graph, inputs: Inputs) -> list[Decision]:
+    """A decision for each call of gossamer::einsum and gossamer::sample, in the order of the graph."""
+    found = []
+    for node in graph.nodes:
+        einsum, sample = call_at(node, ours.einsum.default), call_at(node, ours.sample.default)
+        if einsum is not None:
+            found.append(_decision(einsum, "einsum", einsum_ir, RowProduct.of(einsum.spec), inputs))
+        elif sample is not None:
+            found.append(_decision(sample, "sample", sample_ir, RowSample.of(sample.spec), inputs))
+    return found
+
+
+def name_of(structure: fx.Node, inputs: Inputs) -> str:
+    """What a user calls the sparse tensor that has this array; what is computed has the name of its node."""
+    node = plain(structure)
+    return inputs.name(node) if node.op == "placeholder" else node.name
+
+
+def _decision(call: Call, op: str, build: Build, product: RowProduct | RowSample | None, inputs: Inputs) -> Decision:
+    first = call.sparse[0]
+    assert first.format is not None
+    dtype = first.values.meta["val"].dtype
+    letters, result = [operand.letters for operand in call.operands], call.spec.result.letters
+    shape = tuple(hint(size) for size in first.sizes)
+    density = min(1.0, hint(first.values.meta["val"].shape[0]) / max(1, prod(shape)))
+    schedule = _schedule(call, build, product, dtype)
+    how = "in parallel by rows" if schedule in ("rows", "dots") else "MLIR's own sparsifier"
+    by_rows = product is None or _stored_by_rows(product) or schedule == "reference"
+    reason = f"loops {', '.join(_loops(call, product))}, {how}" + ("" if by_rows else ", of rows that are kept")
+    use = f"{op} {','.join(letters)}->{result}"
+    return Decision(name_of(first.arrays[0], inputs), use, shape, density, first.format.name, schedule, True, reason, None)
+
+
+def _stored_by_rows(product: RowProduct | RowSample) -> bool:
+    return product.direct if isinstance(product, RowProduct) else product.format.levels == Format.CSR.levels
+
+
+def _schedule(call: Call, build: Build, product: RowProduct | RowSample | None, dtype: torch.dtype) -> str:
+    """The schedule of the kernel, which is compiled now if it is not yet."""
+    spec: Spec = call.spec
+    if product is not None:
+        arrays = [node.meta["val"].dtype for node in call.sparse[0].arrays[:2]]
+        widths = [kind.itemsize * 8 for kind in arrays] if _stored_by_rows(product) else [32, 32]
+        spec = product.canonical(Format.CSR.with_widths(*widths))
+    try:
+        return kernel_of(build, spec, dtype).schedule
+    except CompileError:
+        return "none"
+
+
+def _loops(call: Call, product: RowProduct | RowSample | None) -> list[str]:
+    """The letters in the order of the loops, outermost first."""
+    if product is None:
+        return dense_result_order([operand.operand for operand in call.operands])
+    own = call.sparse[0].letters
+    outer = [own[product.rows], own[1 - product.rows]]
+    return [*outer, *(letter for operand in call.dense for letter in operand.letters if letter not in outer)][:3]

@@ -1,0 +1,83 @@
+"""Products of tall dense matrices with narrow ones, in graphs of sparse operations: the features of all nodes times a weight.
+
+    %d = mm(%x, %w)                                              →    %d = gossamer::tall_product(%x, %w)
+    %d = addmm(%b, %x, %w)                                       →    %d = add(gossamer::tall_product(%x, %w), %b)
+
+Libraries that pack both factors are made for square ones: here they take up to 2.5 times as long as the schedule `tall`, and as
+long as the rest of a graph neural network. What is added stays with Inductor, which fuses it with what follows.
+"""
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls import region_op
+from gossamer.backend.calls.spmm_region import GatheredRegion
+from gossamer.backend.graph.einsum_calls import arguments, hint
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.operations.sparse_report import name_of
+from gossamer.backend.report.report import Decision
+from gossamer.dialects.errors import CompileError
+from gossamer.runtime.operations import LIBRARY
+from gossamer.sparsity.operations.tall_product import tall_kernel
+
+aten = torch.ops.aten
+
+_ROWS = 1024  # of the tall factor, at least
+_COLUMNS = 256  # of the narrow one, at most
+_BYTES = 256 << 10  # of the narrow one, at most: half of a second-level cache
+_TYPES = (torch.float32, torch.float64)
+
+
+def take_tall_products(graph: fx.Graph, inputs: Inputs) -> list[Decision]:
+    """Replaces all of them, if the graph has an operation on sparse tensors or edge lists; a decision for each."""
+    if not any(map(_is_sparse_operation, graph.nodes)):
+        return []
+    decisions = []
+    for node in graph.nodes:
+        factors = _factors(node)
+        if factors is None or not _is_tall(*factors):
+            continue
+        x, w = factors
+        dtype, size = w.meta["val"].dtype, w.meta["val"].shape
+        try:
+            schedule = tall_kernel(dtype).schedule
+        except CompileError:
+            continue
+        emit = Emitter(node, {})
+        product = emit(torch.ops.gossamer.tall_product.default, x, w)
+        if node.target is aten.addmm.default:
+            product = emit(aten.add.Tensor, product, arguments(node)[0])
+        node.replace_all_uses_with(product)
+        reason = f"{hint(x.meta['val'].shape[0])} rows times {size[0]} x {size[1]}"
+        decisions.append(Decision(name_of(w, inputs), "mm", tuple(map(hint, size)), 1.0, None, schedule, False, reason, None))
+    if decisions:
+        graph.eliminate_dead_code()
+    return decisions
+
+
+def _is_sparse_operation(node: fx.Node) -> bool:
+    """Whether a node is one of ours, be it with what follows it, and no region of a static weight."""
+    if node.target is region_op.region:
+        return isinstance(region_op.find(arguments(node)[1]), GatheredRegion)
+    return getattr(node.target, "namespace", None) == LIBRARY.ns
+
+
+def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Those of a product of two matrices, to which another may be added."""
+    if node.target is aten.mm.default:
+        x, w = arguments(node)
+        return x, w
+    if node.target is aten.addmm.default and not node.kwargs:
+        _, x, w = arguments(node)
+        return x, w
+    return None
+
+
+def _is_tall(x: fx.Node, w: fx.Node) -> bool:
+    """Whether the product is one that the schedule is made for."""
+    tall, narrow = x.meta["val"], w.meta["val"]
+    if not (tall.is_cpu and tall.dtype in _TYPES and tall.dtype is narrow.dtype and tall.is_contiguous()):
+        return False
+    k, n = (hint(size) for size in narrow.shape)
+    return hint(tall.shape[0]) >= max(_ROWS, k) and 0 < n <= _COLUMNS and 0 < k * n * narrow.itemsize <= _BYTES

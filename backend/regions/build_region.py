@@ -1,0 +1,134 @@
+"""Region → something that runs: import to contract IR, compile, pack the weight. Equal regions are done once.
+
+Two regions are equal where their bodies, types, options and rounded patterns are; the values and positions of their
+weights are arguments of the kernel and do not count.
+"""
+
+import hashlib
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.backend.calls import region_op
+from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.calls.region_op import CompiledRegion, Variant
+from gossamer.backend.calls.reordered_region import ReorderedRegion
+from gossamer.backend.devices.device import Device, device_of
+from gossamer.backend.devices.kernel import Kernel
+from gossamer.backend.regions.contractions import in_training
+from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays, schedules
+from gossamer.backend.regions.grow_region import Region
+from gossamer.backend.regions.matrix_functions import signature
+from gossamer.backend.report.dump import Dump
+from gossamer.backend.report.options import Options
+from gossamer.dialects.errors import CompileError, FormatError
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS
+from gossamer.runtime.versions import source_hash
+
+_lock = threading.RLock()
+_kernels: dict[str, Kernel] = {}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A region under its key, the kernels that run it, and the bytes of each weight as packed for the usual tokens."""
+
+    key: str
+    kernels: tuple[Kernel, ...]
+    packed_bytes: tuple[int, ...]
+
+    @property
+    def format(self) -> str:
+        """What the weight is packed in, by its name in the field."""
+        return ", ".join(_format(kernel).name for kernel in self.kernels)
+
+    @property
+    def schedule(self) -> str:
+        """The schedules of the kernels; of several, each call picks one by its number of tokens."""
+        return ", ".join(kernel.schedule for kernel in self.kernels)
+
+
+def build_region(region: Region, name: str, leaves: list[torch.Tensor], options: Options, dump: Dump | None) -> Built:
+    """Compiles the region, packs its weight from the values of `leaves`, and makes it known to `gossamer::region`.
+
+    `name` is the weight's, for messages and dumps. Raises CompileError.
+    """
+    contraction = region.contraction
+    weight = contraction.weight
+    matrix, tokens, device = matrix_of(contraction), rounded_tokens(contraction.tokens), device_of(weight.device)
+    densest = densest_that_pays(contraction, options.min_gain)
+    with _lock:
+        variants, keys = [], []
+        for most_tokens, schedule in schedules(contraction, options.schedule):
+            kernel_key = content_hash(device.target, signature(region.body), matrix, tokens, schedule)
+            kernel = _kernels.get(kernel_key)
+            if kernel is None or (dump is not None and kernel_key not in dump.written):
+                kernel = _kernels[kernel_key] = _compile(region, name, device, matrix, tokens, schedule, dump)
+            if dump is not None:
+                dump.written.add(kernel_key)
+            format = _format(kernel)
+            packings = Packings.of(weight.key, weight.evaluate, format)
+            variants.append(Variant(most_tokens, kernel, packings))
+            keys.append(f"{kernel_key} {most_tokens} {format}")
+        renew = renewing_pays(contraction, options.min_gain)
+        training = in_training(contraction.node.graph)
+        key = content_hash(*keys, weight.key, densest, renew, options.verify, training)
+        if region_op.find(key) is None:
+            out = region.output.meta["val"]
+            compiled = CompiledRegion(
+                tuple(variants), region.body, len(leaves), densest, renew, options.verify == "full", contraction.m, out.dtype,
+                device.allocate, training,
+            )  # fmt: skip
+            kinds = [extra.kind for extra in region.extras]
+            orders = contraction.orders
+            region_op.add(key, compiled if orders is None else ReorderedRegion.of(compiled, orders, kinds))
+    # With several variants the first call that needs one packs for it.
+    usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
+    try:
+        packed = usual.packings.current(leaves, densest)
+    except FormatError as error:
+        raise CompileError(f"region {name}: its weight cannot be packed: {error}") from error
+    return Built(key, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))
+
+
+def _format(kernel: Kernel) -> Format | Packing:
+    format = next((f for f in kernel.formats if f is not None), None)
+    if format is None:
+        raise CompileError("the kernel of a region reads the weight densely")
+    return format
+
+
+def _compile(
+    region: Region, name: str, device: Device, matrix: Matrix, tokens: int | None, schedule: str, dump: Dump | None
+) -> Kernel:
+    stages = dump.stages(name) if dump is not None else None
+    if stages is not None:
+        stages("fx", "py", region.body.code.strip() + "\n")
+    request = "\n".join(map(str, (signature(region.body), matrix, tokens, schedule, source_hash("gossamer.backend"))))
+    known = device.recall(request) if dump is None else None
+    if known is not None:
+        return known
+    from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
+
+    try:
+        contract = import_region(region.body, matrix, tokens)
+        if stages is not None:
+            stages("contract", "mlir", contract)
+        return device.compile(contract, schedule, stages, request)
+    except CompileError as error:
+        where = f"; the stages before are in {dump.directory}" if dump is not None else ""
+        raise CompileError(f"region {name}: {error}{where}") from error
+
+
+def rounded_tokens(tokens: int | None) -> int | None:
+    """The next power of two, so that one kernel serves similar batches."""
+    return None if tokens is None else 1 << max(0, tokens - 1).bit_length()
+
+
+def content_hash(*parts: object) -> str:
+    """A hash of the texts of its arguments."""
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24]

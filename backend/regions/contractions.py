@@ -1,0 +1,186 @@
+"""Contractions with a static matrix, in every form that ATen gives them.
+
+    addmm(bias, view(x), permute(w))              linear
+    mm(x, permute(w)), mm(x, w)                   x @ w.T, x @ w, and grad_y @ w in a backward graph
+    mm(w, x), bmm(expand(w), x)                   w @ x: the weight is on the left
+    bmm(x, expand(permute(w))), baddbmm(...)      a batch that could not be flattened
+
+All mean y[t, m] = sum_k x[t, k] w[m, k], up to views and, for a weight on the left, two transposes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
+
+import torch
+from torch import SymInt, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.backend.devices.measured_times import Times
+from gossamer.backend.graph.fusable import VIEWS, kind_of
+from gossamer.backend.graph.weight_expressions import Weight, cut, static_nodes
+
+aten = torch.ops.aten
+
+Side = Literal["left", "right"]
+
+Order = torch.Tensor
+"""Lines of a matrix in another order, int64."""
+
+_BROADCASTS = VIEWS | {aten.expand.default, aten.unsqueeze.default}
+
+# op → positions of (addend, left factor, right factor) in its arguments
+_PRODUCTS: dict[torch._ops.OpOverload, tuple[int | None, int, int]] = {
+    aten.mm.default: (None, 0, 1),
+    aten.bmm.default: (None, 0, 1),
+    aten.addmm.default: (0, 1, 2),
+    aten.baddbmm.default: (0, 1, 2),
+}
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One product of a graph whose one factor is a weight.
+
+    node    the product; its value is [..., m] for a weight on the right, [..., m, n] for one on the left
+    x       the other factor: [..., k] or [..., k, n]
+    weight  the matrix
+    side    where the weight stands
+    m, k    sizes of the weight: results and reduced elements
+    addend  y = alpha * product + beta * addend, where there is one
+    times   what was measured of the product, by `tokens_class`; empty where nothing was
+    orders  of the results and of what is summed over, where the weight is not in that of the graph (see `permute`)
+    """
+
+    node: fx.Node
+    x: fx.Node
+    weight: Weight
+    side: Side
+    m: int
+    k: int
+    addend: fx.Node | None
+    alpha: float
+    beta: float
+    times: Mapping[int, Times] = field(default_factory=dict, compare=False)
+    orders: tuple[Order, Order] | None = field(default=None, compare=False)
+
+    @property
+    def tokens(self) -> int | None:
+        """Rows of x seen as a matrix; for a dynamic size its hint, None where there is none."""
+        sizes = list(self.x.meta["val"].shape)
+        del sizes[-1 if self.side == "right" else -2]
+        hints = [size.node.hint if isinstance(size, SymInt) else size for size in sizes]
+        return None if None in hints else prod(hints)
+
+    @property
+    def given(self) -> torch.dtype:
+        """The type of the other factor; the weight's, unless that is rounded."""
+        dtype: torch.dtype = self.x.meta["val"].dtype
+        return dtype
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the number of tokens is known at run time only."""
+        return any(isinstance(size, SymInt) for size in self.x.meta["val"].shape)
+
+    @property
+    def backward(self) -> bool:
+        """Whether it belongs to the backward part of a joint graph."""
+        return is_backward(self.node)
+
+    @property
+    def op(self) -> str:
+        """What a user calls it."""
+        name = "linear" if self.side == "right" else "weight @ x"
+        return f"{name} backward" if self.backward else name
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether a node of a joint graph was traced by autograd."""
+    return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
+
+
+def in_training(graph: fx.Graph) -> bool:
+    """Whether it is a joint graph, with gradients."""
+    return any(n.op == "placeholder" and "tangents" in str(n.target) for n in graph.nodes)
+
+
+def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> list[Contraction]:
+    """Every contraction of `graph` with a weight made of the given leaves, in order.
+
+    Where both factors are static, the one with more zeros is the weight.
+    """
+    static = static_nodes(graph, leaf_values)
+    return [c for n in list(graph.nodes) if (c := _contraction_at(n, static, leaf_values)) is not None]
+
+
+def split_addends(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> None:
+    """Takes an addend that a region could not read out of its product.
+
+    addmm(%c, %w, %x)   →   add(mm(%w, %x), %c)          with a weight on the left, or a %c of an odd shape
+    """
+    static = static_nodes(graph, leaf_values)
+    for node in list(graph.nodes):
+        plain = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default}.get(node.target)
+        if plain is None:
+            continue
+        addend, left, right = node.args
+        if _unbatched(left) not in static and kind_of(addend, node.meta["val"].shape) is not None:
+            continue
+        alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+        with graph.inserting_before(node):
+            result = graph.call_function(plain, (left, right))
+            result.meta = dict(node.meta)
+            if alpha != 1:
+                result = graph.call_function(aten.mul.Tensor, (result, alpha))
+                result.meta = dict(node.meta)
+            if beta != 0:
+                scale = {} if beta == 1 else {"alpha": beta}
+                result = graph.call_function(aten.add.Tensor, (result, addend), scale)
+                result.meta = dict(node.meta)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def _contraction_at(node: fx.Node, static: set[fx.Node], leaf_values: dict[fx.Node, torch.Tensor]) -> Contraction | None:
+    if node.op != "call_function" or node.target not in _PRODUCTS:
+        return None
+    addend, left, right = _PRODUCTS[node.target]
+    found: list[Contraction] = []
+    sides: tuple[tuple[Side, int, int], ...] = (("right", right, left), ("left", left, right))
+    for side, at, other in sides:
+        operand = _unbatched(node.args[at])  # type: ignore[arg-type]
+        weight = cut(operand, leaf_values) if operand in static else None
+        if weight is not None:
+            found.append(_contraction(node, node.args[other], weight, side, addend))  # type: ignore[arg-type]
+    return min(found, key=lambda c: c.weight.density) if found else None
+
+
+def _contraction(node: fx.Node, x: fx.Node, weight: Weight, side: Side, addend: int | None) -> Contraction:
+    rows, columns = weight.shape
+    if weight.transposed:
+        rows, columns = columns, rows
+    m, k = (columns, rows) if side == "right" else (rows, columns)
+    alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+    added = None if addend is None or beta == 0 else node.args[addend]
+    return Contraction(node, x, weight, side, m, k, added, alpha, beta)  # type: ignore[arg-type]
+
+
+def _unbatched(operand: fx.Node) -> fx.Node:
+    """The matrix that an operand of bmm repeats, or the operand itself.
+
+    Views and expansions that keep the last two sizes only regroup batches, so if a matrix is at their end, every batch
+    is that matrix.
+    """
+    node = operand
+    while node.op == "call_function" and node.target in _BROADCASTS and node.meta["val"].dim() > 2:
+        source = node.all_input_nodes[0]
+        if source.meta["val"].dim() < 2 or not _same_matrix(source.meta["val"], node.meta["val"]):
+            break
+        node = source
+    return node if node.meta["val"].dim() == 2 else operand
+
+
+def _same_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return all(statically_known_true(p == q) for p, q in zip(a.shape[-2:], b.shape[-2:], strict=True))

@@ -1,0 +1,123 @@
+"""Whether a sparse kernel pays, and which schedules to compile: the cost model asked about a contraction on this machine."""
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from gossamer.backend.devices.device import device_of
+from gossamer.backend.devices.measured_times import DENSE, tokens_class
+from gossamer.backend.regions.contractions import Contraction
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
+from gossamer.runtime.data_cache import first_level_bytes
+
+if TYPE_CHECKING:
+    pass
+
+_NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
+"""Numbers of tokens up to each of which one schedule is chosen, where the number is not known at compile time."""
+
+
+_ANOTHER = 1.15
+"""How much faster a schedule for fewer tokens has to be to be compiled, too."""
+
+
+def predicted_gain(contraction: Contraction, density: float | None = None) -> float:
+    """How many times faster than dense the contraction is with a weight of this density (its own by default).
+
+    A weight on the left costs two transposes more: x before and y after it.
+    """
+    c = contraction
+    found = predicted(c, c.tokens, density)
+    transposes = 0.0
+    if c.side == "left" and c.tokens != 1:
+        transposes = device_of(c.weight.device).transpose_us((c.m + c.k) * (c.tokens or 1) * c.weight.dtype.itemsize)
+    return found.dense_us / (found.sparse_us + transposes)
+
+
+def permuting_pays(contraction: Contraction, reordered: Contraction) -> bool:
+    """Whether sparse is faster with the weight reordered, although x and y have to be reordered, too."""
+    c = contraction
+    copies = device_of(c.weight.device).transpose_us((c.m + c.k) * usual_tokens(c) * c.given.itemsize)
+    return predicted(c, c.tokens).sparse_us > predicted(reordered, c.tokens).sparse_us + copies
+
+
+def renewing_pays(contraction: Contraction, min_gain: float) -> bool:
+    """Whether sparse is faster even if the values of the weight have to be gathered before every call, as in training."""
+    c = contraction
+    found, renewal = predicted(c, c.tokens), device_of(c.weight.device).renewal_us(c.m * c.k)
+    return min_gain == 0 or found.dense_us > found.sparse_us + renewal
+
+
+def densest_that_pays(contraction: Contraction, min_gain: float) -> float:
+    """The density above which dense is faster, to 1 %; 1 where `min_gain` is 0 and everything is to be sparse.
+
+    At least the weight's own density, which was found to pay.
+    """
+    if min_gain == 0:
+        return 1.0
+    pays, loses = 0, 101
+    while loses - pays > 1:
+        percent = (pays + loses) // 2
+        pays, loses = (percent, loses) if predicted_gain(contraction, percent / 100) >= 1 else (pays, percent)
+    return max(pays / 100, contraction.weight.density)
+
+
+def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
+    """The schedules to compile for a contraction, each with the most tokens it is for; the last takes any number.
+
+    `wanted` is the option: "auto" leaves it to the number of tokens, of which a dynamic one may turn out few or many.
+    """
+    if wanted != "auto":
+        return [(math.inf, wanted)]
+    if not contraction.dynamic:
+        return [(math.inf, predicted(contraction, contraction.tokens).schedule)]
+    chosen: list[tuple[float, str]] = []
+    for most in (math.inf, *reversed(TOKEN_CLASSES)):
+        tokens = max(usual_tokens(contraction), 2 * TOKEN_CLASSES[-1]) if most == math.inf else int(most)
+        found = predicted(contraction, tokens)
+        if not chosen or dict(found.by_schedule).get(chosen[0][1], math.inf) > _ANOTHER * found.sparse_us:
+            chosen.insert(0, (most, found.schedule))
+    return chosen
+
+
+def usual_tokens(contraction: Contraction) -> int:
+    """The number of tokens to expect."""
+    return UNKNOWN_TOKENS if contraction.tokens is None else contraction.tokens
+
+
+def matrix_of(contraction: Contraction) -> Matrix:
+    """The weight of a contraction, as the families see it: its pattern is rounded to that of similar weights."""
+    c, weight = contraction, contraction.weight
+    device = device_of(weight.device)
+    by_rows = weight.transposed == (c.side == "right")  # stored as [M, K]
+    pattern = (weight.pattern if by_rows else weight.pattern.transposed).rounded
+    return Matrix(
+        c.m, c.k, 1 if by_rows else 0, _NAMES[weight.dtype], device.bits, pattern.density,
+        block=pattern.block, fill=pattern.fill, nm=pattern.rows.nm, skew=pattern.rows.skew, features=device.features,
+        vnm=pattern.rows.vnm, given=_NAMES[c.given] if c.given != weight.dtype else None,
+        l1d=first_level_bytes(),
+    )  # fmt: skip
+
+
+def predicted(
+    contraction: Contraction, tokens: int | None, density: float | None = None, measured: int | None = None
+) -> Prediction:
+    """The prediction for its device; where the product was measured, what is wrong with its prediction is put right.
+
+    `measured` is the number of tokens whose measurement counts, where that is another.
+    """
+    matrix, device = matrix_of(contraction), device_of(contraction.weight.device)
+    own = replace(matrix, density=contraction.weight.density)
+    found = device.predict(own if density is None else replace(matrix, density=density), tokens)
+    known = tokens if measured is None else measured
+    times = contraction.times.get(tokens_class(UNKNOWN_TOKENS if known is None else known))
+    if times is None:
+        return found
+    base = device.predict(own, known)
+    factors = {name: (times.us[name] + device.call_us) / us for name, us in base.by_schedule if name in times.us}
+    return found.scaled(times.us[DENSE] / base.dense_us, factors) if factors else found

@@ -1,0 +1,115 @@
+"""Whether a contraction becomes sparse, and the Decisions about everything that does not."""
+
+from collections.abc import Container, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.devices.device import device_of
+from gossamer.backend.devices.measured_times import tokens_class
+from gossamer.backend.graph.inputs import Static, density, zero_heavy
+from gossamer.backend.graph.weight_expressions import Weight
+from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.cost import predicted_gain, usual_tokens
+from gossamer.backend.regions.round_to_bf16 import rounded
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Decision
+from gossamer.dialects.errors import GossamerError
+
+
+def judge(contraction: Contraction, options: Options) -> tuple[str | None, float | None]:
+    """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain."""
+    refused = refusal(contraction) or _wrong_schedule(contraction, options.schedule)
+    if refused:
+        return refused, None
+    gain = predicted_gain(contraction)
+    if gain >= options.min_gain:
+        return None, gain
+    what = "small" if predicted_gain(contraction, 0.01) < options.min_gain else "dense"
+    return f"too {what} for a gain of {options.min_gain:g}x", gain
+
+
+def refusal(contraction: Contraction) -> str | None:
+    """Why no kernel can compute this contraction, None if one may."""
+    return _refusal(contraction.weight, contraction.x.meta["val"])
+
+
+def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None) -> Decision:
+    """The Decision about a contraction that stays dense."""
+    weight = contraction.weight
+    return Decision(
+        name, contraction.op, weight.shape, weight.density, None, None, False, with_times(reason, contraction), gain,
+        bool(contraction.times),
+    )  # fmt: skip
+
+
+def taken(
+    contraction: Contraction, name: str, format: str, schedule: str, reason: str, gain: float | None, packed_bytes: int
+) -> Decision:
+    """The Decision about a contraction that a sparse kernel takes."""
+    weight = contraction.weight
+    if rounded(weight.dtype, contraction.given):
+        reason = f"{reason}, in bf16"
+    if contraction.orders is not None:
+        reason = f"{reason}, reordered into blocks"
+    dense_bytes = weight.shape[0] * weight.shape[1] * contraction.given.itemsize
+    return Decision(
+        name, contraction.op, weight.shape, weight.density, format, schedule, True, with_times(reason, contraction), gain,
+        bool(contraction.times), dense_bytes, packed_bytes,
+    )  # fmt: skip
+
+
+def with_times(reason: str, contraction: Contraction) -> str:
+    """A reason, and what was measured for the number of tokens to be expected."""
+    times = contraction.times.get(tokens_class(usual_tokens(contraction)))
+    return f"{reason}; {times}" if times is not None else reason
+
+
+def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Iterator[Decision]:
+    """Decisions about the zero-heavy tensors that no contraction uses as its weight."""
+    for node, static in statics.items():
+        if node in covered or not zero_heavy(static.tensor):
+            continue
+        op = _first_use(node, statics)
+        reason = f"no sparse kernel for {op}" if op else "not used in this graph"
+        refused = _refusal(static.tensor, static.tensor)
+        tensor = static.tensor
+        yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refused or reason, None)
+
+
+def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:
+    try:
+        dtypes = device_of(weight.device).dtypes
+    except GossamerError as problem:
+        return str(problem)
+    if weight.device != x.device:
+        return f"weight is on {weight.device}, its input on {x.device}"
+    for tensor in (weight, x):
+        if tensor.dtype not in dtypes:
+            return f"no sparse kernel for {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
+    if weight.dtype != x.dtype and not rounded(weight.dtype, x.dtype):
+        return f"weight is {weight.dtype}, its input {x.dtype}"
+    return "empty weight" if 0 in weight.shape else None
+
+
+def _wrong_schedule(contraction: Contraction, wanted: str) -> str | None:
+    device = contraction.weight.device
+    return None if wanted in ("auto", *device_of(device).schedules) else f"schedule {wanted} is not for {device.type}"
+
+
+def _first_use(node: fx.Node, statics: Container[fx.Node]) -> str | None:
+    """Name of the first operation that takes the tensor, or what is computed from it alone, to something else."""
+    derived, candidates = {node}, list(node.users)
+    while candidates:
+        user = candidates.pop(0)
+        if user.op != "call_function":
+            continue
+        if all(n in derived or n in statics for n in user.all_input_nodes):
+            derived.add(user)
+            candidates += [u for u in user.users if u not in derived]
+            if any(u.op == "call_function" for u in user.users):
+                continue
+        target: Any = user.target
+        return getattr(target, "overloadpacket", target).__name__
+    return None

@@ -1,0 +1,110 @@
+"""Regions: a contraction and the elementwise work that follows it, cut out of the graph as a function on matrices.
+
+    %mm = addmm(%bias, view(%x), permute(%w))         region(x, w, e0, e1):        [T, K], [M, K], [M], [T, M]
+    %v  = view(%mm, [B, S, M])                   →      0 = mm(x, permute(w))
+    %g  = gelu(%v)                                      1 = add(0, e0)
+    %y  = add(%g, %residual)                            2 = gelu(1);  return add(2, e1)
+
+The largest sub-graph with one output is taken: nothing inside it but its output is used elsewhere. T is always dynamic,
+so that one kernel serves every number of tokens.
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.devices.kernel import DTYPES
+from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, kind_of
+from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.matrix_functions import Extra, ProductBody
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Region:
+    """A function cut out of a graph, and what it replaces.
+
+    body     (x [T, K], w as stored, *extras) → [T, M]; each node's meta["val"] is a fake tensor with T symbolic
+    extras   the values of the large graph that `body` takes after x and w
+    members  the nodes of the large graph that it computes; `output` is the only one that others use
+    """
+
+    contraction: Contraction
+    body: fx.GraphModule
+    extras: tuple[Extra, ...]
+    members: tuple[fx.Node, ...]
+    output: fx.Node
+
+    @property
+    def fused(self) -> int:
+        """Number of elementwise operations in the epilogue."""
+        nodes = [n for n in self.body.graph.nodes if n.op == "call_function" and n.target is not aten.full.default]
+        product = next(number for number, n in enumerate(nodes) if n.target is aten.mm.default)
+        return len(nodes) - product - 1
+
+
+def grow(contraction: Contraction, claimed: Container[fx.Node]) -> Region:
+    """The largest region around a contraction that leaves the `claimed` nodes of other regions alone."""
+    members = epilogue(contraction.node, claimed) if contraction.side == "right" else [contraction.node]
+    body = ProductBody(contraction)
+    for node in members[1:]:
+        body.append(node)
+    return Region(contraction, body.finish(members[-1]), tuple(body.extras), tuple(members), members[-1])
+
+
+def epilogue(start: fx.Node, claimed: Container[fx.Node], dtypes: Container[torch.dtype] = DTYPES) -> list[fx.Node]:
+    """A product and the elementwise nodes that it can take, in order; the last is the output, of one of these types.
+
+    Every fusable node after the product knows its ancestors up to it. The last node all of whose ancestors are
+    used by each other only is the output.
+    """
+    ancestors: dict[fx.Node, set[fx.Node]] = {start: {start}}
+    best, pending, node = start, set(start.users), start
+    while pending:
+        node = node.next
+        if node not in pending:
+            continue
+        pending.discard(node)
+        if node in claimed or not _fusable(node, start, ancestors):
+            continue
+        ancestors[node] = {node}.union(*(ancestors[n] for n in node.all_input_nodes if n in ancestors))
+        pending.update(node.users)
+        inside = ancestors[node]
+        closed = all(user in inside for n in inside if n is not node for user in n.users)
+        if closed and node.meta["val"].dtype in dtypes:
+            best = node
+    order = {n: i for i, n in enumerate(start.graph.nodes)} if best is not start else {start: 0}
+    return sorted(ancestors[best], key=order.__getitem__)
+
+
+def _fusable(node: fx.Node, start: fx.Node, region: Container[fx.Node]) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool):
+        return False
+    if is_identity(node):
+        return True
+    if not is_elementwise(node) or phase(node) != phase(start):
+        return False
+    for operand in node.all_input_nodes:
+        if operand in region:
+            if kind_of(operand, value.shape) != "matrix":
+                return False
+        elif constant_of(operand) is None and not _readable(operand, value):
+            return False
+    return True
+
+
+def _readable(operand: fx.Node, value: torch.Tensor) -> bool:
+    """Whether a region can read an operand from outside where it computes `value`; torch takes single numbers from the CPU to
+    any device, a kernel does not."""
+    given = operand.meta["val"]
+    return kind_of(operand, value.shape) is not None and given.dtype in DTYPES and given.device == value.device
+
+
+def phase(node: fx.Node) -> tuple[Any, Any]:
+    """What the partitioner goes by when it splits forward from backward; a region must not straddle it."""
+    return node.meta.get("partitioner_tag"), bool(node.meta.get("autograd_backward"))

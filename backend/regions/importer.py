@@ -1,0 +1,98 @@
+"""Region → contract IR: linalg on tensors, with a sparse encoding on the weight's type.
+
+    (x [T, 768], w [3072, 768], e0 [3072]): mm, add, relu      →
+    func.func @region(%arg0: tensor<?x768xf32>, %arg1: tensor<3072x768xf32, #CSR> {kernel.density = 0.1 : f64},
+                      %arg2: tensor<3072xf32>) -> tensor<?x3072xf32> attributes {kernel.tokens = 128 : i64}
+
+torch-mlir does the lowering; CSR here says only "sparse by rows", the passes choose the storage.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch_mlir import ir
+from torch_mlir.dialects import torch as torch_dialect
+from torch_mlir.extras.fx_importer import ContextCache, FxImporter
+from torch_mlir.fx import stateless_fx_import
+
+from gossamer.backend.regions.matrix_functions import with_values
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.passes.contract.hints import hints
+from gossamer.passes.framework.family import Matrix
+
+WEIGHT = 1
+"""Position of the weight among the arguments of a region."""
+
+
+def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None) -> str:
+    """The contract IR of a region, as text.
+
+    `body` takes (x, w, *extras) as matrices (see `bodies`). `matrix` is the weight, of
+    which the hints are noted, `tokens` the expected number of rows of x. Raises CompileError if torch-mlir refuses the graph.
+    """
+    module = import_body(body, WEIGHT)
+    function = next(op for op in module.body.operations if op.operation.name == "func.func")
+    with module.context, ir.Location.unknown():
+        arguments: list[ir.Attribute] = [ir.DictAttr.get({}) for _ in function.operation.regions[0].blocks[0].arguments]
+        arguments[WEIGHT] = hints(matrix)
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
+        if tokens is not None:
+            function.attributes["kernel.tokens"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), tokens)
+    return str(module)
+
+
+def import_body(body: fx.GraphModule, weight: int | None, format: Format = Format.CSR) -> ir.Module:
+    """A body as a function @region; the type of the argument at position `weight` has this format. Raises CompileError."""
+    placeholders = [n for n in with_values(body).graph.nodes if n.op == "placeholder"]
+    context = ir.Context()
+    torch_dialect.register_dialect(context)
+    importer = FxImporter(context=context)
+    if weight is not None:
+        sparse = placeholders[weight].meta["val"]
+        importer._cc = _EncodedTypes(context, sparse, format, py_attr_tracker=importer._py_attr_tracker)
+    try:
+        module = stateless_fx_import(body, output_type="linalg-on-tensors", fx_importer=importer, model_name="region")
+    except Exception as error:
+        raise CompileError(f"import of a region by torch-mlir failed: {_first_line(error)}\n{body.code}") from error
+    _drop_size_checks(module)
+    return module
+
+
+class _EncodedTypes(ContextCache):
+    """Gives one tensor of the graph a sparse type."""
+
+    __slots__ = ("_format", "_sparse")
+
+    def __init__(self, context: ir.Context, sparse: torch.Tensor, format: Format, **kwargs: Any) -> None:
+        super().__init__(context, **kwargs)
+        self._sparse, self._format = sparse, format
+
+    def get_vtensor_type(
+        self, shape: torch.Size, dtype: torch.dtype, *, val: torch.Tensor | None = None, mutable: bool = False
+    ) -> ir.Type:
+        if val is not self._sparse:
+            return super().get_vtensor_type(shape, dtype, val=val, mutable=mutable)
+        element = self.dtype_to_type(dtype)
+        text = f"!torch.vtensor<[{self.format_asm_shape(shape)}],{element},{self._format}>"
+        return ir.Type.parse(text, context=self._c)
+
+
+def _drop_size_checks(module: ir.Module) -> None:
+    """Removes torch-mlir's run-time checks that sizes of broadcast operands agree: regions are cut so that they do."""
+    checks: list[ir.Operation] = []
+
+    def collect(op: ir.Operation) -> ir.WalkResult:
+        if op.name == "cf.assert":
+            checks.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(collect)
+    for check in checks:
+        check.erase()
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "error:" in line), lines[0] if lines else type(error).__name__)

@@ -1,0 +1,244 @@
+"""Bodies: parts of a graph as functions on matrices, the form in which they are imported.
+
+    %mm = addmm(%bias, view(%x), permute(%w))         body(x, w, e0, e1):          [T, K], [M, K], [M], [T, M]
+    %v  = view(%mm, [B, S, M])                   →      0 = mm(x, permute(w))
+    %g  = gelu(%v)                                      1 = add(0, e0)
+    %y  = add(%g, %residual)                            2 = gelu(1);  return add(2, e1)
+
+T is always dynamic, so that one kernel serves every number of tokens. Placeholders carry shape (None for T) and type in
+meta["shape"] and meta["dtype"]; `with_values` adds the fake values that the importer needs. A `ProductBody` begins with a
+contraction, a `GatherBody` with a product of a sparse tensor; a `RowsBody` computes what stands between contractions:
+elementwise work and sums of rows, such as a layer norm.
+"""
+
+import math
+import operator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from gossamer.backend.graph.fusable import Kind, constant_of, is_identity, is_row_reduction, kind_of
+from gossamer.backend.regions.contractions import Contraction
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A tensor from outside that a body reads: one number, one number a column, one a token, or one an element."""
+
+    node: fx.Node
+    kind: Kind
+
+
+@cache
+def _any_tokens() -> tuple[FakeTensorMode, torch.SymInt]:
+    """The mode of all bodies' fake tensors, and T: torch computes each type once for all of them."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    dynamic: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    tokens: Any = mode.from_tensor(torch.empty(8, 2), symbolic_context=dynamic).shape[0]
+    return mode, tokens
+
+
+class _Body:
+    """Builds a body, node by node."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.extras: list[Extra] = []
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._mode, self._tokens = _any_tokens()
+
+    def append(self, node: fx.Node) -> None:
+        """Adds the copy of a node of the large graph; views vanish, since all is [T, M] here."""
+        if is_identity(node):
+            self.keep(node)
+            return
+        shape = node.meta["val"].shape
+        args: Any
+        kwargs: Any
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self._operand(n, shape))
+        target: Any = node.target
+        if target is aten.pow.Tensor_Scalar:
+            base, exponent = args
+            result = base
+            for _ in range(int(exponent) - 1):
+                result = self._call(aten.mul.Tensor, (result, base))
+            self._copies[node] = result
+        elif target is aten.gelu.default and kwargs.get("approximate") == "tanh":
+            self._copies[node] = self._tanh_gelu(args[0])
+        elif target is aten._to_copy.default:
+            self._copies[node] = self._call(prims.convert_element_type.default, (args[0], kwargs["dtype"]))
+        else:
+            self._copies[node] = self._call(target, args, kwargs)
+
+    def keep(self, node: fx.Node) -> None:
+        """Adds a node that has the values of the one that it is of."""
+        self._copies[node] = self._operand(node.args[0], node.args[0].meta["val"].shape)  # type: ignore[union-attr, arg-type]
+
+    def finish(self, output: fx.Node) -> fx.GraphModule:
+        """The body that returns the copy of `output`."""
+        self.graph.output(self._copies[output])
+        return fx.GraphModule({}, self.graph, "Region")
+
+    def _tanh_gelu(self, x: fx.Node) -> fx.Node:
+        """x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); torch-mlir's own has sqrt(2/pi) to three digits only."""
+        mul, add = aten.mul.Tensor, aten.add.Tensor
+        cube = self._call(mul, (self._call(mul, (x, x)), x))
+        inner = self._call(add, (x, self._call(mul, (cube, 0.044715))))
+        tanh = self._call(aten.tanh.default, (self._call(mul, (inner, math.sqrt(2 / math.pi))),))
+        return self._call(mul, (self._call(mul, (x, 0.5)), self._call(add, (tanh, 1.0))))
+
+    def _operand(self, node: fx.Node, shape: torch.Size) -> fx.Node:
+        if node in self._copies:
+            return self._copies[node]
+        value = node.meta["val"]
+        constant = constant_of(node)
+        if constant is not None:
+            self._copies[node] = self._call(aten.full.default, ([], constant), {"dtype": value.dtype})
+            return self._copies[node]
+        kind = kind_of(node, shape)
+        assert kind is not None, f"{node} is no operand of a region"
+        width = value.shape[-1] if value.dim() else 1
+        shapes: dict[str, Shape] = {"scalar": (), "vector": (width,), "column": (None, 1), "matrix": (None, width)}
+        self._copies[node] = self._placeholder(f"e{len(self.extras)}", shapes[kind], value.dtype)
+        self.extras.append(Extra(node, kind))
+        return self._copies[node]
+
+    def _placeholder(self, name: str, shape: Shape, dtype: torch.dtype) -> fx.Node:
+        last = next((n for n in reversed(self.graph.nodes) if n.op == "placeholder"), None)
+        with self.graph.inserting_after(last) if last else self.graph.inserting_before():
+            node = self.graph.placeholder(name)
+        node.meta.update(shape=shape, dtype=dtype)
+        return node
+
+    def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
+        return self.graph.call_function(target, args, kwargs or {})
+
+
+class ProductBody(_Body):
+    """(x [T, K], w as stored, *extras) → [T, M], to which elementwise nodes are appended."""
+
+    def __init__(self, contraction: Contraction) -> None:
+        super().__init__()
+        weight = contraction.weight
+        x_node = self._placeholder("x", (None, contraction.k), contraction.x.meta["val"].dtype)
+        w_node = self._placeholder("w", weight.shape, weight.dtype)
+        needs_transpose = weight.transposed == (contraction.side == "right")
+        same = weight.dtype == contraction.given
+        stored = w_node if same else self._call(prims.convert_element_type.default, (w_node, contraction.given))
+        factor = self._call(aten.permute.default, (stored, [1, 0])) if needs_transpose else stored
+        y = self._call(aten.mm.default, (x_node, factor))
+        if contraction.alpha != 1:
+            y = self._call(aten.mul.Tensor, (y, contraction.alpha))
+        if contraction.addend is not None:
+            addend = self._operand(contraction.addend, contraction.node.meta["val"].shape)
+            y = self._call(aten.add.Tensor, (y, addend), {"alpha": contraction.beta} if contraction.beta != 1 else {})
+        self._copies[contraction.node] = y
+
+
+class GatherBody(_Body):
+    """(a [T, K] sparse, x [K, N], *extras) → [T, N], a @ x, to which elementwise nodes are appended; K is any size, as T is."""
+
+    def __init__(self, product: fx.Node) -> None:
+        super().__init__()
+        value = product.meta["val"]
+        a, x = (self._placeholder(name, (None, size), value.dtype) for name, size in (("a", None), ("x", value.shape[1])))
+        self._copies[product] = self._call(aten.mm.default, (a, x))
+
+
+class RowsBody(_Body):
+    """(*extras) → [T, N]: elementwise nodes, and sums, means and variances along the last dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tuples: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self._given = torch.float32  # type of the rows at hand
+
+    def append(self, node: fx.Node) -> None:
+        """As for all bodies; means, variances and layer norms are spelled out in sums, those of narrow floats in f32."""
+        if node.target is operator.getitem:
+            self._copies[node] = self._tuples[node.args[0]][node.args[1]]  # type: ignore[index]
+        elif not is_row_reduction(node):
+            super().append(node)
+        else:
+            given = node.args[0].meta["val"]  # type: ignore[union-attr]
+            self._given, size = given.dtype, given.shape[-1]
+            x = self._wide(self._operand(node.args[0], given.shape))  # type: ignore[arg-type]
+            if node.target is aten.sum.dim_IntList:
+                self._copies[node] = self._rounded(self._sum(x))
+            elif node.target is aten.mean.dim:
+                self._copies[node] = self._rounded(self._mean(x, size))
+            elif node.target is aten.var_mean.correction:
+                correction = node.kwargs.get("correction", 1)
+                mean, centred = self._centred(x, size)
+                variance = self._mean(self._square(centred), size - correction)
+                self._tuples[node] = self._rounded(variance), self._rounded(mean)
+            else:
+                affine: Any = node.args[2:]
+                self._tuples[node] = (self._rounded(self._layer_norm(x, size, *affine)),)
+
+    def _wide(self, x: fx.Node) -> fx.Node:
+        if self._given not in (torch.bfloat16, torch.float16):
+            return x
+        return self._call(prims.convert_element_type.default, (x, torch.float32))
+
+    def _rounded(self, y: fx.Node) -> fx.Node:
+        if self._given not in (torch.bfloat16, torch.float16):
+            return y
+        return self._call(prims.convert_element_type.default, (y, self._given))
+
+    def _sum(self, x: fx.Node) -> fx.Node:
+        return self._call(aten.sum.dim_IntList, (x, [-1], True))
+
+    def _mean(self, x: fx.Node, size: int) -> fx.Node:
+        return self._call(aten.mul.Tensor, (self._sum(x), 1 / size))
+
+    def _square(self, x: fx.Node) -> fx.Node:
+        return self._call(aten.mul.Tensor, (x, x))
+
+    def _centred(self, x: fx.Node, size: int) -> tuple[fx.Node, fx.Node]:
+        mean = self._mean(x, size)
+        return mean, self._call(aten.sub.Tensor, (x, mean))
+
+    def _layer_norm(self, x: fx.Node, size: int, weight: Any, bias: Any, eps: float) -> fx.Node:
+        _, centred = self._centred(x, size)
+        variance = self._mean(self._square(centred), size)
+        y = self._call(
+            aten.mul.Tensor, (centred, self._call(aten.rsqrt.default, (self._call(aten.add.Tensor, (variance, eps)),)))
+        )
+        for operation, operand in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+            if operand is not None:
+                y = self._call(operation, (y, self._wide(self._operand(operand, torch.Size([2, size])))))
+        return y
+
+
+def with_values(body: fx.GraphModule) -> fx.GraphModule:
+    """The body, its nodes with fake values in meta["val"]; T is one symbol."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    dynamic: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    tokens = mode.from_tensor(torch.empty(8, 2), symbolic_context=dynamic).shape[0]
+    with mode:
+        for node in body.graph.nodes:
+            if node.op == "placeholder":
+                shape = [tokens if size is None else size for size in node.meta["shape"]]
+                node.meta["val"] = torch.empty(shape, dtype=node.meta["dtype"])
+            elif node.op == "call_function":
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+                node.meta["val"] = node.target(*args, **kwargs)
+    return body
+
+
+def signature(body: fx.GraphModule) -> str:
+    """All that a body computes, in text: equal signatures mean equal functions."""
+    arguments = [(n.meta["shape"], n.meta["dtype"]) for n in body.graph.nodes if n.op == "placeholder"]
+    return f"{body.code}{arguments}"

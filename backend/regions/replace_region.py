@@ -1,0 +1,63 @@
+"""Putting one `gossamer::region` call where a region was."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls.region_op import region as region_op
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.fusable import VIEWS
+from gossamer.backend.graph.nodes import same_shape
+from gossamer.backend.regions.grow_region import Region
+from gossamer.backend.regions.matrix_functions import Extra
+
+aten = torch.ops.aten
+
+
+def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
+    """Replaces the region's output by a call of the region op with views around it.
+
+    `replaced` maps the outputs of the regions that were replaced before to their new nodes, and is added to.
+    """
+    contraction, output = region.contraction, region.output
+    emit = Emitter(output, replaced)
+    x = emit.now(contraction.x)
+    rank = x.meta["val"].dim()
+    if contraction.side == "left":
+        x = emit(aten.permute.default, x, [1, 0] if rank == 2 else [0, 2, 1])
+    if rank > 2:
+        x = emit(aten.reshape.default, x, [-1, contraction.k])
+    extras = [read_as(extra, emit.now(extra.node), emit) for extra in region.extras]
+    y = emit(region_op, [x, *contraction.weight.leaves, *extras], key)
+    if contraction.side == "left":
+        if rank > 2:
+            y = emit(aten.reshape.default, y, [*emit.sizes(contraction.x, (0, 2)), contraction.m])
+        y = emit(aten.permute.default, y, [1, 0] if rank == 2 else [0, 2, 1])
+    elif not same_shape(y, output):
+        y = emit(aten.reshape.default, y, _shape(region, output, emit))
+    output.replace_all_uses_with(y)
+    replaced[output] = y
+
+
+def read_as(operand: Extra, node: fx.Node, emit: Emitter) -> fx.Node:
+    """The node of an operand in as many dimensions as a body reads it in."""
+    value = node.meta["val"]
+    width = value.shape[-1] if value.dim() else 1
+    sizes: dict[str, list[Any]] = {"scalar": [], "vector": [width], "column": [-1, 1], "matrix": [-1, width]}
+    size = sizes[operand.kind]
+    return node if value.dim() == len(size) else emit(aten.reshape.default, node, size)
+
+
+def _shape(region: Region, output: fx.Node, emit: Emitter) -> list[Any]:
+    """The sizes of the output, as the graph spells them: elementwise nodes have the shape of a view before them."""
+    value = output.meta["val"]
+    if all(isinstance(s, int) for s in value.shape):
+        return list(value.shape)
+    node = output
+    while node is not region.contraction.node and node.target not in VIEWS:
+        node = next(n for n in node.all_input_nodes if n in region.members)
+    if node.target in VIEWS:
+        return list(node.args[1])  # type: ignore[arg-type]
+    x = region.contraction.x
+    return [*emit.sizes(x, tuple(range(x.meta["val"].dim() - 1))), region.contraction.m]

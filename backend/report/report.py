@@ -1,0 +1,129 @@
+"""What was decided, as data: one `Decision` a region or weight, and the `Report` that a person reads.
+
+The log, the report and the tests all read these records. `record` hands decisions to the log, to torch's counters
+(`torch._dynamo.utils.counters["gossamer"]`) and to every `collect` block that is open in this thread.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from torch._dynamo.utils import counters
+
+log = logging.getLogger("gossamer")
+
+
+FAILED = "it failed to compile"
+"""The reason of a Decision that a compiler of ours is to blame for."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was done with one use of one weight, and why.
+
+    name      the weight as the user knows it, e.g. "encoder.layer.0.attention.self.query.weight"
+    op        what it is used for: "linear", "linear backward", "convolution", ...
+    shape     of the weight
+    density   share of its elements that are not zero, 0 to 1
+    format    storage format of the packed weight, None if it stays dense
+    schedule  schedule of its kernel, None if it stays dense
+    sparse    whether a sparse kernel took it
+    reason    why, in a few words
+    gain      speed-up of the product over dense, None where no prediction was made
+    measured  whether the gain was measured (mode="max-autotune"), not predicted
+    dense_bytes, packed_bytes
+              size of the weight as it was and as it is packed for the usual number of tokens; 0 if it stays dense
+    """
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    density: float
+    format: str | None
+    schedule: str | None
+    sparse: bool
+    reason: str
+    gain: float | None
+    measured: bool = False
+    dense_bytes: int = 0
+    packed_bytes: int = 0
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        what = f"sparse as {self.format} ({self.schedule})" if self.sparse else "dense"
+        gain = f", {'measured' if self.measured else 'predicted'} {self.gain:.2g}x of dense" if self.gain is not None else ""
+        return f"{self.name} {shape}, {self.density:.0%} nonzero, {self.op}: {what}, {self.reason}{gain}"
+
+
+@dataclass
+class Report:
+    """Everything that one compilation decided.
+
+    decisions     in the order of the graph, forward before backward
+    graph_breaks  why Dynamo split the model, each with the user's line; a sparse region never crosses a break
+    kernels       number of distinct kernels behind the sparse decisions
+    """
+
+    decisions: list[Decision] = field(default_factory=list)
+    graph_breaks: list[str] = field(default_factory=list)
+    kernels: int = 0
+
+    @property
+    def sparse(self) -> list[Decision]:
+        """The decisions that were taken by a sparse kernel."""
+        return [d for d in self.decisions if d.sparse]
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the weights that became sparse, each counted once, as they were (`prepare(free_dense=True)` drops them)."""
+        return sum({d.name: d.dense_bytes for d in self.sparse}.values())
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the same weights as they are packed, once for each format."""
+        return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
+
+    def __str__(self) -> str:
+        from gossamer.backend.report.table import render
+
+        return render(self)
+
+
+@dataclass
+class Collector:
+    """Receives what is decided while a `collect` block is open."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    kernels: set[str] = field(default_factory=set)
+
+
+_open: ContextVar[tuple[Collector, ...]] = ContextVar("gossamer_collectors", default=())
+
+
+@contextmanager
+def collect() -> Iterator[Collector]:
+    """Collects every decision that this thread records inside the block."""
+    collector = Collector()
+    token = _open.set((*_open.get(), collector))
+    try:
+        yield collector
+    finally:
+        _open.reset(token)
+
+
+def record(decisions: Iterable[Decision], kernels: Iterable[str]) -> None:
+    """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses."""
+    decisions, kernels = list(decisions), set(kernels)
+    for decision in decisions:
+        log.info("%s", decision)
+    counters["gossamer"]["graphs"] += 1
+    counters["gossamer"]["regions"] += sum(d.sparse for d in decisions)
+    counters["gossamer"]["dense"] += sum(not d.sparse for d in decisions)
+    for collector in _open.get():
+        collector.decisions += decisions
+        collector.kernels |= kernels
+
+
+__all__ = ["Collector", "Decision", "Report", "collect", "log", "record"]

@@ -1,0 +1,107 @@
+"""The report as a table of 100 columns; equal layers of a stack share a row."""
+
+import io
+import re
+from collections.abc import Iterable
+from itertools import groupby
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.backend.report.report import Decision, Report
+
+_WIDTH = 100
+_NAME = 32
+
+
+def render(report: Report) -> str:
+    """A summary, the sparse and the dense weights, and the graph breaks, as text."""
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, markup=False)
+    sparse = len(report.sparse)
+    dense = len(report.decisions) - sparse
+    console.print(f"gossamer: {sparse} sparse on {_count(report.kernels, 'kernel')}, {dense} left dense")
+    if report.packed_bytes:
+        share = report.packed_bytes / report.dense_bytes
+        console.print(f"{_megabytes(report.dense_bytes)} of weights packed in {_megabytes(report.packed_bytes)} ({share:.0%})")
+    if report.decisions:
+        console.print(_table(report.decisions))
+    if report.graph_breaks:
+        console.print(f"{_count(len(report.graph_breaks), 'graph break')}; no region crosses one:")
+        for number, reason in enumerate(report.graph_breaks, 1):
+            console.print(f"  {number}. {reason}")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def _table(decisions: Iterable[Decision]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, width=_WIDTH)
+    table.add_column("weight", overflow="fold", min_width=_NAME)
+    table.add_column("use", max_width=11)
+    table.add_column("shape", no_wrap=True)
+    table.add_column("nonzero", justify="right", no_wrap=True)
+    table.add_column("gain", justify="right", no_wrap=True)
+    table.add_column("decision", ratio=1)
+    groups: dict[object, list[Decision]] = {}
+    for decision in decisions:
+        groups.setdefault(_kind(decision), []).append(decision)
+    for group in groups.values():
+        first = group[0]
+        name = _names([d.name for d in group])
+        times = f" (x{len(group)})" if len(group) > 1 else ""
+        gains = [d.gain for d in group if d.gain is not None]
+        what = f"sparse {first.format}, {first.reason}" if first.sparse else f"dense: {first.reason}"
+        table.add_row(
+            _wrapped(f"{name}{times}"),
+            first.op,
+            "x".join(map(str, first.shape)),
+            _range([100 * d.density for d in group], "{:.0f}", "%"),
+            _range(gains, "{:.2g}", "x"),
+            what,
+        )
+    return table
+
+
+def _kind(decision: Decision) -> object:
+    """What decisions have in common that share a row."""
+    pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", decision.name)
+    return pattern, decision.op, decision.shape, decision.sparse, decision.format, decision.schedule, decision.reason
+
+
+def _wrapped(name: str) -> str:
+    """A long name broken after its dots."""
+    lines = [""]
+    for part in re.findall(r"[^.]*\.|[^.]+$", name):
+        if lines[-1].strip() and len(lines[-1]) + len(part) > _NAME:
+            lines.append("  ")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _names(names: list[str]) -> str:
+    """One name for many that differ in numbers: layer.0.fc, layer.1.fc, layer.2.fc → layer.{0-2}.fc."""
+    columns = [list(dict.fromkeys(parts)) for parts in zip(*(name.split(".") for name in names), strict=True)]
+    return ".".join(column[0] if len(column) == 1 else f"{{{_runs(column)}}}" for column in columns)
+
+
+def _runs(numbers: list[str]) -> str:
+    runs = []
+    for _, run in groupby(enumerate(sorted(map(int, numbers))), lambda pair: pair[1] - pair[0]):
+        values = [value for _, value in run]
+        runs.append(str(values[0]) if len(values) == 1 else f"{values[0]}-{values[-1]}")
+    return ",".join(runs)
+
+
+def _range(values: list[float], form: str, unit: str) -> str:
+    if not values:
+        return "-"
+    low, high = form.format(min(values)), form.format(max(values))
+    return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
+
+
+def _megabytes(number: int) -> str:
+    return f"{number / 1e6:.{1 if number < 1e7 else 0}f} MB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

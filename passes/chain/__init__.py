@@ -1,0 +1,1 @@
+"""Several products, with what lies between them, as one kernel."""

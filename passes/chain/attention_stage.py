@@ -1,0 +1,189 @@
+"""The body of a chain's attention stage: one tile of queries against all keys of its sequence.
+
+    for each head:   scores[j][t] = scale * sum_d k[d][j] q[d][t] + mask       lanes are queries, keys and values are scalars
+                     scores = exp(scores - max), total
+                     y[d][t] = sum_j v[d][j] scores[j][t] / total
+
+So softmax needs no work across lanes, and the result is feature-major as the next product wants it. Queries whose keys are
+all masked get 0. The whole row of scores is kept, [keys][tokens]: one pass over the keys, one over the values.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, math, memref, scf, vector
+
+from gossamer.dialects.kernel import integers
+from gossamer.passes.chain.stages import Frame, emit_transposed
+from gossamer.passes.loops.vectors import index, loop, lowest_of, splat_of, vector_of, widened, zeros
+
+_KEYS = 4  # keys, or features of the values, that share the loads of a vector of queries
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The tile's sequence: `length` tokens, of which the tile has those from `within` on; the number of the sequence; keys
+    and values of its tiles in `memory` (elements), `tile` elements from one tile of `tokens` to the next."""
+
+    length: ir.Value
+    within: ir.Value
+    number: ir.Value
+    memory: ir.Value
+    keys: ir.Value
+    values: ir.Value
+    tile: ir.Value
+    tokens: int
+
+
+def emit_attention(
+    op: Any, frame: Frame, sequence: Sequence, scores: ir.Value, mask: ir.Value | None, first: ir.Value, valid: ir.Value
+) -> None:
+    """Heads [low, high). `scores` is scratch memory of [keys][tokens], and so is `mask` where the op has a mask by queries, the
+    tile's from row `first` on."""
+    _Attention(op, frame, sequence, scores, mask).emit(first, valid)
+
+
+class _Attention:
+    def __init__(self, op: Any, frame: Frame, sequence: Sequence, scores: ir.Value, mask: ir.Value | None) -> None:
+        self.op, self.frame, self.sequence, self.scores, self.mask = op, frame, sequence, scores, mask
+        self.size = ir.IntegerAttr(op.head_size).value
+        self.group = ir.IntegerAttr(op.heads).value // ir.IntegerAttr(op.kv_heads).value
+        self.offsets = integers(op.offsets)
+        self.causal, self.key_mask = (ir.BoolAttr(a).value for a in (op.causal, op.key_mask))
+        self.vectors = range(frame.vectors)
+        self.start = zeros(frame.vec)
+        # 32 registers hold 4 x 4 sums, the 16 of AVX2 half as many.
+        self.keys_at_once = min(_KEYS if frame.lanes * 32 != 256 else 2, frame.lanes)
+
+    def emit(self, first: ir.Value, valid: ir.Value) -> None:
+        frame, sequence = self.frame, self.sequence
+        self.keys = sequence.length
+        if self.causal:
+            self.keys = arith.minui(sequence.length, arith.addi(sequence.within, valid))
+        if self.mask is not None:
+            (source,) = frame.outside[self.op.mask[0]]
+            emit_transposed(source, self.mask, sequence.length, frame, first, valid)
+        with loop(frame.low, frame.high, index(1)) as heads:
+            h = heads.induction_variable
+            at = arith.muli(arith.divui(h, index(self.group)), index(self.size))
+            query = arith.addi(index(self.offsets[0]), arith.muli(h, index(self.size)))
+            highest = self._score(query, arith.addi(index(self.offsets[1]), at))
+            totals = self._exponentiate(highest)
+            self._sum(arith.muli(h, index(self.size)), arith.addi(index(self.offsets[2]), at), totals)
+
+    def _tiles(self, carried: list[ir.Value]) -> Any:
+        count = arith.ceildivui(self.keys, index(self.sequence.tokens))
+        return loop(index(0), count, index(1), carried)
+
+    def _tile(self, number: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """First key of a tile of keys, how many of them to take, and the elements from one of its rows to the next."""
+        lanes, origin = index(self.frame.lanes), arith.muli(number, index(self.sequence.tokens))
+        stored = arith.minui(arith.subi(self.sequence.length, origin), index(self.sequence.tokens))
+        taken = arith.minui(arith.subi(self.keys, origin), index(self.sequence.tokens))
+        return origin, taken, arith.muli(arith.ceildivui(stored, lanes), lanes)
+
+    def _score(self, query: ir.Value, row: ir.Value) -> list[ir.Value]:
+        """Fill the scores of a head; returns the highest of each query."""
+        frame, keys = self.frame, self.keys_at_once
+        lowest = [splat_of(frame.vec, lowest_of(frame.vec.element_type))] * frame.vectors
+        with self._tiles(lowest) as tiles:
+            origin, taken, stride = self._tile(tiles.induction_variable)
+            base = arith.addi(self.sequence.keys, arith.muli(tiles.induction_variable, self.sequence.tile))
+            with loop(index(0), taken, index(keys), list(tiles.inner_iter_args)) as js:
+                j = js.induction_variable
+                with loop(index(0), index(self.size), index(1), [self.start] * (keys * frame.vectors)) as ds:
+                    d = ds.induction_variable
+                    q = [
+                        vector.load(frame.vec, frame.buffers[self.op.q], [arith.addi(query, d), frame.at(v)])
+                        for v in self.vectors
+                    ]
+                    at = arith.addi(base, arith.addi(arith.muli(arith.addi(row, d), stride), j))
+                    sums = list(ds.inner_iter_args)
+                    for a in range(keys):
+                        k = self._scalar(arith.addi(at, index(a)))
+                        for v in self.vectors:
+                            sums[a * frame.vectors + v] = vector.fma(k, q[v], sums[a * frame.vectors + v])
+                    scf.YieldOp(sums)
+                highest = list(js.inner_iter_args)
+                for a in range(keys):
+                    key = arith.addi(arith.addi(origin, j), index(a))
+                    for v in self.vectors:
+                        score = self._masked(ds.results[a * frame.vectors + v], key, v)
+                        vector.store(score, self.scores, [key, frame.at(v)])
+                        highest[v] = arith.maximumf(highest[v], score)
+                scf.YieldOp(highest)
+            scf.YieldOp(list(js.results))
+        return list(tiles.results)
+
+    def _masked(self, total: ir.Value, key: ir.Value, v: int) -> ir.Value:
+        """The score of a key: scaled, the mask added, minus infinity where there is no such key or it comes later."""
+        frame, vec = self.frame, self.frame.vec
+        score = arith.mulf(total, splat_of(vec, ir.FloatAttr(self.op.scale).value))
+        exists = arith.cmpi(arith.CmpIPredicate.ult, key, self.keys)
+        safe = arith.minui(key, arith.subi(self.keys, index(1)))
+        if self.mask is not None:
+            score = arith.addf(score, vector.load(vec, self.mask, [safe, frame.at(v)]))
+        elif self.key_mask:
+            (source,) = frame.outside[self.op.mask[0]]
+            number = widened(memref.load(source, [self.sequence.number, safe]), vec.element_type)
+            score = arith.addf(score, vector.broadcast(vec, number))
+        never = splat_of(vec, float("-inf"))
+        if self.causal:
+            i64 = ir.IntegerType.get_signless(64)
+            wide = vector_of(frame.lanes, i64)
+            numbers = [ir.IntegerAttr.get(i64, v * frame.lanes + n) for n in range(frame.lanes)]
+            lanes = arith.constant(wide, ir.DenseElementsAttr.get(numbers, wide))
+            ahead = arith.index_cast(i64, arith.subi(key, self.sequence.within))
+            visible = arith.cmpi(arith.CmpIPredicate.sle, vector.broadcast(wide, ahead), lanes)
+            score = arith.select(visible, score, never)
+        return arith.select(exists, score, never)
+
+    def _exponentiate(self, highest: list[ir.Value]) -> list[ir.Value]:
+        """scores = exp(scores - highest); returns the totals."""
+        frame = self.frame
+        with loop(index(0), self.keys, index(1), [self.start] * frame.vectors) as js:
+            totals = []
+            for v, total in enumerate(js.inner_iter_args):
+                at = [js.induction_variable, frame.at(v)]
+                weight = math.exp(arith.subf(vector.load(frame.vec, self.scores, at), highest[v]))
+                vector.store(weight, self.scores, at)
+                totals.append(arith.addf(total, weight))
+            scf.YieldOp(totals)
+        return list(js.results)
+
+    def _sum(self, result: ir.Value, row: ir.Value, totals: list[ir.Value]) -> None:
+        """The values of a head, weighed by the scores."""
+        frame = self.frame
+        one, none = splat_of(frame.vec, 1.0), self.start
+        inverse = []
+        for total in totals:
+            some = arith.cmpf(arith.CmpFPredicate.UNE, total, none)
+            inverse.append(arith.select(some, arith.divf(one, total), none))
+        step = next(n for n in (self.keys_at_once, 2, 1) if self.size % n == 0)
+        with loop(index(0), index(self.size), index(step)) as ds:
+            rows = [arith.addi(arith.addi(row, ds.induction_variable), index(a)) for a in range(step)]
+            with self._tiles([self.start] * (step * frame.vectors)) as tiles:
+                origin, taken, stride = self._tile(tiles.induction_variable)
+                base = arith.addi(self.sequence.values, arith.muli(tiles.induction_variable, self.sequence.tile))
+                places = [arith.addi(base, arith.muli(r, stride)) for r in rows]
+                with loop(index(0), taken, index(1), list(tiles.inner_iter_args)) as js:
+                    j, sums = js.induction_variable, list(js.inner_iter_args)
+                    key = arith.addi(origin, j)
+                    weights = [vector.load(frame.vec, self.scores, [key, frame.at(v)]) for v in self.vectors]
+                    for a, place in enumerate(places):
+                        value = self._scalar(arith.addi(place, j))
+                        for v in self.vectors:
+                            sums[a * frame.vectors + v] = vector.fma(value, weights[v], sums[a * frame.vectors + v])
+                    scf.YieldOp(sums)
+                scf.YieldOp(list(js.results))
+            for a in range(step):
+                m = arith.addi(arith.addi(result, ds.induction_variable), index(a))
+                for v in self.vectors:
+                    frame.store(
+                        arith.mulf(tiles.results[a * frame.vectors + v], inverse[v]), self.op.operation.results[0], m, v
+                    )
+
+    def _scalar(self, at: ir.Value) -> ir.Value:
+        """An element of keys or values for all queries."""
+        return vector.broadcast(self.frame.vec, memref.load(self.sequence.memory, [at]))

@@ -1,0 +1,279 @@
+"""Plans a chain: which stages a function of several kernel ops has, in which order, and where their values lie.
+
+A tile of tokens goes through all stages while it is in cache. Its values are feature-major, [N][tokens], so that lanes are
+tokens and nothing is transposed between products.
+
+    stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps and
+             sums of rows) · rotate (heads, by position) · attend · unpack
+    regroup  is no stage: rows that come position by position are packed and unpacked a step apart
+    phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
+             before the next begins
+    places   a value that lives in one phase lies in the scratch memory of its thread; one that crosses phases in memory that
+             each tile has for itself. Values that do not live at the same time share a place.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from torch_mlir import ir
+
+from gossamer.dialects.errors import CompileError
+from gossamer.passes.chain.products import ChainProduct, Layout, chain_product
+from gossamer.passes.loops.epilogue import reads_tokens
+from gossamer.passes.loops.queries import defining
+from gossamer.passes.loops.vectors import byte_width
+
+Kind = Literal["pack", "round", "product", "rows", "rotate", "attend", "unpack"]
+
+_LINE = 64
+
+
+class Rounded(NamedTuple):
+    """The copy of a value in bf16 that products of pairs read."""
+
+    value: ir.Value
+    layout: Layout
+
+
+Tiled: TypeAlias = "ir.Value | Rounded"
+"""What has a place in the tile."""
+
+
+@dataclass(eq=False)
+class Place:
+    """A tile's part of a tensor: `rows` x tokens of `element`, or `lines` of pairs of rows, at `offset` in the tile's or the
+    thread's memory."""
+
+    rows: int
+    element: ir.Type
+    lines: bool
+    born: int = -1
+    dies: int = -1
+    shared: bool = False
+    offset: int = -1
+
+    def shape(self, tokens: int) -> list[int]:
+        """How it lies in memory."""
+        return [self.rows // 2, 2 * tokens] if self.lines else [self.rows, tokens]
+
+    def nbytes(self, tokens: int) -> int:
+        """Bytes of it."""
+        return self.rows * tokens * byte_width(self.element)
+
+
+@dataclass(eq=False)
+class Stage:
+    """One step of a chain on a tile.
+
+    ops      the kernel ops it computes; none for pack, round and unpack
+    value    the tensor from outside that is packed, the one that is rounded, or the result that is unpacked
+    phase    steps of one phase run tile by tile
+    splits   into how many parts threads may share it out
+    product  how it runs, where it is one
+    gives    the layout of what it gives in bf16: rounding, or a product or a pack of which nothing else is read
+    strided  whether the rows that it packs or unpacks come position by position
+    """
+
+    kind: Kind
+    ops: list[Any]
+    value: ir.Value | None
+    phase: int
+    splits: int = 1
+    product: ChainProduct | None = None
+    gives: Layout | None = None
+    strided: bool = False
+
+
+@dataclass(eq=False)
+class Chain:
+    """The stages of a function in the order in which they run, and the places of its values."""
+
+    function: ir.Operation
+    lanes: int
+    sum_type: ir.Type
+    stages: list[Stage] = field(default_factory=list)
+    places: dict[Tiled, Place] = field(default_factory=dict)
+    shared_bytes: int = 0
+    private_bytes: int = 0
+
+    @property
+    def phases(self) -> int:
+        """Number of phases."""
+        return 1 + max(stage.phase for stage in self.stages)
+
+
+def plan_chain(function: ir.Operation, ops: list[Any], result: ir.Value, strided: bool, lanes: int, tokens: int) -> Chain:
+    """The chain of the kernel ops of a function, which returns `result`, with rows position by position where `strided`, in
+    tiles of `tokens`. CompileError if their sums differ in type."""
+    chain = Chain(function, lanes, _sum_type(ops))
+    phases = _phases(ops)
+    staged: list[Stage] = []
+    for op in ops:
+        name, phase = op.operation.name, phases[op.operation.results[0]]
+        if name in ("kernel.map", "kernel.sum"):
+            if staged and staged[-1].kind == "rows" and staged[-1].phase == phase:
+                staged[-1].ops.append(op)
+                continue
+            staged.append(Stage("rows", [op], None, phase))
+        elif name in ("kernel.attend", "kernel.rotate"):
+            kind: Kind = "attend" if name == "kernel.attend" else "rotate"
+            staged.append(Stage(kind, [op], None, phase, ir.IntegerAttr(op.heads).value))
+        else:
+            product = chain_product(op)
+            rounding = ("round", op.x, product.reads)
+            if product.reads and all((stage.kind, stage.value, stage.gives) != rounding for stage in staged):
+                staged.append(Stage("round", [], op.x, phases.get(op.x, 0), gives=product.reads))
+            staged.append(Stage("product", [op], None, phase, product.groups, product))
+    staged.append(Stage("unpack", [], result, phases[result], strided=strided))
+    staged.sort(key=lambda stage: stage.phase)
+    _add_packs(chain, staged)
+    _round_at_once(chain)
+    _place(chain, tokens)
+    return chain
+
+
+def tile_operands(stage: Stage) -> list[Tiled]:
+    """The matrices and columns that a stage reads from the tile (keys and values from all tiles of the sequence)."""
+    if stage.kind == "pack":
+        return []
+    if stage.kind in ("round", "unpack"):
+        assert stage.value is not None
+        return [stage.value]
+    found: dict[Tiled, None] = {}
+    inside = {op.operation.results[0] for op in stage.ops}
+    for op in stage.ops:
+        if stage.kind in ("attend", "rotate"):
+            found.update(dict.fromkeys([op.q, op.k, op.v] if stage.kind == "attend" else [op.x, op.cos, op.sin]))
+            continue
+        if stage.product is not None:
+            found[factor(stage)] = None
+        found.update(dict.fromkeys(r.operands[0] for r in reads(op) if reads_tokens(r) and r.operands[0] not in inside))
+    return list(found)
+
+
+def factor(stage: Stage) -> Tiled:
+    """The x of a product."""
+    (op,) = stage.ops
+    return Rounded(op.x, stage.product.reads) if stage.product is not None and stage.product.reads else op.x
+
+
+def results(stage: Stage) -> list[Tiled]:
+    """What a stage puts into the tile."""
+    if stage.kind == "unpack":
+        return []
+    if stage.gives is not None:
+        value = stage.value if stage.value is not None else stage.ops[0].operation.results[0]
+        return [Rounded(value, stage.gives), *([value] if stage.product is not None and stage.product.panels > 1 else [])]
+    if stage.kind == "pack":
+        assert stage.value is not None
+        return [stage.value]
+    return [op.operation.results[0] for op in stage.ops]
+
+
+def reads(op: Any) -> list[ir.Operation]:
+    """The kernel.read ops in the body of a kernel op."""
+    block = op.operation.regions[0].blocks[0]
+    return [o.operation for o in block.operations if o.operation.name == "kernel.read"]
+
+
+def columns(tiled: Tiled) -> int:
+    """N of a matrix [T, N]."""
+    tensor = tiled.value if isinstance(tiled, Rounded) else tiled
+    return ir.RankedTensorType(tensor.type).shape[1]
+
+
+def _sum_type(ops: list[Any]) -> ir.Type:
+    types = {op.epilogue.blocks[0].arguments[0].type for op in ops if op.operation.name == "kernel.spmm"}
+    if len(types) != 1:
+        raise CompileError(f"a chain sums in one type, this one in {', '.join(sorted(map(str, types))) or 'none'}")
+    return types.pop()
+
+
+def _phases(ops: list[Any]) -> dict[ir.Value, int]:
+    """The phase in which the result of each op is computed."""
+    phases: dict[ir.Value, int] = {}
+    for op in ops:
+        attends = op.operation.name == "kernel.attend"
+        sources = list(op.operation.operands)
+        if op.operation.regions:
+            sources += [r.operands[0] for r in reads(op)]
+        phases[op.operation.results[0]] = max([0, *(phases[v] + attends for v in sources if v in phases)], default=0)
+    return phases
+
+
+def _add_packs(chain: Chain, staged: list[Stage]) -> None:
+    """Before the first stage that reads a matrix from outside comes a stage that packs it; for attention a phase earlier."""
+    computed = {v for stage in staged for v in results(stage)}
+    packed: set[Tiled] = set()
+    early: list[Stage] = []
+    for stage in staged:
+        for value in tile_operands(stage):
+            if value in computed or value in packed or isinstance(value, Rounded):
+                continue
+            packed.add(value)
+            strided = (source := defining(value)) is not None and source.name == "kernel.regroup"
+            if stage.kind == "attend":
+                early.append(Stage("pack", [], value, max(stage.phase - 1, 0), strided=strided))
+            else:
+                chain.stages.append(Stage("pack", [], value, stage.phase, strided=strided))
+        chain.stages.append(stage)
+    chain.stages = sorted([*early, *chain.stages], key=lambda stage: stage.phase)
+
+
+def _round_at_once(chain: Chain) -> None:
+    """Where nothing but a rounding stage reads what a product or a pack gives, that gives bf16 by itself.
+
+    Between the panels of a product its sums still lie in the tile. For a line of pairs it has to have two rows at once.
+    """
+    readers: dict[Tiled, list[Stage]] = {}
+    for stage in chain.stages:
+        for value in tile_operands(stage):
+            readers.setdefault(value, []).append(stage)
+    for stage in list(chain.stages):
+        if stage.kind in ("pack", "product") and not stage.strided:
+            (value,) = results(stage)
+            single = stage.product is not None and stage.product.height % 2
+            if [reader.kind for reader in readers[value]] == ["round"] and not (single and readers[value][0].gives == "lines"):
+                chain.stages.remove(readers[value][0])
+                stage.gives = readers[value][0].gives
+
+
+def _place(chain: Chain, tokens: int) -> None:
+    """Give every value a place; those that do not live at the same time may have the same one."""
+    born_in: dict[Tiled, int] = {}
+    last = {stage.phase: number for number, stage in enumerate(chain.stages)}
+    for number, stage in enumerate(chain.stages):
+        for value in tile_operands(stage):
+            place = chain.places[value]
+            # Other tiles may still read keys and values when this one is past its attention.
+            place.dies = last[stage.phase] if stage.kind == "attend" else number
+            place.shared = place.shared or born_in[value] != stage.phase
+        for value in results(stage):
+            unit = _LINE // 2 if isinstance(value, Rounded) else chain.lanes
+            rows = -(-columns(value) // unit) * unit
+            if stage.product is not None:
+                rows = max(rows, stage.product.groups * stage.product.height)
+            element = ir.BF16Type.get() if isinstance(value, Rounded) else chain.sum_type
+            lines = isinstance(value, Rounded) and value.layout == "lines"
+            chain.places[value] = Place(rows, element, lines, number, number)
+            born_in[value] = stage.phase
+    for shared in (True, False):
+        laid: list[Place] = []
+        for place in chain.places.values():
+            if place.shared is shared:
+                size = place.nbytes(tokens)
+                others = sorted(
+                    (p.offset, p.offset + p.nbytes(tokens)) for p in laid if p.born <= place.dies and place.born <= p.dies
+                )
+                place.offset = 0
+                for low, high in others:
+                    if place.offset + size <= low:
+                        break
+                    place.offset = max(place.offset, high)
+                laid.append(place)
+        used = max((p.offset + p.nbytes(tokens) for p in laid), default=0)
+        if shared:
+            chain.shared_bytes = -(-used // _LINE) * _LINE
+        else:
+            # a line apart, so that the threads' memory does not fall on the same cache sets
+            chain.private_bytes = -(-used // _LINE) * _LINE + _LINE

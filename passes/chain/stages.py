@@ -1,0 +1,283 @@
+"""The bodies of a chain's stages: functions on the tile's memory, for a width of so many vectors of tokens.
+
+    pack     buffer[n][t] = matrix[first + t, n], transposed in squares of one vector
+    round    a buffer in bf16
+    product  sums[m][t] = epilogue(sum_k w[m, k] x[k][t]), a few rows at a time
+    rows     sums and maps, sweep by sweep
+    unpack   matrix[first + t, n] = buffer[n][t]
+
+Tokens past the last one of a tile repeat it, and are not stored. They may be a step apart in the matrix.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector
+
+from gossamer.passes.chain.plan_chain import Place, Rounded, Tiled, columns
+from gossamer.passes.chain.products import ChainProduct, Layout
+from gossamer.passes.loops.epilogue import Epilogue, on_lanes, reads_tokens
+from gossamer.passes.loops.queries import dims
+from gossamer.passes.loops.vectors import (
+    index,
+    loop,
+    mask_of,
+    narrowed,
+    transpose,
+    vector_of,
+    widened,
+    zeros,
+)
+from gossamer.passes.weights_bf16.amx_panel_loop import TilePanels
+from gossamer.passes.weights_bf16.bf16_columns import LINE, round_columns, store_column, transpose_columns
+from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, store_line
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile; where the tile's values and
+    the memory from outside are; the range [low, high) of its parts."""
+
+    vec: ir.VectorType
+    vectors: int
+    buffers: dict[Tiled, ir.Value]
+    outside: dict[ir.Value, tuple[ir.Value, ...]]
+    low: ir.Value
+    high: ir.Value
+
+    @property
+    def lanes(self) -> int:
+        """Tokens in a vector."""
+        return self.vec.shape[0]
+
+    def at(self, v: int) -> ir.Value:
+        """Where vector v of a row begins."""
+        return index(v * self.lanes)
+
+    def load(self, value: ir.Value, row: ir.Value, v: int) -> ir.Value:
+        """Vector v of a row of a value of the tile."""
+        return vector.load(self.vec, self.buffers[value], [row, self.at(v)])
+
+    def store(self, vector_: ir.Value, value: ir.Value, row: ir.Value, v: int) -> None:
+        """The inverse of `load`, for a vector of any float type."""
+        vector.store(widened(vector_, self.vec), self.buffers[value], [row, self.at(v)])
+
+    def reader(self, row: ir.Value, v: int) -> Callable[[ir.Operation, ir.VectorType], ir.Value]:
+        """kernel.read where the lanes are tokens, of feature `row`."""
+
+        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+            source, positions = op.operands[0], dims(ir.AffineMapAttr(op.attributes["map"]).value)
+            if reads_tokens(op):
+                return narrowed(self.load(source, index(0) if positions[1] is None else row, v), type_)
+            (buffer,) = self.outside[source]
+            at = [index(0) if d is None else row for d in positions]
+            return vector.broadcast(type_, memref.load(buffer, at))
+
+        return read
+
+
+def emit_pack(value: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
+    """The tile's tokens of a matrix from outside, feature-major."""
+    (source,) = frame.outside[value]
+    emit_transposed(source, frame.buffers[value], index(columns(value)), frame, first, valid, step)
+
+
+def emit_transposed(
+    source: ir.Value,
+    buffer: ir.Value,
+    width: ir.Value,
+    frame: Frame,
+    first: ir.Value,
+    valid: ir.Value,
+    step: ir.Value | None = None,
+) -> None:
+    """source[first + t * step, n] -> buffer[n, t] for n < width."""
+    lanes, narrow = frame.lanes, vector_of(frame.lanes, ir.MemRefType(source.type).element_type)
+    with loop(index(0), width, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
+        n, t = ns.induction_variable, ts.induction_variable
+        mask = mask_of(lanes, arith.subi(width, n))
+        rows = []
+        for r in range(lanes):
+            token = _token(arith.addi(t, index(r)), first, valid, step)
+            rows.append(widened(vector.maskedload(narrow, source, [token, n], mask, zeros(narrow)), frame.vec))
+        for r, column in enumerate(transpose(rows)):
+            vector.store(column, buffer, [arith.addi(n, index(r)), t])
+
+
+def _token(t: ir.Value, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> ir.Value:
+    """The row of token t of a tile; past the end that of the last one."""
+    t = arith.minui(t, arith.subi(valid, index(1)))
+    return arith.addi(first, t if step is None else arith.muli(t, step))
+
+
+def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
+    """The tile's part of the result, token-major."""
+    lanes, width = frame.lanes, index(columns(value))
+    stored = vector_of(lanes, ir.MemRefType(out.type).element_type)
+    none = arith.constant(
+        vector_of(lanes, ir.IntegerType.get_signless(1)),
+        ir.DenseElementsAttr.get_splat(vector_of(lanes, ir.IntegerType.get_signless(1)), ir.BoolAttr.get(False)),
+    )
+    with loop(index(0), width, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
+        n, start = ns.induction_variable, ts.induction_variable
+        mask = mask_of(lanes, arith.subi(width, n))
+        rows = [vector.load(frame.vec, frame.buffers[value], [arith.addi(n, index(r)), start]) for r in range(lanes)]
+        for r, row in enumerate(transpose(rows)):
+            t = arith.addi(start, index(r))
+            exists = arith.cmpi(arith.CmpIPredicate.ult, t, valid)
+            token = _token(t, first, valid, step)
+            vector.maskedstore(out, [token, n], arith.select(exists, mask, none), narrowed(row, stored))
+
+
+def emit_pack_rounded(target: Rounded, frame: Frame, first: ir.Value, valid: ir.Value) -> None:
+    """The tile's tokens of a matrix from outside, in bf16."""
+    (source,), rounded = frame.outside[target.value], frame.buffers[target]
+    size, last = columns(target), arith.subi(arith.addi(first, valid), index(1))
+    pack = {"columns": transpose_columns, "lines": pack_lines}[target.layout]
+    pack(source, rounded, index(size), first, last, -(-size // LINE) * LINE, frame.vectors)
+
+
+def emit_round(target: Rounded, frame: Frame) -> None:
+    """A value of the tile in bf16."""
+    round_ = {"columns": round_columns, "lines": round_lines}[target.layout]
+    round_(frame.buffers[target.value], frame.buffers[target], columns(target), frame.vectors)
+
+
+def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout | None, frame: Frame) -> None:
+    """The groups [low, high) of rows of a product with `packed`: a number of them at a time, panel by panel of columns.
+
+    The result goes to its buffer or, if it `gives` bf16, to that.
+    """
+    result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
+    target = result if gives is None else Rounded(result, gives)
+    inner = product.inner(frame.outside[op.w], packed, frame.vec, frame.vectors)
+    if isinstance(inner, TilePanels):
+        _emit_stored(inner, epilogue, product, target, columns(result), frame)
+        return
+    height = product.rows(frame.vectors)
+    cuts, count = product.height // height, height * frame.vectors
+    types, places = [frame.vec] * count, [divmod(i, frame.vectors) for i in range(count)]
+    low, high = (arith.muli(bound, index(cuts)) if cuts > 1 else bound for bound in (frame.low, frame.high))
+    with loop(low, high, index(product.step * cuts)) as chunks:
+        start = chunks.induction_variable
+        end = arith.minui(arith.addi(start, index(product.step * cuts)), high)
+        with loop(index(0), index(product.panels), index(1)) as panels, loop(start, end, index(1)) as groups:
+            panel, group = panels.induction_variable, groups.induction_variable
+            first = arith.muli(group, index(height)) if height > 1 else group
+            rows = [arith.addi(first, index(r)) if r else first for r in range(height)]
+            sums = [zeros(frame.vec)] * count
+            if product.panels > 1:
+                old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)
+                with ir.InsertionPoint(old.then_block):
+                    scf.YieldOp(sums)
+                with ir.InsertionPoint(old.else_block):
+                    scf.YieldOp([frame.load(result, rows[r], v) for r, v in places])
+                sums = list(old.results)
+            totals = inner.add(panel, group, sums)
+            if product.panels > 1:
+                last = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(product.panels - 1)), has_else=True)
+                with ir.InsertionPoint(last.else_block):
+                    _store(totals, rows, result, frame)
+                    scf.YieldOp([])
+                with ir.InsertionPoint(last.then_block):
+                    _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
+                    scf.YieldOp([])
+            else:
+                _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
+
+
+def _emit_stored(inner: TilePanels, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame) -> None:
+    """The same where the inner loops leave the sums of a group in memory: they go through the epilogue two rows at a time."""
+    type_ = ir.MemRefType.get([product.height, frame.vectors * frame.lanes], frame.vec.element_type)
+    sums = memref.alloca(type_, [], [], alignment=64)
+    with loop(frame.low, frame.high, index(1)) as groups:
+        group = groups.induction_variable
+        inner.store(group, sums)
+        first = arith.muli(group, index(product.height))
+        with loop(index(0), index(product.height), index(2)) as pairs:
+            slots = [arith.addi(pairs.induction_variable, index(i)) for i in (0, 1)]
+            totals = [vector.load(frame.vec, sums, [slot, frame.at(v)]) for slot in slots for v in range(frame.vectors)]
+            rows = [arith.addi(first, slot) for slot in slots]
+            _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
+
+
+def _store(totals: list[ir.Value], rows: list[ir.Value], target: Tiled, frame: Frame) -> None:
+    by_row = [totals[r * frame.vectors : (r + 1) * frame.vectors] for r in range(len(rows))]
+    buffer = frame.buffers[target]
+    if not isinstance(target, Rounded):
+        for row, mine in zip(rows, by_row, strict=True):
+            for v, total in enumerate(mine):
+                frame.store(total, target, row, v)
+    elif target.layout == "columns":
+        for row, mine in zip(rows, by_row, strict=True):
+            store_column(mine, buffer, row)
+    else:
+        for row, even, odd in zip(rows[::2], by_row[::2], by_row[1::2], strict=True):
+            store_line(even, odd, buffer, arith.divui(row, index(2)))
+
+
+def _finished(
+    epilogue: Epilogue, frame: Frame, product: ChainProduct, size: int, rows: list[ir.Value], totals: list[ir.Value]
+) -> list[ir.Value]:
+    """The sums of a group through the epilogue; rows past the last of `size` read what that one reads."""
+    whole = product.groups * product.height == size
+    safe = rows if whole else [arith.minui(row, index(size - 1)) for row in rows]
+    places = (divmod(i, frame.vectors) for i in range(len(totals)))
+    found = (epilogue.whole(total, frame.reader(safe[r], v)) for total, (r, v) in zip(totals, places, strict=True))
+    return [widened(value, frame.vec) for value in found]
+
+
+def emit_rows(ops: list[Any], frame: Frame) -> None:
+    """Sums and maps, one sweep over the features each."""
+    for op in ops:
+        (_sum if op.operation.name == "kernel.sum" else _map)(op, frame)
+
+
+def _map(op: Any, frame: Frame) -> None:
+    result, body = op.operation.results[0], _Body(op, frame)
+    with loop(index(0), index(columns(result)), index(1)) as ns:
+        for v in range(frame.vectors):
+            frame.store(body.at(ns.induction_variable, v), result, ns.induction_variable, v)
+
+
+def _sum(op: Any, frame: Frame) -> None:
+    """The sums of all tokens stay in registers."""
+    result, body = op.operation.results[0], _Body(op, frame)
+    start = zeros(vector_of(frame.lanes, ir.RankedTensorType(result.type).element_type))
+    with loop(index(0), index(ir.IntegerAttr(op.size).value), index(1), [start] * frame.vectors) as ns:
+        values = [body.at(ns.induction_variable, v) for v in range(frame.vectors)]
+        scf.YieldOp([arith.addf(a, b) for a, b in zip(ns.inner_iter_args, values, strict=True)])
+    for v, total in enumerate(ns.results):
+        frame.store(total, result, index(0), v)
+
+
+class _Body:
+    """The body of a sum or a map; what does not depend on the feature is emitted here, once, before the sweep."""
+
+    def __init__(self, op: Any, frame: Frame) -> None:
+        *body, terminator = [o.operation for o in op.body.blocks[0].operations]
+        self.frame, self.result = frame, terminator.operands[0]
+        varying: set[ir.Value] = set()
+        for o in body:
+            reads_feature = o.name == "kernel.read" and 1 in dims(ir.AffineMapAttr(o.attributes["map"]).value)
+            if reads_feature or any(v in varying for v in o.operands):
+                varying.update(o.results)
+        self.varying = [o for o in body if any(r in varying for r in o.results)]
+        fixed = [o for o in body if o not in self.varying]
+        self.fixed: list[dict[ir.Value, ir.Value]] = []
+        for v in range(frame.vectors):
+            mapping: dict[ir.Value, ir.Value] = {}
+            for o in fixed:
+                on_lanes([o], mapping, o.results[0], frame.lanes, frame.reader(index(0), v))
+            self.fixed.append(mapping)
+
+    def at(self, n: ir.Value, v: int) -> ir.Value:
+        """The body's value for feature n, vector v of the tokens."""
+        return on_lanes(self.varying, dict(self.fixed[v]), self.result, self.frame.lanes, self.frame.reader(n, v))
+
+
+def view(workspace: ir.Value, place: Place, width: int, offset: ir.Value) -> ir.Value:
+    """A tile's part of a tensor, `width` tokens of it, from byte `offset` of the workspace on."""
+    return memref.view(ir.MemRefType.get(place.shape(width), place.element), workspace, offset, [])

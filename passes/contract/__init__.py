@@ -1,0 +1,1 @@
+"""From linalg to operations of the kernel dialect: encodings, epilogues, formats, schedules."""

@@ -1,0 +1,87 @@
+"""choose-format: gives each sparse weight of a product the encoding that its schedule wants.
+
+before   func.func @region(%x: ..., %w: tensor<3072x768xf32, #CSR> {kernel.density = 0.1 : f64})
+after    func.func @region(%x: ..., %w: tensor<3072x768xf32, #KB>)
+         #KB = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed), posWidth = 32, crdWidth = 16
+
+Each family of schedules has its own (`Family.storage`). The choice uses shape and hints (rounded by the importer) alone, and
+the hints are then dropped, so that layers of one shape share one kernel. A weight whose hints ask for a schedule of its own
+gets that, which is noted on the product for `schedule`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+
+from gossamer.dialects.errors import CompileError, OptionError
+from gossamer.dialects.kernel import affine_maps
+from gossamer.passes.contract.forget_hints import ForgetHints
+from gossamer.passes.contract.hints import hints_of, schedule_of
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.framework.pass_options import choices
+from gossamer.passes.loops.encodings import stored_as
+from gossamer.passes.loops.queries import dims, public_functions, walk
+from gossamer.passes.schedules.families import ALL_FAMILIES
+
+SCHEDULE = "schedule"
+"""Attribute of a kernel.contract: the schedule that its weight was stored for."""
+
+
+@dataclass(frozen=True)
+class ChooseFormat:
+    """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides
+    (`amx+avx512bf16`), `l1d` the bytes of its first-level data cache."""
+
+    name: ClassVar[str] = "choose-format"
+    schedule: str = "kblock"
+    bits: int = 512
+    features: str = ""
+    l1d: int = 32 << 10
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ALL_FAMILIES:
+            raise OptionError(f"no schedule is called {self.schedule!r}{choices(self.schedule, ALL_FAMILIES)}")
+
+    def run(self, module: ir.Module) -> None:
+        for contract in walk(module, "kernel.contract"):
+            self._choose(contract.opview)
+        for function in public_functions(module):
+            inputs = [a.type for a in function.entry_block.arguments]
+            function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, function.type.results))
+        ForgetHints().run(module)
+
+    def _choose(self, contract: Any) -> None:
+        weight = contract.rhs
+        if not isinstance(weight.owner, ir.Block) or not is_linear(contract):
+            return
+        argument = weight.owner.owner.opview, ir.BlockArgument(weight).arg_number
+        matrix = matrix_of(contract, self.bits, self.features, l1d=self.l1d, **hints_of(*argument))
+        own = schedule_of(*argument)
+        if own is not None:
+            contract.operation.attributes[SCHEDULE] = ir.StringAttr.get(own)
+        schedule = own or self.schedule
+        family = ALL_FAMILIES.get(schedule)
+        chosen = family.storage(matrix) if family is not None else None
+        if chosen is None:
+            raise CompileError(f"no {schedule} schedule for a weight of type {weight.type}")
+        weight.set_type(stored_as(ir.RankedTensorType(weight.type), chosen))
+
+
+def is_linear(contract: Any) -> bool:
+    """Whether a kernel.contract is y[t, m] = sum_k x[t, k] w[m, k], the weight stored either way and sparse."""
+    maps = affine_maps(contract.indexing_maps)
+    x_dims, w_dims = (dims(m) for m in maps)
+    x, w = (ir.RankedTensorType(v.type) for v in (contract.lhs, contract.rhs))
+    if x_dims != [0, 2] or w_dims not in ([1, 2], [2, 1]):
+        return False
+    return x.encoding is None and w.encoding is not None and w.has_static_shape and not x.is_dynamic_dim(1)
+
+
+def matrix_of(contract: Any, bits: int, features: str, **hints: Any) -> Matrix:
+    """The weight of a linear kernel.contract, as the families see it; `hints` are what its shape and type do not say."""
+    weight = ir.RankedTensorType(contract.rhs.type)
+    reduction = dims(affine_maps(contract.indexing_maps)[1]).index(2)
+    rows, columns = weight.shape[1 - reduction], weight.shape[reduction]
+    known = frozenset(filter(None, features.split("+")))
+    return Matrix(rows, columns, reduction, str(weight.element_type), bits, features=known, **hints)

@@ -1,0 +1,74 @@
+"""gather-rows: the product of a CSR matrix of any size with a dense one becomes a `kernel.gather_rows`, its epilogue inside.
+
+before   %y = "kernel.contract"(%a, %x) ({ ^bb0(%sum: f32): max(%sum + kernel.read(%bias), 0) })
+           {indexing_maps = [(i, n, k) -> (i, k), (i, n, k) -> (k, n)]} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> ...
+after    %y = "kernel.gather_rows"(%a, %x) ({ ^bb0(%sum: f32): max(%sum + kernel.read(%bias), 0) })
+           {lanes = 16 : i64, vectors = 16 : i64}
+
+For matrices that come with each call, such as the adjacency of a graph. Runs after fuse-epilogue. Whatever else is in the
+region is an error: the caller compiles it with the reference pipeline.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.kernel import affine_maps
+from gossamer.dialects.open_ops import GatherRowsOp
+from gossamer.passes.loops.epilogue import check_elements
+from gossamer.passes.loops.queries import all_ops, dims, walk
+from gossamer.passes.loops.scalars import Scalars
+from gossamer.passes.loops.vectors import byte_width
+
+_VECTORS = 16  # sums in registers, half of those of AVX-512: 256 columns of f32 in one pass over the entries
+
+
+@dataclass(frozen=True)
+class GatherRows:
+    """`bits` is the width of the target's vectors."""
+
+    name: ClassVar[str] = "gather-rows"
+    bits: int = 512
+
+    def run(self, module: ir.Module) -> None:
+        for op in walk(module, "kernel.contract"):
+            self._schedule(op.opview)
+        for op in all_ops(module.operation):
+            if op.name.startswith("linalg."):
+                raise CompileError(f"the rows schedule has no way to compute {op.name} at {op.location}")
+
+    def _schedule(self, contract: Any) -> None:
+        problem = _problem(contract)
+        if problem is not None:
+            raise CompileError(f"the rows schedule computes CSR x dense; {problem} at {contract.operation.location}")
+        check_elements(contract)
+        scalars = Scalars(ir.RankedTensorType(contract.rhs.type).element_type)
+        lanes = self.bits // (byte_width(scalars.wide) * 8)
+        vectors = _VECTORS if self.bits >= 512 else _VECTORS // 2
+        with ir.InsertionPoint(contract), contract.location:
+            scheduled = GatherRowsOp(contract.lhs, contract.rhs, _i64(lanes), _i64(vectors), result=contract.result.type)
+        contract.epilogue.blocks[0].append_to(scheduled.epilogue)
+        contract.result.replace_all_uses_with(scheduled.result)
+        contract.operation.erase()
+
+
+def _problem(contract: Any) -> str | None:
+    """What keeps a contraction from being y[i, n] = sum_k a[i, k] x[k, n], or y[i] = sum_k a[i, k] x[k], with a in CSR."""
+    a, x, y = (ir.RankedTensorType(value.type) for value in (contract.lhs, contract.rhs, contract.result))
+    if a.encoding is None or Format.parse(str(a.encoding)).levels != Format.CSR.levels or x.encoding is not None:
+        return f"here are {a} and {x}"
+    of_a, of_x = (dims(each) for each in affine_maps(contract.indexing_maps))
+    rows, summed = of_a
+    if x.rank not in (1, 2) or y.rank != x.rank or rows != 0 or of_x != [summed, *range(1, y.rank)]:
+        return "the dimensions here are others"
+    sums = contract.epilogue.blocks[0].arguments[0].type
+    if {a.element_type, y.element_type} != {x.element_type} or sums != Scalars(x.element_type).wide:
+        return f"here {a.element_type} and {x.element_type} give {y.element_type} by way of {sums}"
+    return None
+
+
+def _i64(value: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

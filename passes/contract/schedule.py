@@ -1,0 +1,70 @@
+"""schedule: decides how each `kernel.contract` is computed and writes it down as a scheduled op.
+
+before   %y = "kernel.contract"(%x, %w) ({epilogue}) {indexing_maps = [(t, m, k) -> (t, k), (t, m, k) -> (m, k)]}
+after    %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "kblock", tile = [64, 1024, 192], lanes = 16, reduction = 1}
+
+The weight has the format that choose-format has given it for the same schedule, or for the one that it has noted. A
+contraction that the schedule cannot compute is an error, and so is linalg that is no part of one: the caller leaves such a
+region dense, or compiles it with the reference pipeline.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+
+from gossamer.dialects.errors import CompileError, OptionError
+from gossamer.dialects.kernel import SpmmOp
+from gossamer.passes.contract.choose_format import SCHEDULE, is_linear, matrix_of
+from gossamer.passes.framework.pass_options import choices
+from gossamer.passes.loops.encodings import storage_of_type
+from gossamer.passes.loops.epilogue import check_elements
+from gossamer.passes.loops.queries import all_ops, walk
+from gossamer.passes.schedules.families import ALL_FAMILIES
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides."""
+
+    name: ClassVar[str] = "schedule"
+    schedule: str = "kblock"
+    bits: int = 512
+    features: str = ""
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ALL_FAMILIES:
+            raise OptionError(f"no schedule is called {self.schedule!r}{choices(self.schedule, ALL_FAMILIES)}")
+
+    def run(self, module: ir.Module) -> None:
+        for contract in walk(module, "kernel.contract"):
+            self._schedule(contract.opview)
+        for op in all_ops(module.operation):
+            if op.name.startswith("linalg."):
+                raise CompileError(f"no schedule for {op.name} at {op.location}: it is not fused into a contraction")
+
+    def _schedule(self, contract: Any) -> None:
+        if not is_linear(contract):
+            raise CompileError(f"no schedule for {contract.operation.name} of {contract.lhs.type} and {contract.rhs.type}")
+        check_elements(contract)
+        matrix = matrix_of(contract, self.bits, self.features)
+        stored = storage_of_type(ir.RankedTensorType(contract.rhs.type))
+        assert stored is not None, "a linear contraction has a sparse weight"
+        noted = contract.operation.attributes
+        schedule = ir.StringAttr(noted[SCHEDULE]).value if SCHEDULE in noted else self.schedule
+        tile = ALL_FAMILIES[schedule].tile(matrix, stored)
+        if tile is None:
+            raise CompileError(f"no {schedule} schedule for a weight stored as {stored.name}")
+        with ir.InsertionPoint(contract), contract.location:
+            scheduled = SpmmOp(
+                contract.lhs, contract.rhs, ir.StringAttr.get(schedule),
+                ir.ArrayAttr.get([_i64(n) for n in tile]), _i64(matrix.lanes),
+                _i64(matrix.reduction), result=contract.result.type,
+            )  # fmt: skip
+        contract.epilogue.blocks[0].append_to(scheduled.epilogue)
+        contract.result.replace_all_uses_with(scheduled.result)
+        contract.operation.erase()
+
+
+def _i64(value: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

@@ -1,0 +1,126 @@
+"""expose-storage: a function on tensors becomes a function on the memory behind them.
+
+before   func.func @region(%x: tensor<?x768xf32>, %w: tensor<3072x768xf32, #KB>, ...) -> tensor<?x3072xf32>
+after    func.func @region(%x: memref<?x768xf32>,
+                           %w_positions: memref<?xi32>, %w_coordinates: memref<?xi16>, %w_values: memref<?xf32>, ...,
+                           %out: memref<?x3072xf32>, %workspace: memref<?xi8>, %threads: index)
+           %0 = bufferization.to_tensor %x restrict
+           %1 = sparse_tensor.assemble (%w_positions, %w_coordinates), %w_values : ... to tensor<3072x768xf32, #KB>
+           ...
+           bufferization.materialize_in_destination %y in restrict writable %out
+
+Every schedule and the reference share this calling convention. The memory of a sparse operand comes in the order of
+sparse_tensor.assemble: positions and coordinates level by level, then values. A packing has arrays of its own, its values
+last too, and a builtin.unrealized_conversion_cast in place of the assemble. MLIR assembles tensors of static shape only: a
+sparse operand of any other shape, and a sparse result, are left to expose-specifiers.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import bufferization, func, sparse_tensor
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing
+from gossamer.passes.loops.encodings import storage_of_type
+from gossamer.passes.loops.queries import public_functions
+
+
+@dataclass(frozen=True)
+class ExposeStorage:
+    """Give every public function of the module memrefs for its tensors, an output for each result, a workspace and a team size.
+
+    With `arrays`, sparse operands of open shape become their arrays and the sizes of their levels too, for schedules that read
+    the arrays.
+    """
+
+    name: ClassVar[str] = "expose-storage"
+    arrays: bool = False
+
+    def run(self, module: ir.Module) -> None:
+        for function in public_functions(module):
+            _expose(function, self.arrays)
+
+
+def _expose(function: func.FuncOp, arrays: bool) -> None:
+    block = function.entry_block
+    returned = list(block.operations)[-1]
+    results = [ir.RankedTensorType(value.type) for value in returned.operands]
+    if not results or (len(results) > 1 and any(result.encoding is not None for result in results)):
+        raise CompileError(f"@{function.name.value} returns {len(results)} values, expose-storage needs one, or dense ones")
+    types: list[ir.Type] = []
+    with ir.InsertionPoint.at_block_begin(block), function.location:
+        for argument in list(block.arguments):
+            if isinstance(argument.type, ir.IndexType):
+                types.append(argument.type)
+                argument.replace_all_uses_with(block.add_argument(argument.type, function.location))
+                continue
+            tensor = ir.RankedTensorType(argument.type)
+            open_ = tensor.encoding is not None and not tensor.has_static_shape
+            if open_ and not arrays:
+                types.append(tensor)
+                argument.replace_all_uses_with(block.add_argument(tensor, function.location))
+                continue
+            dense = tensor.encoding is None
+            memory = [ir.MemRefType.get(tensor.shape, tensor.element_type)] if dense else _components(tensor)
+            buffers = [block.add_argument(t, function.location) for t in memory]
+            types += memory
+            tensors = [_tensor(b) for b in buffers]
+            replacement = tensors[0] if dense else _assembled(tensor, tensors)
+            argument.replace_all_uses_with(replacement)
+            if open_:
+                storage = storage_of_type(tensor)
+                for _ in storage.levels if isinstance(storage, Format) else ():
+                    types.append(ir.IndexType.get())
+                    block.add_argument(types[-1], function.location)
+        extra = [
+            *(ir.MemRefType.get(result.shape, result.element_type) for result in results if result.encoding is None),
+            ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], ir.IntegerType.get_signless(8)),
+            ir.IndexType.get(),
+        ]
+        outputs = [block.add_argument(t, function.location) for t in extra][:-2]
+    for _ in range(len(block.arguments) - len(types) - len(extra)):
+        block.erase_argument(0)
+    if outputs:
+        results = []
+        with ir.InsertionPoint(returned), function.location:
+            for value, out in zip(returned.operands, outputs, strict=True):
+                bufferization.materialize_in_destination(None, value, out, restrict=True, writable=True)
+            func.ReturnOp([])
+        returned.operation.erase()
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([*types, *extra], results))
+    for attribute in ("arg_attrs", "res_attrs"):
+        if attribute in function.attributes:
+            del function.attributes[attribute]
+
+
+def _tensor(buffer: ir.Value) -> ir.Value:
+    memory = ir.MemRefType(buffer.type)
+    tensor = ir.RankedTensorType.get(memory.shape, memory.element_type)
+    return bufferization.to_tensor(tensor, buffer, restrict=True)
+
+
+def _assembled(tensor: ir.RankedTensorType, components: list[ir.Value]) -> ir.Value:
+    """The sparse tensor that is made of these components."""
+    if isinstance(storage_of_type(tensor), Format) and tensor.has_static_shape:
+        return sparse_tensor.assemble(tensor, components[:-1], components[-1])
+    cast = ir.Operation.create("builtin.unrealized_conversion_cast", results=[tensor], operands=components)
+    return cast.results[0]
+
+
+def _components(tensor: ir.RankedTensorType) -> list[ir.Type]:
+    """The memrefs of a sparse tensor's positions, coordinates and values, or of the arrays of its packing."""
+    storage = storage_of_type(tensor)
+    if isinstance(storage, Packing):
+        elements = [_integer(c.bits) if c.bits else tensor.element_type for c in storage.components()]
+    else:
+        assert storage is not None
+        widths = {"positions": storage.pos_width, "coordinates": storage.crd_width}
+        elements = [_integer(widths[kind]) if kind in widths else tensor.element_type for _, kind in storage.components()]
+    return [ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], e) for e in elements]
+
+
+def _integer(width: int) -> ir.Type:
+    return ir.IntegerType.get_signless(width) if width else ir.IndexType.get()

@@ -1,0 +1,44 @@
+"""Memory that a kernel asks its caller for while it runs, for results whose sizes it finds out itself."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, llvm, memref, scf
+
+from gossamer.passes.loops.llvm_values import i64, memory_at, to_llvm
+from gossamer.passes.loops.vectors import index
+
+_DYNAMIC = ir.ShapedType.get_dynamic_size()
+
+
+@contextmanager
+def given(giver: ir.Value, sizes: Sequence[ir.Value]) -> Iterator[list[ir.Value]]:
+    """Memories (memref<?xi8>) of so many bytes, for what follows in this block: without them, it is passed over.
+
+    `giver` is the address (index) of a function (i64 bytes, ptr to an address), which writes the address of the memory there if
+    it has some: a function in Python that is interrupted gives nothing back that could be relied on. Only the thread that
+    entered the kernel may ask. What is given is the caller's again when the kernel returns.
+    """
+    pointer, word = ir.Type.parse("!llvm.ptr"), ir.IntegerType.get_signless(64)
+    function = llvm.inttoptr(pointer, to_llvm(giver))
+    place = llvm.alloca(pointer, i64(1), ir.TypeAttr.get(word))
+    addresses, there = [], arith.constant(ir.IntegerType.get_signless(1), 1)
+    for size in sizes:
+        llvm.store(i64(0), place)
+        llvm.CallOp(None, [function, to_llvm(size), place], [], [])
+        addresses.append(llvm.load(word, place))
+        there = arith.andi(there, arith.cmpi(arith.CmpIPredicate.ne, addresses[-1], i64(0)))
+    with ir.InsertionPoint(scf.IfOp(there).then_block):
+        bytes_ = ir.MemRefType.get([_DYNAMIC], ir.IntegerType.get_signless(8))
+        yield [
+            memory_at(llvm.inttoptr(pointer, address), bytes_, [to_llvm(size)])
+            for address, size in zip(addresses, sizes, strict=True)
+        ]
+        scf.YieldOp([])
+
+
+def array_in(memory: ir.Value, element: ir.Type, size: ir.Value, offset: ir.Value | None = None) -> ir.Value:
+    """An array of `size` elements in a memory."""
+    type_ = ir.MemRefType.get([_DYNAMIC], element)
+    return memref.view(type_, memory, index(0) if offset is None else offset, [size])

@@ -1,0 +1,58 @@
+"""The memrefs behind the tensors of a scheduled op, in a function whose storage is exposed (expose-storage)."""
+
+from dataclasses import dataclass
+
+from torch_mlir import ir
+
+from gossamer.dialects.errors import CompileError
+from gossamer.passes.loops.queries import defining, sole_user
+
+_WHY = "it is computed and used inside of the region, or expose-storage has not run"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where an op finds its operands and puts its results; `threads` is the size of the team that it may use."""
+
+    op: ir.Operation
+    outputs: tuple[ir.Value, ...]
+    workspace: ir.Value
+    threads: ir.Value
+
+    @property
+    def output(self) -> ir.Value:
+        """Where its only result goes, or the first one."""
+        return self.outputs[0]
+
+    def erase(self) -> None:
+        """Remove the op and the writes of its results, once loops do the work."""
+        for result in self.op.results:
+            write = sole_user(result)
+            assert write is not None
+            write.erase()
+        self.op.erase()
+
+
+def storage_of(op: ir.Operation) -> Storage:
+    """The storage of `op`; CompileError if expose-storage has not run or a result goes elsewhere."""
+    writes = [sole_user(result) for result in op.results]
+    if any(write is None or write.name != "bufferization.materialize_in_destination" for write in writes):
+        raise CompileError(f"{op.name} at {op.location}: its result has no buffer, for {_WHY}")
+    *_, workspace, threads = op.parent.regions[0].blocks[0].arguments
+    return Storage(op, tuple(write.operands[1] for write in writes if write is not None), workspace, threads)
+
+
+def buffer_of(tensor: ir.Value) -> ir.Value:
+    """The memref that a dense tensor was made of."""
+    op = defining(tensor)
+    if op is None or op.name != "bufferization.to_tensor":
+        raise CompileError(f"{tensor} has no buffer, for {_WHY}")
+    return op.operands[0]
+
+
+def sparse_buffers_of(tensor: ir.Value) -> list[ir.Value]:
+    """The memrefs of a sparse tensor: positions and coordinates by level, or the arrays of its packing, then values."""
+    op = defining(tensor)
+    if op is None or op.name not in ("sparse_tensor.assemble", "builtin.unrealized_conversion_cast"):
+        raise CompileError(f"{tensor} has no buffers, for {_WHY}")
+    return [buffer_of(v) for v in op.operands]

@@ -1,0 +1,172 @@
+"""The epilogue of a kernel op on vectors: the scalar ops of its region, replicated to lanes.
+
+Sums are computed feature-major (lanes are tokens), results are stored token-major (lanes are features). What depends on the
+sum, on scalars and on per-feature vectors runs on the sums (`before`), once per row while they are in registers; what
+reads a whole [T, M] tensor or a per-token vector runs after the transpose (`after`). One value crosses between the two, in
+the memory of the sums; where that cannot be, all is done after.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, vector
+
+from gossamer.dialects.errors import CompileError
+from gossamer.passes.loops.queries import defining, dims
+from gossamer.passes.loops.vectors import index, mask_of, vector_of, zeros
+
+Read = Callable[[ir.Operation, ir.VectorType], ir.Value]
+Load = Callable[[ir.VectorType, ir.Value, list[ir.Value]], ir.Value]
+
+
+class Epilogue:
+    """Splits the block of an epilogue; `before` and `after` emit its halves at the insertion point."""
+
+    def __init__(self, block: ir.Block) -> None:
+        *body, terminator = [op.operation for op in block.operations]
+        self.sum, self.result = block.arguments[0], terminator.operands[0]
+        self._summed = _users({self.sum}, body)
+        late = _users({r for op in body if op.name == "kernel.read" and reads_tokens(op) for r in op.results}, body)
+        self._before = [op for op in body if not any(r in late for r in op.results)]
+        self._after = [op for op in body if any(r in late for r in op.results)]
+        self.crossing = self.result
+        if self._after:
+            crossing = {v for op in self._after for v in op.operands if v in self._summed and v not in late}
+            self.crossing = crossing.pop() if len(crossing) == 1 else self.sum
+        if self.trivial or not _fits(self.crossing.type, self.sum.type):
+            self._before, self._after, self.crossing = [], body, self.sum
+
+    @property
+    def trivial(self) -> bool:
+        """Whether `before` has nothing to do."""
+        return self.crossing == self.sum
+
+    def before(self, sums: ir.Value, read: Read) -> ir.Value:
+        """The crossing value, for a vector of sums of one feature."""
+        return self._emit(self._before, {self.sum: sums}, self.crossing, read)
+
+    def after(self, crossing: ir.Value, read: Read) -> ir.Value:
+        """The results, for a vector of crossing values of one token."""
+        missing = [op for op in self._before if not any(r in self._summed for r in op.results)]
+        return self._emit(missing + self._after, {self.crossing: crossing}, self.result, read)
+
+    def whole(self, sums: ir.Value, read: Read) -> ir.Value:
+        """The results, for a vector of sums of one token."""
+        return self._emit(self._before + self._after, {self.sum: sums}, self.result, read)
+
+    def _emit(self, body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, read: Read) -> ir.Value:
+        lanes = ir.VectorType(next(iter(mapping.values())).type).shape[0]
+        return on_lanes(body, mapping, wanted, lanes, read)
+
+
+def on_lanes(body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, lanes: int, read: Read) -> ir.Value:
+    """Emit the scalar ops of a body on vectors; `mapping` holds the vectors of what they take from elsewhere."""
+    for op in body:
+        types = [vector_of(lanes, r.type) for r in op.results]
+        if op.name == "kernel.read":
+            mapping[op.results[0]] = read(op, types[0])
+            continue
+        operands = [mapping[v] if v in mapping else mapping.setdefault(v, splat(v, lanes)) for v in op.operands]
+        if op.name == "arith.constant":
+            mapping[op.results[0]] = splat(op.results[0], lanes)
+            continue
+        attributes = {name: op.attributes[name] for name in op.attributes}
+        clone = ir.Operation.create(op.name, results=types, operands=operands, attributes=attributes)
+        mapping.update(zip(op.results, clone.results, strict=True))
+    return mapping[wanted] if wanted in mapping else splat(wanted, lanes)
+
+
+def check_elements(contract: Any) -> None:
+    """CompileError unless the result and what the epilogue reads are floats that lie in memory in the order of the result."""
+    elements = [ir.RankedTensorType(contract.result.type).element_type]
+    for read in contract.epilogue.blocks[0].operations:
+        if read.operation.name == "kernel.read":
+            affine_map = ir.AffineMapAttr(read.map).value
+            elements.append(read.result.type)
+            if any(d is None and str(e) != "0" for d, e in zip(dims(affine_map), affine_map.results, strict=True)):
+                raise CompileError(f"no schedule for an epilogue that reads by {affine_map}")
+            positions = [d for d in dims(affine_map) if d is not None]
+            if positions != sorted(set(positions)):
+                raise CompileError(f"no schedule for an epilogue that reads by {affine_map}, which is not in order")
+    for element in elements:
+        if not isinstance(element, ir.FloatType):
+            raise CompileError(f"no schedule for elements of type {element}")
+
+
+def reader(buffers: dict[ir.Value, ir.Value], at: Sequence[ir.Value], load: Load) -> Read:
+    """kernel.read for lanes that are neighbours along the second dimension of the result, from `at` on.
+
+    `load` gives the lanes of a buffer from some indices on; what all lanes have in common is loaded once.
+    """
+
+    def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+        buffer, positions = buffers[op.results[0]], _dims(op)
+        where = [index(0) if d is None else at[d] for d in positions]
+        if 1 not in positions:
+            return vector.broadcast(type_, memref.load(buffer, where))
+        return load(type_, buffer, where)
+
+    return read
+
+
+class Buffers:
+    """The memory behind the kernel.read ops of an epilogue, and the result's: how lanes are read and stored."""
+
+    def __init__(self, reads: dict[ir.Value, ir.Value], out: ir.Value) -> None:
+        self.reads, self.out = reads, out
+        self.tokens = memref.dim(out, index(0))
+        self.features = memref.dim(out, index(1))
+
+    def by_feature(self, m: ir.Value) -> Read:
+        """kernel.read where all lanes are tokens of feature m."""
+
+        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+            at = [index(0) if d is None else m for d in _dims(op)]
+            return vector.broadcast(type_, memref.load(self.reads[op.results[0]], at))
+
+        return read
+
+    def store_token(self, token: ir.Value, row: ir.Value, lanes: int, result: Callable[[Read], ir.Value]) -> None:
+        """out[token, row..] = result(read), where the lanes are the features from `row` on; a token past the end is not
+        stored, and reads the last one's memory."""
+        mask = mask_of(lanes, arith.subi(self.features, row))
+        none = arith.constant(mask.type, ir.DenseElementsAttr.get_splat(mask.type, ir.BoolAttr.get(False)))
+        exists = arith.cmpi(arith.CmpIPredicate.ult, token, self.tokens)
+        mask = arith.select(exists, mask, none)
+        safe = arith.minui(token, arith.subi(self.tokens, index(1)))
+        read = reader(
+            self.reads, [safe, row], lambda type_, buffer, at: vector.maskedload(type_, buffer, at, mask, zeros(type_))
+        )
+        vector.maskedstore(self.out, [safe, row], mask, result(read))
+
+
+def _dims(read: ir.Operation) -> list[int | None]:
+    return dims(ir.AffineMapAttr(read.attributes["map"]).value)
+
+
+def reads_tokens(read: ir.Operation) -> bool:
+    """Whether a kernel.read depends on the token, the first dimension of the result."""
+    return 0 in _dims(read)
+
+
+def splat(scalar: ir.Value, lanes: int) -> ir.Value:
+    """A constant from outside the kernel as a vector, made anew so that nothing outside is captured."""
+    op = defining(scalar)
+    assert op is not None and op.name == "arith.constant", f"epilogue captures {scalar}"
+    constant = ir.Operation.create("arith.constant", results=[scalar.type], attributes={"value": op.attributes["value"]})
+    return vector.broadcast(vector_of(lanes, scalar.type), constant.results[0])
+
+
+def _users(values: set[ir.Value], body: list[ir.Operation]) -> set[ir.Value]:
+    """`values` and all that is computed from them."""
+    found = set(values)
+    for op in body:
+        if any(v in found for v in op.operands):
+            found.update(op.results)
+    return found
+
+
+def _fits(type_: ir.Type, sum_type: ir.Type) -> bool:
+    """Whether a value can lie where a sum lies and come back unchanged."""
+    return isinstance(type_, ir.FloatType) and ir.FloatType(type_).width <= ir.FloatType(sum_type).width

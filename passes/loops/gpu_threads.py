@@ -1,0 +1,192 @@
+"""How threads of a GPU find their work and reach memory, in the words that all GPU lowerings share.
+
+A kernel is launched on one row of thread blocks: `blocks` for each `tokens` tokens, of `threads` threads and `shared` bytes
+of shared memory each. Which of a region's kernels runs is decided at every call, by the number of tokens (rows of the result).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, func, gpu, memref, nvvm, scf, vector
+
+from gossamer.dialects.launch import Launch
+from gossamer.passes.loops.vectors import byte_width, index, load_index, vector_of
+
+MODULE = "kernels"
+LAUNCH = "kernel.launch"  # attribute of a gpu.func: the fields of its `Launch`
+WARP = 32
+_VECTOR_BYTES = 16  # the widest load and store of a thread
+
+
+def launch_attribute(launch: Launch) -> ir.DictAttr:
+    """A launch as the gpu.func carries it."""
+    i64 = ir.IntegerType.get_signless(64)
+    return ir.DictAttr.get({name: ir.IntegerAttr.get(i64, value) for name, value in launch.as_json().items()})
+
+
+def read_launch(attribute: ir.Attribute) -> Launch:
+    """The inverse of `launch_attribute`."""
+    return Launch.from_json({entry.name: ir.IntegerAttr(entry.attr).value for entry in ir.DictAttr(attribute)})
+
+
+def add_kernel(function: func.FuncOp, suffix: str, launch: Launch, emit: Callable[[dict[ir.Value, ir.Value]], None]) -> None:
+    """Add a kernel to the gpu.module beside a function whose storage is exposed, with the body that `emit` builds.
+
+    It takes the function's memrefs but for the workspace; `emit` gets its argument for each of them.
+    """
+    *arguments, _workspace, _threads = function.entry_block.arguments
+    memrefs = [a for a in arguments if isinstance(a.type, ir.MemRefType)]
+    with ir.InsertionPoint(_module(function).bodyRegion.blocks[0]):
+        signature = ir.FunctionType.get([m.type for m in memrefs], [])
+        name = f"{function.name.value}_{suffix}"
+        kernel = gpu.GPUFuncOp(signature, name, kernel=True, known_block_size=[launch.threads, 1, 1])
+        kernel.attributes[LAUNCH] = launch_attribute(launch)
+    with ir.InsertionPoint(kernel.add_entry_block()):
+        emit(dict(zip(memrefs, kernel.entry_block.arguments, strict=True)))
+        gpu.ReturnOp([])
+
+
+def _module(function: func.FuncOp) -> gpu.GPUModuleOp:
+    for op in function.operation.parent.regions[0].blocks[0].operations:
+        if isinstance(op, gpu.GPUModuleOp):
+            return op
+    with ir.InsertionPoint(function):
+        made = gpu.GPUModuleOp(MODULE)
+        made.bodyRegion.blocks.append()
+        return made
+
+
+class Place:
+    """This thread's place: its number `thread` in the block, which is that of a `lane` of a `warp`; the block's `tile` and
+    `chunk`: tokens from `first` = tile x launch.tokens on, and the chunk-th of launch.blocks parts of the work on them."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.tile, self.chunk = divmod_by(gpu.block_id(_x()), launch.blocks)
+        self.first = arith.muli(self.tile, index(launch.tokens))
+        self.thread = gpu.thread_id(_x())
+        self.warp, self.lane = divmod_by(self.thread, WARP)
+
+
+def divmod_by(value: ir.Value, divisor: int) -> tuple[ir.Value, ir.Value]:
+    """Quotient and remainder of an index by a constant."""
+    return arith.divui(value, index(divisor)), arith.remui(value, index(divisor))
+
+
+def below(value: ir.Value, limit: ir.Value) -> ir.Value:
+    """value < limit, both unsigned."""
+    return arith.cmpi(arith.CmpIPredicate.ult, value, limit)
+
+
+@contextmanager
+def when(condition: ir.Value) -> Iterator[None]:
+    """The insertion point in an scf.if without results; its yield is added."""
+    op = scf.IfOp(condition)
+    with ir.InsertionPoint(op.then_block):
+        yield
+        scf.YieldOp([])
+
+
+def widest(size: int, element: ir.Type, most: int) -> int:
+    """Elements of the widest vector, up to `most`, that divides rows of `size` elements: 16 bytes, if that divides them."""
+    width = min(_VECTOR_BYTES // byte_width(element), most)
+    while size % width:
+        width //= 2
+    return width
+
+
+def by_width(
+    element: ir.Type, fits: Callable[[int], ir.Value], results: Sequence[ir.Type], build: Callable[[int], Sequence[ir.Value]]
+) -> list[ir.Value]:
+    """What `build` gives for the widest vector, of 16 bytes or less, that `fits` at run time; for single elements if none does.
+
+    All threads of a block must agree.
+    """
+
+    def narrower(width: int) -> Sequence[ir.Value]:
+        if width == 1:
+            return build(1)
+        choice = scf.IfOp(fits(width), list(results), has_else=True)
+        for block, values in ((choice.then_block, lambda: build(width)), (choice.else_block, lambda: narrower(width // 2))):
+            with ir.InsertionPoint(block):
+                scf.YieldOp(list(values()))
+        return list(choice.results)
+
+    return list(narrower(_VECTOR_BYTES // byte_width(element)))
+
+
+def load(type_: ir.VectorType, buffer: ir.Value, at: Sequence[ir.Value]) -> ir.Value:
+    """A vector from an address that is aligned to its size."""
+    return vector.load(type_, buffer, list(at), alignment=_bytes(type_))
+
+
+def store(value: ir.Value, buffer: ir.Value, at: Sequence[ir.Value]) -> None:
+    """A vector to an address that is aligned to its size."""
+    vector.store(value, buffer, list(at), alignment=_bytes(ir.VectorType(value.type)))
+
+
+def shared(at: int, shape: list[int], element: ir.Type) -> ir.Value:
+    """A memref of the block's shared memory, from byte `at` on (a multiple of 16)."""
+    space = ir.Attribute.parse("#gpu.address_space<workgroup>")
+    dynamic = ir.ShapedType.get_dynamic_size()
+    i8 = ir.IntegerType.get_signless(8)
+    memory = gpu.dynamic_shared_memory(ir.MemRefType.get([dynamic], i8, memory_space=space))
+    return memref.view(ir.MemRefType.get(shape, element, memory_space=space), memory, index(at), [])
+
+
+def last_at_most(positions: ir.Value, limit: ir.Value) -> ir.Value:
+    """The last row whose position is at most `limit`, of ascending positions of which the first one is; the one behind the last
+    row is not looked at. All lanes take equally many steps."""
+    i = ir.IndexType.get()
+    search = scf.WhileOp([i, i], [index(0), arith.subi(memref.dim(positions, index(0)), index(1))])
+    before = ir.Block.create_at_start(search.before, [i, i], [search.location] * 2)
+    with ir.InsertionPoint(before):
+        row, left = before.arguments
+        scf.ConditionOp(below(index(1), left), [row, left])
+    after = ir.Block.create_at_start(search.after, [i, i], [search.location] * 2)
+    with ir.InsertionPoint(after):
+        row, left = after.arguments
+        half = arith.shrui(left, index(1))
+        middle = arith.addi(row, half)
+        begun = arith.cmpi(arith.CmpIPredicate.ule, load_index(positions, middle), limit)
+        scf.YieldOp([arith.select(begun, middle, row), arith.subi(left, half)])
+    return search.results[0]
+
+
+def sync_warp() -> None:
+    """Wait for all threads of the warp; what they wrote to shared memory is seen by all."""
+    nvvm.bar_warp_sync(arith.constant(ir.IntegerType.get_signless(32), -1))
+
+
+def total(value: ir.Value, lanes: int = WARP) -> ir.Value:
+    """The sum of a float over `lanes` neighbouring lanes (a power of two), in all of them."""
+    return across(value, arith.addf, lanes)
+
+
+def across(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value], lanes: int = WARP) -> ir.Value:
+    """The floats of `lanes` neighbouring lanes (a power of two), combined in pairs, in all of them."""
+    distance = lanes // 2
+    while distance:
+        value = combine(value, _of_lane(value, distance))
+        distance //= 2
+    return value
+
+
+def _of_lane(value: ir.Value, distance: int) -> ir.Value:
+    """A float of f32 or f64 of the lane whose number differs in one bit."""
+    i32 = ir.IntegerType.get_signless(32)
+    mode = ir.Attribute.parse("#gpu<shuffle_mode xor>")
+    single, words = vector_of(1, value.type), vector_of(byte_width(value.type) // 4, i32)
+    halves = vector.bitcast(words, vector.broadcast(single, value))
+    constants = arith.constant(i32, distance), arith.constant(i32, WARP)
+    others = [gpu.shuffle(vector.extract(halves, [], [i]), *constants, mode)[0] for i in range(words.shape[0])]
+    return vector.extract(vector.bitcast(single, vector.from_elements(words, others)), [], [0])
+
+
+def _bytes(type_: ir.VectorType) -> int:
+    return byte_width(type_.element_type) * type_.shape[0]
+
+
+def _x() -> ir.Attribute:
+    return ir.Attribute.parse("#gpu<dim x>")

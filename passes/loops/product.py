@@ -1,0 +1,183 @@
+"""What the lowerings of kernel.spmm share: the operands of a product, and the frame around its inner loops.
+
+scf.parallel (%task) = ...                       Product.parallel, Product.by_tiles
+  func.call @region_tile64(operands, ...)        Product.call: the narrowest function that holds the tokens left
+func.func private @region_tile64(operands, %offset, %first, %low, %high)      Product.function
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, func, memref, scf
+
+from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
+from gossamer.passes.loops.epilogue import Buffers, Epilogue
+from gossamer.passes.loops.openmp import thread_number
+from gossamer.passes.loops.queries import walk
+from gossamer.passes.loops.vectors import call_narrowest, index, load_index, loop
+
+_MEETING = 1 << 13  # cycles of multiply-adds that are as soon done by one thread as shared by two, which have to meet
+_MANY = 4  # tiles a thread from which on it does not matter that some threads have one more
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a function of a product works on: memrefs (the arrays of the weight in `weight`), this thread's `offset` into the
+    workspace, the `first` of its tokens and the row groups [low, high)."""
+
+    x: ir.Value
+    weight: tuple[ir.Value, ...]
+    memory: Buffers
+    workspace: ir.Value
+    offset: ir.Value
+    first: ir.Value
+    low: ir.Value
+    high: ir.Value
+
+    @property
+    def positions(self) -> ir.Value:
+        """Of a weight with positions: where its rows begin."""
+        return self.weight[0]
+
+    @property
+    def coordinates(self) -> ir.Value:
+        """Of a weight with positions and coordinates: the latter."""
+        return self.weight[1]
+
+    @property
+    def values(self) -> ir.Value:
+        """The values of the weight."""
+        return self.weight[-1]
+
+
+def products(module: ir.Module, schedule: str) -> list[Any]:
+    """The kernel.spmm ops of one schedule."""
+    found = [op.opview for op in walk(module, "kernel.spmm")]
+    return [op for op in found if ir.StringAttr(op.schedule).value == schedule]
+
+
+class Product:
+    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, the rows in groups of `unit`, by default one
+    vector."""
+
+    def __init__(self, op: Any, unit: int | None = None) -> None:
+        self.op = op
+        self.storage: Storage = storage_of(op.operation)
+        self.lanes = ir.IntegerAttr(op.lanes).value
+        reduction = ir.IntegerAttr(op.reduction).value
+        weight = ir.RankedTensorType(op.w.type)
+        self.M, self.K = weight.shape[1 - reduction], weight.shape[reduction]
+        self.unit = unit or self.lanes
+        self.groups = -(-self.M // self.unit)
+        block = op.epilogue.blocks[0]
+        self.sum_type = block.arguments[0].type
+        self.epilogue = Epilogue(block)
+        self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
+        stored = sparse_buffers_of(op.w)
+        self.components = len(stored)
+        self.buffers = [buffer_of(op.x), *stored, *(buffer_of(r.operands[0]) for r in self.reads)]
+
+    def function(self, suffix: str, emit: Callable[[Operands], None]) -> func.FuncOp:
+        """A private function before the one that holds the op, with the body that `emit` builds."""
+        parent = self.op.operation.parent.opview
+        values = [*self.buffers, self.storage.output, self.storage.workspace]
+        types = [v.type for v in values] + [ir.IndexType.get()] * 4
+        with ir.InsertionPoint(parent):
+            function = func.FuncOp(f"{parent.name.value}_{suffix}", (types, []), visibility="private")
+        with ir.InsertionPoint(function.add_entry_block()):
+            *buffers, out, workspace, offset, first, low, high = function.entry_block.arguments
+            x, weight, reads = buffers[0], tuple(buffers[1 : 1 + self.components]), buffers[1 + self.components :]
+            memory = Buffers(dict(zip((r.results[0] for r in self.reads), reads, strict=True)), out)
+            emit(Operands(x, weight, memory, workspace, offset, first, low, high))
+            func.ReturnOp([])
+        return function
+
+    def by_tiles(self, variants: dict[int, func.FuncOp], workspace: int) -> None:
+        """Replace the op by calls of functions for tiles of tokens, keyed by their tokens, the widest first.
+
+        The rows are shared out too where there are too few tiles to keep all threads equally busy. What takes less time than
+        waking a team is done by the calling thread.
+        """
+        with ir.InsertionPoint(self.op):
+            tile, threads, one = index(next(iter(variants))), self.storage.threads, index(1)
+            n_tiles = arith.ceildivui(memref.dim(self.storage.output, index(0)), tile)
+            small = scf.IfOp(self.small(), has_else=True)
+            with ir.InsertionPoint(small.then_block):
+                with loop(index(0), n_tiles, one) as tiles:
+                    first = arith.muli(tiles.induction_variable, tile)
+                    self.call(variants, index(0), first, index(0), index(self.groups))
+                scf.YieldOp([])
+            with ir.InsertionPoint(small.else_block):
+                uneven = arith.cmpi(arith.CmpIPredicate.ne, arith.remui(n_tiles, threads), index(0))
+                few = arith.cmpi(arith.CmpIPredicate.ult, n_tiles, arith.muli(threads, index(_MANY)))
+                chunks = arith.minui(index(self.groups), arith.select(arith.andi(uneven, few), threads, one))
+
+                def body(task: ir.Value, offset: ir.Value) -> None:
+                    first = arith.muli(arith.divui(task, chunks), tile)
+                    self.call(variants, offset, first, *self.row_range(arith.remui(task, chunks), chunks))
+
+                self.parallel(arith.muli(n_tiles, chunks), workspace, body)
+                scf.YieldOp([])
+        self.storage.erase()
+
+    def small(self) -> ir.Value:
+        """Whether one thread computes the product before two could meet."""
+        cycles = self.cycles(memref.dim(self.buffers[self.components], index(0)), memref.dim(self.storage.output, index(0)))
+        return arith.cmpi(arith.CmpIPredicate.ult, cycles, index(_MEETING))
+
+    def cycles(self, values: ir.Value, tokens: ir.Value) -> ir.Value:
+        """About how many cycles the multiply-adds take: two for each value of the weight and vector of tokens."""
+        return arith.muli(arith.muli(values, index(2)), arith.ceildivui(tokens, index(self.lanes)))
+
+    def workers(self) -> ir.Value:
+        """The number of threads that share the product."""
+        return arith.select(self.small(), index(1), self.storage.threads)
+
+    def parallel(self, tasks: ir.Value, workspace: int, body: Callable[[ir.Value, ir.Value], None]) -> None:
+        """Run body(task, offset of the thread into the workspace) for all tasks, `workspace` bytes a thread."""
+        tasks_loop = scf.ParallelOp([], [index(0)], [tasks], [index(1)], [])
+        block = ir.Block.create_at_start(tasks_loop.region, [ir.IndexType.get()], [self.op.location])
+        with ir.InsertionPoint(block):
+            body(block.arguments[0], arith.muli(thread_number(), index(workspace)))
+            scf.ReduceOp([], 0)
+
+    def row_range(self, chunk: ir.Value, chunks: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The row groups [low, high) of one of `chunks` parts of equal work."""
+        return self._boundary(chunk, chunks), self._boundary(arith.addi(chunk, index(1)), chunks)
+
+    def work_before(self, row: ir.Value) -> ir.Value:
+        """What the rows before this one cost, in any unit; each costs something. By default all cost the same."""
+        return row
+
+    def stored_before(self, row: ir.Value, blocks: int, each: int) -> ir.Value:
+        """The entries that the rows before this one have in all blocks of a weight with positions, `each` more a row."""
+        positions = self.buffers[1]
+        with loop(index(0), index(blocks), index(1), [arith.muli(row, index(blocks * each))]) as steps:
+            start = arith.muli(steps.induction_variable, index(self.M))
+            entries = arith.subi(load_index(positions, arith.addi(start, row)), load_index(positions, start))
+            scf.YieldOp([arith.addi(steps.inner_iter_args[0], entries)])
+        return steps.results[0]
+
+    def _boundary(self, chunk: ir.Value, chunks: ir.Value) -> ir.Value:
+        """The first row group that has `chunk` / `chunks` of the work before it (all of them for the last), by bisection."""
+        rows, one = index(self.M), index(1)
+        wanted = arith.ceildivui(arith.muli(chunk, self.work_before(rows)), chunks)
+        steps = self.groups.bit_length()
+        with loop(index(0), index(steps), one, [index(0), index(self.groups)]) as search:
+            low, high = search.inner_iter_args
+            middle = arith.divui(arith.addi(low, high), index(2))
+            before = self.work_before(arith.minui(arith.muli(middle, index(self.unit)), rows))
+            # Once low meets high, middle is both of them and must stay.
+            less = arith.andi(
+                arith.cmpi(arith.CmpIPredicate.ult, before, wanted), arith.cmpi(arith.CmpIPredicate.ult, low, high)
+            )
+            scf.YieldOp([arith.select(less, arith.addi(middle, one), low), arith.select(less, high, middle)])
+        return search.results[0]
+
+    def call(self, variants: dict[int, func.FuncOp], offset: ir.Value, first: ir.Value, low: ir.Value, high: ir.Value) -> None:
+        """Call the narrowest of the functions, keyed by their tokens, that holds the tokens from `first` on."""
+        arguments = [*self.buffers, self.storage.output, self.storage.workspace, offset, first, low, high]
+        left = arith.subi(memref.dim(self.storage.output, index(0)), first)
+        call_narrowest(left, variants, arguments)

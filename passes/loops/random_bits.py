@@ -1,0 +1,56 @@
+"""Random numbers that depend on a counter and a key only, so that backward draws those of forward again, in any order.
+
+Philox2x32-7 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011: seven rounds are the fewest that pass
+their tests (BigCrush).
+"""
+
+from collections.abc import Sequence
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, vector
+
+from gossamer.passes.loops.vectors import vector_of
+
+_ROUNDS = 7
+_MULTIPLIER = 0xD256D193
+_WEYL = 0x9E3779B9
+
+
+def philox(counter: ir.Value, key: ir.Value) -> ir.Value:
+    """32 random bits a lane, for a vector of i64 and an i32 for all lanes."""
+    lanes = ir.VectorType(counter.type).shape[0]
+    i32 = ir.IntegerType.get_signless(32)
+    words, wide = vector_of(lanes, i32), counter.type
+    left = arith.trunci(words, counter)
+    right = arith.trunci(words, arith.shrui(counter, _splat(wide, 32)))
+    for number in range(_ROUNDS):
+        product = arith.muli(arith.extui(wide, left), _splat(wide, _MULTIPLIER))
+        high = arith.trunci(words, arith.shrui(product, _splat(wide, 32)))
+        added = arith.addi(key, _constant(i32, number * _WEYL))
+        left, right = arith.xori(arith.xori(high, vector.broadcast(words, added)), right), arith.trunci(words, product)
+    return left
+
+
+def at_least(bits: ir.Value, share: float) -> ir.Value:
+    """Whether random bits, as numbers in [0, 1), are `share` or more."""
+    return arith.cmpi(arith.CmpIPredicate.uge, bits, _splat(bits.type, min(round(share * 2**32), 2**32 - 1)))
+
+
+def constants(type_: ir.VectorType, values: Sequence[int]) -> ir.Value:
+    """A vector of integers."""
+    elements = [ir.IntegerAttr.get(type_.element_type, value) for value in values]
+    return arith.constant(type_, ir.DenseElementsAttr.get(elements, type_))
+
+
+def _splat(type_: ir.VectorType, value: int) -> ir.Value:
+    return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, _attribute(type_.element_type, value)))
+
+
+def _constant(type_: ir.Type, value: int) -> ir.Value:
+    return arith.constant(type_, _attribute(type_, value))
+
+
+def _attribute(type_: ir.Type, value: int) -> ir.IntegerAttr:
+    width = ir.IntegerType(type_).width
+    value &= (1 << width) - 1
+    return ir.IntegerAttr.get(type_, value - (1 << width) if value >> (width - 1) else value)

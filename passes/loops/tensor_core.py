@@ -1,0 +1,102 @@
+"""Tensor cores: asynchronous copies into shared memory, fragments of matrices, and their products.
+
+A product of fragments is d[16 x 8] += a[16 x 16] b[16 x 8] of bf16 or f16, summed in f32, by the 32 lanes of a warp. Lane l
+holds, with g = l / 4 and q = l % 4,
+    a   rows g and g + 8, columns 2q, 2q + 1, 2q + 8, 2q + 9
+    b   rows 2q, 2q + 1, 2q + 8, 2q + 9, column g
+    d   rows g and g + 8, columns 2q, 2q + 1
+"""
+
+from collections.abc import Sequence
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, llvm, nvgpu, nvvm, vector
+
+from gossamer.passes.loops.vectors import byte_width, index
+
+CHUNK = 8  # elements of 16 bits in the 16 bytes that a thread copies at once, and in a row of a matrix of ldmatrix
+
+
+def copy_async(
+    source: ir.Value, at: Sequence[ir.Value], to: ir.Value, place: Sequence[ir.Value], exists: ir.Value | None = None
+) -> None:
+    """Start to copy 16 bytes from global to shared memory; zeros where `exists` is false, then nothing is read."""
+    count = 16 // byte_width(ir.MemRefType(source.type).element_type)
+    elements = None if exists is None else arith.select(exists, index(count), index(0))
+    nvgpu.device_async_copy(to, place, source, at, count, src_elements=elements, bypass_l1=True)
+
+
+def commit() -> None:
+    """What was copied since the last commit is a group."""
+    nvvm.cp_async_commit_group()
+
+
+def wait(groups: int) -> None:
+    """Wait until all but the last `groups` groups of this thread have arrived."""
+    nvvm.cp_async_wait_group(groups)
+
+
+def load_matrices(memory: ir.Value, at: Sequence[ir.Value], transposed: bool = False) -> list[ir.Value]:
+    """Four 8 x 8 matrices, or their transposes, from shared memory as fragments; lane l gives the address of row l % 8 of
+    matrix l / 8."""
+    element = ir.MemRefType(memory.type).element_type
+    loaded = nvgpu.ldmatrix(ir.VectorType.get([4, 2], element), memory, at, transposed, 4)
+    return [vector.extract(loaded, [], [i]) for i in range(4)]
+
+
+def multiply_add(a: Sequence[ir.Value], b: Sequence[ir.Value], sums: ir.Value) -> ir.Value:
+    """sums + a b: four fragments of a (rows first), two of b, and a vector of four sums."""
+    element = ir.VectorType(a[0].type).element_type
+    kind = ir.Attribute.parse(f"#nvvm.mma_type<{element}>")
+    if isinstance(element, ir.BF16Type):
+        a, b = [_word(v) for v in a], [_word(v) for v in b]
+    result = nvvm.mma_sync(
+        ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
+        ir.Attribute.parse("#nvvm.shape<m = 16, n = 8, k = 16>"),
+        ir.Attribute.parse("#nvvm.mma_layout<row>"),
+        ir.Attribute.parse("#nvvm.mma_layout<col>"),
+        a,
+        b,
+        [vector.extract(sums, [], [i]) for i in range(4)],
+        multiplicand_a_ptx_type=kind,
+        multiplicand_b_ptx_type=kind,
+    )
+    return _sums(result, sums.type)
+
+
+def multiply_add_sparse(
+    a: Sequence[ir.Value], metadata: ir.Value, selector: int, b: Sequence[ir.Value], sums: ir.Value
+) -> ir.Value:
+    """sums + a b with a[16 x 32] of which 2 of every 4 neighbours are stored: as a[16 x 16], and where they are, in words.
+
+    Four fragments of a (rows first) and of b[32 x 8]. `selector` says whose words count: 0 for lanes q = 0 and 1 of each g, 1
+    for q = 2 and 3. Of a word, the low half is for row g, the high one for row g + 8; of columns 0 to 15 in even, 16 to 31 in
+    odd lanes; two bits for each value, ascending in a group of four.
+    """
+    element = ir.VectorType(a[0].type).element_type
+    kind = ir.Attribute.parse(f"#nvvm.mma_type<{element}>")
+    if isinstance(element, ir.BF16Type):
+        a, b = [_word(v) for v in a], [_word(v) for v in b]
+    result = nvvm.mma_sp_sync(
+        ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
+        ir.Attribute.parse("#nvvm.shape<m = 16, n = 8, k = 32>"),
+        a,
+        b,
+        [vector.extract(sums, [], [i]) for i in range(4)],
+        metadata,
+        arith.constant(ir.IntegerType.get_signless(32), selector),
+        multiplicand_a_ptx_type=kind,
+        multiplicand_b_ptx_type=kind,
+        ordered_metadata=True,
+    )
+    return _sums(result, sums.type)
+
+
+def _sums(result: ir.Value, type_: ir.Type) -> ir.Value:
+    values = [llvm.extractvalue(ir.F32Type.get(), result, [i]) for i in range(4)]
+    return vector.from_elements(type_, values)
+
+
+def _word(pair: ir.Value) -> ir.Value:
+    """Two elements as the 32 bits that instructions for bf16 take."""
+    return vector.extract(vector.bitcast(ir.VectorType.get([1], ir.IntegerType.get_signless(32)), pair), [], [0])

@@ -1,0 +1,1 @@
+"""All schedules by name, what they cost, and on which machine."""

@@ -1,0 +1,78 @@
+"""Predicts what a sparse linear layer costs beside the dense one, in microseconds.
+
+y[t, m] = sum_k x[t, k] w[m, k], T tokens:
+
+    dense    Machine.speeds        measured products, by element type, bytes of the weight and T
+    sparse   Family.cycles         each family of schedules has its own terms, in cycles of a core of 3 GHz;
+             Speed.cycles_a_us     a calibration finds how many of them pass here, by family and T
+             at least              the values are read (Machine.read), and multiplied 1.25 times as fast as in the best
+                                   dense product
+    each     Machine.call_us       the call
+             _MEET_US              threads that share a call have to meet; one computes alone what takes less
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.families import FAMILIES
+from gossamer.passes.schedules.machine_speed import Machine, element_width
+
+_FASTER = 0.8
+_MEET_US = 2.0
+UNKNOWN_TOKENS = 32  # assumed where the number of tokens is not known at compile time
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted microseconds of a call, dense and with each schedule, the fastest first."""
+
+    dense_us: float
+    by_schedule: tuple[tuple[str, float], ...]
+
+    @property
+    def schedule(self) -> str:
+        """The fastest schedule."""
+        return self.by_schedule[0][0]
+
+    @property
+    def sparse_us(self) -> float:
+        """Microseconds of the fastest schedule."""
+        return self.by_schedule[0][1]
+
+    def scaled(self, dense: float, by_schedule: Mapping[str, float]) -> "Prediction":
+        """The prediction corrected by factors found in a measurement, of the schedules that have one."""
+        able = [(name, us * by_schedule[name]) for name, us in self.by_schedule if name in by_schedule]
+        return Prediction(self.dense_us * dense, tuple(sorted(able, key=lambda item: item[1])))
+
+    @property
+    def gain(self) -> float:
+        """How many times faster sparse is."""
+        return self.dense_us / self.sparse_us
+
+
+def _dense_us(matrix: Matrix, tokens: int, machine: Machine) -> float:
+    """Microseconds of the dense product on one core. Where f32 may be rounded to bf16, torch does so on AMX alone."""
+    element = matrix.element if matrix.given is None or "amx" in matrix.features else matrix.given
+    return machine.speeds[element].dense_us(matrix.rows * matrix.columns, element_width(element), tokens)
+
+
+def _shared(us: float, threads: int) -> float:
+    """What takes one thread so many microseconds, on several if that is faster."""
+    return min(us, us / threads + _MEET_US)
+
+
+def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machine | None = None) -> Prediction:
+    """The cost of a layer with this weight, by default on the usual machine. Threads share all but the call, and meet."""
+    machine = machine or Machine.usual(matrix.bits)
+    t, speed = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), machine.speeds[matrix.element]
+    width = element_width(matrix.element)
+    dense = _dense_us(matrix, t, machine) / threads
+    values = matrix.nonzeros * width
+    fastest = min(machine.speeds[element].least for element in {matrix.element, "f64" if width == 8 else "f32"})
+    least = max(values / machine.read.at(values) / 1e3, _FASTER * fastest * matrix.nonzeros * t * 1e-6)
+    possible = [f for f in FAMILIES.values() if t <= f.most and f.storage(matrix) is not None]
+    sparse = sorted((f.cycles(matrix, t) / speed.cycles_a_us(f.name, t), f.name) for f in possible)
+    able = [(name, _shared(max(us, least), threads) + machine.call_us) for us, name in sparse if us < math.inf]
+    return Prediction(dense, tuple(able))

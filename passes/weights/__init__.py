@@ -1,0 +1,1 @@
+"""Schedules of products with a sparse weight; each is a file with its lowering."""

@@ -1,0 +1,98 @@
+"""What the schedules for a few tokens share: threads share rows alone, all tokens of x are copied, widened and filled up.
+
+scf.parallel (%task) = ...                    chunks of the weight's rows
+  for each 4 tokens: func.call @region_rows4  or _rows2, _rows1 for what is left of the tokens
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, vector
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.kernel import integers
+from gossamer.passes.loops.product import Operands, Product
+from gossamer.passes.loops.vectors import byte_width, index, loop, mask_of, reserve_workspace, vector_of, widened, zeros
+
+_CACHE_LINE = 64
+_MOST = 8
+
+
+class WeightInLanes(Product):
+    """A product whose vectors are elements of the weight, each of which is multiplied by the tokens one after the other."""
+
+    def cycles(self, values: ir.Value, tokens: ir.Value) -> ir.Value:
+        """One for each vector of values and token, two for the loads of the vector."""
+        return arith.muli(arith.ceildivui(values, index(self.lanes)), arith.addi(tokens, index(2)))
+
+
+class FewTokens(WeightInLanes):
+    """A product, `tokens` at a time; a copy of a token has `padded_K` elements."""
+
+    def __init__(self, op: Any, padded_K: int, unit: int | None = None) -> None:
+        super().__init__(op, unit)
+        tile = integers(op.tile)
+        if len(tile) != 1 or not 1 <= tile[0] <= _MOST:
+            raise CompileError(f"tile {tile} is not a number of tokens from 1 to {_MOST}")
+        (self.tokens,), self.padded_K = tile, padded_K
+        # The copy of x, then a vector of rows' totals for each token.
+        size = self.tokens * (padded_K + self.lanes) * byte_width(self.sum_type)
+        self.workspace = -(-size // _CACHE_LINE) * _CACHE_LINE
+
+    def lower(self, module: ir.Module, widths: list[int], emit: Callable[[int, Operands], None]) -> None:
+        """Replace the op by loops that call the functions of `emit`, one for each of these numbers of tokens, widest first."""
+        reserve_workspace(module, self.workspace)
+        with self.op.location:
+            variants = {n: self.function(f"rows{n}", partial(emit, n)) for n in widths}
+            with ir.InsertionPoint(self.op):
+                chunks = arith.minui(index(self.groups), self.workers())
+
+                def body(chunk: ir.Value, offset: ir.Value) -> None:
+                    low, high = self.row_range(chunk, chunks)
+                    tokens = memref.dim(self.storage.output, index(0))
+                    with loop(index(0), tokens, index(self.tokens)) as tiles:
+                        self.call(variants, offset, tiles.induction_variable, low, high)
+
+                self.parallel(chunks, self.workspace, body)
+        self.storage.erase()
+
+
+class TokenRows:
+    """The frame of a function that computes `count` tokens."""
+
+    def __init__(self, product: FewTokens, count: int, operands: Operands) -> None:
+        self.product, self.lanes, self.count = product, product.lanes, count
+        self.operands, self.memory = operands, operands.memory
+        self.vec = vector_of(self.lanes, product.sum_type)
+
+    def copy_of_x(self) -> ir.Value:
+        """x[first + t] in the workspace as [count][padded_K], zeros at the end; tokens past the last one repeat it."""
+        product, last = self.product, arith.subi(self.memory.tokens, index(1))
+        type_ = ir.MemRefType.get([self.count, product.padded_K], product.sum_type)
+        copy = memref.view(type_, self.operands.workspace, self.operands.offset, [])
+        narrow = vector_of(self.lanes, ir.MemRefType(self.operands.x.type).element_type)
+        tokens = [arith.minui(arith.addi(self.operands.first, index(t)), last) for t in range(self.count)]
+        with loop(index(0), index(product.K), index(self.lanes)) as ks:
+            k = ks.induction_variable
+            mask = mask_of(self.lanes, arith.subi(index(product.K), k))
+            for t, token in enumerate(tokens):
+                loaded = vector.maskedload(narrow, self.operands.x, [token, k], mask, zeros(narrow))
+                vector.store(widened(loaded, self.vec), copy, [index(t), k])
+        for k in range(-(-product.K // self.lanes) * self.lanes, product.padded_K, self.lanes):
+            for t in range(self.count):
+                vector.store(zeros(self.vec), copy, [index(t), index(k)])
+        return copy
+
+    def totals(self) -> ir.Value:
+        """Memory for a vector of rows' totals for each token."""
+        type_ = ir.MemRefType.get([self.count, self.lanes], self.product.sum_type)
+        after = self.count * self.product.padded_K * byte_width(self.product.sum_type)
+        return memref.view(type_, self.operands.workspace, arith.addi(self.operands.offset, index(after)), [])
+
+    def store(self, row: ir.Value, totals: list[ir.Value]) -> None:
+        """Put a vector of rows' totals for each token through the epilogue into y."""
+        for t, total in enumerate(totals):
+            token = arith.addi(self.operands.first, index(t))
+            self.memory.store_token(token, row, self.lanes, partial(self.product.epilogue.whole, total))

@@ -1,0 +1,102 @@
+"""lower-block: a `kernel.spmm` of the schedule "block" becomes loops in which the rows of a small block share the loads of x.
+
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "block", tile = [64, 1024], ...}
+             : (..., tensor<3072x768xf32, "blocks(reduction=1, rows=4, columns=4, width=768)">) -> ...
+after    the loops of row_groups.py over tiles of 64 tokens, panels of 768 columns and groups of 4 rows, and inside
+           scf.for %p = %begin to %end iter_args(4 rows x 4 vectors)  // the group's blocks in the panel, see block_loop.py
+             for each column of the block:                            // unrolled
+               4 loads of x, shared by 4 x 4 multiply-adds
+
+Large blocks are stored cut into small ones. Runs on functions whose storage is exposed (expose-storage). Nothing is read or
+written past the end of a tensor: blocks are filled up with zeros, tokens past the last one repeat it and are not stored.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import ClassVar
+
+from torch_mlir import ir
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Blocks, Packing
+from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.encodings import storage_of_type
+from gossamer.passes.loops.product import products
+from gossamer.passes.weights.block_loop import BlockRows
+from gossamer.passes.weights.row_groups import RowGroups
+from gossamer.passes.weights.token_tile import TokenTile
+
+_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
+_MULTIPLY, _LOAD, _START, _ELEMENT = 0.73, 0.3, 24.0, 0.31  # cycles, see _cycles
+_TALLEST, _WIDEST = 6, 4  # rows and columns of a stored block
+_PANEL = {1: 48 << 10, 2: 64 << 10}  # bytes of a panel of x by rows of a block: one or two rows want it from the first-level
+_WIDE_PANEL = 192 << 10  # cache, with more of them to share a load the second-level cache is as good
+
+
+def _vectors(matrix: Matrix) -> int:
+    """Vectors of tokens in a tile: AVX2 has 16 registers, other targets have 32."""
+    return 2 if matrix.bits == 256 else 4
+
+
+def _storage(matrix: Matrix) -> Blocks | None:
+    if matrix.block is None:
+        return None
+    rows, columns = (_divisor(size, most) for size, most in zip(matrix.block, (_TALLEST, _WIDEST), strict=True))
+    return Blocks(matrix.reduction, rows, columns, _panel_width(matrix, rows, columns))
+
+
+def _divisor(size: int, most: int) -> int:
+    """The largest divisor of `size` up to `most`."""
+    return max(n for n in range(1, most + 1) if size % n == 0)
+
+
+def _panel_width(matrix: Matrix, rows: int, columns: int) -> int:
+    """Columns of a panel of x: K in equal parts of whole blocks."""
+    a_column = _vectors(matrix) * matrix.bits // 8
+    panels = -(-matrix.columns * a_column // _PANEL.get(rows, _WIDE_PANEL))
+    return min(-(-matrix.columns // (panels * columns)), (1 << 16) // columns) * columns
+
+
+def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
+    """[tokens, rows of the weight]"""
+    return (_vectors(matrix) * matrix.lanes, _ROWS) if isinstance(stored, Blocks) else None
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """Per tile of v vectors of tokens: nnz / fill stored values of v (0.73 + 0.3 / R) each, a multiply-add and its share of a
+    load of x, with R rows in a stored block; 24 M / R panels for starts and ends; 0.31 (K + M) v L for the transposes."""
+    stored = _storage(matrix)
+    if stored is None:
+        return inf
+    rows, columns, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
+    panels = -(-columns // stored.width)
+    value = matrix.nonzeros / matrix.fill * (_MULTIPLY + _LOAD / stored.rows)
+    starts = _START * rows / stored.rows * panels
+    full, left = divmod(tokens, widest * lanes)
+    tiles = [widest] * full + ([min(v for v in (1, 2, 4) if left <= v * lanes)] if left else [])
+    return sum(value * v + starts + _ELEMENT * (columns + rows) * v * lanes for v in tiles)
+
+
+BLOCK = Family("block", "lower-block", _storage, _tile, _cycles)
+
+
+@dataclass(frozen=True)
+class LowerBlock:
+    """Lower products with small blocks to scf and vector."""
+
+    name: ClassVar[str] = "lower-block"
+
+    def run(self, module: ir.Module) -> None:
+        for op in products(module, BLOCK.name):
+            stored = storage_of_type(ir.RankedTensorType(op.w.type))
+            if not isinstance(stored, Blocks):
+                raise CompileError(f"a weight stored as {stored} is not stored in blocks")
+            groups = RowGroups(op, stored.rows, stored.width, stored.columns)
+            groups.lower(module, partial(_inner, stored, groups.number))
+
+
+def _inner(stored: Blocks, groups: int, tile: TokenTile, packed: ir.Value) -> BlockRows:
+    weight = tile.operands
+    return BlockRows(stored, groups, weight.positions, weight.coordinates, weight.values, packed, tile.vec, tile.vectors)

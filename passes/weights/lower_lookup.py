@@ -1,0 +1,178 @@
+"""lower-lookup: a `kernel.spmm` of the schedule "lookup" becomes loops that look x up in registers, for a few tokens.
+
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "lookup", tile = [4], ...} : ... tensor<..., "windows(...)">
+after    scf.parallel (%task) = ...                    // chunks of the weight's rows
+           for each 4 tokens: func.call @region_rows4  // or _rows3, _rows2, _rows1 for what is left of the tokens
+         func.func private @region_rows4(...)
+           the tokens of x into the workspace, widened to the type of the sums and filled up with zeros
+           for each group of 16 rows:
+             scf.for each run ... iter_args(1 vector a token)   // of 3 steps, then of 2, in one window of x
+               low, high = x[token][origin..origin + 16], x[token][origin + 16..origin + 32]
+               3 times: vector.fma(values[step..], permute(low, high, places[step..]), sums)
+             the sums are those of 16 rows: through the epilogue into y
+
+Nothing is gathered from memory and nothing is reduced over lanes. A place without a nonzero looks up 0, so that an infinity or
+a NaN in x reaches no row that does not use it. Runs on functions whose storage is exposed (expose-storage).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, llvm, memref, scf, vector
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing, Windows
+from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.product import Operands, products
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
+from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
+
+_TOKENS = {16: 4, 8: 2}  # tokens that share the loads of a step, by the lanes: as many as there are registers for
+_FEW = 8  # tokens up to which it may be the fastest
+_STEP, _TOKEN, _GROUP = 1.3, 1.6, 100.0
+_PERMUTE = {  # instructions that look up lanes of two registers, or of one
+    ("f32", 16): "llvm.x86.avx512.vpermi2var.ps.512",
+    ("f64", 8): "llvm.x86.avx512.vpermi2var.pd.512",
+    ("f32", 8): "llvm.x86.avx2.permps",
+}
+
+
+def _storage(matrix: Matrix) -> Windows | None:
+    """Windows of two registers of x, where an instruction looks lanes up."""
+    sums = "f64" if matrix.element == "f64" else "f32"
+    return Windows(matrix.reduction, matrix.lanes) if (sums, matrix.lanes) in _PERMUTE else None
+
+
+def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
+    """[tokens]"""
+    return (_TOKENS[matrix.lanes],) if stored == _storage(matrix) else None
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """Per tile of t tokens: 1.3 + 1.6 t a step, for its loads and for each permutation and multiply-add, twice that where a
+    permutation reads one register only; 100 a group of rows; K t / L for the copy of x.
+
+    A block of L columns holds c = L density nonzeros of a row, of the longest row of a group with more than chance explains;
+    evened out over the rows (runtime/windows.py) it takes c + 1 steps, or c where the rows have equally many.
+    """
+    m, k, lanes = matrix.rows, matrix.columns, matrix.lanes
+    groups, blocks = -(-m // lanes), -(-k // lanes)
+    uneven = 0 if matrix.evenly(lanes, lanes) else 1
+    steps = groups * blocks * (min(matrix.density * matrix.longest_of(lanes), 1.0) * lanes + uneven)
+    a_token = _TOKEN if matrix.bits == 512 else 2 * _TOKEN
+    widest = _TOKENS[lanes]
+    full, left = divmod(tokens, widest)
+    tiles = [widest] * full + ([left] if left else [])
+    return sum(steps * (_STEP + a_token * t) + _GROUP * groups + blocks * t for t in tiles)
+
+
+LOOKUP = Family("lookup", "lower-lookup", _storage, _tile, _cycles, most=_FEW)
+
+
+@dataclass(frozen=True)
+class LowerLookup:
+    """Lower products that look x up in registers to scf and vector."""
+
+    name: ClassVar[str] = "lower-lookup"
+
+    def run(self, module: ir.Module) -> None:
+        for op in products(module, LOOKUP.name):
+            lanes, sums = ir.IntegerAttr(op.lanes).value, op.epilogue.blocks[0].arguments[0].type
+            if (str(sums), lanes) not in _PERMUTE:
+                raise CompileError(f"no instruction looks up {lanes} lanes of {sums}")
+            size = ir.RankedTensorType(op.x.type).shape[1]
+            lookup = InWindows(op, (-(-size // lanes) + 1) * lanes)  # a window may begin with the last block
+            widths = list(range(lookup.tokens, 0, -1))
+            lookup.lower(module, widths, partial(_emit_rows, lookup))
+
+
+class InWindows(FewTokens):
+    """A product of a weight in `Windows`, whose groups of rows take different numbers of steps."""
+
+    def work_before(self, row: ir.Value) -> ir.Value:
+        """By steps: where a group starts and ends costs about as much as 32."""
+        bounds, values = self.buffers[1], self.buffers[self.components]
+        group, last = arith.ceildivui(row, index(self.unit)), index(self.groups - 1)
+        all_steps = arith.divui(memref.dim(values, index(0)), index(self.unit))
+        before = load_index(bounds, arith.muli(arith.minui(group, last), index(4)))
+        steps = arith.select(arith.cmpi(arith.CmpIPredicate.ugt, group, last), all_steps, before)
+        return arith.addi(steps, arith.muli(group, index(32)))
+
+
+def _emit_rows(lookup: FewTokens, count: int, operands: Operands) -> None:
+    _Rows(lookup, count, operands).emit()
+
+
+class _Rows(TokenRows):
+    """Emits the body of a function that computes `count` tokens."""
+
+    def __init__(self, lookup: FewTokens, count: int, operands: Operands) -> None:
+        super().__init__(lookup, count, operands)
+        self.bounds, self.origins, self.places, self.values = operands.weight
+        # Sums for several steps in turn where the tokens are too few to hide the latency of a multiply-add.
+        self.ways = {1: 3, 2: 2}.get(count, 1)
+
+    def emit(self) -> None:
+        x = self.copy_of_x()
+        with loop(self.operands.low, self.operands.high, index(1)) as groups:
+            group = groups.induction_variable
+            step, first, middle, end = (
+                load_index(self.bounds, arith.addi(arith.muli(group, index(4)), index(i))) for i in range(4)
+            )
+            carried = [arith.muli(step, index(self.lanes)), *[zeros(self.vec)] * (self.count * self.ways)]
+            for steps, low, high in zip(Windows.RUNS, (first, middle), (middle, end), strict=True):
+                with loop(low, high, index(1), carried) as runs:
+                    at, *sums = runs.inner_iter_args
+                    scf.YieldOp(self._run(x, steps, runs.induction_variable, at, sums))
+                carried = list(runs.results)
+            _, *sums = carried
+            for way in range(1, self.ways):
+                more = sums[way * self.count : (way + 1) * self.count]
+                sums[: self.count] = [arith.addf(a, b) for a, b in zip(sums, more, strict=False)]
+            self.store(arith.muli(group, index(self.lanes)), sums[: self.count])
+
+    def _run(self, x: ir.Value, steps: int, run: ir.Value, at: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """The place after the run's `steps` steps, and the sums with what they add."""
+        origin = arith.muli(load_index(self.origins, run), index(self.lanes))
+        after = arith.addi(origin, index(self.lanes))
+        windows = [
+            (vector.load(self.vec, x, [index(t), origin]), vector.load(self.vec, x, [index(t), after]))
+            for t in range(self.count)
+        ]
+        stored = vector_of(self.lanes, ir.MemRefType(self.values.type).element_type)
+        for step in range(steps):
+            here = arith.addi(at, index(step * self.lanes))
+            weights = widened(vector.load(stored, self.values, [here]), self.vec)
+            used, places = self._places(here)
+            first = step % self.ways * self.count
+            for t, (low, high) in enumerate(windows):
+                found = arith.select(used, self._permute(low, high, places), zeros(self.vec))
+                sums[first + t] = vector.fma(weights, found, sums[first + t])
+        return [arith.addi(at, index(steps * self.lanes)), *sums]
+
+    def _places(self, here: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Which lanes hold a nonzero, and where in its window its column is."""
+        i8, wide = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(8 * byte_width(self.product.sum_type))
+        narrow = vector_of(self.lanes, i8)
+        places = vector.load(narrow, self.places, [here])
+        none = arith.constant(narrow, ir.DenseElementsAttr.get_splat(narrow, ir.IntegerAttr.get(i8, 0)))
+        used = arith.cmpi(arith.CmpIPredicate.slt, places, none)
+        return used, arith.extui(vector_of(self.lanes, wide), places)
+
+    def _permute(self, low: ir.Value, high: ir.Value, places: ir.Value) -> ir.Value:
+        """Lane i is lane places[i], modulo the lanes of both, of `low` and `high` one after the other."""
+        name = _PERMUTE[str(self.product.sum_type), self.lanes]
+        if "2var" in name:
+            return llvm.call_intrinsic(self.vec, name, [low, places, high], [], [])
+        halves = [llvm.call_intrinsic(self.vec, name, [half, places], [], []) for half in (low, high)]
+        one = arith.constant(places.type, ir.DenseElementsAttr.get_splat(places.type, _integer(places, self.lanes)))
+        zero = arith.constant(places.type, ir.DenseElementsAttr.get_splat(places.type, _integer(places, 0)))
+        in_low = arith.cmpi(arith.CmpIPredicate.eq, arith.andi(places, one), zero)
+        return arith.select(in_low, *halves)
+
+
+def _integer(like: ir.Value, value: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.VectorType(like.type).element_type, value)

@@ -1,0 +1,102 @@
+"""The innermost loops of a product with filled up rows (`Padded`): what a row's nonzeros in a block of columns add to its sums.
+
+scf.for %p = %begin to %end step 4 iter_args(4 vectors of sums)
+  values[p..p + 4], coordinates[p..p + 4] as one load each
+  4 times: vector.fma(a value in all lanes, x[its coordinate][0..15], one of the sums)
+
+Values come four at a time, because a load of one into all lanes takes as long as a load of x.
+"""
+
+from dataclasses import dataclass
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, llvm, memref, scf, vector
+
+from gossamer.dialects.packing import Padded
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
+
+
+@dataclass(frozen=True)
+class PaddedRows:
+    """A weight of `rows` x K in blocks of `columns`, and `packed`: x as [K][`vectors` of type `vec`], tokens in lanes.
+
+    `lanes` are those of the target: `vec` may be half as wide.
+    """
+
+    rows: int
+    columns: int
+    positions: ir.Value
+    coordinates: ir.Value
+    values: ir.Value
+    packed: ir.Value
+    vec: ir.VectorType
+    vectors: int
+    lanes: int
+
+    def add(self, block: ir.Value, m: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + the products of row m's nonzeros in this block with their columns of x.
+
+        The nonzeros of a step take turns at four sums, for a multiply-add takes four cycles.
+        """
+        ways, lanes = max(1, 4 // self.vectors), self.vec.shape[0]
+        at = arith.addi(arith.muli(block, index(self.rows)), m)
+        begin = load_index(self.positions, at)
+        end = load_index(self.positions, arith.addi(at, index(1)))
+        x = memref.collapse_shape(
+            ir.MemRefType.get([self._width * self._columns_of_x], self.vec.element_type), self.packed, [[0, 1]]
+        )
+        origin = arith.muli(block, index(self.columns * self._width))
+        several = sums + [zeros(self.vec)] * (self.vectors * (ways - 1))
+        with loop(begin, end, index(Padded.GROUP), several) as groups:
+            totals = list(groups.inner_iter_args)
+            for i, (weight, column) in enumerate(self._group(groups.induction_variable)):
+                here = arith.addi(origin, column)
+                for v in range(self.vectors):
+                    mine = i % ways * self.vectors + v
+                    loaded = vector.load(self.vec, x, [arith.addi(here, index(v * lanes))])
+                    totals[mine] = vector.fma(weight, loaded, totals[mine])
+            scf.YieldOp(totals)
+        first, *others = (list(groups.results)[way * self.vectors : (way + 1) * self.vectors] for way in range(ways))
+        for other in others:
+            first = [arith.addf(a, b) for a, b in zip(first, other, strict=True)]
+        return first
+
+    @property
+    def _width(self) -> int:
+        return self.vectors * self.vec.shape[0]
+
+    @property
+    def _columns_of_x(self) -> int:
+        return ir.MemRefType(self.packed.type).shape[0]
+
+    def _group(self, p: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
+        """Of the nonzeros from p on: the values, each in all lanes, and where their columns begin in the block's x."""
+        size, lanes = Padded.GROUP, self.vec.shape[0]
+        stored = vector_of(size, ir.MemRefType(self.values.type).element_type)
+        values = widened(vector.load(stored, self.values, [p]), vector_of(size, self.vec.element_type))
+        repeated = self._kept(vector.shuffle(values, values, [i % size for i in range(max(size, lanes))]))
+        pairs = []
+        for i, scaled in enumerate(self._coordinates(p)):
+            weight = vector.shuffle(repeated, repeated, [lane // size * size + i for lane in range(lanes)])
+            pairs.append((weight, arith.divui(arith.muli(scaled, index(self._width)), index(Padded.SCALE))))
+        return pairs
+
+    def _coordinates(self, p: ir.Value) -> list[ir.Value]:
+        """The coordinates from p on, as they are stored.
+
+        Whole vectors of x keep the load units busy: four coordinates are one load more. Half vectors leave them time for four.
+        """
+        if self.vec.shape[0] < self.lanes:
+            return [load_index(self.coordinates, arith.addi(p, index(i))) for i in range(Padded.GROUP)]
+        i16, i64 = ir.IntegerType.get_signless(16), ir.IntegerType.get_signless(64)
+        loaded = vector.load(vector_of(Padded.GROUP, i16), self.coordinates, [p])
+        together = vector.extract(vector.bitcast(vector_of(1, i64), loaded), [], [0])
+        shifted = (arith.shrui(together, arith.constant(i64, 16 * i)) for i in range(Padded.GROUP))
+        return [arith.index_castui(ir.IndexType.get(), arith.trunci(i16, each)) for each in shifted]
+
+    def _kept(self, values: ir.Value) -> ir.Value:
+        """`values`, which LLVM does not see through: it would load each of them into all lanes on its own."""
+        bits = self.lanes * 8 * byte_width(self.vec.element_type)
+        if bits == 128:
+            return values
+        return llvm.inline_asm(values.type, [values], "", "=v,0" if bits == 512 else "=x,0")

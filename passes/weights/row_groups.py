@@ -1,0 +1,118 @@
+"""Products whose weight is stored by groups of rows that share loads of x: the frame around their inner loops.
+
+scf.parallel (%task) = ...                    // token tiles x chunks of the weight's rows
+  func.call @region_tile64(...)               // or _tile32, _tile16 for what is left of the tokens
+func.func private @region_tile64(...)
+  pack:    the tile of x, transposed, into the workspace as [K][64]
+  for each 1024 rows, each panel of columns, each group of rows:
+    the group's sums in registers             // Adds: what its nonzeros in the panel give
+  unpack:  16 rows of sums at a time, transposed, through the epilogue into y
+"""
+
+from collections.abc import Callable
+from math import lcm
+from typing import Any, Protocol
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, scf, vector
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.kernel import integers
+from gossamer.passes.loops.product import Product
+from gossamer.passes.loops.vectors import index, loop, reserve_workspace, zeros
+from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles, tile_bytes
+
+
+class Adds(Protocol):
+    """The inner loops over a weight."""
+
+    def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums (all vectors of a row, then those of the next) + what the group's nonzeros in this panel of columns give."""
+
+
+class RowGroups(Product):
+    """A product whose weight is stored in groups of `height` rows, panel by panel of `width` columns, `columns` at a time.
+
+    unit     rows that are both whole groups and whole vectors
+    number   of groups
+    padded   K, filled up to whole blocks and vectors
+    slots    rows whose sums are kept at a time
+    """
+
+    def __init__(self, op: Any, height: int, width: int, columns: int) -> None:
+        super().__init__(op)
+        tile = integers(op.tile)
+        if len(tile) != 2 or tile[0] % self.lanes:
+            raise CompileError(f"tile {tile} is not [tokens, rows] with tokens a multiple of {self.lanes} lanes")
+        self.height, (self.tokens, rows) = height, tile
+        self.unit = lcm(self.lanes, height)
+        self.groups, self.number = -(-self.M // self.unit), -(-self.M // height)
+        self.panels = -(-self.K // width)
+        self.padded = -(-self.K // lcm(columns, self.lanes)) * lcm(columns, self.lanes)
+        self.slots = min(max(1, rows // self.unit), self.groups if self.panels > 1 else 1) * self.unit
+
+    def lower(self, module: ir.Module, inner: Callable[[TokenTile, ir.Value], Adds]) -> None:
+        """Replace the op; inner(tile, packed) makes the inner loops for x packed as [K][tokens]."""
+        workspace = tile_bytes(self, self.tokens, self.padded + self.slots)
+        reserve_workspace(module, workspace)
+        lower_by_tiles(self, self.tokens, workspace, lambda tile: self._emit(tile, inner))
+
+    def _emit(self, tile: TokenTile, inner: Callable[[TokenTile, ir.Value], Adds]) -> None:
+        packed, sums = tile.scratch(self.padded, self.slots)
+        tile.pack(packed, self.padded)
+        rows = inner(tile, packed)
+        low, high, step = tile.operands.low, tile.operands.high, index(self.slots // self.unit)
+        with loop(low, high, step) as chunks:
+            start = chunks.induction_variable
+            end = arith.minui(arith.addi(start, step), high)
+            origin = arith.muli(start, index(self.unit))
+            with loop(index(0), index(self.panels), index(1)) as panels, loop(start, end, index(1)) as units:
+                unit = arith.muli(units.induction_variable, index(self.unit))
+                self._unit(tile, rows, sums, panels.induction_variable, unit, arith.subi(unit, origin))
+
+    def _unit(self, tile: TokenTile, rows: Adds, sums: ir.Value, panel: ir.Value, unit: ir.Value, slot: ir.Value) -> None:
+        """One panel of a unit of rows, whose sums lie from `slot` on; after the last panel they are stored."""
+        last = arith.cmpi(arith.CmpIPredicate.eq, panel, index(self.panels - 1))
+        first_group = arith.divui(unit, index(self.height))
+        last_group = arith.minui(arith.addi(first_group, index(self.unit // self.height)), index(self.number))
+        with loop(first_group, last_group, index(1)) as groups:
+            group = groups.induction_variable
+            at = arith.addi(slot, arith.muli(arith.subi(group, first_group), index(self.height)))
+            totals = rows.add(panel, group, self._start(tile, sums, panel, at))
+            totals = self._finished(tile, totals, arith.muli(group, index(self.height)), last)
+            for i, total in enumerate(totals):
+                r, v = divmod(i, tile.vectors)
+                vector.store(total, sums, [arith.addi(at, index(r)), tile.at(v)])
+        finished = scf.IfOp(last)
+        with ir.InsertionPoint(finished.then_block):
+            for offset in range(0, self.unit, self.lanes):
+                tile.unpack(sums, arith.addi(slot, index(offset)), arith.addi(unit, index(offset)))
+            scf.YieldOp([])
+
+    def _start(self, tile: TokenTile, sums: ir.Value, panel: ir.Value, at: ir.Value) -> list[ir.Value]:
+        """The sums of a group of rows before a panel."""
+        count = self.height * tile.vectors
+        if self.panels == 1:
+            return [zeros(tile.vec)] * count
+        start = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), [tile.vec] * count, has_else=True)
+        with ir.InsertionPoint(start.then_block):
+            scf.YieldOp([zeros(tile.vec)] * count)
+        with ir.InsertionPoint(start.else_block):
+            places = (divmod(i, tile.vectors) for i in range(count))
+            scf.YieldOp([vector.load(tile.vec, sums, [arith.addi(at, index(r)), tile.at(v)]) for r, v in places])
+        return list(start.results)
+
+    def _finished(self, tile: TokenTile, totals: list[ir.Value], row: ir.Value, last: ir.Value) -> list[ir.Value]:
+        """The sums after a panel: after the last one, through the part of the epilogue that comes before the transpose."""
+        if self.epilogue.trivial:
+            return totals
+        finish = scf.IfOp(last, [tile.vec] * len(totals), has_else=True)
+        with ir.InsertionPoint(finish.then_block):
+            through: list[ir.Value] = []
+            for r in range(self.height):
+                m = arith.minui(arith.addi(row, index(r)), index(self.M - 1))
+                through += tile.before(totals[r * tile.vectors : (r + 1) * tile.vectors], m)
+            scf.YieldOp(through)
+        with ir.InsertionPoint(finish.else_block):
+            scf.YieldOp(totals)
+        return list(finish.results)

@@ -1,0 +1,1 @@
+"""Schedules that multiply pairs of bf16, by dot products or AMX."""

@@ -1,0 +1,55 @@
+"""Columns of x in bf16, two neighbours side by side: a line has the pairs of 16 tokens, which dot products and AMX multiply.
+
+packed[k / 2, 32 v + 2 t + k % 2] = x[token 16 v + t, k]
+"""
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, vector
+
+from gossamer.passes.loops.vectors import index, loop, mask_of, narrowed, transpose, vector_of, zeros
+
+LINE = 32
+"""bf16 in a line: the pairs of 16 tokens."""
+
+_LANES = 16
+_INTERLEAVED = [i for t in range(_LANES) for i in (t, _LANES + t)]
+
+
+def pack_lines(
+    source: ir.Value, packed: ir.Value, size: ir.Value, first: ir.Value, last: ir.Value, padded: int, vectors: int
+) -> None:
+    """source[first + t, k] -> lines for k < size, zeros for size <= k < padded (a multiple of 32).
+
+    Tokens past the last one repeat it.
+    """
+    given, element = (ir.MemRefType(m.type).element_type for m in (source, packed))
+    read, line = vector_of(LINE, given), vector_of(LINE, element)
+    words = vector_of(_LANES, ir.IntegerType.get_signless(32))
+    with loop(index(0), index(padded), index(LINE)) as columns:
+        k = columns.induction_variable
+        mask, pair = mask_of(LINE, arith.subi(size, k)), arith.divui(k, index(2))
+        for v in range(vectors):
+            tokens = [arith.addi(first, index(v * _LANES + t)) for t in range(_LANES)]
+            places = [[arith.minui(token, last), k] for token in tokens]
+            found = [narrowed(vector.maskedload(read, source, at, mask, zeros(read)), line) for at in places]
+            for i, column in enumerate(transpose([vector.bitcast(words, f) for f in found])):
+                vector.store(vector.bitcast(line, column), packed, [arith.addi(pair, index(i)), index(v * LINE)])
+
+
+def round_lines(source: ir.Value, packed: ir.Value, count: int, vectors: int) -> None:
+    """source[k, t] -> lines for k < count, an even number: sums, tokens in lanes, rounded."""
+    read = vector_of(_LANES, ir.MemRefType(source.type).element_type)
+    with loop(index(0), index(count), index(2)) as columns:
+        k = columns.induction_variable
+        even, odd = (
+            [vector.load(read, source, [at, index(v * _LANES)]) for v in range(vectors)] for at in (k, arith.addi(k, index(1)))
+        )
+        store_line(even, odd, packed, arith.divui(k, index(2)))
+
+
+def store_line(even: list[ir.Value], odd: list[ir.Value], packed: ir.Value, at: ir.Value) -> None:
+    """Vectors of tokens of two neighbouring columns, rounded, into packed[at]."""
+    half = vector_of(_LANES, ir.MemRefType(packed.type).element_type)
+    for v, (a, b) in enumerate(zip(even, odd, strict=True)):
+        line = vector.shuffle(narrowed(a, half), narrowed(b, half), _INTERLEAVED)
+        vector.store(line, packed, [at, index(v * LINE)])

@@ -1,0 +1,145 @@
+"""lower-amxcolumns: a `kernel.spmm` of the schedule "amxcolumns" multiplies gathered columns of bf16 by AMX's tiles.
+
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "amxcolumns", tile = [32]}
+             : (..., tensor<3072x768xbf16, "panels(reduction=1, rows=32, width=1)">) -> ...
+after    scf.parallel (%task) = ...                     // tiles of 32 tokens x chunks of the strips of the weight
+         func.func private @region_tile32(...)          // see token_tile.py; or _tile16
+           pack:    the tile of x, transposed, into the workspace, as columns (bf16_columns.py) or lines (bf16_pairs.py)
+           for each strip of 32 rows:
+             its panels with x, see amx_panel_loop.py      // 32 rows x 32 tokens of sums
+             unpack:  16 rows of sums at a time, transposed, through the epilogue into y
+
+The rows of a strip have their nonzeros in the same columns, which may lie anywhere: column vectors, narrow blocks, and V:N:M.
+Wide blocks are for chains, whose x has this order: by itself, a product with them is better off with "amx".
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, vector
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.kernel import integers
+from gossamer.dialects.packing import Packing, Panels
+from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.encodings import storage_of_type
+from gossamer.passes.loops.product import Product, products
+from gossamer.passes.loops.vectors import index, loop, reserve_workspace
+from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles
+from gossamer.passes.weights_bf16.amx_panel_loop import ROWS, TOKENS, TilePanels, gathering
+from gossamer.passes.weights_bf16.bf16_columns import pack_columns
+from gossamer.passes.weights_bf16.bf16_pairs import pack_lines
+
+_FEATURE = "amx"
+_CACHE_LINE = 64
+_PRODUCTS, _ELEMENT, _RESULT = 180.0, 0.4, 3.0
+_GATHER = {1: 48.0, 2: 32.0, Panels.COLUMNS: 0.0}  # cycles of a panel, by its neighbours
+
+
+def _storage(matrix: Matrix) -> Panels | None:
+    """Strips of 16 or 32 rows whose nonzeros are in the same columns."""
+    if _FEATURE not in matrix.features or matrix.element != "bf16" or matrix.block is None or matrix.block[0] % ROWS:
+        return None
+    rows, columns = matrix.block
+    return Panels(matrix.reduction, 32 if rows % 32 == 0 else 16, next(w for w in (Panels.COLUMNS, 2, 1) if columns % w == 0))
+
+
+def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
+    """[tokens]"""
+    fits = isinstance(stored, Panels) and stored.reduction == matrix.reduction and _FEATURE in matrix.features
+    return (2 * TOKENS,) if fits and matrix.element == "bf16" else None
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """Those of the products, and 0.4 (K + M) for 32 tokens each to transpose x and y."""
+    return _multiplying(matrix, tokens) + -(-tokens // 32) * _ELEMENT * (matrix.columns + matrix.rows) * 32
+
+
+def cycles_in_chains(matrix: Matrix, tokens: int) -> float:
+    """Where nothing is transposed: those of the products, and 3 for each vector of results."""
+    return _multiplying(matrix, tokens) + -(-tokens // 32) * _RESULT * matrix.rows * 32 / TOKENS
+
+
+def _multiplying(matrix: Matrix, tokens: int) -> float:
+    """For every 32 tokens: of each panel of R rows, 32 R 32 / 180 for its products and 48 to gather columns, 32 if they come
+    two by two, none if it has 32 neighbours."""
+    stored = _storage(matrix)
+    if stored is None:
+        return float("inf")
+    panels = -(-matrix.rows // stored.rows) * max(1.0, matrix.nonzeros / matrix.fill / (matrix.rows * Panels.COLUMNS))
+    each = stored.rows * Panels.COLUMNS * 32 / _PRODUCTS + _GATHER[stored.width]
+    return -(-tokens // 32) * each * panels
+
+
+AMXCOLUMNS = Family("amxcolumns", "lower-amxcolumns", _storage, _tile, _cycles)
+
+
+@dataclass(frozen=True)
+class LowerAmxcolumns:
+    """Lower products of gathered columns to tiles."""
+
+    name: ClassVar[str] = "lower-amxcolumns"
+
+    def run(self, module: ir.Module) -> None:
+        for op in products(module, AMXCOLUMNS.name):
+            panels = _Panels(op)
+            reserve_workspace(module, panels.workspace)
+            lower_by_tiles(panels, panels.tokens, panels.workspace, panels.emit)
+
+
+class _Panels(Product):
+    """A product in strips of `height` rows and tiles of `tokens`; `padded` is K, filled up to whole lines of x."""
+
+    def __init__(self, op: Any) -> None:
+        super().__init__(op)
+        stored = storage_of_type(ir.RankedTensorType(op.w.type))
+        tile = integers(op.tile)
+        if not isinstance(stored, Panels) or self.lanes != ROWS:
+            raise CompileError(f"a weight stored as {stored} is not stored in panels for vectors of {ROWS} sums")
+        if tile not in ([TOKENS], [2 * TOKENS]):
+            raise CompileError(f"tile {tile} is not [16] or [32] tokens")
+        (self.tokens,), self.stored = tile, stored
+        self.height = stored.rows
+        self.groups = -(-self.M // self.height)
+        self.padded = -(-self.K // Panels.COLUMNS) * Panels.COLUMNS
+        self.element = ir.RankedTensorType(op.w.type).element_type
+        self.workspace = self.tokens * (4 * self.height + 2 * self.padded) + _CACHE_LINE
+
+    def emit(self, tile: TokenTile) -> None:
+        """The body of a function for one tile."""
+        operands, memory = tile.operands, gathering(self.stored, tile.vectors, self.element)
+        (sums,) = tile.scratch(self.height)
+        packed = self._pack(tile, arith.addi(operands.offset, index(self.height * tile.vectors * TOKENS * 4)))
+        weight = operands.positions, operands.coordinates, operands.values
+        panels = TilePanels(self.stored, *weight, packed, tile.vectors, memory)
+        with loop(operands.low, operands.high, index(1)) as strips:
+            strip = strips.induction_variable
+            panels.store(strip, sums)
+            self._finish(tile, sums, arith.muli(strip, index(self.height)))
+
+    def _pack(self, tile: TokenTile, at: ir.Value) -> ir.Value:
+        """The tile of x at a place in the workspace."""
+        operands, width = tile.operands, tile.vectors * TOKENS
+        shape = [self.padded, width] if self.stored.width == 1 else [self.padded // 2, 2 * width]
+        packed = memref.view(ir.MemRefType.get(shape, self.element), operands.workspace, at, [])
+        if self.stored.width == 1:
+            pack_columns(tile, packed, self.padded)
+        else:
+            last = arith.subi(operands.memory.tokens, index(1))
+            pack_lines(operands.x, packed, index(self.K), operands.first, last, self.padded, tile.vectors)
+        return packed
+
+    def _finish(self, tile: TokenTile, sums: ir.Value, row: ir.Value) -> None:
+        """The sums of a strip through the epilogue into y."""
+        if not self.epilogue.trivial:
+            with loop(index(0), index(self.height), index(1)) as rows:
+                slot = rows.induction_variable
+                m = arith.minui(arith.addi(row, slot), index(self.M - 1))
+                places = [[slot, tile.at(v)] for v in range(tile.vectors)]
+                totals = tile.before([vector.load(tile.vec, sums, place) for place in places], m)
+                for place, result in zip(places, totals, strict=True):
+                    vector.store(result, sums, place)
+        for offset in range(0, self.height, ROWS):
+            tile.unpack(sums, index(offset), arith.addi(row, index(offset)))

@@ -1,0 +1,107 @@
+"""lower-amxexpand: a `kernel.spmm` of the schedule "amxexpand" loads bf16 as sparse and multiplies it as dense by AMX's tiles.
+
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "amxexpand", tile = [32, 32]}
+             : (..., tensor<3072x768xbf16, "vnnimap(reduction=1, rows=32)">) -> ...
+after    scf.parallel (%task) = ...                     // chunks of the strips of the weight
+           func.call @region_tile32(...)                // or _tile16, _copied16 where there are fewer tokens
+         func.func private @region_tile32(...)          // see strips.py
+           for each 32 columns:  iter_args(the place among the values, 2 x 2 tiles of sums)
+             vpexpandw(values[place..], a mask) into the workspace      // 16 lines, see lower_expand.py; for 16 rows each
+             x86.amx.tile_mulf(16 tokens x 32 columns of x, 32 columns x 16 rows from the workspace, sums)
+           x86.amx.tile_store the sums, from where they go through the epilogue
+
+Up to some tens of tokens a dense product waits for the weight, of which this reads less.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector, x86
+
+from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.product import Operands, products
+from gossamer.passes.loops.vectors import index, loop, reserve_workspace
+from gossamer.passes.weights_bf16.lower_expand import expanded_line, map_of, tile_of
+from gossamer.passes.weights_bf16.strips import LANES, Group, Strips
+
+_FEATURES = frozenset({"amx", "avx512vbmi2"})
+_WIDTHS = (32, 16)  # tokens whose sums are in tiles
+_ROWS, _COLUMNS = 16, 32  # of a tile
+_EXPANDED, _PRODUCTS, _BYTES, _RESULTS = 3.0, 180.0, 19.0, 6.0
+_FEW = 64  # tokens up to which it may be the fastest
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """For every 32 tokens or fewer: 3 for each line of 32 elements, nonzero or not, and M K T' / 180 with T' tokens in whole
+    tiles; at least M K / 8 + 2 nnz bytes at 19 a cycle; 6 T' M / 16 for the results."""
+    elements, computed = matrix.rows * matrix.columns, -(-tokens // _ROWS) * _ROWS
+    groups = -(-tokens // _WIDTHS[0])
+    expanded = groups * max(_EXPANDED * elements / _COLUMNS, (elements / 8 + 2 * matrix.nonzeros) / _BYTES)
+    return expanded + elements * computed / _PRODUCTS + _RESULTS * computed * matrix.rows / LANES
+
+
+AMXEXPAND = Family(
+    "amxexpand",
+    "lower-amxexpand",
+    lambda matrix: map_of(matrix, _FEATURES),
+    lambda matrix, stored: tile_of(matrix, stored, _FEATURES, _WIDTHS[0]),
+    _cycles,
+    most=_FEW,
+)
+
+
+@dataclass(frozen=True)
+class LowerAmxexpand:
+    """Lower products that expand pairs to tiles."""
+
+    name: ClassVar[str] = "lower-amxexpand"
+
+    def run(self, module: ir.Module) -> None:
+        for op in products(module, AMXEXPAND.name):
+            _lower(module, op)
+
+
+def _lower(module: ir.Module, op: Any) -> None:
+    strips = Strips(op, _COLUMNS)
+    copied = 0 if strips.aligned else max(strips.tile)
+    with op.location:
+        functions = [(n, strips.in_groups(n, copied, partial(_multiply, strips, n))) for n in _WIDTHS]
+        if strips.aligned:
+            functions.append((0, strips.in_groups(_ROWS, _ROWS, partial(_multiply, strips, _ROWS))))
+        strips.run(functions)
+    reserve_workspace(module, strips.workspace)
+
+
+def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> None:
+    """y for a group of tokens and a strip. The lines of 16 pairs of columns are in the memory of the sums meanwhile."""
+    factor, total = (ir.Type.parse(f"!x86.amx.tile<16x{columns}>") for columns in (f"{_COLUMNS}xbf16", f"{LANES}xf32"))
+    left, right = [index(t) for t in range(0, tokens, _ROWS)], [index(h * LANES) for h in range(strips.halves)]
+    lines_type = ir.MemRefType.get([strips.halves, _COLUMNS // 2, 2 * LANES], strips.element)
+    lines = memref.view(lines_type, operands.workspace, operands.offset, [])
+    panels = strips.padded_K // _COLUMNS
+    start = arith.muli(arith.divui(group.first_row, index(strips.height)), index(panels * _COLUMNS // 2 * strips.halves))
+    nothing = [x86.TileZeroOp(total).result for _ in left for _ in right]
+    with loop(index(0), index(panels), index(1), [group.begin, *nothing]) as blocks:
+        place, *before = blocks.inner_iter_args
+        first = arith.addi(start, arith.muli(blocks.induction_variable, index(_COLUMNS // 2 * strips.halves)))
+        with loop(index(0), index(_COLUMNS // 2), index(1), [place]) as pairs:
+            (at,), pair = pairs.inner_iter_args, pairs.induction_variable
+            for half in range(strips.halves):
+                line = arith.addi(first, arith.addi(arith.muli(pair, index(strips.halves)), index(half)))
+                expanded, at = expanded_line(operands, line, at)
+                vector.store(expanded, lines, [index(half), pair, index(0)])
+            scf.YieldOp([at])
+        weights = [x86.TileLoadOp(factor, lines, [index(h), index(0), index(0)]).result for h in range(strips.halves)]
+        totals, k = iter(before), arith.muli(blocks.induction_variable, index(_COLUMNS))
+        sums = []
+        for t in left:
+            x = x86.TileLoadOp(factor, group.x, [arith.addi(group.row, t), k]).result
+            sums += [x86.TileMulFOp(x, weight, next(totals)).result for weight in weights]
+        scf.YieldOp([pairs.results[0], *sums])
+    found = strips.sums(operands, tokens)
+    places = [[t, h] for t in left for h in right]
+    for where, tile in zip(places, list(blocks.results)[1:], strict=True):
+        x86.TileStoreOp(found, where, tile)
+    strips.store(operands, group, found)

@@ -1,0 +1,120 @@
+"""lower-bf16dot: a `kernel.spmm` of the schedule "bf16dot" multiplies blocks of bf16 by AVX512-BF16's dot products.
+
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "bf16dot"} : ... tensor<3072x768xbf16, "vnni(...)">
+after    scf.parallel (%task) = ...                     // tiles of 96 tokens x chunks of the strips of the weight
+           func.call @region_tile12(...)                // or 8, 4, 2, 1 where there are fewer tokens
+         func.func private @region_tile12(...)          // see strips.py
+           for each block of the strip, each pair of its columns:  iter_args(12 tokens x 2 vectors)
+             x86.avx512.dot(sums, 16 rows' pairs, the token's pair in all lanes)
+
+The lanes are features, so y is stored as it is computed and x is read as it lies in memory.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from math import gcd
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, scf, vector, x86
+
+from gossamer.dialects.packing import Vnni
+from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.product import Operands, products
+from gossamer.passes.loops.vectors import in_all_lanes, index, load_index, loop, reserve_workspace, vector_of, zeros
+from gossamer.passes.weights_bf16.strips import LANES, Group, Strips, storage_in_blocks, tile_of
+
+_FEATURE = "avx512bf16"
+_TOKENS = 96  # of a tile: x stays in the second-level cache
+_GROUPS = ((17, 12), (8, 8), (4, 4), (2, 2), (1, 1))  # from so many tokens on, so many have their sums in registers
+_CHAINS = 8  # sums that have to be under way at once
+_UNROLLED = 4  # pairs of columns
+_LINE, _BYTES, _RESULTS = 1.05, 19.0, 9.0  # cycles of a product of vectors, bytes a cycle, cycles of a vector of results
+
+
+def _storage(matrix: Matrix) -> Vnni | None:
+    """Blocks that are as wide as the weight's, up to 32 columns, and a divisor of K."""
+    return storage_in_blocks(matrix, _FEATURE, partial(_width, matrix.columns))
+
+
+def _width(k: int, columns: int) -> int | None:
+    return max(2, gcd(k, columns, 32)) if columns % 2 == 0 else None
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """1.05 S T' / 2 L for S stored elements and T' tokens in whole groups, at least 2 S / 19 for reading them; 9 T' M / L for
+    the results."""
+    width = next(width for least, width in _GROUPS if tokens >= least)
+    stored, computed = matrix.nonzeros / matrix.fill, -(-tokens // width) * width
+    return max(_LINE * stored * computed / (2 * LANES), stored * 2 / _BYTES) + _RESULTS * computed * matrix.rows / LANES
+
+
+BF16DOT = Family(
+    "bf16dot", "lower-bf16dot", _storage, lambda matrix, stored: tile_of(matrix, stored, _FEATURE, (_TOKENS, _TOKENS)), _cycles
+)
+
+
+@dataclass(frozen=True)
+class LowerBf16dot:
+    """Lower products of blocks to vectors of pairs."""
+
+    name: ClassVar[str] = "lower-bf16dot"
+
+    def run(self, module: ir.Module) -> None:
+        for op in products(module, BF16DOT.name):
+            _lower(module, op)
+
+
+def _lower(module: ir.Module, op: Any) -> None:
+    strips = Strips(op)
+    copied = 0 if strips.aligned else max(strips.tile)
+    with op.location:
+        strips.run([(least, strips.in_groups(n, copied, partial(_multiply, strips, n))) for least, n in _GROUPS])
+    reserve_workspace(module, strips.workspace)
+
+
+def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> None:
+    """y for a group of tokens and a strip: sums of a token lie side by side, one vector for every 16 rows."""
+    sums_type = vector_of(LANES, ir.F32Type.get())
+    sums = tokens * strips.halves
+    ways = max(1, min(_CHAINS // sums, strips.width // 2))
+    with loop(group.begin, group.end, index(1), [zeros(sums_type)] * (sums * ways)) as blocks:
+        block = blocks.induction_variable
+        k = arith.muli(load_index(operands.coordinates, block), index(strips.width))
+        first = arith.muli(block, index(strips.height * strips.width))
+        step = min(strips.width // 2, max(_UNROLLED, ways))
+        with loop(index(0), index(strips.width // 2), index(step), list(blocks.inner_iter_args)) as pairs:
+            totals = list(pairs.inner_iter_args)
+            for i in range(step):
+                pair = arith.addi(pairs.induction_variable, index(i))
+                mine = slice((i % ways) * sums, (i % ways + 1) * sums)
+                totals[mine] = _pair(strips, tokens, operands, group, k, first, pair, totals[mine])
+            scf.YieldOp(totals)
+        scf.YieldOp(list(pairs.results))
+    totals = list(blocks.results)
+    for way in range(1, ways):
+        totals[:sums] = [arith.addf(a, b) for a, b in zip(totals[:sums], totals[way * sums : (way + 1) * sums], strict=True)]
+    found = strips.sums(operands, tokens)
+    for i, total in enumerate(totals[:sums]):
+        t, half = divmod(i, strips.halves)
+        vector.store(total, found, [index(t), index(half * LANES)])
+    strips.store(operands, group, found)
+
+
+def _pair(
+    strips: Strips, tokens: int, operands: Operands, group: Group, k: ir.Value, first: ir.Value, pair: ir.Value,
+    sums: list[ir.Value],
+) -> list[ir.Value]:  # fmt: skip
+    """sums + w[rows, 2 columns] * x[tokens, 2 columns]"""
+    line_type = vector_of(2 * LANES, strips.element)
+    weights = [
+        vector.load(line_type, operands.values, [arith.addi(first, arith.muli(at, index(2 * LANES)))])
+        for at in (arith.addi(pair, index(half * strips.width // 2)) for half in range(strips.halves))
+    ]
+    column = arith.addi(k, arith.muli(pair, index(2)))
+    found = []
+    for t in range(tokens):
+        given = in_all_lanes(vector.load(vector_of(2, strips.element), group.x, [arith.addi(group.row, index(t)), column]))
+        for half, weight in enumerate(weights):
+            found.append(x86.DotBF16Op(sums[t * strips.halves + half], weight, given).result)
+    return found

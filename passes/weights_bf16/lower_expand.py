@@ -1,0 +1,143 @@
+"""lower-expand: a `kernel.spmm` of the schedule "expand" loads bf16 as sparse and multiplies as dense, for a few tokens.
+
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "expand", tile = [96, 96]}
+             : (..., tensor<3072x768xbf16, "vnnimap(reduction=1, rows=32)">) -> ...
+after    scf.parallel (%task) = ...                     // chunks of the strips of the weight
+           func.call @region_tile8(...)                 // or 4, 2, 1 where there are fewer tokens
+         func.func private @region_tile8(...)           // see strips.py
+           for each two columns:  iter_args(the place among the values, 8 tokens x 2 vectors of sums)
+             vpexpandw(values[place..], 32 bits of the mask)     // 16 rows' pairs, with zeros
+             x86.avx512.dot(sums, 16 rows' pairs, the token's pair in all lanes)
+
+The weight is read as its nonzeros and a bit for each element. As in a dense product, an infinity or a NaN in x reaches all
+results of its token.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, llvm, math, memref, scf, vector, x86
+
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing, VnniMap
+from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.product import Operands, products
+from gossamer.passes.loops.vectors import in_all_lanes, index, loop, reserve_workspace, vector_of, zeros
+from gossamer.passes.weights_bf16.strips import LANES, Group, Strips
+
+FEATURES = frozenset({"avx512bf16", "avx512vbmi2"})
+_TOKENS = 96  # of a tile
+_GROUPS = (8, 4, 2, 1)  # tokens whose sums are in registers
+_CHAINS = 8  # sums that have to be under way at once
+_LINE, _PRODUCT, _BYTES = 2.3, 0.95, 19.0  # cycles of expanding a line and of a product, bytes a cycle
+_RESULTS = 9.0  # cycles of a vector of results
+
+
+def map_of(matrix: Matrix, features: frozenset[str]) -> VnniMap | None:
+    """A map of pairs, where the target has the features."""
+    return VnniMap(matrix.reduction, 32) if matrix.element == "bf16" and features <= matrix.features else None
+
+
+def tile_of(matrix: Matrix, stored: Format | Packing, features: frozenset[str], tokens: int) -> tuple[int, ...] | None:
+    """Twice `tokens`, for the storage of `map_of`."""
+    return (tokens, tokens) if stored == map_of(matrix, features) else None
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """2.3 + 0.95 T' for every line of 32 elements, nonzero or not, with T' tokens in whole groups; at least M K / 8 + 2 nnz
+    bytes at 19 a cycle; 9 T' M / L for the results."""
+    width = next((width for width in _GROUPS if tokens >= width), 1)
+    groups, elements = -(-tokens // width), matrix.rows * matrix.columns
+    lines = groups * elements / (2 * LANES) * (_LINE + _PRODUCT * width)
+    read = (elements / 8 + 2 * matrix.nonzeros) / _BYTES
+    return max(lines, read) + _RESULTS * groups * width * matrix.rows / LANES
+
+
+EXPAND = Family(
+    "expand",
+    "lower-expand",
+    lambda matrix: map_of(matrix, FEATURES),
+    lambda matrix, stored: tile_of(matrix, stored, FEATURES, _TOKENS),
+    _cycles,
+    most=_GROUPS[0],
+)
+
+
+@dataclass(frozen=True)
+class LowerExpand:
+    """Lower products that expand pairs to vectors."""
+
+    name: ClassVar[str] = "lower-expand"
+
+    def run(self, module: ir.Module) -> None:
+        for op in products(module, EXPAND.name):
+            _lower(module, op)
+
+
+def _lower(module: ir.Module, op: Any) -> None:
+    strips = Strips(op)
+    copied = 0 if strips.aligned else max(strips.tile)
+    with op.location:
+        strips.run([(n, strips.in_groups(n, copied, partial(_multiply, strips, n))) for n in _GROUPS])
+    reserve_workspace(module, strips.workspace)
+
+
+def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> None:
+    """y for a group of tokens and a strip: sums of a token lie side by side, one vector for every 16 rows."""
+    sums = tokens * strips.halves
+    ways = max(1, _CHAINS // sums)
+    pairs, none = strips.padded_K // 2, zeros(vector_of(LANES, ir.F32Type.get()))
+    stored = -(-strips.K // VnniMap.COLUMNS) * VnniMap.COLUMNS // 2 * strips.halves
+    lines = arith.muli(arith.divui(group.first_row, index(strips.height)), index(stored))
+    unrolled = max(2, ways)
+    whole = pairs - pairs % unrolled
+
+    def pair(at: ir.Value, place: ir.Value, totals: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
+        """The place after a pair of columns, and the sums with its products."""
+        line, weights = arith.addi(lines, arith.muli(at, index(strips.halves))), []
+        for half in range(strips.halves):
+            expanded, place = expanded_line(operands, arith.addi(line, index(half)), place)
+            weights.append(expanded)
+        column, found = arith.muli(at, index(2)), []
+        for t in range(tokens):
+            x = vector.load(vector_of(2, strips.element), group.x, [arith.addi(group.row, index(t)), column])
+            given, mine = in_all_lanes(x), totals[t * strips.halves : (t + 1) * strips.halves]
+            found += [x86.DotBF16Op(total, weight, given).result for total, weight in zip(mine, weights, strict=True)]
+        return place, found
+
+    with loop(index(0), index(whole), index(unrolled), [group.begin, *[none] * (sums * ways)]) as several:
+        place, *totals = several.inner_iter_args
+        for i in range(unrolled):
+            mine = slice(i % ways * sums, (i % ways + 1) * sums)
+            place, totals[mine] = pair(arith.addi(several.induction_variable, index(i)), place, totals[mine])
+        scf.YieldOp([place, *totals])
+    place, *totals = several.results
+    first, others = totals[:sums], [totals[way * sums : (way + 1) * sums] for way in range(1, ways)]
+    for at in range(whole, pairs):
+        place, first = pair(index(at), place, first)
+    for other in others:
+        first = [arith.addf(a, b) for a, b in zip(first, other, strict=True)]
+    found = strips.sums(operands, tokens)
+    for i, total in enumerate(first):
+        t, half = divmod(i, strips.halves)
+        vector.store(total, found, [index(t), index(half * LANES)])
+    strips.store(operands, group, found)
+
+
+def expanded_line(operands: Operands, line: ir.Value, place: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The pairs of 16 rows in two columns, the values from `place` on at the set bits of the line's mask; the place after.
+
+    A whole vector is loaded and then expanded: the form of the instruction that loads is a hundred times slower on AMD's Zen 4.
+    """
+    _, masks, values = operands.weight
+    size, bits = 2 * LANES, memref.load(masks, [line])
+    words = vector_of(size, ir.IntegerType.get_signless(16))
+    mask = vector.bitcast(vector_of(size, ir.IntegerType.get_signless(1)), vector.broadcast(vector_of(1, bits.type), bits))
+    stored = vector_of(size, ir.MemRefType(values.type).element_type)
+    packed = vector.bitcast(words, vector.load(stored, values, [place]))
+    nothing = arith.constant(words, ir.DenseElementsAttr.get_splat(words, ir.IntegerAttr.get(words.element_type, 0)))
+    expanded = llvm.call_intrinsic(words, "llvm.x86.avx512.mask.expand.v32i16", [packed, nothing, mask], [], [])
+    count = arith.index_castui(ir.IndexType.get(), math.ctpop(bits))
+    return vector.bitcast(stored, expanded), arith.addi(place, count)

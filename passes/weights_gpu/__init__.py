@@ -1,0 +1,1 @@
+"""Schedules of products with a sparse weight on GPUs."""

@@ -1,0 +1,67 @@
+"""What the GPU lowerings of kernel.spmm share: the gpu.module around their kernels, and what the threads of one work on.
+
+func.func @region(%x: memref<?x768xf32>, ..., %out, %workspace, %threads) { "kernel.spmm" ... }
+    becomes
+gpu.module @kernels {
+  gpu.func @region_t128(%x: memref<?x768xf32>, ..., %out) kernel attributes {kernel.launch = {...}}   // GpuProduct.kernel
+  gpu.func @region_t32(...)
+}
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref
+
+from gossamer.dialects.launch import Launch
+from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of, storage_of
+from gossamer.passes.loops.epilogue import Epilogue, reader
+from gossamer.passes.loops.gpu_threads import Place, add_kernel, load, store
+from gossamer.passes.loops.vectors import index
+
+
+class GpuProduct:
+    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, in a function whose storage is exposed."""
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        self.storage = storage_of(op.operation)
+        reduction = ir.IntegerAttr(op.reduction).value
+        weight = ir.RankedTensorType(op.w.type)
+        self.M, self.K = weight.shape[1 - reduction], weight.shape[reduction]
+        self.element = weight.element_type
+        block = op.epilogue.blocks[0]
+        self.sum_type = block.arguments[0].type
+        self.epilogue = Epilogue(block)
+        self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
+
+    def kernel(self, suffix: str, launch: Launch, emit: Callable[["Operands"], None]) -> None:
+        """Add a kernel to the gpu.module, with the body that `emit` builds."""
+
+        def body(arguments: dict[ir.Value, ir.Value]) -> None:
+            weight = tuple(arguments[b] for b in sparse_buffers_of(self.op.w))
+            reads = {r.results[0]: arguments[buffer_of(r.operands[0])] for r in self.reads}
+            emit(Operands(arguments[buffer_of(self.op.x)], weight, reads, arguments[self.storage.output], launch))
+
+        add_kernel(self.op.operation.parent.opview, suffix, launch, body)
+
+    def erase(self) -> None:
+        """Remove the function that held the op, once kernels do the work."""
+        self.op.operation.parent.erase()
+
+
+class Operands(Place):
+    """What a kernel works on: memrefs, and this thread's place. `last` is the last token."""
+
+    def __init__(
+        self, x: ir.Value, weight: tuple[ir.Value, ...], reads: dict[ir.Value, ir.Value], out: ir.Value, launch: Launch
+    ) -> None:
+        super().__init__(launch)
+        self.x, self.weight, self.reads, self.out = x, weight, reads, out
+        self.tokens = memref.dim(out, index(0))
+        self.last = arith.subi(self.tokens, index(1))
+
+    def store(self, epilogue: Epilogue, sums: ir.Value, token: ir.Value, row: ir.Value) -> None:
+        """out[token, row..] = epilogue(a vector of sums); all of it lies inside of out, the vector is aligned."""
+        store(epilogue.whole(sums, reader(self.reads, [token, row], load)), self.out, [token, row])

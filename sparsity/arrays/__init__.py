@@ -1,0 +1,1 @@
+"""The arrays of a stored matrix: entries, rows, slices, sorting."""

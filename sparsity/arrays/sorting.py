@@ -1,0 +1,41 @@
+"""Sorting numbers that are not much more than they are many, such as the rows of entries or the nodes of edges."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
+from gossamer.sparsity.kernels.contract_ir import ELEMENTS
+
+
+def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Where the keys of each number below `extent` begin in sorted order, and which key each is there.
+
+    keys       [n] of int32 or int64, within [0, extent): the caller has checked
+    integers   int32 or int64, for the former
+    returns    [extent + 1] of `integers` and [n] of int64, equal keys in the order in which they come; None for keys in order
+
+    O(n + extent): a counting sort (Seward, 1954), by a kernel for CPU tensors.
+    """
+    if bool((keys[1:] >= keys[:-1]).all()):
+        return torch._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), None
+    if not keys.is_cpu:
+        keys, order = keys.sort(stable=True)
+        return torch._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), order
+    positions, order = keys.new_empty(extent + 1, dtype=integers), keys.new_empty(keys.numel(), dtype=torch.int64)
+    _kernel(keys.dtype, integers).into([positions, order], [keys.contiguous()])
+    return positions, order
+
+
+@cache
+def _kernel(keys: torch.dtype, positions: torch.dtype) -> RegionKernel:
+    taken, made, order = (f"tensor<?x{ELEMENTS[dtype]}>" for dtype in (keys, positions, torch.int64))
+    return compile_region(
+        f"""
+        func.func @region(%keys: {taken}) -> ({made}, {order}) {{
+          %positions, %order = "kernel.sort_keys"(%keys) : ({taken}) -> ({made}, {order})
+          return %positions, %order : {made}, {order}
+        }}""",
+        schedule="sort",
+    )

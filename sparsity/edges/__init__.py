@@ -1,0 +1,1 @@
+"""Attention and extrema over the edges of a graph."""

@@ -1,0 +1,60 @@
+"""How attention over edges is differentiated: its gradients by one kernel, tangents and gradients of those by composition."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from gossamer.sparsity.edges import composed_attention
+from gossamer.sparsity.operations.batches import batched_one_by_one
+from gossamer.sparsity.operations.derivatives import differentiable
+
+
+def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    *given, ctx.scale, ctx.slope, ctx.dropout = inputs
+    ctx.there = [each is not None for each in given]
+    return *outputs, *(each for each in given if each is not None)
+
+
+def _kept(ctx: Any) -> tuple[list[Tensor], list[Tensor | None], list[Any]]:
+    """The outputs and the pattern of a call, its terms, and what else it was given."""
+    out, statistics, *saved = ctx.saved_tensors
+    positions, coordinates, *terms, seed = _by_place(ctx, saved)
+    assert positions is not None and coordinates is not None
+    return [out, statistics, positions, coordinates], terms, [seed, ctx.scale, ctx.slope, ctx.dropout]
+
+
+def _by_place(ctx: Any, given: Sequence[Any]) -> list[Any]:
+    """With None for each tensor that was left out."""
+    remaining = iter(given)
+    return [next(remaining) if there else None for there in ctx.there]
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+    saved, terms, others = _kept(ctx)
+    needs = [bool(needed) for needed in _by_place(ctx, ctx.needs_input_grad[2:])[2:-1]]
+    # Only if these gradients are differentiated in turn, their graph is wanted.
+    again = torch.is_grad_enabled()
+    backward = composed_attention.attend_edges_backward if again else torch.ops.gossamer.attend_edges_backward.default
+    found = iter(backward(gradient, *saved, *terms, *others, needs))
+    by_place = [None, None, *(next(found) if needed else None for needed in needs), None]
+    return [each for each, there in zip(by_place, ctx.there, strict=True) if there]
+
+
+def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    (_, _, *pattern), terms, others = _kept(ctx)
+    of_terms = _by_place(ctx, tangents)[2:-1]
+    with forward_ad._set_fwd_grad_enabled(True):  # one level is all that torch has (2.13)
+        dual = [
+            term if term is None or tangent is None
+            else forward_ad.make_dual(forward_ad.unpack_dual(term, level=0).primal, tangent, level=0)
+            for term, tangent in zip(terms, of_terms, strict=True)
+        ]  # fmt: skip
+        return forward_ad.unpack_dual(composed_attention.attend_edges(*pattern, *dual, *others)[0], level=0).tangent
+
+
+differentiable("attend_edges", _setup, _gradients, _tangent)
+batched_one_by_one("attend_edges")
+batched_one_by_one("attend_edges_backward")

@@ -1,0 +1,282 @@
+"""Attention over the edges of a graph, as one operation without an array of edges x heads.
+
+gossamer::attend_edges(...) -> (Tensor, Tensor)          sums, and the statistics of each row's softmax
+gossamer::attend_edges_backward(...) -> Tensor[]         gradients of the terms that need them
+
+Forward keeps two numbers a node and head; backward computes the weights again, by rows of the pattern for what belongs to
+rows and entries, and by rows of its transpose for what belongs to columns (Dao et al., "FlashAttention", 2022, on a sparse
+pattern). Graph attention networks: Veličković et al., 2018; with a direction: Brody et al., "How attentive are graph attention
+networks?", 2022; graph transformers: Shi et al., 2021. Dropout draws its numbers again, too, from a seed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.edges import GRADIENTS
+from gossamer.dialects.errors import GossamerError
+from gossamer.dialects.format import Format
+from gossamer.runtime.operations import LIBRARY, implement
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
+from gossamer.sparsity.kernels import attention_ir
+from gossamer.sparsity.kernels.attention_ir import Attention
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.operations.matrix_calls import ByRows
+
+NAMES = ("values", "target", "source", "edge", "queries", "keys", "weight", "direction")
+"""The terms of the operation, in the order of its arguments."""
+_SHAPES = {
+    "values": "jhf", "target": "ih", "source": "jh", "edge": "ph", "queries": "ihd", "keys": "jhd", "weight": "p",
+    "direction": "hd",
+}  # fmt: skip
+
+MOST_FEATURES = 2048
+"""Of a head: its sums are unrolled in the kernel."""
+
+Terms = dict[str, Tensor]
+
+
+def attend_edges(
+    positions: Tensor,
+    coordinates: Tensor,
+    values: Tensor,
+    *,
+    target: Tensor | None = None,
+    source: Tensor | None = None,
+    edge: Tensor | None = None,
+    queries: Tensor | None = None,
+    keys: Tensor | None = None,
+    weight: Tensor | None = None,
+    direction: Tensor | None = None,
+    scale: float = 1.0,
+    slope: float = 1.0,
+    dropout: float = 0.0,
+) -> Tensor:
+    """out[i, h] = sum over the entries p = (i, j) of row i of softmax_p(z[p, h]) * values[j, h].
+
+    z[p, h] = leaky_relu(target[i, h] + source[j, h] + edge[p, h] + scale * weight[p] * <queries[i, h], keys[j, h]>, slope)
+    or, with a direction,
+    z[p, h] = target[i, h] + source[j, h] + edge[p, h]
+              + scale * weight[p] * <direction[h], leaky_relu(queries[i, h] + keys[j, h], slope)>
+
+    positions    [rows + 1] and coordinates [entries], int32 or int64: the pattern in CSR, checked by the caller
+    values       [columns, heads, features], float32 or float64 as all terms; narrower floats are computed with in float32
+    target       [rows, heads]                source  [columns, heads]
+    edge         [entries, heads] or [entries], in the order of the pattern
+    queries      [rows, heads, size]          keys    [columns, heads, size]
+    weight       [entries], needs queries and keys
+    direction    [heads, size], needs queries and keys
+    slope        of leaky_relu, 1 for none
+    dropout      the share of weights in [0, 1) that are set to 0, the others divided by what is left; drawn at every call by
+                 torch's generator
+
+    Terms may be left out. [rows, heads, features] comes out; rows without entries give 0. An entry that occurs twice counts
+    twice. Differentiable in all terms (see attention_derivatives). GossamerError for shapes that do not fit.
+    """
+    terms = (values, target, source, edge, queries, keys, weight, direction)
+    _check(positions, coordinates, dict(zip(NAMES, terms, strict=True)))
+    if not 0 <= dropout < 1:
+        raise GossamerError(f"attend_edges: dropout is {dropout:g}, must be at least 0 and less than 1")
+    seed = new_seed(values.device) if dropout else None
+    out: Tensor = torch.ops.gossamer.attend_edges.default(positions, coordinates, *terms, seed, scale, slope, dropout)[0]
+    return out
+
+
+SEEDS = -(1 << 31), 1 << 31
+"""Between which numbers seeds of dropout are, the second excluded."""
+
+
+def new_seed(device: torch.device) -> Tensor:
+    """The seed of a call's dropout, [1]."""
+    return torch.randint(*SEEDS, (1,), device=device)
+
+
+def _check(positions: Tensor, coordinates: Tensor, terms: dict[str, Tensor | None]) -> None:
+    alone = terms["keys"] is None and any(terms[name] is not None for name in ("weight", "direction"))
+    if (terms["queries"] is None) != (terms["keys"] is None) or alone:
+        raise GossamerError("attend_edges: queries, keys and what weights or directs them come together")
+    sizes: dict[str, Any] = {"i": positions.shape[0] - 1, "p": coordinates.shape[0]}
+    first = terms["values"]
+    assert first is not None
+    widest = max(term.shape[-1] for name, term in terms.items() if term is not None and name in ("values", "keys"))
+    if widest > MOST_FEATURES:
+        raise GossamerError(f"attend_edges: heads of {widest} features, there are kernels for up to {MOST_FEATURES}")
+    for name, term in terms.items():
+        if term is None:
+            continue
+        letters = _SHAPES[name][: term.dim()] if name == "edge" else _SHAPES[name]
+        fits = term.dim() == len(letters) and all(
+            sizes.setdefault(each, n) == n for each, n in zip(letters, term.shape, strict=False)
+        )
+        if not fits or term.dtype != first.dtype:
+            expected = ", ".join(f"{each}={sizes[each]}" if each in sizes else each for each in letters)
+            raise GossamerError(
+                f"attend_edges: {name} is {list(term.shape)} {term.dtype}, must be [{expected}] {first.dtype} "
+                "(i rows, j columns, p entries, h heads)"
+            )
+
+
+# How it runs
+
+
+def _attention(
+    positions: Tensor, coordinates: Tensor, terms: Terms, seed: Tensor | None, scale: float, slope: float, dropout: float
+) -> Attention:
+    values, keys, edge = terms["values"], terms.get("keys"), terms.get("edge")
+    return Attention(
+        terms=(*(name for name in terms if name != "weight"), *(() if seed is None else ("seed",))),
+        heads=values.shape[1],
+        features=values.shape[2],
+        size=keys.shape[2] if keys is not None else 0,
+        shared=edge is not None and edge.dim() == 1,
+        weighted="weight" in terms,
+        scale=scale,
+        slope=slope,
+        dropout=dropout,
+        format=Format.CSR.with_widths(_width(positions), _width(coordinates)),
+        dtype=values.dtype,
+    )
+
+
+def _width(integers: Tensor) -> int:
+    return 0 if integers.dtype == torch.int64 else integers.dtype.itemsize * 8
+
+
+@lru_cache(256)
+def _forward_kernel(attention: Attention) -> RegionKernel:
+    return compile_region(attention_ir.forward(attention), schedule="edges")
+
+
+@lru_cache(256)
+def _gradient_kernel(attention: Attention, side: str, writes: tuple[str, ...], entry: torch.dtype | None) -> RegionKernel:
+    return compile_region(attention_ir.gradient(attention, side, writes, entry), schedule="edges")
+
+
+def _flat(term: Tensor) -> Tensor:
+    """A term as a matrix, or the column that a vector is."""
+    return term.contiguous().view(term.shape[0], -1) if term.numel() else term.reshape(term.shape[0], term.shape[1:].numel())
+
+
+def given_terms(terms: Sequence[Tensor | None]) -> Terms:
+    """By name, those that are not left out."""
+    return {name: term for name, term in zip(NAMES, terms, strict=True) if term is not None}
+
+
+def widened(terms: Terms) -> Terms:
+    """In the type of sums."""
+    narrow = terms["values"].dtype not in (torch.float32, torch.float64)
+    return {name: term.float() for name, term in terms.items()} if narrow else terms
+
+
+def _attend_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *terms, seed, scale, slope, dropout = rest
+    given = widened(given_terms(terms))
+    values, rows = given["values"], positions.numel() - 1
+    heads, features = values.shape[1:]
+    out, statistics = empty([rows, heads, features], values.dtype), empty([rows, 2, heads], values.dtype)
+    if out.numel():
+        positions, coordinates = positions.contiguous(), coordinates.contiguous()
+        weight = given.get("weight", coordinates).contiguous()  # not read if there is none
+        pattern = ByRows(positions, coordinates, weight, rows, values.shape[0])
+        attention = _attention(positions, coordinates, given, seed, scale, slope, dropout)
+        operands: list[Any] = [pattern, *(_operand(name, given, seed) for name in attention.terms)]
+        _forward_kernel(attention).into([_flat(out), _flat(statistics)], operands)
+    return out.to(terms[0].dtype), statistics
+
+
+def _backward_cpu(
+    gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
+) -> list[Tensor]:
+    *terms, seed, scale, slope, dropout, needs = rest
+    given = widened(given_terms(terms))
+    positions, coordinates = positions.contiguous(), coordinates.contiguous()
+    attention = _attention(positions, coordinates, given, seed, scale, slope, dropout)
+    wide, rows = statistics.dtype, positions.numel() - 1
+    upstream = gradient.to(wide)
+    shared = {"statistics": statistics, "gradient": upstream, "delta": (upstream * out).sum(-1)}
+    reads = {name: _operand(name, given, seed) for name in attention.terms} | {n: _flat(t) for n, t in shared.items()}
+    if "weight" in given:
+        reads["weight"] = given["weight"]
+    wanted = [name for name, needed in zip(NAMES, needs, strict=True) if needed]
+    # Each row gives a share of the direction's gradient.
+    shapes = {name: [*([rows] if name == "direction" else []), *given[name].shape] for name in wanted}
+    found: Terms = {name: empty(shape, wide) for name, shape in shapes.items()}
+    for side, names in GRADIENTS.items():
+        writes = tuple(name for name in names if name in wanted)
+        if not writes or not gradient.numel() or not coordinates.numel():
+            for name in writes:
+                found[name].zero_()
+            continue
+        by = RowForm(positions, coordinates, None)
+        if side == "source":
+            pattern = (
+                attention.format,
+                1,
+                (statistics.shape[0], given["values"].shape[0]),
+                (positions, coordinates, coordinates),
+            )
+            by = row_form(*pattern) or sorted_by_rows(*pattern)
+        _run_side(attention, side, writes, by, reads, found)
+    if "direction" in found:
+        found["direction"] = found["direction"].sum(0)
+    return [found[name].to(terms[0].dtype) for name in wanted]
+
+
+def _operand(name: str, terms: Terms, seed: Tensor | None) -> Tensor:
+    """What the kernels read under a name."""
+    if name == "seed":
+        assert seed is not None
+        return seed.to(torch.int32)
+    return _flat(terms[name].unsqueeze(0) if name == "direction" else terms[name])
+
+
+def _run_side(attention: Attention, side: str, writes: tuple[str, ...], by: RowForm, reads: Terms, found: Terms) -> None:
+    """Computes the gradients of one side into `found`; `by` is the pattern, or its transpose for the side "source"."""
+    weight = reads.get("weight", by.coordinates).contiguous()  # not read if there is none
+    entry = by.order if any(name in reads for name in ("edge", "weight", "seed")) else None
+    operands: list[Any] = [term for name, term in reads.items() if name != "weight"]
+    columns = reads["values" if side == "target" else "statistics"].shape[0]
+    pattern: Any = ByRows(by.positions, by.coordinates, weight, by.positions.numel() - 1, columns)
+    format = Format.CSR.with_widths(_width(by.positions), _width(by.coordinates))
+    kernel = _gradient_kernel(replace(attention, format=format), side, writes, None if entry is None else entry.dtype)
+    kernel.into([_flat(found[name]) for name in writes], [pattern, *operands, *([] if entry is None else [entry])])
+
+
+# What tracing sees
+
+
+def _attend_fake(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    values = rest[0]
+    rows, (heads, features) = positions.shape[0] - 1, values.shape[1:]
+    wide = values.dtype if values.dtype == torch.float64 else torch.float32
+    return values.new_empty([rows, heads, features]), values.new_empty([rows, 2, heads], dtype=wide)
+
+
+def _backward_fake(
+    gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
+) -> list[Tensor]:
+    *terms, _seed, _scale, _slope, _dropout, needs = rest
+    return [term.new_empty(term.shape) for term, needed in zip(terms, needs, strict=True) if needed]
+
+
+_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
+_NUMBERS = "float scale, float slope, float dropout"
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+LIBRARY.define(f"attend_edges(Tensor positions, Tensor coordinates, {_TERMS}{_NUMBERS}) -> (Tensor, Tensor)", tags=_TAGS)
+LIBRARY.define(
+    "attend_edges_backward(Tensor gradient, Tensor out, Tensor statistics, Tensor positions, Tensor coordinates, "
+    f"{_TERMS}{_NUMBERS}, bool[] needs) -> Tensor[]",
+    tags=_TAGS,
+)
+for _name, _cpu, _fake in (
+    ("attend_edges", _attend_cpu, _attend_fake),
+    ("attend_edges_backward", _backward_cpu, _backward_fake),
+):
+    implement(_name, _cpu)
+    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)

@@ -1,0 +1,136 @@
+"""An edge list sorted into the rows of a CSR matrix, so that what gathers and scatters over edges runs as SpMM and SDDMM.
+
+    sums      out[t] = sum over the edges e into t of weight[e] * x[source[e]]
+    products  out[e] = <a[target[e]], b[source[e]]>
+
+Edges keep their numbers: weights come and products go in the order of the list. With several heads each node becomes `heads`
+nodes, [nodes, heads, features] read as [nodes * heads, features], so that one product serves all heads without a copy.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import FormatError
+from gossamer.dialects.format import Format
+from gossamer.sparsity.arrays.sorting import sort_keys
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import Bound, dense
+from gossamer.sparsity.operations.dense_results import einsum, sample
+
+_NARROW = Format.CSR.with_widths(32, 32)
+
+
+@dataclass(frozen=True, eq=False)
+class SortedEdges:
+    """The edges of a graph as the entries of a CSR matrix.
+
+    positions    [targets + 1]  where the entries of each target start
+    coordinates  [entries]      the source of each entry
+    order        [entries]      the number of its edge; None if the list was in this order
+    sources      columns of the matrix
+    """
+
+    positions: Tensor
+    coordinates: Tensor
+    order: Tensor | None
+    sources: int
+    _by_heads: dict[int, "SortedEdges"] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: Tensor, target: Tensor, sources: int, targets: int) -> "SortedEdges":
+        """Sorts edges ([edges] integers each) by target. Negative nodes count from the end. FormatError for one out of bounds.
+
+        Edges with the same target keep their order, and several between the same two nodes are several entries.
+        """
+        source, target = _nodes("source", source, sources), _nodes("target", target, targets)
+        integers = torch.int32 if max(source.numel(), sources, targets) < 1 << 31 else torch.int64
+        positions, order = sort_keys(target, targets, integers)
+        if order is not None:
+            source = source.index_select(0, order)
+        # Not in the memory of the list, which may be freed or written to.
+        source = source.to(integers, copy=order is None, memory_format=torch.contiguous_format)
+        return cls(positions, source, order, sources)
+
+    @property
+    def targets(self) -> int:
+        """Rows of the matrix."""
+        return self.positions.numel() - 1
+
+    @cached_property
+    def degrees(self) -> Tensor:
+        """Edges into each target, [targets]."""
+        return self.positions.diff()
+
+    def sorted(self, weight: Tensor) -> Tensor:
+        """[edges, ...], one row an edge, in the order of the entries."""
+        return weight if self.order is None else weight.index_select(0, self.order)
+
+    def unsorted(self, weight: Tensor) -> Tensor:
+        """The inverse of `sorted`."""
+        return weight if self.order is None else torch.empty_like(weight).index_copy_(0, self.order, weight)
+
+    def sums(self, x: Tensor, values: Tensor) -> Tensor:
+        """For each target the sum of values times rows of x over its entries.
+
+        x       [sources, heads, features], contiguous
+        values  [entries of `with_heads(heads)`], of the same type; [targets, heads, features] comes out
+        """
+        heads, features = x.shape[1:]
+        matrix = self.with_heads(heads)._bound("ij", values)
+        return einsum([matrix, dense("jk", x.view(-1, features))], "ik").view(self.targets, heads, features)
+
+    def products(self, a: Tensor, b: Tensor) -> Tensor:
+        """For each edge and head the dot product of the target's row of a and the source's row of b.
+
+        a, b  [targets, heads, features] and [sources, heads, features], contiguous; [edges, heads] comes out
+        """
+        heads, features = a.shape[1:]
+        expanded = self.with_heads(heads)
+        pattern = expanded._bound("ij", a.new_empty(1).expand(expanded.coordinates.numel()))
+        found = sample(pattern, [dense("ik", a.view(-1, features)), dense("jk", b.view(-1, features))])
+        return expanded.unsorted(found).view(-1, heads)
+
+    def with_heads(self, heads: int) -> "SortedEdges":
+        """The graph with each node h-fold, an edge joining the copies of the same number.
+
+        Its edge `e * heads + h` is edge e between the copies h.
+        """
+        if heads == 1:
+            return self
+        known = self._by_heads.get(heads)
+        if known is None:
+            known = self._by_heads[heads] = self._expanded(heads)
+        return known
+
+    def _expanded(self, heads: int) -> "SortedEdges":
+        degrees, starts = self.degrees.long(), self.positions[:-1].long()
+        place = self.coordinates.device
+        entries, copies = torch.arange(self.coordinates.numel(), device=place), torch.arange(heads, device=place)
+        # Entry p of a row of `degree` entries from `start` on goes to start * heads + h * degree + (p - start).
+        offset = (starts * (heads - 1)).repeat_interleave(degrees) + entries
+        places = (offset[:, None] + degrees.repeat_interleave(degrees)[:, None] * copies).flatten()
+        numbers = entries if self.order is None else self.order
+        integers = torch.int32 if max(places.numel(), self.sources * heads) < 1 << 31 else torch.int64
+        coordinates = torch.empty(places.numel(), dtype=integers, device=place)
+        coordinates[places] = (self.coordinates[:, None] * heads + copies).flatten().to(integers)
+        order = torch.empty_like(places)
+        order[places] = (numbers[:, None] * heads + copies).flatten()
+        positions = torch.zeros(self.targets * heads + 1, dtype=integers, device=place)
+        torch.cumsum(degrees.repeat_interleave(heads), 0, out=positions[1:])
+        return SortedEdges(positions, coordinates, order, self.sources * heads)
+
+    def _bound(self, letters: str, values: Tensor) -> Bound:
+        format = _NARROW if self.positions.dtype == torch.int32 else Format.CSR
+        return Bound(Operand(letters, format), (self.positions, self.coordinates, values), (self.targets, self.sources))
+
+
+def _nodes(name: str, nodes: Tensor, extent: int) -> Tensor:
+    """The nodes, all of them in [0, extent)."""
+    low, high = (int(bound) for bound in torch.aminmax(nodes)) if nodes.numel() else (0, -1)
+    if low < -extent or high >= extent:
+        wrong = high if high >= extent else low
+        raise FormatError(f"edge list: {name} {wrong} is out of bounds, the graph has {extent} nodes there")
+    return torch.where(nodes < 0, nodes + extent, nodes) if low < 0 else nodes

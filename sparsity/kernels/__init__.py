@@ -1,0 +1,1 @@
+"""From an operation to compiled code, and the memory that it runs in."""

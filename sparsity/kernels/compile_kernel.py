@@ -1,0 +1,73 @@
+"""Contract IR to a callable kernel: the passes plan and lower it, LLVM makes code of it, equal kernels are shared."""
+
+import hashlib
+import threading
+
+from gossamer.dialects.errors import CompileError, OptionError
+from gossamer.passes import pipelines
+from gossamer.passes.finish.emit_entry import ENTRY
+from gossamer.runtime import disk_cache, jit
+from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.recall import Note
+from gossamer.runtime.region_kernel import RegionKernel, find, full, made
+from gossamer.runtime.target import Target, host
+from gossamer.runtime.versions import compiler
+
+_lock = threading.Lock()
+_by_contract: dict[tuple[str, str, Target], RegionKernel] = {}
+
+
+def compile_region(
+    contract: str,
+    *,
+    schedule: str = "auto",
+    observer: pipelines.Observer | None = None,
+    target: Target | None = None,
+    request: str | None = None,
+) -> RegionKernel:
+    """The kernel for a module of contract IR with one function, for this machine unless a target is given.
+
+    observer(stage, suffix, text) is called for every stage in order and makes the region be compiled anew.
+    `request` is what `recall_region` will ask for.
+    Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
+    """
+    if schedule not in ("auto", pipelines.CHAIN, *pipelines.SCHEDULES, *pipelines.OPEN_SCHEDULES):
+        raise OptionError(f"unknown schedule {schedule!r}, there are auto, {', '.join(pipelines.SCHEDULES)}")
+    target = target or host()
+    with _lock:
+        known = _by_contract.get((contract, schedule, target)) if observer is None else None
+        if known is None:
+            known = _by_contract[contract, schedule, target] = _choose(contract, schedule, observer, target)
+        if request is not None:
+            known.note.write(full(request, target))
+        return known
+
+
+def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
+    """ "auto" is "kblock", and "reference" for what that cannot compute."""
+    if schedule != "auto":
+        return _compile(contract, schedule, observer, target)
+    try:
+        return _compile(contract, "kblock", observer, target)
+    except CompileError:
+        return _compile(contract, "reference", observer, target)
+
+
+def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
+    plan = pipelines.plan(contract, schedule, target.vector_bits, observer, target.instructions, first_level_bytes())
+    key = hashlib.sha256(f"{plan.text}\n{target}\n{compiler()}".encode()).hexdigest()[:32]
+    note = Note(key, plan.schedule, plan.formats, plan.sized, plan.numbers)
+    known = find(note) if observer is None else None
+    return made(note, _machine_code(plan, target, observer)) if known is None else known
+
+
+def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Observer | None) -> disk_cache.Entry:
+    lowered = pipelines.lower(plan, target.rounds_to_bf16, observer)
+    module = jit.optimize(lowered.llvm_ir, target)
+    if observer is not None:
+        observer("llvm", "ll", str(module))
+        observer("assembly", "s", jit.assembly(module, target))
+    call = {
+        "entry": ENTRY, "words": lowered.words, "workspace": lowered.workspace, "tile_workspace": lowered.tile_workspace,
+    }  # fmt: skip
+    return disk_cache.Entry(jit.object_code(module, target), call)

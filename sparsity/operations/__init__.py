@@ -1,0 +1,1 @@
+"""Operations on SparseTensors as torch sees them: shapes, gradients, batches."""

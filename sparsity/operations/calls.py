@@ -1,0 +1,117 @@
+"""Running a compiled kernel on bound operands."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.open_ops import SampleOp
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.arrays.row_form import RowForm
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import Bound, Spec, padded
+from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
+
+Build = Callable[[Spec, torch.dtype], str]
+"""From what a call is and its dtype to contract IR."""
+
+_SLICES = {16: "slices16", 32: "slices"}
+
+
+def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> None:
+    """Run the kernel of `build` into `out`; dense operands are filled up to whole blocks first."""
+    sizes = padded(operands) if any(operand.operand.blocked for operand in operands) else {}
+    given: list[Any] = []
+    kept: list[Bound] = []  # words are addresses: what they point to must live until the call is over
+    for operand in operands:
+        if operand.sparse:
+            kept.append(Bound(operand.operand, tuple(array.contiguous() for array in operand.arrays), operand.shape))
+            given.append(_Arrays(kept[-1]))
+        else:
+            tensor = operand.values
+            if sizes:
+                edges = [e for letter, n in zip(operand.letters, operand.shape, strict=True) for e in (sizes[letter] - n, 0)]
+                tensor = F.pad(tensor, edges[::-1]) if any(edges) else tensor
+            given.append(tensor.contiguous())
+    kernel_of(build, spec, operands[0].values.dtype)(given, out)
+
+
+class _Arrays:
+    """A sparse operand for a kernel: the words of its arrays and of its levels."""
+
+    def __init__(self, operand: Bound) -> None:
+        assert operand.format is not None
+        words = [word for array in operand.arrays for word in (array.data_ptr(), array.numel())]
+        shape = operand.shape
+        sizes = operand.format.level_sizes(shape) if operand.operand.blocked else [shape[d] for d in operand.operand.level_dims]
+        self.words = (*words, *sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What is known of a call before its arrays: its spec, and what it is if it is a product with one matrix."""
+
+    build: Build
+    spec: Spec
+    dtype: torch.dtype
+    product: RowProduct | RowSample | None
+    _kernels: dict[tuple[torch.dtype, torch.dtype] | str, RegionKernel] = field(default_factory=dict)
+
+    def kernel(self, form: RowForm) -> RegionKernel:
+        """The kernel of the product for a matrix by rows."""
+        widths = form.positions.dtype, form.coordinates.dtype
+        known = self._kernels.get(widths)
+        if known is None:
+            assert self.product is not None
+            known = self._kernels[widths] = kernel_of(self.build, self.product.canonical(form.format), self.dtype)
+        return known
+
+    def as_product(self, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
+        """The result, if the call is a product with one matrix that can be taken by rows."""
+        if isinstance(self.product, RowProduct):
+            return self.product.run(self.kernel, arrays, sizes, self.sliced)
+        return None if self.product is None else self.product.run(self.kernel, arrays, sizes)
+
+    def sliced(self, width: int) -> RegionKernel:
+        """The kernel of a product of a vector with a matrix in slices of rows, with coordinates of so many bits."""
+        schedule = _SLICES[width]
+        known = self._kernels.get(schedule)
+        if known is None:
+            spec = Spec((Operand("rc", Format.CSR.with_widths(32, 32)), Operand("c")), Operand("r"))
+            known = self._kernels[schedule] = compile_region(self.build(spec, self.dtype), schedule=schedule)
+        return known
+
+
+_calls: dict[tuple[Any, ...], Call] = {}
+
+
+def call_of(build: Build, classify: Callable[[Spec], RowProduct | RowSample | None], text: str, dtype: torch.dtype) -> Call:
+    """The call that a spec says; equal ones are shared, for small products take less time than reading a spec."""
+    key = kernel_of, build, text, dtype
+    known = _calls.get(key)
+    if known is None:
+        if len(_calls) > 4096:
+            _calls.clear()
+        spec = Spec.parse(text)
+        known = _calls[key] = Call(build, spec, dtype, classify(spec))
+    return known
+
+
+@lru_cache(4096)
+def kernel_of(build: Build, spec: Spec, dtype: torch.dtype) -> RegionKernel:
+    """The fastest kernel that computes a call: a schedule for CSR if it has one, else the reference."""
+    contract = build(spec, dtype)
+    if any(operand.format is not None and operand.format.levels == Format.CSR.levels for operand in spec.operands):
+        schedule = "gustavson" if spec.result.format else "dots" if SampleOp.OPERATION_NAME in contract else "rows"
+        try:
+            return compile_region(contract, schedule=schedule)
+        except CompileError:
+            pass
+    return compile_region(contract, schedule="reference")

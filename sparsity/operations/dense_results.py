@@ -1,0 +1,194 @@
+"""The operations with dense results, each the other's derivative, so that derivatives of any order are compiled too.
+
+gossamer::einsum(arrays, sizes, spec) -> Tensor    sums of products
+gossamer::sample(arrays, sizes, spec) -> Tensor    the same at the stored entries of the first operand, one value each
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.sparsity.kernels import contract_ir
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, dense, extents, flat, padded
+from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.operations.batches import batched_as_einsum, batched_one_by_one
+from gossamer.sparsity.operations.calls import call_of, launch
+from gossamer.sparsity.operations.derivatives import differentiable
+from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
+
+
+def einsum(operands: Sequence[Bound], result: str) -> Tensor:
+    """out[result] = sum over all other letters of the product of the operands, of which one or more are sparse."""
+    out: Tensor = einsum_of(*flat(operands, Operand(result)))
+    return out
+
+
+def sample(pattern: Bound, factors: Sequence[Bound]) -> Tensor:
+    """The sum over the letters that the pattern lacks of the product of dense factors, at each stored entry (flat)."""
+    out: Tensor = _sample(*flat([pattern, *factors], Operand("p")))
+    return out
+
+
+def densified(operand: Bound) -> Bound:
+    """The operand itself if it is dense, else all its elements."""
+    return dense(operand.letters, einsum([operand], operand.letters)) if operand.sparse else operand
+
+
+# How they run
+
+
+def einsum_ir(spec: Spec, dtype: torch.dtype) -> str:
+    """The contract IR of a call of einsum."""
+    return contract_ir.einsum(spec.operands, spec.result, dtype)
+
+
+def sample_ir(spec: Spec, dtype: torch.dtype) -> str:
+    """The contract IR of a call of sample."""
+    return contract_ir.sample(spec.operands[0], spec.operands[1:], dtype)
+
+
+def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
+    """What `gossamer::einsum` does for CPU tensors."""
+    call = call_of(einsum_ir, RowProduct.of, text, arrays[-1].dtype)
+    product = call.as_product(arrays, sizes)
+    if product is not None:
+        return product
+    spec, operands = call.spec, bind(arrays, sizes, call.spec)
+    whole = padded(operands)
+    out = empty([whole[letter] for letter in spec.result.letters], arrays[-1].dtype)
+    if out.numel():
+        launch(einsum_ir, operands, spec, out)
+    exact = extents(operands)
+    if exact == whole:
+        return out
+    for dim, letter in enumerate(spec.result.letters):
+        out = out.narrow(dim, 0, exact[letter])
+    return out.contiguous()
+
+
+def sample_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
+    """What `gossamer::sample` does for CPU tensors."""
+    call = call_of(sample_ir, RowSample.of, text, arrays[-1].dtype)
+    product = call.as_product(arrays, sizes)
+    if product is not None:
+        return product
+    spec, operands = call.spec, bind(arrays, sizes, call.spec)
+    out = operands[0].values.new_empty(operands[0].values.numel())
+    if out.numel():
+        launch(sample_ir, operands, spec, out)
+    return out
+
+
+# What tracing sees
+
+
+def _einsum_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    spec = Spec.parse(text)
+    exact = extents(bind(arrays, sizes, spec))
+    return arrays[-1].new_empty([exact[letter] for letter in spec.result.letters])
+
+
+def _sample_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    values = bind(arrays, sizes, Spec.parse(text))[0].values
+    return values.new_empty(values.shape)
+
+
+# How they are differentiated
+
+
+def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    arrays: Sequence[Tensor]
+    arrays, ctx.sizes, ctx.spec = inputs
+    return arrays
+
+
+def _einsum_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+    spec = Spec.parse(ctx.spec)
+    operands = bind(ctx.saved_tensors, ctx.sizes, spec)
+    result = dense(spec.result.letters, grad)
+    return gradients(ctx, operands, lambda at: _derivative(operands, at, [result]))
+
+
+def _einsum_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    spec = Spec.parse(ctx.spec)
+    changed = varied(bind(ctx.saved_tensors, ctx.sizes, spec), tangents)
+    return total(einsum(each, spec.result.letters) for _, each in changed)
+
+
+def _sample_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+    pattern, *factors = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
+    weighted = [pattern.with_values(grad), *factors]
+    return gradients(ctx, weighted, lambda at: _derivative(weighted, at, []) if at else None)
+
+
+def _sample_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    pattern, *factors = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
+    sampled = total(sample(pattern, each) for _, each in varied(factors, tangents[len(pattern.arrays) :]))
+    return torch.zeros_like(pattern.values) if sampled is None else sampled  # the pattern's values are not read
+
+
+def gradients(ctx: Any, operands: Sequence[Bound], gradient: Callable[[int], Tensor | None]) -> list[Tensor | None]:
+    """One entry for each array of a call: the gradient of each operand's values where it is needed, None for the others."""
+    needed: Iterator[bool] = iter(ctx.needs_input_grad[2:])
+    found: list[Tensor | None] = []
+    for at, operand in enumerate(operands):
+        needs = [next(needed) for _ in operand.arrays]
+        found += [None] * (len(needs) - 1)
+        found.append(gradient(at) if needs[-1] else None)
+    return found
+
+
+def varied(operands: Sequence[Bound], tangents: Iterable[Tensor | None]) -> Iterator[tuple[int, list[Bound]]]:
+    """For each operand that has a tangent its number, and the operands with the tangent for its values; one entry an array."""
+    of_arrays = iter(tangents)
+    for at, operand in enumerate(operands):
+        *_, tangent = (next(of_arrays) for _ in operand.arrays)
+        if tangent is not None:
+            yield at, [*operands[:at], operand.with_values(tangent), *operands[at + 1 :]]
+
+
+def total(terms: Iterable[Tensor]) -> Tensor | None:
+    """Their sum, None if there are none."""
+    found = None
+    for term in terms:
+        found = term if found is None else found + term
+    return found
+
+
+def _derivative(operands: Sequence[Bound], at: int, more: Sequence[Bound]) -> Tensor:
+    """The derivative of the sum of the product of all operands, and of `more`, with respect to the values of one."""
+    own, others = operands[at], [*operands[:at], *operands[at + 1 :], *more]
+    if own.format is not None:
+        # What fills up edge blocks is no part of the tensor: zeros beyond the edge keep its gradient 0.
+        filled = zip(own.letters, own.shape, own.format.padded_shape(own.shape), strict=True)
+        edges = [dense(letter, own.values.new_ones(n)) for letter, n, whole in filled if n != whole]
+        return sample(own, [*(densified(other) for other in others), *edges])
+    known = {letter for other in others for letter in other.letters}
+    gradient = _product(others, "".join(letter for letter in own.letters if letter in known))
+    alone = [dim for dim, letter in enumerate(own.letters) if letter not in known]
+    for dim in alone:
+        gradient = gradient.unsqueeze(dim)
+    return gradient.expand(own.shape) if alone else gradient
+
+
+def _product(operands: Sequence[Bound], result: str) -> Tensor:
+    """einsum, by torch if no operand is sparse."""
+    if any(operand.sparse for operand in operands):
+        return einsum(operands, result)
+    equation = ",".join(operand.letters for operand in operands)
+    return torch.einsum(f"{equation}->{result}", *(operand.values for operand in operands))
+
+
+for _name, _kernel, _fake in (("einsum", einsum_on_cpu, _einsum_fake), ("sample", sample_on_cpu, _sample_fake)):
+    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor", tags=TAGS)
+    implement(_name, _kernel)
+    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+einsum_of = differentiable("einsum", _setup, _einsum_backward, _einsum_tangent)
+"""`gossamer::einsum`, of arrays, sizes and a spec."""
+_sample = differentiable("sample", _setup, _sample_backward, _sample_tangent)
+batched_as_einsum("einsum")
+batched_one_by_one("sample")

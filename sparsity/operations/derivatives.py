@@ -1,0 +1,120 @@
+"""How operations are differentiated: backward and forward, nested in any way, in eager code, by torch.func and in graphs.
+
+An operation says what it keeps, and gives two formulas made of operations that can be differentiated themselves:
+
+    setup(ctx, inputs, outputs) -> tensors     what is to be kept of a call; numbers become attributes of ctx
+    backward(ctx, gradient) -> gradients       one for each tensor among the inputs, None where there is none
+    tangent(ctx, tangents) -> tangent          of the result, by those of the tensors among the inputs, None for constants
+
+torch.library.register_autograd knows the first formula alone (torch 2.13): tangents would be lost without a word, torch.func
+would refuse, and what it does to lists takes longer than a small product.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import Function, forward_ad
+
+from gossamer.runtime.operations import KERNELS, LIBRARY, untraced
+from gossamer.sparsity.operations.dispatch import is_plain, watched
+
+Setup = Callable[[Any, Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]
+Backward = Callable[[Any, Tensor], Sequence[Tensor | None]]
+Tangent = Callable[[Any, Sequence[Tensor | None]], Tensor | None]
+Operation = Callable[..., Any]
+
+
+def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent, result: int = 0) -> Operation:
+    """Gives gossamer::name, which is implemented already, the derivatives of one of its outputs.
+
+    Returns what calls the operation, without torch's dispatcher where nobody wants to see it.
+    """
+    operation, kernel = getattr(torch.ops.gossamer, name).default, KERNELS[name]
+    listed = "Tensor[]" in str(operation._schema).partition("->")[2]
+
+    class Node(Function):
+        @staticmethod
+        def forward(ctx: Any, compute: Operation, inputs: Sequence[Any], *_: Tensor) -> Any:
+            ctx.set_materialize_grads(False)
+            output = compute()
+            outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+            ctx.at, ctx.count = result % len(outputs), len(outputs)
+            ctx.mark_non_differentiable(*(each for number, each in enumerate(outputs) if number != ctx.at))
+            kept = setup(ctx, inputs, outputs)
+            ctx.save_for_backward(*kept)
+            ctx.save_for_forward(*kept)
+            return output if isinstance(output, Tensor) else outputs
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+            gradient = gradients[ctx.at]
+            if gradient is None:
+                return (None,) * len(ctx.needs_input_grad)
+            return None, None, *backward(ctx, gradient)
+
+        @staticmethod
+        def jvp(ctx: Any, _compute: None, _inputs: None, *tangents: Tensor | None) -> Any:
+            if torch._C._are_functorch_transforms_active():  # tangents may have tangents, which torch does not follow in here
+                with forward_ad._set_fwd_grad_enabled(True):
+                    found = tangent(_Primal(ctx), tangents)
+            else:
+                found = tangent(ctx, tangents)
+            return found if ctx.count == 1 else tuple(found if number == ctx.at else None for number in range(ctx.count))
+
+    named: Any = type(name, (Node,), {})  # as `grad_fn` shows it
+    apply = super(Function, named).apply  # what Function.apply does where no torch.func is to come first
+
+    def on_autograd(keyset: Any, *inputs: Any) -> Any:
+        compute, tensors = partial(_below, operation, keyset, inputs), _tensors(inputs)
+        if torch._C._are_functorch_transforms_active():  # the innermost of which has come to this operation
+            with enable_single_level_autograd_function():
+                output = apply(partial(_seen_outside, compute), inputs, *tensors)
+        elif forward_ad._current_level >= 0 or _needs_gradient(tensors):
+            output = apply(compute, inputs, *tensors)
+        else:
+            return compute()
+        return [*output] if listed else output
+
+    def call(*inputs: Any) -> Any:
+        tensors = _tensors(inputs)
+        if torch.compiler.is_compiling() or not all(map(is_plain, tensors)) or watched():
+            return operation(*inputs)
+        return apply(partial(kernel, *inputs), inputs, *tensors) if _needs_gradient(tensors) else kernel(*inputs)
+
+    LIBRARY.impl(name, untraced(on_autograd), "Autograd", with_keyset=True)
+    return call
+
+
+class _Primal:
+    """A node's context whose tensors are without the tangents that are being computed."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.__dict__.update(ctx.__dict__)
+        self.needs_input_grad = ctx.needs_input_grad
+        self.saved_tensors = [each if each is None else forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors]
+
+
+def _tensors(inputs: Iterable[Any]) -> list[Tensor]:
+    """Those among the inputs of a call, and in its lists."""
+    listed = (each if isinstance(each, list | tuple) else (each,) for each in inputs)
+    return [each for several in listed for each in several if isinstance(each, Tensor)]
+
+
+def _needs_gradient(tensors: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+
+
+def _below(operation: Any, keyset: Any, inputs: Sequence[Any]) -> Any:
+    """The operation without derivatives."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operation.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
+
+
+def _seen_outside(compute: Operation) -> Any:
+    """The same while an outer function transform still differentiates it."""
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        return compute()

@@ -1,0 +1,157 @@
+"""Calls that are products of one sparse matrix with dense ones, in whatever format and order of letters they come.
+
+    y[r, n] = sum_c a[r, c] x[c, n]        RowProduct     SpMM, SpMV and their transposes, by the schedule "rows"
+    v[p] = sum_k x[r, k] y[c, k]           RowSample      SDDMM at the entries p = (r, c) of a, by the schedule "dots"
+
+The matrix is taken by rows (see row_form), dense matrices are transposed where they lie the other way round. `of` says which
+of the two a call is; what is neither, or too large for it, is computed by the reference as it stands.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch import Tensor
+
+from gossamer.dialects.format import Format
+from gossamer.sparsity.arrays.row_form import RowForm, row_form, stored_by_rows
+from gossamer.sparsity.arrays.sliced_rows import Kernels as SlicesKernels
+from gossamer.sparsity.arrays.sliced_rows import use_of
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.kernels.warm_memory import empty, empty_like
+
+Kernels = Callable[[RowForm], Callable[[Any, Tensor], None]]
+"""The kernel for a matrix by rows: of its widths."""
+
+
+class ByRows:
+    """A sparse matrix for a kernel that walks CSR: the words of its arrays and sizes."""
+
+    __slots__ = ("components", "words")
+
+    def __init__(self, positions: Tensor, coordinates: Tensor, values: Tensor, rows: int, columns: int) -> None:
+        self.components = positions, coordinates, values  # words are addresses: what they point to must outlive the call
+        entries = coordinates.numel()
+        words = positions.data_ptr(), positions.numel(), coordinates.data_ptr(), entries, values.data_ptr(), entries
+        self.words = (*words, rows, columns)
+
+
+@dataclass(frozen=True)
+class RowProduct:
+    """y[r, n] = sum_c a[r, c] x[c, n], or y[r] = sum_c a[r, c] x[c].
+
+    matrix      which operand is a, `rows` which of its dimensions is r, `direct` whether it is stored by rows
+    x_across    x is [n, c], and `y_across`: y is [n, r]
+    """
+
+    format: Format
+    matrix: int
+    rows: int
+    direct: bool
+    vector: bool
+    x_across: bool
+    y_across: bool
+
+    @classmethod
+    def of(cls, spec: Spec) -> Self | None:
+        """How a call of einsum is such a product, None if it is not."""
+        sparse = [number for number, operand in enumerate(spec.operands) if operand.format is not None]
+        if len(spec.operands) != 2 or len(sparse) != 1 or spec.result.format is not None:
+            return None
+        a, x, y = spec.operands[sparse[0]], spec.operands[1 - sparse[0]].letters, spec.result.letters
+        summed = [letter for letter in a.letters if letter in x]
+        if a.format is None or len(a.letters) != 2 or len(summed) != 1 or summed[0] in y or all_dense(a.format):
+            return None
+        rows = 1 - a.letters.index(summed[0])
+        others = x.replace(summed[0], "")
+        if len(others) > 1 or sorted(y) != sorted(a.letters[rows] + others):
+            return None
+        direct = stored_by_rows(a.format, rows)
+        return cls(a.format, sparse[0], rows, direct, not others, x.startswith(others or " "), y.startswith(others or " "))
+
+    def canonical(self, format: Format) -> Spec:
+        """The call that its kernel is compiled for, with a in CSR of some widths."""
+        n = "" if self.vector else "n"
+        return Spec((Operand("rc", format), Operand(f"c{n}")), Operand(f"r{n}"))
+
+    def run(
+        self, kernels: Kernels, arrays: Sequence[Tensor], sizes: Sequence[int], sliced: SlicesKernels | None = None
+    ) -> Tensor | None:
+        """The result of a call; None if the matrix is too large to be brought into rows.
+
+        `sliced` gives the kernel for a matrix in slices, which a vector is multiplied with if that is faster.
+        """
+        *given, x = arrays if self.matrix == 0 else (*arrays[1:], arrays[0])
+        rows, columns = sizes[self.rows], sizes[1 - self.rows]
+        form = RowForm(given[0], given[1], None) if self.direct else row_form(self.format, self.rows, sizes, given)
+        if form is None:
+            return None
+        x = (x.t() if self.x_across else x).contiguous()
+        out = (empty if x.is_cpu else x.new_empty)([rows] if self.vector else [rows, x.shape[1]], dtype=x.dtype)
+        if sliced is not None and (self.vector or x.shape[1] == 1):
+            stored = given[-1].contiguous()
+            use = use_of(form, stored)
+            if use is not None and use.multiply(form, stored, x, out, sliced):
+                return out.t().contiguous() if self.y_across else out
+        if out.numel():
+            values = form.values(given[-1]).contiguous()
+            kernels(form)((ByRows(form.positions, form.coordinates, values, rows, columns), x), out)
+        return out.t().contiguous() if self.y_across else out
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """v[p] = sum_k of a product of dense factors, of one or two dimensions each, at the entries of a matrix.
+
+    across    for each factor whether k comes first in it, so that it is transposed
+    """
+
+    format: Format
+    rows: int
+    letters: tuple[str, ...]
+    across: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, spec: Spec) -> Self | None:
+        """How a call of sample is such a one, None if it is not."""
+        pattern, *factors = spec.operands
+        if pattern.format is None or len(pattern.letters) != 2 or all_dense(pattern.format):
+            return None
+        reduced = {letter for factor in factors for letter in factor.letters} - set(pattern.letters)
+        if len(reduced) != 1 or any(len(factor.letters) > 2 or factor.format for factor in factors):
+            return None
+        k = reduced.pop()
+        rows = 1 if stored_by_rows(pattern.format, 1) else 0
+        names = {pattern.letters[rows]: "r", pattern.letters[1 - rows]: "c", k: "k"}
+        across = tuple(len(factor.letters) == 2 and factor.letters[0] == k for factor in factors)
+        letters = ["".join(names[letter] for letter in factor.letters) for factor in factors]
+        if any(sorted(each) == ["c", "r"] for each in letters):
+            return None
+        turned = (each[::-1] if turn else each for each, turn in zip(letters, across, strict=True))
+        return cls(pattern.format, rows, tuple(turned), across)
+
+    def canonical(self, format: Format) -> Spec:
+        """The call that its kernel is compiled for, with the pattern in CSR of some widths."""
+        return Spec((Operand("rc", format), *(Operand(letters) for letters in self.letters)), Operand("p"))
+
+    def run(self, kernels: Kernels, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
+        """The result of a call; None if the pattern is too large to be brought into rows."""
+        count = len(arrays) - len(self.letters)
+        given, factors = arrays[:count], arrays[count:]
+        form = row_form(self.format, self.rows, sizes, given)
+        if form is None:
+            return None
+        turned = [(f.t() if turn else f).contiguous() for f, turn in zip(factors, self.across, strict=True)]
+        entries = form.coordinates.numel()
+        out = empty_like(given[-1], entries) if given[-1].is_cpu else given[-1].new_empty(entries)
+        if entries:
+            # The values of a pattern are not read.
+            pattern = ByRows(form.positions, form.coordinates, out, sizes[self.rows], sizes[1 - self.rows])
+            kernels(form)((pattern, *turned), out)
+        return form.scatter(out, given[-1].numel())
+
+
+def all_dense(format: Format) -> bool:
+    """Whether a format stores everything."""
+    return all(level.kind == "dense" for level in format.levels)

@@ -1,0 +1,232 @@
+"""Operations on segments of entries, such as the rows of a CSR matrix: reductions, softmax and its gradient.
+
+    gossamer::segment_reduce(positions, values, kind, extent) -> Tensor   "sum", "prod", "amax" or "amin" of each segment
+    gossamer::softmax(positions, values, log) -> Tensor                   softmax, or its logarithm, within each segment
+    gossamer::softmax_backward(positions, grad, output, log) -> Tensor    its derivative
+
+positions   [segments + 1], of any integer type: segment s has the entries from positions[s] to positions[s + 1]
+values      [entries]
+
+They are kernels of `lower-segments`: parallel over shares of equal work, a segment stays in registers or cache.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.arrays.stored_entries import as_int64
+from gossamer.sparsity.kernels import segment_ir
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.operations.batches import batched_one_by_one
+from gossamer.sparsity.operations.derivatives import Operation, differentiable
+from gossamer.sparsity.operations.dispatch import transformed
+
+
+def segment_reduce(positions: Tensor, values: Tensor, kind: str, extent: int = 0) -> Tensor:
+    """[segments]: "sum", "prod", "amax" or "amin" of each.
+
+    A segment stands for `extent` elements, of which those without entry are 0. With extent = 0 there are the entries only,
+    and without any the result is 0, 1, the lowest or the highest number.
+    """
+    out: Tensor = _call["segment_reduce"](positions, values, kind, extent)
+    return out
+
+
+def segment_softmax(positions: Tensor, values: Tensor, log: bool = False) -> Tensor:
+    """[entries]: the softmax of each segment, or its logarithm."""
+    out: Tensor = _call["softmax"](positions, values, log)
+    return out
+
+
+def softmax_backward(positions: Tensor, grad: Tensor, output: Tensor, log: bool = False) -> Tensor:
+    """[entries]: the gradient of what `segment_softmax` was of, which gave `output`, for that of its result."""
+    out: Tensor = _call["softmax_backward"](positions, grad, output, log)
+    return out
+
+
+def spread(positions: Tensor, values: Tensor, entries: int) -> Tensor:
+    """[entries]: for each entry the value of its segment, of [segments] values."""
+    return values.repeat_interleave(as_int64(positions).diff(), output_size=entries)
+
+
+def with_missing(positions: Tensor, reduced: Tensor, kind: str, extent: int) -> Tensor:
+    """What becomes of reduced entries where elements without entry count as well (see `segment_reduce`)."""
+    if kind == "sum" or not extent:
+        return reduced
+    with_zero = {"prod": torch.zeros_like, "amax": lambda o: o.clamp(min=0), "amin": lambda o: o.clamp(max=0)}[kind]
+    return torch.where(as_int64(positions).diff() < extent, with_zero(reduced), reduced)
+
+
+# How they run
+
+
+@lru_cache(256)
+def _kernel(build: Callable[..., str], positions: torch.dtype, dtype: torch.dtype, option: str | bool) -> RegionKernel:
+    return compile_region(build(positions, dtype, option), schedule="segments")
+
+
+def _run(build: Callable[..., str], positions: Tensor, operands: list[Tensor], option: str | bool, out: Tensor) -> Tensor:
+    if out.numel():
+        kernel = _kernel(build, positions.dtype, operands[0].dtype, option)
+        kernel([positions.contiguous(), *(operand.contiguous() for operand in operands)], out)
+    return out
+
+
+def _reduce_cpu(positions: Tensor, values: Tensor, kind: str, extent: int) -> Tensor:
+    out = _run(segment_ir.reduce, positions, [values], kind, values.new_empty(positions.numel() - 1))
+    return with_missing(positions, out, kind, extent)
+
+
+def _softmax_cpu(positions: Tensor, values: Tensor, log: bool) -> Tensor:
+    return _run(segment_ir.softmax, positions, [values], log, values.new_empty(values.numel()))
+
+
+def _softmax_backward_cpu(positions: Tensor, grad: Tensor, output: Tensor, log: bool) -> Tensor:
+    return _run(segment_ir.softmax_backward, positions, [grad, output], log, output.new_empty(output.numel()))
+
+
+# What tracing sees
+
+
+def _reduce_fake(positions: Tensor, values: Tensor, kind: str, extent: int) -> Tensor:
+    return values.new_empty([positions.shape[0] - 1])
+
+
+def _softmax_fake(positions: Tensor, values: Tensor, *_: Any) -> Tensor:
+    return values.new_empty(values.shape)
+
+
+# How they are differentiated
+
+
+def _total(positions: Tensor, values: Tensor) -> Tensor:
+    """[entries]: for each the sum of the values of its segment."""
+    return spread(positions, segment_reduce(positions, values, "sum"), values.shape[0])
+
+
+def _setup_reduce(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    positions, values, ctx.kind, ctx.extent = inputs
+    return positions, values, *outputs
+
+
+def _reduce_backward(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
+    positions, values, _ = ctx.saved_tensors
+    own = spread(positions, grad, values.shape[0])
+    return None, own if ctx.kind == "sum" else _slopes(ctx) * own
+
+
+def _reduce_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    positions, tangent = ctx.saved_tensors[0], tangents[1]
+    if tangent is None:
+        return None
+    return segment_reduce(positions, tangent if ctx.kind == "sum" else _slopes(ctx) * tangent, "sum")
+
+
+def _slopes(ctx: Any) -> Tensor:
+    """[entries]: the derivative of each segment's product, maximum or minimum."""
+    positions, values, out = ctx.saved_tensors
+    entries = values.shape[0]
+    missing = ctx.extent - as_int64(positions).diff() if ctx.extent else torch.zeros_like(out, dtype=torch.int64)
+    if ctx.kind == "prod":
+        return torch.where(spread(positions, missing, entries) > 0, 0, _of_product(positions, values, entries))
+    # As torch has it: the gradient is shared evenly among those that are equal, zeros without entry too.
+    ties = (values == spread(positions, out, entries)).to(values.dtype)
+    count = segment_reduce(positions, ties, "sum") + torch.where(out == 0, missing, 0)
+    return ties / spread(positions, count, entries)
+
+
+def _of_product(positions: Tensor, values: Tensor, entries: int) -> Tensor:
+    """For each entry the product of the others in its segment."""
+    if transformed(values) or (torch.is_grad_enabled() and values.requires_grad):
+        counts = as_int64(positions).diff()
+        before = torch.arange(entries, device=values.device) - spread(positions, as_int64(positions)[:-1], entries)
+        return _of_neighbours(values, before, 1) * _of_neighbours(values, spread(positions, counts, entries) - before - 1, -1)
+    zero = values == 0
+    filled = torch.where(zero, 1, values)
+    others = spread(positions, segment_reduce(positions, filled, "prod"), entries) / filled
+    zeros = spread(positions, segment_reduce(positions, zero.to(values.dtype), "sum"), entries)
+    return torch.where(zeros == zero.to(values.dtype), others, 0)
+
+
+def _of_neighbours(values: Tensor, there: Tensor, towards: int) -> Tensor:
+    """For each entry the product of all before it (`towards` = 1) or after it (-1) in its segment, where so many are `there`.
+
+    By a scan of log(entries) steps, which can itself be differentiated, zeros or not, as often as one likes.
+    """
+    product = torch.where(there > 0, values.roll(towards), 1)
+    reach = 1
+    while reach < values.shape[0]:
+        product = product * torch.where(there > reach, product.roll(towards * reach), 1)
+        reach *= 2
+    return product
+
+
+def _setup_softmax(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    positions, _, ctx.log = inputs
+    return positions, *outputs
+
+
+def _softmax_gradient(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
+    positions, output = ctx.saved_tensors
+    return None, softmax_backward(positions, grad, output, ctx.log)
+
+
+def _softmax_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    (positions, output), tangent = ctx.saved_tensors, tangents[1]
+    if tangent is None:
+        return None
+    if ctx.log:
+        return tangent - _total(positions, output.exp() * tangent)
+    return softmax_backward(positions, tangent, output)  # the Jacobian is symmetric
+
+
+def _setup_backward(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    positions, grad, result, ctx.log = inputs
+    return positions, grad, result
+
+
+def _second_gradient(ctx: Any, more: Tensor) -> Sequence[Tensor | None]:
+    """The derivatives of y * (grad - sum(grad * y)), or of grad - exp(y) * sum(grad), with respect to grad and y."""
+    positions, grad, y = ctx.saved_tensors
+    if ctx.log:
+        weighted = y.exp() * more
+        return None, more - _total(positions, weighted), -weighted * _total(positions, grad)
+    weighted = y * more
+    summed = _total(positions, weighted)
+    return None, weighted - y * summed, more * (grad - _total(positions, grad * y)) - grad * summed
+
+
+def _backward_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    """Of the same two functions."""
+    positions, grad, y = ctx.saved_tensors
+    _, of_grad, of_y = tangents
+    found = None if of_grad is None else softmax_backward(positions, of_grad, y, ctx.log)
+    if of_y is None:
+        return found
+    if ctx.log:
+        more = -y.exp() * of_y * _total(positions, grad)
+    else:
+        more = of_y * (grad - _total(positions, grad * y)) - y * _total(positions, grad * of_y)
+    return more if found is None else found + more
+
+
+_call: dict[str, Operation] = {}
+
+for _name, _signature, _cpu, _fake, _setup, _backward, _tangent in (
+    ("segment_reduce", "(Tensor positions, Tensor values, str kind, SymInt extent)", _reduce_cpu, _reduce_fake,
+     _setup_reduce, _reduce_backward, _reduce_tangent),
+    ("softmax", "(Tensor positions, Tensor values, bool log)", _softmax_cpu, _softmax_fake,
+     _setup_softmax, _softmax_gradient, _softmax_tangent),
+    ("softmax_backward", "(Tensor positions, Tensor grad, Tensor output, bool log)", _softmax_backward_cpu, _softmax_fake,
+     _setup_backward, _second_gradient, _backward_tangent),
+):  # fmt: skip
+    LIBRARY.define(f"{_name}{_signature} -> Tensor", tags=TAGS)
+    implement(_name, _cpu)
+    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+    _call[_name] = differentiable(_name, _setup, _backward, _tangent)
+    batched_one_by_one(_name)

@@ -1,0 +1,94 @@
+"""Products of two sparse matrices into a third, in whatever formats they come: the schedule "gustavson" walks both by rows.
+
+    c[i, j] = sum_k a[i, k] b[k, j]        SpGEMM, into CSR, or into CSC as the product of the transposes
+
+A matrix that is not stored by rows is brought into them once (see row_form): A Aᵀ sorts A once, however often it is computed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.format import Format
+from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows, stored_by_rows
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import Bound, Spec
+from gossamer.sparsity.operations.matrix_calls import ByRows, all_dense
+
+Kernel = Callable[[Any, Tensor], None]
+
+_WIDE = 1 << 20  # columns: what a kernel does for each of so many takes no time to speak of
+_HYPERSPARSE = 64  # columns for each entry of the factors from which on the kernel's sums are mostly not used
+
+
+@dataclass(frozen=True)
+class SparseProduct:
+    """How an einsum of two sparse matrices is such a product.
+
+    order  which operand is a and which is b
+    rows   which dimension of a is i, and which of b is k
+    """
+
+    order: tuple[int, int]
+    rows: tuple[int, int]
+    kernels: dict[tuple[tuple[int, int], ...], Kernel] = field(default_factory=dict, compare=False)
+
+    def hypersparse(self, operands: Sequence[Bound]) -> bool:
+        """Whether the kernel, with a sum for each column, would mostly be busy with columns that nothing is in."""
+        columns = operands[self.order[1]].shape[1 - self.rows[1]]
+        return columns > max(_WIDE, _HYPERSPARSE * sum(operand.values.numel() for operand in operands))
+
+    def run(self, compiled: Callable[[Spec], Kernel], operands: Sequence[Bound], result: Format, out: Tensor) -> None:
+        """Have the kernel of the call, `compiled` for matrices in CSR, write where the arrays of the result are into `out`."""
+        factors = [_Factor(operands[at], rows) for at, rows in zip(self.order, self.rows, strict=True)]
+        widths = *(factor.widths for factor in factors), (result.pos_width, result.crd_width)
+        kernel = self.kernels.get(widths)
+        if kernel is None:
+            a, b, c = (Format.CSR.with_widths(*each) for each in widths)
+            spec = Spec((Operand("ik", a), Operand("kj", b)), Operand("ij", c))
+            kernel = self.kernels[widths] = compiled(spec)
+        kernel([factor.words for factor in factors], out)
+
+
+@lru_cache(1024)
+def countable(format: Format) -> Format:
+    """The format with integers in which a kernel can count what it has not been told the number of."""
+    return format.with_widths(*(width and max(width, 32) for width in (format.pos_width, format.crd_width)))
+
+
+class _Factor:
+    """A factor by rows, and what the kernel is told of it."""
+
+    def __init__(self, operand: Bound, rows: int) -> None:
+        form = _by_rows(operand, rows)
+        values = form.values(operand.values).contiguous()
+        self.words = ByRows(form.positions, form.coordinates, values, operand.shape[rows], operand.shape[1 - rows])
+        self.widths = form.positions.itemsize * 8, form.coordinates.itemsize * 8
+
+
+def _by_rows(operand: Bound, rows: int) -> RowForm:
+    assert operand.format is not None
+    found = row_form(operand.format, rows, operand.shape, operand.arrays)
+    return found if found is not None else sorted_by_rows(operand.format, rows, operand.shape, operand.arrays)
+
+
+@lru_cache(1024)
+def sparse_product(spec: Spec, dtype: torch.dtype) -> SparseProduct | None:
+    """How a call is such a product, None if it is not."""
+    letters = [operand.letters for operand in spec.operands]
+    if len(letters) != 2 or any(len(each) != 2 for each in (*letters, spec.result.letters)):
+        return None
+    if dtype not in (torch.float32, torch.float64) or any(o.format is None or all_dense(o.format) for o in spec.operands):
+        return None
+    into = spec.result.format
+    rows = next((dim for dim in range(2) if into is not None and stored_by_rows(into, dim)), None)
+    summed = set(letters[0]) & set(letters[1])
+    if rows is None or len(summed) != 1 or summed & set(spec.result.letters):
+        return None
+    a = next(number for number in range(2) if spec.result.letters[rows] in letters[number])
+    b = 1 - a
+    return SparseProduct((a, b), (letters[a].index(spec.result.letters[rows]), letters[b].index(summed.pop())))

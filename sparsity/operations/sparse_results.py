@@ -1,0 +1,231 @@
+"""The operations with sparse results: how many entries they have is known when they have run.
+
+    gossamer::einsum_sparse(arrays, sizes, spec) -> Tensor[]    products of sparse operands
+    gossamer::add_sparse(arrays, sizes, spec) -> Tensor[]       the union of two
+    gossamer::convert(arrays, sizes, spec) -> Tensor[]          the same tensor in another format, with all that is stored
+    gossamer::compress(arrays, sizes, spec) -> Tensor[]         the same without the zeros that fill up blocks
+    gossamer::pick(arrays, sizes, spec) -> Tensor               the values of the first operand at the entries of the second
+
+The arrays of a result are its components. `pick` is what the others' gradients need, and its own: what flows to a value is
+what flows to the same place of the other pattern.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from gossamer.dialects.format import Format
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.sparsity.arrays.structure import INTEGERS
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.loop_order import level_letters, sparse_result_order, unblocked, walkable
+from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, extents, flat
+from gossamer.sparsity.operations import sparse_kernels
+from gossamer.sparsity.operations.batches import batched_one_by_one
+from gossamer.sparsity.operations.dense_results import densified, gradients, sample, total, varied
+from gossamer.sparsity.operations.derivatives import Backward, Operation, Tangent, differentiable
+from gossamer.sparsity.operations.sparse_product import sparse_product
+
+
+def einsum_sparse(operands: Sequence[Bound], result: Operand) -> Bound:
+    """The einsum of sparse operands, in the format of `result`; operands that cannot be walked for it are converted first."""
+    spec = Spec(tuple(operand.operand for operand in operands), result)
+    if sparse_product(spec, operands[0].values.dtype) is None:
+        operands = conforming(operands, sparse_result_order(spec.operands, result))
+    return _result("einsum_sparse", operands, result)
+
+
+def add_sparse(left: Bound, right: Bound, result: Operand) -> Bound:
+    """left + right"""
+    return _result("add_sparse", conforming([left, right], level_letters(result)), result)
+
+
+def in_format(make: Callable[[Operand], Bound], letters: str, format: Format) -> Bound:
+    """What `make` gives in a format, which may be one that kernels cannot write: then it is converted."""
+    plain = Operand(letters, unblocked(format, len(letters)))
+    if plain.format == format:
+        return make(plain)
+    with sizes_stay_inside():
+        made = make(plain)
+    return compress(made, format)
+
+
+def convert(operand: Bound, format: Format) -> Bound:
+    """The same tensor in another format with all that is stored, zeros too."""
+    return _result("convert", [operand], Operand(operand.letters, format))
+
+
+def compress(operand: Bound, format: Format) -> Bound:
+    """The same tensor in another format, without the zeros that were stored to fill up blocks or groups."""
+    return _result("compress", [operand], Operand(operand.letters, format))
+
+
+def pick(source: Bound, pattern: Bound) -> Tensor:
+    """The values of `source` at the entries of `pattern` (flat), 0 where it stores none."""
+    out: Tensor = _call["pick"](*flat([source, pattern], Operand("p")))
+    return out
+
+
+def conforming(operands: Sequence[Bound], order: Sequence[str]) -> list[Bound]:
+    """The operands, in formats that can be walked together in this order of the letters.
+
+    None of several has blocks: MLIR goes over the blocks of one operand only.
+    """
+    found = []
+    for each in operands:
+        if each.format is not None:
+            plain = unblocked(each.format, len(each.letters))
+            format = walkable(Operand(each.letters, plain), order)
+            with sizes_stay_inside():
+                each = each if each.format == format else convert(each, format)
+        found.append(each)
+    return found
+
+
+@contextmanager
+def sizes_stay_inside() -> Iterator[None]:
+    """While Dynamo asks what a function gives that it does not look into, sizes that stay inside are not its concern."""
+    mode = detect_fake_mode()
+    if mode is None or mode.shape_env is None or get_proxy_mode() is not None:
+        yield
+    else:
+        with mode.shape_env.ignore_fresh_unbacked_symbols():
+            yield
+
+
+def _result(name: str, operands: Sequence[Bound], result: Operand) -> Bound:
+    return _bound(result, _call[name](*flat(operands, result)), operands)
+
+
+def _bound(result: Operand, arrays: Sequence[Tensor], operands: Sequence[Bound]) -> Bound:
+    """A tensor of these arrays, with the sizes of the operands."""
+    sizes = extents(operands)
+    return Bound(result, tuple(arrays), tuple(sizes[letter] for letter in result.letters))
+
+
+# What tracing sees
+
+
+def _sparse_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
+    spec = Spec.parse(text)
+    format = spec.result.format
+    assert format is not None
+    exact = extents(bind(arrays, sizes, spec))
+    level_sizes = format.level_sizes([exact[letter] for letter in spec.result.letters])
+    context, like = torch.library.get_ctx(), arrays[-1]
+    stored = set(format.components())
+    made: list[Tensor] = []
+    count: Any = 1
+    for number, level in enumerate(format.levels):
+        if (number, "positions") in stored:
+            length = 2 * count if level.kind == "loose_compressed" else count + 1
+            made.append(like.new_empty([length], dtype=INTEGERS[format.pos_width]))
+            count = context.new_dynamic_size(min=0)
+        elif level.structured:
+            count = count * level.structured[0]
+        elif level.kind == "dense":
+            count = count * level_sizes[number]
+        if (number, "coordinates") in stored:
+            levels = sparse_kernels.sharing(format, number)
+            made.append(like.new_empty([count, levels] if levels > 1 else [count], dtype=INTEGERS[format.crd_width]))
+    return [*made, like.new_empty([count])]
+
+
+def _pick_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    values = arrays[-1]
+    return values.new_empty(values.shape)
+
+
+# How they are differentiated
+
+
+def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    arrays, ctx.sizes, ctx.spec = inputs
+    ctx.inputs = len(arrays)
+    return *arrays, *outputs
+
+
+def _kept(ctx: Any) -> tuple[list[Bound], Bound]:
+    """The operands and the result of a call."""
+    saved, spec = ctx.saved_tensors, Spec.parse(ctx.spec)
+    operands = bind(saved[: ctx.inputs], ctx.sizes, spec)
+    return operands, _bound(spec.result, saved[ctx.inputs :], operands)
+
+
+def _backward(derivative: Callable[[list[Bound], int, Bound], Tensor]) -> Backward:
+    """The backward of an operation from the derivative with respect to operand `at`, given the gradient of the result."""
+
+    def backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+        operands, result = _kept(ctx)
+        return gradients(ctx, operands, lambda at: derivative(operands, at, result.with_values(grad)))
+
+    return backward
+
+
+def _tangent_of_einsum(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    operands, result = _kept(ctx)
+    return total(_result("einsum_sparse", each, result.operand).values for _, each in varied(operands, tangents))
+
+
+def _tangent_at_entries(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    """Of the sum of all operands."""
+    operands, result = _kept(ctx)
+    return total(pick(each[at], result) for at, each in varied(operands, tangents))
+
+
+def _of_einsum(operands: list[Bound], at: int, grad: Bound) -> Tensor:
+    own, others = operands[at], [*operands[:at], *operands[at + 1 :], grad]
+    known = {letter for other in others for letter in other.letters}
+    if not set(own.letters) <= known or own.format is None:
+        return sample(own, [densified(other) for other in others])
+    # The whole derivative in a format, of which the entries of the operand are taken.
+    whole = einsum_sparse(others, Operand(own.letters, Format.csf(len(own.letters))))
+    return pick(whole, own)
+
+
+def _at_own_entries(operands: list[Bound], at: int, grad: Bound) -> Tensor:
+    return pick(grad, operands[at])
+
+
+def _setup_pick(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    arrays: Sequence[Tensor]
+    arrays, ctx.sizes, ctx.spec = inputs
+    return arrays
+
+
+def _pick_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+    source, pattern = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
+    weighted = pattern.with_values(grad)
+    return gradients(ctx, [source, pattern], lambda at: None if at else pick(weighted, source))
+
+
+def _pick_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    source, pattern = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
+    picked = total(pick(each, pattern) for _, (each,) in varied([source], tangents[: len(source.arrays)]))
+    return torch.zeros_like(pattern.values) if picked is None else picked  # the pattern's values are not read
+
+
+_SPARSE: dict[str, tuple[Callable[..., list[Tensor]], Backward, Tangent]] = {
+    "einsum_sparse": (sparse_kernels.einsum_sparse, _backward(_of_einsum), _tangent_of_einsum),
+    "add_sparse": (sparse_kernels.add_sparse, _backward(_at_own_entries), _tangent_at_entries),
+    "convert": (sparse_kernels.convert, _backward(_at_own_entries), _tangent_at_entries),
+    "compress": (sparse_kernels.compress, _backward(_at_own_entries), _tangent_at_entries),
+}
+_call: dict[str, Operation] = {}
+
+for _name, (_kernel, _of_operands, _of_result) in _SPARSE.items():
+    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor[]", tags=TAGS)
+    implement(_name, _kernel)
+    torch.library.register_fake(f"gossamer::{_name}", _sparse_fake, lib=LIBRARY)
+    _call[_name] = differentiable(_name, _setup, _of_operands, _of_result, result=-1)
+    batched_one_by_one(_name)
+LIBRARY.define(f"pick{ARGUMENTS} -> Tensor", tags=TAGS)
+implement("pick", sparse_kernels.pick)
+torch.library.register_fake("gossamer::pick", _pick_fake, lib=LIBRARY)
+_call["pick"] = differentiable("pick", _setup_pick, _pick_backward, _pick_tangent)
+batched_one_by_one("pick")

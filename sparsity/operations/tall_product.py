@@ -1,0 +1,37 @@
+"""gossamer::tall_product(x, w): x w of dense matrices, x [M, K] tall and w [K, N] narrow, by the schedule "tall".
+
+For compiled graphs, which hold the derivatives of their operations already: it has none.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.kernels import contract_ir
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.warm_memory import empty
+
+
+@cache
+def tall_kernel(dtype: torch.dtype) -> RegionKernel:
+    """The kernel for f32 or f64. CompileError for other types."""
+    return compile_region(contract_ir.einsum((Operand("ik"), Operand("kj")), Operand("ij"), dtype), schedule="tall")
+
+
+def _on_cpu(x: Tensor, w: Tensor) -> Tensor:
+    out = empty((x.shape[0], w.shape[1]), x.dtype)
+    tall_kernel(x.dtype)((x.contiguous(), w.contiguous()), out)
+    return out
+
+
+def _fake(x: Tensor, w: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], w.shape[1]))
+
+
+LIBRARY.define("tall_product(Tensor x, Tensor w) -> Tensor", tags=TAGS)
+implement("tall_product", _on_cpu)
+torch.library.register_fake("gossamer::tall_product", _fake, lib=LIBRARY)

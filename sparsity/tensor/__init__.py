@@ -1,0 +1,1 @@
+"""SparseTensor, and what torch's functions do with it."""

@@ -1,0 +1,167 @@
+"""Elementwise arithmetic on SparseTensors, as torch spells it. What would make zeros nonzero is dense, see densify.py."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.kernels.operands import dense as bound_dense
+from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.operations.sparse_results import add_sparse, in_format
+from gossamer.sparsity.tensor.densify import densified
+from gossamer.sparsity.tensor.einsum import einsum
+from gossamer.sparsity.tensor.extension import implements
+from gossamer.sparsity.tensor.shapes import to_dense
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of, like, made_of, values_of
+
+Function = Callable[..., Any]
+
+# f(0) = 0: the result has the pattern of the operand.
+_ZERO_PRESERVING = (
+    "abs", "asin", "asinh", "atan", "atanh", "ceil", "clone", "deg2rad", "erf", "erfinv", "expm1", "floor", "frac", "log1p",
+    "nan_to_num", "neg", "positive", "rad2deg", "relu", "round", "sgn", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
+    "trunc",
+)  # fmt: skip
+
+
+@implements(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply, torch.Tensor.multiply)
+def mul(left: Any, right: Any) -> Tensor:
+    """Sparse times a number, a dense tensor (broadcast; the result has the sparse pattern), or sparse (their intersection)."""
+    if not isinstance(left, SparseTensor):
+        left, right = right, left
+    if not isinstance(right, Tensor) or right.dim() == 0:
+        return like(left, values_of(left) * right)
+    if isinstance(right, SparseTensor):
+        _same_shape("mul", left, right)
+        if _same_pattern(left, right):
+            return like(left, values_of(left) * values_of(right))
+        letters = letters_of(left)
+        return einsum(f"{letters},{letters}->{letters}", *_of_one_dtype(left, right))
+    return like(left, values_of(left) * _at_entries(left, right))
+
+
+@implements(torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide, torch.Tensor.true_divide, torch.divide,
+            torch.Tensor.divide)  # fmt: skip
+def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """Sparse divided by a number or a dense tensor (broadcast); zeros stay zeros, even where the divisor is 0.
+
+    Divided by a sparse tensor, whose zeros give infinities and NaNs, the result is dense.
+    """
+    if isinstance(right, SparseTensor):
+        quotient: Tensor = densified(torch.div, (left, right), {"rounding_mode": rounding_mode})
+        return quotient
+    divisor = right if not isinstance(right, Tensor) or right.dim() == 0 else _at_entries(left, right)
+    return like(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode))
+
+
+@implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+def add(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
+    """Sparse plus sparse (their union, in the format of the first) or plus dense or a number (dense)."""
+    if alpha != 1:
+        right = right * alpha
+    if not (isinstance(left, SparseTensor) and isinstance(right, SparseTensor)):
+        dense = [to_dense(each) if isinstance(each, SparseTensor) else each for each in (left, right)]
+        return dense[0] + dense[1]
+    _same_shape("add", left, right)
+    if _same_pattern(left, right):
+        return like(left, values_of(left) + values_of(right))
+    return _union(left, right)
+
+
+@implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__)
+def sub(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
+    """left - alpha * right, as `add`"""
+    return add(left, right * -alpha)
+
+
+@implements(torch.Tensor.__rsub__, torch.rsub)
+def rsub(right: Any, left: Any, *, alpha: float = 1) -> Tensor:
+    """left - alpha * right, as `add`"""
+    return add(left, right * -alpha)
+
+
+@implements(F.dropout)
+def dropout(input: SparseTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> SparseTensor:
+    """Dropout of stored values."""
+    return like(input, F.dropout(values_of(input), p, training))
+
+
+def _on_values(function: Function) -> Function:
+    def apply(input: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
+        return like(input, function(values_of(input), *args, **kwargs))
+
+    return apply
+
+
+def _of_one_pattern(function: Function) -> Function:
+    def apply(left: Any, right: Any) -> Tensor:
+        if isinstance(left, SparseTensor) and isinstance(right, SparseTensor) and _same_pattern(left, right):
+            return like(left, function(values_of(left), values_of(right)))
+        out: Tensor = densified(function, (left, right), {})
+        return out
+
+    return apply
+
+
+maximum = implements(torch.maximum, torch.Tensor.maximum)(_of_one_pattern(torch.maximum))
+"""The larger of two tensors; sparse if they share their pattern."""
+minimum = implements(torch.minimum, torch.Tensor.minimum)(_of_one_pattern(torch.minimum))
+"""The smaller of two tensors; sparse if they share their pattern."""
+
+for _name in _ZERO_PRESERVING:
+    _function = getattr(torch, _name)
+    SparseTensor.functions[_function] = SparseTensor.functions[getattr(torch.Tensor, _name)] = _on_values(_function)
+SparseTensor.functions[torch.Tensor.__neg__] = _on_values(torch.neg)
+SparseTensor.functions[torch.Tensor.__abs__] = _on_values(torch.abs)
+SparseTensor.functions[F.relu] = _on_values(F.relu)
+SparseTensor.functions[F.leaky_relu] = _on_values(F.leaky_relu)
+
+
+@implements(torch.pow, torch.Tensor.pow, torch.Tensor.__pow__)
+def pow_(input: Any, exponent: Any) -> Tensor:
+    """Powers; with a positive number for exponent, zeros stay zeros, else the result is dense."""
+    if isinstance(input, SparseTensor) and not isinstance(exponent, Tensor) and exponent > 0:
+        return like(input, values_of(input) ** exponent)
+    power: Tensor = densified(torch.pow, (input, exponent), {})
+    return power
+
+
+def _union(left: SparseTensor, right: SparseTensor) -> SparseTensor:
+    letters, format = letters_of(left), left.format
+    one, other = (bound_to(letters, each) for each in _of_one_dtype(left, right))
+    return made_of(in_format(lambda result: add_sparse(one, other, result), letters, format))
+
+
+def _of_one_dtype(left: SparseTensor, right: SparseTensor) -> list[SparseTensor]:
+    """Both in the type that torch promotes theirs to."""
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    return [each if each.dtype == dtype else like(each, values_of(each).to(dtype)) for each in (left, right)]
+
+
+def _at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
+    """The elements of a dense tensor, broadcast to the shape, at the stored entries (flat), in the type torch promotes to."""
+    letters = letters_of(pattern)
+    if torch.broadcast_shapes(dense.shape, pattern.shape) != pattern.shape:
+        raise GossamerError(f"a dense {list(dense.shape)} does not broadcast to the sparse {list(pattern.shape)}")
+    own = letters[len(letters) - dense.dim() :]
+    single = [n for n, extent in enumerate(dense.shape) if extent == 1 and pattern.shape[n - dense.dim()] != 1]
+    factor = dense.squeeze(tuple(single)) if single else dense
+    kept = "".join(letter for n, letter in enumerate(own) if n not in single)
+    dtype = torch.promote_types(pattern.dtype, dense.dtype)
+    bound = bound_to(letters, pattern)
+    return sample(bound.with_values(bound.values.to(dtype)), [bound_dense(kept, factor.to(dtype))])
+
+
+def _same_shape(name: str, left: SparseTensor, right: SparseTensor) -> None:
+    if left.shape != right.shape:
+        raise GossamerError(f"{name} of sparse {list(left.shape)} and {list(right.shape)}: sparse operands do not broadcast")
+
+
+def _same_pattern(left: SparseTensor, right: SparseTensor) -> bool:
+    """Whether both share positions and coordinates; equal copies of them are not looked for."""
+    if left.format != right.format:
+        return False
+    return all(a is b for a, b in zip(left.components[:-1], right.components[:-1], strict=True))

@@ -1,0 +1,121 @@
+"""The stored entries of a tensor with their coordinates: what reshaping, joining and slicing move about.
+
+gossamer::coordinates(arrays, sizes, spec) -> Tensor[]         which values, and their coordinates in each dimension
+gossamer::places(coordinates, index, extent) -> Tensor[]       which entries an index names, and where it puts them
+gossamer::set_places(mask) -> Tensor                           where a vector of bools is set
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.format import Format
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.loop_order import unblocked
+from gossamer.sparsity.kernels.operands import ARGUMENTS, Spec, bind, flat
+from gossamer.sparsity.operations.batches import batched_one_by_one
+from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, from_entries, letters_of
+
+
+@dataclass(frozen=True)
+class CoordinateList:
+    """at: for each dimension [entries] of int64, within the shape; values: [entries], differentiable."""
+
+    at: tuple[Tensor, ...]
+    values: Tensor
+
+    @classmethod
+    def of(cls, tensor: SparseTensor) -> "CoordinateList":
+        """All that a tensor stores, without what fills up edge blocks and N:M groups."""
+        letters = letters_of(tensor)
+        bound = bound_to(letters, tensor)
+        with sizes_stay_inside():
+            which, *at = torch.ops.gossamer.coordinates.default(*flat([bound.with_values(bound.values.detach())], Operand("p")))
+        return cls(tuple(at), bound.values.index_select(0, which))
+
+    def placed(self, dim: int, index: Tensor, extent: int) -> "CoordinateList":
+        """The entries whose coordinate the index names, at the places where it stands, as often as it does."""
+        with sizes_stay_inside():
+            which, place = torch.ops.gossamer.places.default(self.at[dim], index, extent)
+        at = [place if n == dim else crd.index_select(0, which) for n, crd in enumerate(self.at)]
+        return CoordinateList(tuple(at), self.values.index_select(0, which))
+
+    def assembled(self, format: Format, shape: Sequence[int]) -> SparseTensor:
+        """The tensor in a format."""
+        return from_entries(format, shape, self.at, self.values)
+
+
+def set_places(mask: Tensor) -> Tensor:
+    """Where a vector of bools is set, in order: nonzero, which Dynamo does not take into a graph by default."""
+    with sizes_stay_inside():
+        out: Tensor = torch.ops.gossamer.set_places.default(mask)
+    return out
+
+
+def of_rank(format: Format, rank: int) -> Format:
+    """A format like this one for another number of dimensions: COO stays COO, what takes any pattern stays, else CSR or CSF."""
+    if format.levels == Format.coo(format.rank).levels:
+        return Format.coo(rank).with_widths(format.pos_width, format.crd_width)
+    return unblocked(format, rank)
+
+
+def _coordinates_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
+    (tensor,) = bind(arrays, sizes, Spec.parse(text))
+    assert tensor.format is not None
+    at = coordinates(tensor.format, tensor.shape, tensor.arrays)
+    if not blocked(tensor.format):
+        return [torch.arange(tensor.values.numel(), device=at[0].device), *(crd.clone() for crd in at)]
+    kept = within(tensor.shape, at)
+    if tensor.format.levels[-1].structured:
+        kept &= tensor.values != 0
+    which = kept.nonzero().flatten()
+    return [which, *(crd[which] for crd in at)]
+
+
+def _coordinates_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
+    (tensor,) = bind(arrays, sizes, Spec.parse(text))
+    assert tensor.format is not None
+    entries = torch.library.get_ctx().new_dynamic_size(min=0) if blocked(tensor.format) else tensor.values.shape[0]
+    return [tensor.values.new_empty([entries], dtype=torch.int64) for _ in range(1 + len(tensor.shape))]
+
+
+def _set_places_cpu(mask: Tensor) -> Tensor:
+    return mask.nonzero().flatten()
+
+
+def _set_places_fake(mask: Tensor) -> Tensor:
+    return mask.new_empty([torch.library.get_ctx().new_dynamic_size(min=0)], dtype=torch.int64)
+
+
+def _places_cpu(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= extent):
+        raise IndexError(f"indices must be in [0, {extent}), got {int(index.min())} to {int(index.max())}")
+    by_name, order = index.long().sort(stable=True)
+    first = torch.searchsorted(by_name, crd)
+    times = torch.searchsorted(by_name, crd, right=True) - first
+    which = torch.arange(crd.numel(), device=crd.device).repeat_interleave(times)
+    begun = times.cumsum(0) - times
+    return [which, order[first[which] + torch.arange(which.numel(), device=crd.device) - begun[which]]]
+
+
+def _places_fake(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
+    entries = torch.library.get_ctx().new_dynamic_size(min=0)
+    return [crd.new_empty([entries]) for _ in range(2)]
+
+
+LIBRARY.define(f"coordinates{ARGUMENTS} -> Tensor[]", tags=TAGS)
+LIBRARY.define("set_places(Tensor mask) -> Tensor", tags=TAGS)
+LIBRARY.define("places(Tensor coordinates, Tensor index, SymInt extent) -> Tensor[]", tags=TAGS)
+for _name, _cpu, _fake in (
+    ("coordinates", _coordinates_cpu, _coordinates_fake),
+    ("set_places", _set_places_cpu, _set_places_fake),
+    ("places", _places_cpu, _places_fake),
+):
+    implement(_name, _cpu)
+    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+    batched_one_by_one(_name)

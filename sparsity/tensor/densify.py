@@ -1,0 +1,108 @@
+"""What torch's functions do with a SparseTensor that have no sparse way: they get all its elements, and the user is told.
+
+Functions that compute nothing (sizes, properties, copies, in-place arithmetic of optimizers) go to aten's operators, see
+pointwise.py.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ContextDecorator
+from contextvars import ContextVar, Token
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_map_only
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.tensor.pointwise import ON_VALUES
+from gossamer.sparsity.tensor.shapes import to_dense
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+_strict: ContextVar[bool] = ContextVar("gossamer.strict", default=False)
+_told: set[str] = set()
+
+# Methods and operators that are no functions of torch, torch.linalg, torch.special, torch.fft or torch.nn.functional.
+_METHODS = (
+    "expand", "expand_as", "repeat", "unfold", "view_as", "item", "tolist", "type_as", "masked_fill",
+    "__and__", "__or__", "__xor__", "__invert__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__",
+    "__rmod__", "__floordiv__", "__rfloordiv__", "__rpow__", "__rdiv__", "__rtruediv__", "__contains__", "__bool__",
+    "__float__", "__int__",
+)  # fmt: skip
+# Functions of torch that ask something about a tensor, and compute nothing from its elements.
+_QUESTIONS = (
+    "can_cast", "get_device", "is_complex", "is_conj", "is_distributed", "is_floating_point", "is_inference", "is_neg",
+    "is_same_size", "is_signed", "is_storage", "is_tensor", "numel", "promote_types", "resolve_conj", "resolve_neg",
+    "result_type",
+)  # fmt: skip
+_HOMES = (torch, F, torch.linalg, torch.special, torch.fft)
+
+
+class strict(ContextDecorator):
+    """Within it, an operation that would make a SparseTensor dense raises a GossamerError instead of warning once.
+
+        with gossamer.strict():
+            y = model(a, x)
+
+    Also a decorator. torch.compile asks when it compiles, so what matters there is where a function is called first.
+    `to_dense()`, and operations whose result is dense by nature, such as a + 1, are no such thing.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._tokens: list[Token[bool]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(_strict.set(self._enabled))
+
+    def __exit__(self, *_: Any) -> None:
+        _strict.reset(self._tokens.pop())
+
+
+def otherwise(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function that nobody has registered."""
+    if not _computes(func):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    return densified(func, args, kwargs)
+
+
+def densified(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function with dense tensors in place of SparseTensors, with a warning; gradients flow through it."""
+    _tell(func)
+    args, kwargs = tree_map_only(SparseTensor, to_dense, (list(args), dict(kwargs)))
+    return func(*args, **kwargs)
+
+
+@torch._dynamo.assume_constant_result
+def _computes(func: Callable[..., Any]) -> bool:
+    """Whether a function computes something from the elements of its arguments and gives it as a result."""
+    return _name_computes(func.__name__)
+
+
+@cache
+def _name_computes(name: str) -> bool:
+    if name in _METHODS:
+        return True
+    if name in ON_VALUES or name in _QUESTIONS or name.startswith("_") or name.endswith("_"):
+        return False
+    plain = name.removeprefix("linalg_").removeprefix("special_").removeprefix("fft_")
+    return any(callable(getattr(home, plain, None)) for home in _HOMES)
+
+
+@torch._dynamo.assume_constant_result
+def _tell(func: Callable[..., Any]) -> None:
+    """Once for each function, or raise under `strict`."""
+    name = func.__name__.strip("_")
+    message = f"SparseTensor has no sparse {name}: all its elements, zeros too, are computed for it and the result is dense"
+    if _strict.get():
+        raise GossamerError(f"{message}. Use to_dense() where that is meant, or gossamer.implements({name}) to add it")
+    if name not in _told:
+        _told.add(name)
+        warnings.warn(
+            f"{message}. Use to_dense() where that is meant; gossamer.strict() makes this an error", UserWarning, stacklevel=5
+        )
+
+
+SparseTensor.otherwise = otherwise

@@ -1,0 +1,173 @@
+"""`gossamer.einsum`: products of sparse and dense tensors, summed over what the result does not name.
+
+einsum("ij,jk->ik", a, x)        SpMM
+einsum("ij,ik,jk->ij", a, x, y)  SDDMM: the result has the pattern of a
+einsum("ijk,jr,kr->ir", t, b, c) MTTKRP
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import FormatError, GossamerError
+from gossamer.dialects.format import Format
+from gossamer.runtime.operations import untraced
+from gossamer.sparsity.kernels.loop_order import dense_result_order, unblocked
+from gossamer.sparsity.kernels.operands import Bound
+from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
+from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
+from gossamer.sparsity.tensor.fast_matmul import einsum_at_once
+from gossamer.sparsity.tensor.fast_sddmm import sample_at_once
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like, made_of, values_of, wrap
+
+
+class EinsumError(GossamerError, ValueError):
+    """An expression that cannot be read, or operands that do not fit it."""
+
+
+def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"] | None = None) -> Tensor:
+    """The sum of products that `expression` says, as torch.einsum, of sparse and dense operands of one dtype.
+
+    expression  letters for the dimensions of each operand, "->", letters of the result; without "->" the result has the
+                letters that come once, in alphabetic order. A letter may stand only once in an operand; no ellipsis.
+    format      of the result: a Format, "dense", or None to infer it: the pattern of the sparse operand if there is one only
+                and it has the letters of the result, in that order; the format of the first if all are sparse (without
+                blocks: CSR or CSF) and the result is a matrix or more, but no sum of one operand; else dense
+
+    Gradients flow to dense operands and to the values of sparse ones.
+    EinsumError if operands and expression do not fit, FormatError if the result cannot be stored in `format`.
+    """
+    if len(operands) > 1 and format in (None, "dense") and not torch.compiler.is_compiling():
+        inputs, result = _read(expression)
+        out = None
+        if len(inputs) == len(operands) == 2 and (format == "dense" or result not in inputs):
+            out = einsum_at_once(inputs, result, *operands)
+        elif format is None:
+            out = sample_at_once(inputs, result, operands)
+        if out is not None:
+            return out
+    return _einsum(expression, None if format is None else str(format), *operands)
+
+
+@untraced
+@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
+    format: Format | Literal["dense"] | None = None
+    if target is not None:
+        format = "dense" if target == "dense" else Format.parse(target)
+    inputs, result = _parse(expression, operands)
+    bound = [bound_to(letters, operand) for letters, operand in zip(inputs, operands, strict=True)]
+    _check(expression, bound)
+    if not any(isinstance(operand, SparseTensor) for operand in operands):
+        equation = ",".join(inputs)
+        out = torch.einsum(f"{equation}->{result}", *operands)
+        return SparseTensor.from_dense(out, format) if isinstance(format, Format) else out
+    if format is None:
+        format = _inferred(bound, result)
+    if format == "dense":
+        return _dense(bound, result)
+    return _sparse(expression, bound, operands, result, format)
+
+
+def _parse(expression: str, operands: Sequence[Tensor]) -> tuple[tuple[str, ...], str]:
+    """The letters of each operand and of the result."""
+    inputs, result = _read(expression)
+    if len(inputs) != len(operands):
+        raise EinsumError(f"einsum '{expression}' has {len(inputs)} operands, got {len(operands)}")
+    for letters, operand in zip(inputs, operands, strict=True):
+        if len(letters) != operand.dim():
+            raise EinsumError(f"einsum '{expression}': '{letters}' names {len(letters)} dimensions of {_described(operand)}")
+    return inputs, result
+
+
+@lru_cache(1024)
+def _read(expression: str) -> tuple[tuple[str, ...], str]:
+    """The parts of an expression."""
+    left, arrow, result = expression.replace(" ", "").partition("->")
+    inputs = tuple(left.split(","))
+    if not all(letters.isalpha() or not letters for letters in [*inputs, result]):
+        raise EinsumError(f"einsum '{expression}': only letters, commas and one -> can be read (no ellipsis)")
+    if not arrow:
+        result = "".join(sorted(letter for letter in set(left) - {","} if left.count(letter) == 1))
+    for letters in (*inputs, result):
+        twice = next((letter for letter in letters if letters.count(letter) > 1), None)
+        if twice is not None:
+            raise EinsumError(f"einsum '{expression}': '{twice}' stands twice in '{letters}'; diagonals are not supported")
+    unknown = sorted(set(result) - set(left))
+    if unknown:
+        raise EinsumError(f"einsum '{expression}': the result has '{unknown[0]}', which no operand has")
+    return inputs, result
+
+
+def _check(expression: str, bound: Sequence[Bound]) -> None:
+    """EinsumError unless sizes and dtypes agree."""
+    sizes: dict[str, int] = {}
+    for operand in bound:
+        for letter, extent in zip(operand.letters, operand.shape, strict=True):
+            if sizes.setdefault(letter, extent) != extent:
+                raise EinsumError(f"einsum '{expression}': '{letter}' is {sizes[letter]} and {extent}")
+    types = {operand.values.dtype for operand in bound}
+    if len(types) > 1:
+        found = " and ".join(sorted(str(dtype) for dtype in types))
+        raise EinsumError(f"einsum '{expression}' of {found}: convert the operands to one dtype with .to()")
+
+
+def _inferred(bound: Sequence[Bound], result: str) -> Format | Literal["dense"]:
+    sparse = [operand.operand for operand in bound if operand.operand.format is not None]
+    same = next((operand.format for operand in sparse if operand.letters == result), None)
+    if same is not None and len(sparse) == 1:
+        return same
+    first = sparse[0].format
+    assert first is not None
+    summed = len(bound) == 1 and len(result) < len(bound[0].letters)
+    if len(sparse) == len(bound) and len(result) > 1 and not summed:
+        return unblocked(first, len(result))
+    return "dense"
+
+
+def _sparse(expression: str, bound: Sequence[Bound], operands: Sequence[Tensor], result: str, format: Format) -> SparseTensor:
+    """The result in a format."""
+    if format.rank != len(result):
+        raise FormatError(f"einsum '{expression}' has a result of {len(result)} dimensions, {format.name} stores {format.rank}")
+    if sum(operand.sparse for operand in bound) == 1:
+        at = next(number for number, operand in enumerate(bound) if operand.sparse)
+        pattern, tensor = bound[at], operands[at]
+        assert isinstance(tensor, SparseTensor)
+        if set(pattern.letters) == set(result):
+            factors = [operand for number, operand in enumerate(bound) if number != at]
+            values = pattern.values * sample(pattern, factors) if factors else pattern.values.clone()
+            order = [pattern.letters.index(letter) for letter in result]
+            return transposed(like(tensor, values), order).to_format(format)
+    if not all(operand.sparse for operand in bound):
+        return SparseTensor.from_dense(_dense(bound, result), format)
+    return made_of(in_format(lambda plain: einsum_sparse(bound, plain), result, format))
+
+
+def _dense(bound: Sequence[Bound], result: str) -> Tensor:
+    if sum(operand.sparse for operand in bound) > 1:
+        bound = conforming(bound, dense_result_order([operand.operand for operand in bound]))
+    return einsum_dense(bound, result)
+
+
+def transposed(tensor: SparseTensor, order: Sequence[int]) -> SparseTensor:
+    """The tensor with its dimensions in another order: the same arrays in the permuted format.
+
+    MLIR has no permutation of a format that blocks its last dimensions only, such as N:M: that is stored as CSR or CSF first.
+    """
+    order = [dim % tensor.dim() for dim in order]
+    if order == sorted(order):
+        return tensor
+    blocked = [level.block > 1 for level in sorted(tensor.format.levels, key=lambda level: order.index(level.dim))]
+    if blocked != sorted(blocked):
+        tensor = tensor.to_format(unblocked(tensor.format, tensor.dim()))
+    shape = [tensor.shape[dim] for dim in order]
+    return wrap(tensor.format.permuted(order), shape, tensor.components[:-1], values_of(tensor))
+
+
+def _described(operand: Tensor) -> str:
+    kind = operand.format.name if isinstance(operand, SparseTensor) else "a tensor"
+    return f"{kind} of shape {tuple(operand.shape)}"

@@ -1,0 +1,63 @@
+"""`gossamer.graph_attention`: attention over the entries of a sparse matrix, such as the edges of a graph.
+
+GAT                 graph_attention(a, h, target=h_target, source=h_source, slope=0.2, dropout=0.6 if training else 0.0)
+GATv2               graph_attention(a, h_source, queries=h_target, keys=h_source, direction=att, slope=0.2)
+graph transformer   graph_attention(a, v, queries=q, keys=k, scale=d**-0.5)
+"""
+
+from torch import Tensor
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.dialects.format import Format
+from gossamer.sparsity.edges.edge_attention import attend_edges
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
+
+
+def graph_attention(
+    pattern: SparseTensor,
+    values: Tensor,
+    *,
+    target: Tensor | None = None,
+    source: Tensor | None = None,
+    edge: Tensor | None = None,
+    queries: Tensor | None = None,
+    keys: Tensor | None = None,
+    direction: Tensor | None = None,
+    scale: float = 1.0,
+    slope: float = 1.0,
+    dropout: float = 0.0,
+    weighted: bool = False,
+) -> Tensor:
+    """out[i, h] = sum over the entries p = (i, j) of row i of softmax_p(z[p, h]) * values[j, h], in one pass over the rows.
+
+    z[p, h] = leaky_relu(target[i, h] + source[j, h] + edge[p, h] + scale * <queries[i, h], keys[j, h]>, slope)
+    or, with a direction,
+    z[p, h] = target[i, h] + source[j, h] + edge[p, h] + scale * <direction[h], leaky_relu(queries[i, h] + keys[j, h], slope)>
+
+    pattern        [rows, columns] in any format; its values are not used unless `weighted`, which multiplies the products of
+                   queries and keys with them
+    values         [columns, heads, features] of a float type, as all terms
+    target         [rows, heads]               source  [columns, heads]
+    edge           [nnz, heads] or [nnz], in the order of the pattern in CSR
+    queries        [rows, heads, size]         keys    [columns, heads, size]
+    direction      [heads, size]
+    slope          of leaky_relu, 1 for none
+    dropout        the share of weights in [0, 1) that are set to 0, the others divided by what is left; drawn at every call by
+                   torch's generator
+
+    [rows, heads, features] comes out; rows without entries give 0. Neither this nor its gradient, in any of the terms, has
+    an array of nnz x heads. GossamerError for shapes and types that do not fit.
+    """
+    if pattern.dim() != 2 or pattern.shape[1] != values.shape[0]:
+        shapes = f"a pattern of {list(pattern.shape)} does not go with values of {list(values.shape)}"
+        raise GossamerError(f"graph_attention: {shapes}, which need a row for each of its columns")
+    if weighted and keys is None:
+        raise GossamerError("graph_attention: weighted multiplies products of queries and keys, which are not given")
+    rows = pattern if pattern.format.levels == Format.CSR.levels else pattern.to_format(Format.CSR)
+    positions, coordinates = rows.components[:2]
+    weight = values_of(rows) if weighted else None
+    terms = {
+        "target": target, "source": source, "edge": edge, "queries": queries, "keys": keys, "weight": weight,
+        "direction": direction,
+    }  # fmt: skip
+    return attend_edges(positions, coordinates, values, **terms, scale=scale, slope=slope, dropout=dropout)

@@ -1,0 +1,62 @@
+"""SparseTensors put together."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
+from gossamer.sparsity.tensor.coordinate_list import CoordinateList
+from gossamer.sparsity.tensor.densify import densified
+from gossamer.sparsity.tensor.extension import implements
+from gossamer.sparsity.tensor.shapes import unsqueeze, within
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+
+@implements(torch.cat, torch.concat, torch.concatenate)
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors one after the other along a dimension: sparse, in the format of the first, or dense if one of them is."""
+    sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor)]
+    if len(sparse) < len(tensors):
+        joined: Tensor = densified(torch.cat, (list(tensors), dim), {})
+        return joined
+    first = sparse[0]
+    dim = within(dim, first.dim())
+    shape, lists = list(first.shape), []
+    shape[dim] = 0
+    for tensor in sparse:
+        others = [extent for n, extent in enumerate(tensor.shape) if n != dim]
+        if others != [extent for n, extent in enumerate(shape) if n != dim]:
+            raise GossamerError(f"cat along dimension {dim} of {list(first.shape)} and {list(tensor.shape)}: others must agree")
+        listed = CoordinateList.of(tensor)
+        at = [crd + shape[dim] if n == dim else crd for n, crd in enumerate(listed.at)]
+        lists.append(CoordinateList(tuple(at), listed.values))
+        shape[dim] += tensor.shape[dim]
+    together = tuple(torch.cat(crds) for crds in zip(*(each.at for each in lists), strict=True))
+    return CoordinateList(together, torch.cat([each.values for each in lists])).assembled(first.format, shape)
+
+
+@implements(torch.stack)
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Sparse tensors of one shape along a new dimension: COO stays COO, else CSF; with a dense one the result is dense."""
+    sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor)]
+    if len(sparse) < len(tensors):
+        stacked: Tensor = densified(torch.stack, (list(tensors), dim), {})
+        return stacked
+    dim = within(dim, tensors[0].dim() + 1)
+    with sizes_stay_inside():
+        thin = [unsqueeze(tensor, dim) for tensor in sparse]
+    return cat(thin, dim)
+
+
+@implements(torch.vstack)
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """`cat` along dimension 0."""
+    return cat(tensors, 0)
+
+
+@implements(torch.hstack)
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """`cat` along dimension 1."""
+    return cat(tensors, 1)

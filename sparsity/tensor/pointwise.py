@@ -1,0 +1,139 @@
+"""aten's operators on SparseTensors, below autograd: copies, and the arithmetic of optimizers, on the stored values.
+
+Operands are SparseTensors of one pattern, and numbers. Everything else is refused, and says what to do.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.operations.dispatch import transformed
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+aten = torch.ops.aten
+
+# Operators on subclasses run below what counts writes to a tensor and has views share its count. The stored values are counted
+# too, for products with copies of them (see sliced_rows.py) and for autograd, which saves them.
+_COUNTING = torch.DispatchKey.ADInplaceOrView
+
+# Operators that can be applied to the stored values alone; with a number only where 0 stays 0, or in place, which is said to
+# work on stored values.
+ON_VALUES = (
+    "abs", "abs_", "add", "add_", "addcdiv", "addcdiv_", "addcmul", "addcmul_", "alias", "clone", "copy_", "detach",
+    "div", "div_", "empty_like", "fill_", "full_like", "lerp", "lerp_", "maximum", "minimum", "mul", "mul_", "neg",
+    "neg_", "reciprocal_", "relu", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh", "threshold_backward", "zero_",
+    "zeros_like",
+)  # fmt: skip
+
+
+def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Apply an operator to the stored values of tensors of one pattern."""
+    first = _pattern(func, args, kwargs)
+    with nullcontext() if _traced(first) else torch._C._SetExcludeDispatchKeyGuard(_COUNTING, False):
+        values = func(*_values(args), **_values(kwargs))
+    result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))
+    return return_and_correct_aliasing(func, args, kwargs, result)
+
+
+def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Apply an operator on lists of tensors (torch._foreach_…, fused optimizers) to the stored values."""
+    lists = [each for each in args if isinstance(each, list | tuple)]
+    for operands in zip(*lists, strict=False):
+        if any(isinstance(operand, SparseTensor) for operand in operands):
+            _pattern(func, operands, {})
+    results = func(*_values(args), **_values(kwargs))
+    for argument, given in zip(func._schema.arguments, args, strict=False):
+        if argument.is_write:  # which fused optimizers do not count themselves
+            written = (each for each in given if isinstance(each, SparseTensor) and not _traced(each))
+            torch.autograd.graph.increment_version(each._stored for each in written)
+    if not isinstance(results, list | tuple):
+        return results
+    return [_like(given, made) for given, made in zip(lists[0], results, strict=True)]
+
+
+def convert(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """aten._to_copy: another dtype for the values, another device for all arrays."""
+    tensor: SparseTensor = args[0]
+    *structure, _ = tensor.components
+    values = _own_values(tensor)
+    if kwargs.get("device") is not None:
+        structure = [component.to(kwargs["device"]) for component in structure]
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("layout", "memory_format")}
+    return SparseTensor(tensor.format, tensor.shape, (*structure, func(values, **kwargs)))
+
+
+def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What no table knows."""
+    if func.namespace == "aten" and func._schema.name.startswith(("aten::_foreach_", "aten::_fused_")):
+        return on_lists(func, args, kwargs)
+    name = func._schema.name.removeprefix("aten::")
+    raise GossamerError(
+        f"SparseTensor has no {name}: use to_dense(), gossamer.einsum, or values() and from_parts() for what concerns the "
+        f"stored values alone. {_BY_VALUES}"
+    )
+
+
+def _pattern(func: Any, args: Any, kwargs: Any) -> SparseTensor:
+    """The first SparseTensor; GossamerError if another operand is no number and has no such pattern."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    first = next(tensor for tensor in tensors if isinstance(tensor, SparseTensor))
+    for tensor in tensors:
+        if isinstance(tensor, SparseTensor):
+            if tensor is not first and not _shares_pattern(first, tensor):
+                raise GossamerError(
+                    f"{func._schema.name} of SparseTensors of different patterns ({first.format.name} with {first.nnz} values, "
+                    f"{tensor.format.name} with {tensor.nnz}): use torch.add or torch.mul, which give a union or intersection"
+                )
+        elif tensor.dim():
+            raise GossamerError(f"{func._schema.name} of a SparseTensor and a dense {list(tensor.shape)}: use to_dense()")
+    return first
+
+
+def _shares_pattern(left: SparseTensor, right: SparseTensor) -> bool:
+    if left.format != right.format or left.shape != right.shape:
+        return False
+    pairs = list(zip(left.components[:-1], right.components[:-1], strict=True))
+    if _traced(left):
+        return True  # in eager code the same expression was or would be checked
+    return all(a is b or a.data_ptr() == b.data_ptr() or torch.equal(a, b) for a, b in pairs)
+
+
+def _traced(tensor: SparseTensor) -> bool:
+    """Whether its arrays have no content."""
+    return any(isinstance(component, FakeTensor | FunctionalTensor) for component in tensor.components)
+
+
+def _values(tree: Any) -> Any:
+    return tree_map_only(SparseTensor, _own_values, tree)
+
+
+def _own_values(tensor: SparseTensor) -> Tensor:
+    if transformed(tensor._stored):
+        raise GossamerError(f"this copies or overwrites a SparseTensor without the derivatives of its values. {_BY_VALUES}")
+    return tensor._stored
+
+
+_BY_VALUES = (
+    "torch.func and forward differentiation see it by its values: torch.func.grad(lambda v: loss(a.with_values(v)))(a.values())"
+)
+
+
+def _like(given: Any, made: Any) -> Any:
+    if not isinstance(given, SparseTensor):
+        return made
+    return SparseTensor(given.format, given.shape, (*given.components[:-1], made))
+
+
+for _name in ON_VALUES:
+    _packet = getattr(aten, _name)
+    SparseTensor.operators.update({getattr(_packet, overload): on_values for overload in _packet.overloads()})
+SparseTensor.operators[aten._to_copy.default] = convert
+SparseTensor.operators[None] = refuse

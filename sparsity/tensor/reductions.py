@@ -1,0 +1,97 @@
+"""Reductions of SparseTensors to dense tensors. All elements count, also those that are not stored."""
+
+from collections.abc import Sequence
+from math import prod as product_of
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.operations.segments import segment_reduce
+from gossamer.sparsity.tensor.arithmetic import maximum, minimum
+from gossamer.sparsity.tensor.densify import densified
+from gossamer.sparsity.tensor.einsum import einsum
+from gossamer.sparsity.tensor.extension import implements
+from gossamer.sparsity.tensor.fibres import all_fibres
+from gossamer.sparsity.tensor.shapes import within
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of, like, values_of
+
+Dims = int | Sequence[int] | None
+
+
+@implements(torch.sum, torch.Tensor.sum, torch.sparse.sum)
+def sum_(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Dense sums over all or some dimensions; of integers in int64."""
+    input, dims = _in(input, dtype), _dims(input, dim)
+    letters = letters_of(input)
+    out = einsum(f"{letters}->{''.join(c for n, c in enumerate(letters) if n not in dims)}", input, format="dense")
+    return _restored(out, dims) if keepdim else out
+
+
+@implements(torch.mean, torch.Tensor.mean)
+def mean(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Dense means over all or some dimensions."""
+    return sum_(input, dim, keepdim, dtype=dtype) / product_of(input.shape[each] for each in _dims(input, dim))
+
+
+@implements(torch.amax, torch.Tensor.amax)
+def amax(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The largest elements over all or some dimensions."""
+    return _reduced(input, "amax", dim, keepdim)
+
+
+@implements(torch.amin, torch.Tensor.amin)
+def amin(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """The smallest elements over all or some dimensions."""
+    return _reduced(input, "amin", dim, keepdim)
+
+
+@implements(torch.prod, torch.Tensor.prod)
+def prod(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Products over all or some dimensions; of integers in int64."""
+    return _reduced(_in(input, dtype), "prod", dim, keepdim)
+
+
+@implements(torch.max, torch.Tensor.max)
+def max_(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+    """The largest element, or `maximum` of two tensors; with a dimension, whose indices are asked for too, dense."""
+    return _extreme(torch.max, amax, maximum, input, args, kwargs)
+
+
+@implements(torch.min, torch.Tensor.min)
+def min_(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+    """The smallest element, or `minimum` of two tensors; with a dimension, whose indices are asked for too, dense."""
+    return _extreme(torch.min, amin, minimum, input, args, kwargs)
+
+
+def _extreme(function: Any, whole: Any, elementwise: Any, input: SparseTensor, args: Any, kwargs: Any) -> Any:
+    if not args and not kwargs:
+        return whole(input)
+    other = args[0] if args else kwargs.get("other")
+    return elementwise(input, other) if isinstance(other, Tensor) else densified(function, (input, *args), kwargs)
+
+
+def _reduced(input: SparseTensor, kind: str, dim: Dims, keepdim: bool) -> Tensor:
+    dims = _dims(input, dim)
+    extent = product_of(input.shape[each] for each in dims)
+    fibres = all_fibres(input, dims)
+    out = segment_reduce(fibres.positions, fibres.values, kind, extent)
+    kept = [1 if n in dims else size for n, size in enumerate(input.shape)]
+    return out.view(kept if keepdim else [size for n, size in enumerate(input.shape) if n not in dims])
+
+
+def _in(input: SparseTensor, dtype: torch.dtype | None) -> SparseTensor:
+    """The tensor in the type of a sum or product."""
+    dtype = dtype or (input.dtype if input.dtype.is_floating_point else torch.int64)
+    return input if dtype == input.dtype else like(input, values_of(input).to(dtype))
+
+
+def _dims(tensor: Tensor, dim: Dims) -> list[int]:
+    given = range(tensor.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    return sorted(within(each, tensor.dim()) for each in given) or list(range(tensor.dim()))
+
+
+def _restored(out: Tensor, dims: Sequence[int]) -> Tensor:
+    for dim in dims:
+        out = out.unsqueeze(dim)
+    return out

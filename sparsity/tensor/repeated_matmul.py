@@ -1,0 +1,89 @@
+"""Products a @ x of a matrix that was multiplied before: what does not change from call to call is kept ready.
+
+A small product takes less time than finding out what it is. So the first one with a CSR matrix leaves a `Repeated` with it, and
+the next ones look only at what may have changed: where its arrays lie, whether its structure has
+been written to, and x. One whose matrix has changed is forgotten, and the next product leaves another behind.
+"""
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.arrays.row_form import RowForm
+from gossamer.sparsity.arrays.sliced_rows import Use, use_of
+from gossamer.sparsity.kernels.warm_memory import LEAST, empty_like
+from gossamer.sparsity.operations.calls import Call
+from gossamer.sparsity.operations.dispatch import PLAIN, watched
+from gossamer.sparsity.operations.matrix_calls import ByRows
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+
+class Repeated:
+    """A matrix in CSR on the CPU, and the calls of its products with vectors and with matrices."""
+
+    __slots__ = ("_arrays", "_by_rows", "_calls", "_columns", "_dtype", "_form", "_identity", "_rows", "_use")
+
+    def __init__(self, matrix: SparseTensor, calls: dict[int, Call]) -> None:
+        """`calls` are those of the products, by the dimensions of x.
+
+        The arrays of the matrix must be contiguous, and none made in inference mode, where torch counts no writes.
+        """
+        positions, coordinates, values = self._arrays = matrix.components
+        self._identity = _identity(positions, coordinates, values)
+        self._rows, self._columns = matrix.shape
+        self._by_rows = ByRows(positions, coordinates, values, self._rows, self._columns)
+        self._form, self._calls, self._dtype = RowForm(positions, coordinates, None), calls, values.dtype
+        self._use: Callable[[], Use | None] = lambda: None  # a weak reference, for only few are kept
+        matrix._repeated = self
+
+    def times(self, matrix: SparseTensor, x: Tensor) -> Tensor | None:
+        """matrix @ x, None if something is not as it was, or not as this needs it. Nobody may want to see the operation."""
+        positions, coordinates, values = self._arrays
+        if matrix._stored is not values or _identity(positions, coordinates, values) != self._identity:
+            matrix._repeated = None
+            return None
+        if (
+            type(x) not in PLAIN
+            or x.dtype is not self._dtype
+            or x.layout is not torch.strided
+            or not (x.is_cpu and x.is_contiguous())
+            or x.is_neg()
+        ):
+            return None
+        shape = x.shape
+        call = self._calls.get(len(shape))
+        if call is None or shape[0] != self._columns:
+            return None
+        with torch._C.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
+            if torch.is_grad_enabled() and (matrix.requires_grad or x.requires_grad):
+                return None
+            written = None if matrix.is_inference() else matrix._version
+        alike = self._rows == self._columns and x.nbytes < LEAST
+        out = torch.empty_like(x) if alike else empty_like(x, self._rows, *shape[1:])  # the first is the fastest way
+        if len(shape) == 1 or shape[1] == 1:
+            use = self._use()
+            if use is None and (use := use_of(self._form, values)) is not None:
+                self._use = weakref.ref(use)
+            if use is not None and use.multiply(self._form, values, x, out, call.sliced, written):
+                return out
+        if out.numel():
+            call.kernel(self._form)((self._by_rows, x), out)
+        return out
+
+
+def _identity(positions: Tensor, coordinates: Tensor, values: Tensor) -> tuple[int, ...]:
+    return positions.data_ptr(), positions._version, coordinates.data_ptr(), coordinates._version, values.data_ptr()
+
+
+def matmul_again(left: SparseTensor, right: Tensor) -> Tensor | None:
+    """left @ right by what an earlier product has left behind, None if that does not do."""
+    found = left._repeated
+    if found is None or watched() or torch.is_autocast_enabled("cpu"):
+        return None
+    product: Tensor | None = found.times(left, right)
+    return product
+
+
+SparseTensor.matmul_again = staticmethod(matmul_again)

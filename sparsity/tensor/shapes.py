@@ -1,0 +1,126 @@
+"""Shapes of SparseTensors: what turns, reshapes and spells them out."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
+from gossamer.sparsity.tensor.einsum import einsum, transposed
+from gossamer.sparsity.tensor.extension import implements
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of
+
+
+@implements(torch.Tensor.to_dense)
+def to_dense(input: SparseTensor, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> Tensor:
+    """All elements."""
+    letters = letters_of(input)
+    out = einsum(f"{letters}->{letters}", input, format="dense")
+    return out if dtype is None else out.to(dtype)
+
+
+@implements(torch.Tensor.coalesce)
+def coalesce(input: SparseTensor) -> SparseTensor:
+    """The tensor itself: duplicates are summed when it is made."""
+    return input
+
+
+@implements(torch.t, torch.Tensor.t, torch.Tensor.T.__get__)  # type: ignore[attr-defined]
+def t(input: SparseTensor) -> SparseTensor:
+    """The transpose: the same arrays, read as the permuted format."""
+    return transposed(input, range(input.dim() - 1, -1, -1))
+
+
+@implements(torch.transpose, torch.Tensor.transpose, torch.swapaxes, torch.Tensor.swapaxes)
+def transpose(input: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
+    """Two dimensions exchanged, without a copy."""
+    order = list(range(input.dim()))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return transposed(input, order)
+
+
+@implements(torch.permute, torch.Tensor.permute)
+def permute(input: SparseTensor, *dims: Any) -> SparseTensor:
+    """The dimensions in another order, without a copy."""
+    return transposed(input, _listed(dims))
+
+
+@implements(torch.Tensor.mT.__get__)  # type: ignore[attr-defined]
+def m_t(input: SparseTensor) -> SparseTensor:
+    """The last two dimensions exchanged."""
+    return transpose(input, -2, -1)
+
+
+@implements(torch.reshape, torch.Tensor.reshape, torch.Tensor.view)
+def reshape(input: SparseTensor, *shape: Any) -> SparseTensor:
+    """The entries in another shape (one size may be -1): COO stays COO, other formats become CSR or CSF if they must."""
+    sizes, count = _listed(shape), prod(input.shape)
+    if -1 in sizes:
+        known = -prod(sizes)
+        sizes[sizes.index(-1)] = count // known if known else 0
+    if not sizes or prod(sizes) != count:
+        raise GossamerError(f"a SparseTensor {list(input.shape)} has no shape {_listed(shape)}: it has {count} elements")
+    if sizes == list(input.shape):
+        return input
+    listed = CoordinateList.of(input)
+    linear = torch.zeros_like(listed.at[0])
+    for crd, extent in zip(listed.at, input.shape, strict=True):
+        linear = linear * extent + crd
+    at: list[Tensor] = []
+    for extent in reversed(sizes):
+        at.insert(0, linear % max(extent, 1))
+        linear = linear // max(extent, 1)
+    return CoordinateList(tuple(at), listed.values).assembled(of_rank(input.format, len(sizes)), sizes)
+
+
+@implements(torch.Tensor.reshape_as, torch.Tensor.view_as)
+def reshape_as(input: SparseTensor, other: Tensor) -> SparseTensor:
+    """`reshape` to the shape of another tensor."""
+    return reshape(input, *other.shape)
+
+
+@implements(torch.flatten, torch.Tensor.flatten, torch.ravel, torch.Tensor.ravel)
+def flatten(input: SparseTensor, start_dim: int = 0, end_dim: int = -1) -> SparseTensor:
+    """Consecutive dimensions as one."""
+    start, end = within(start_dim, input.dim()), within(end_dim, input.dim())
+    return reshape(input, *input.shape[:start], prod(input.shape[start : end + 1]), *input.shape[end + 1 :])
+
+
+@implements(torch.unflatten, torch.Tensor.unflatten)
+def unflatten(input: SparseTensor, dim: int, sizes: Sequence[int]) -> SparseTensor:
+    """One dimension as several, of which one size may be -1."""
+    dim, inner = within(dim, input.dim()), list(sizes)
+    if -1 in inner:
+        inner[inner.index(-1)] = input.shape[dim] // max(-prod(inner), 1)
+    return reshape(input, *input.shape[:dim], *inner, *input.shape[dim + 1 :])
+
+
+@implements(torch.unsqueeze, torch.Tensor.unsqueeze)
+def unsqueeze(input: SparseTensor, dim: int) -> SparseTensor:
+    """A new dimension of size 1."""
+    dim = within(dim, input.dim() + 1)
+    return reshape(input, *input.shape[:dim], 1, *input.shape[dim:])
+
+
+@implements(torch.squeeze, torch.Tensor.squeeze)
+def squeeze(input: SparseTensor, dim: int | Sequence[int] | None = None) -> SparseTensor:
+    """Without the dimensions of size 1, all or those named; a last one stays."""
+    named = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {within(each, input.dim()) for each in named}
+    shape = [extent for n, extent in enumerate(input.shape) if n not in gone or extent != 1]
+    return reshape(input, *(shape or [1]))
+
+
+def within(dim: int, rank: int) -> int:
+    """A dimension, counted from the front; IndexError if there is none such."""
+    if not -rank <= dim < rank:
+        raise IndexError(f"dimension {dim} is out of range for a SparseTensor of {rank} dimensions")
+    return dim % rank
+
+
+def _listed(sizes: Sequence[Any]) -> list[int]:
+    """Numbers given one by one or as one sequence."""
+    return list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int | torch.SymInt) else list(sizes)

@@ -1,0 +1,391 @@
+"""`gossamer.SparseTensor`: a tensor that stores what its `Format` says, and reads as a torch.Tensor.
+
+To torch it is a wrapper subclass around plain tensors (positions, coordinates, values), so Dynamo and AOTAutograd trace
+through it: a compiled graph has its arrays as inputs and our opaque ops as nodes, whatever the number of nonzeros.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+from gossamer.dialects.errors import FormatError
+from gossamer.dialects.format import Format
+from gossamer.sparsity.arrays.stored_entries import block_sizes
+from gossamer.sparsity.arrays.structure import INTEGERS, check
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import Bound, dense
+from gossamer.sparsity.operations.dispatch import in_transform, transformed
+from gossamer.sparsity.operations.sparse_results import compress, convert
+from gossamer.sparsity.tensor import interchange
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class SparseTensor(torch.Tensor):
+    """A sparse tensor in any format.
+
+        a = SparseTensor.from_dense(x, Format.CSR)
+        y = a @ x                                  # dense; gradients flow to x and to the values of a
+
+    It is made by `from_dense`, `from_torch`, `from_scipy`, `from_edge_index` or `from_parts`, which check the structure. Its
+    positions and coordinates must not be written to afterwards. In-place arithmetic works on the stored values.
+
+    Products with vectors keep a copy of the values of a matrix that is used again. Writes to them are noticed if torch counts
+    them, and any others too where another tensor, NumPy or SciPy is over the same memory; products then have to look at all
+    values, which `clone()` saves. Writes through a storage, or through `values().data`, an import by DLPack or, in compiled
+    code, `.data` that are let go before the next product may go unseen, as autograd does not see them.
+    """
+
+    functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see extension.py
+    otherwise: ClassVar[Callable[..., Any]]  # what the others do, see densify.py
+    operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operator → ours, see pointwise.py
+    matmul_again: ClassVar[
+        Callable[..., Tensor | None]
+    ]  # the shortest way to a product, if there is one, see repeated_matmul.py
+
+    _format: Format
+    _arrays: tuple[str, ...]
+    _stored: Tensor
+    _repeated: Any = None  # what an earlier product has left behind, see repeated_matmul.py
+
+    @staticmethod
+    def __new__(
+        cls, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False
+    ) -> "SparseTensor":
+        values = components[-1]
+        self: SparseTensor = torch.Tensor._make_wrapper_subclass(
+            cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad
+        )
+        return self
+
+    def __init__(self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False) -> None:
+        """The tensor of these arrays, in the order of `format.components()`; nothing is checked, see `from_parts`."""
+        self._format, self._arrays = format, _names(format)  # kept, for every call of a compiled function asks for them
+        for name, component in zip(self._arrays, components, strict=True):
+            setattr(self, name, component)
+
+    # How it is made
+
+    @classmethod
+    def from_dense(cls, dense: Tensor, format: Format = Format.CSR) -> "SparseTensor":
+        """The nonzeros of `dense` (NaN is one) in `format`. FormatError if it cannot hold them."""
+        format.level_sizes(dense.shape)
+        at = (dense.detach() != 0).nonzero().unbind(1)
+        values = dense[at] if dense.dim() else dense.reshape(1)
+        return from_entries(format, tuple(dense.shape), at, values)
+
+    @classmethod
+    def from_torch(cls, tensor: Tensor, *, check: bool = True) -> "SparseTensor":
+        """A torch.sparse tensor of any layout, sharing its memory where the format is the same.
+
+        COO (coalesced first if it is not), CSR, CSC, BSR and BSC become the format of that name. Dense dimensions of a hybrid
+        tensor become dense levels, batches of the compressed layouts a dense level in front. A strided tensor becomes CSR.
+        check=False promises that the indices are in bounds and in order, without duplicates.
+        """
+        if tensor.layout == torch.strided:
+            return cls.from_dense(tensor, Format.CSR if tensor.dim() == 2 else Format.csf(tensor.dim()))
+        return _checked(*interchange.from_torch(tensor), check)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, *, check: bool = True) -> "SparseTensor":
+        """A SciPy sparse array or matrix: csr, csc, bsr and coo keep their format (coo sorted), the others become CSR.
+
+        Positions and coordinates stay where they are, values are copied, so that torch sees all writes to them.
+        check=False promises that the indices are in bounds and in order, without duplicates.
+        """
+        return _checked(*interchange.from_scipy(matrix), check)
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor,
+        weight: Tensor | None = None,
+        size: int | tuple[int, int] | None = None,
+        format: Format = Format.CSR,
+    ) -> "SparseTensor":
+        """The adjacency of a graph: row target, column source of each edge, so that `a @ x` sums the features of neighbours.
+
+        edge_index  [2, edges] of integers, sources first, as in PyTorch Geometric
+        weight      [edges], 1.0 if left out; the weights of parallel edges are summed
+        size        (targets, sources) or their common number; if left out, the largest index + 1
+        """
+        at, weight, shape = interchange.edges(edge_index, weight, size)
+        return from_entries(format, shape, at, weight)
+
+    @classmethod
+    def from_parts(
+        cls,
+        format: Format,
+        shape: Sequence[int],
+        positions: Tensor | Sequence[Tensor],
+        coordinates: Tensor | Sequence[Tensor],
+        values: Tensor,
+        *,
+        check: bool = True,
+    ) -> "SparseTensor":
+        """The tensor that these arrays store; they are not copied.
+
+        positions, coordinates  level by level, for the levels that have them (see `Format.components`): for CSR one each
+        values                  of any shape with as many elements as the format stores; gradients flow to it
+
+        Integers may be int32 or int64, if `format` does not give widths; 8 and 16 bits are unsigned. check=False promises that
+        the structure is well-formed: a kernel reads and writes wherever it points to.
+        """
+        arrays = {
+            "positions": [positions] if isinstance(positions, Tensor) else list(positions),
+            "coordinates": [coordinates] if isinstance(coordinates, Tensor) else list(coordinates),
+        }
+        format = _with_widths_of(format, arrays)
+        kinds = [kind for _, kind in format.components()]
+        for kind, given in arrays.items():
+            if kinds.count(kind) != len(given):
+                raise FormatError(f"{format.name} has {kinds.count(kind)} arrays of {kind}, got {len(given)}")
+        components = [*(arrays[kind].pop(0).contiguous() for kind in kinds[:-1]), values.contiguous().flatten()]
+        return _checked(format, tuple(shape), components, check)
+
+    # What it is
+
+    @property
+    def format(self) -> Format:
+        """How it is stored."""
+        return self._format
+
+    @property
+    def components(self) -> tuple[Tensor, ...]:
+        """Its arrays, in the order of `format.components()`; the values are last and flat, and without gradient."""
+        return tuple([getattr(self, name) for name in self._arrays])
+
+    @property
+    def nnz(self) -> int:
+        """The number of stored values, zeros that are stored included."""
+        return self._stored.numel()
+
+    def values(self) -> Tensor:
+        """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            shape = self.shape
+        return values_of(self).view(-1, *block_sizes(self._format, shape))
+
+    def with_values(self, values: Tensor) -> "SparseTensor":
+        """The same pattern with other values, of the shape of `values()` or flat, in any dtype; gradients flow to them."""
+        if values.numel() != self.nnz:
+            raise FormatError(f"{self.nnz} values are stored, got {values.numel()}: give one for each")
+        return like(self, values.flatten())
+
+    def positions(self, level: int) -> Tensor:
+        """Where the entries below each coordinate of the level above start, of a compressed level."""
+        return self._array(level, "positions")
+
+    def coordinates(self, level: int) -> Tensor:
+        """The coordinates that a level stores, one an entry."""
+        return self._array(level, "coordinates")
+
+    def _array(self, level: int, kind: str) -> Tensor:
+        if (level, kind) not in self._format.components():
+            having = [str(number) for number, name in self._format.components() if name == kind]
+            raise FormatError(f"level {level} of {self._format.name} has no {kind}, only {', '.join(having) or 'none'} has")
+        array: Tensor = getattr(self, f"_{kind}{level}")
+        return array
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        details = f", dtype={self.dtype}" if self.dtype != torch.get_default_dtype() else ""
+        details += f", device='{self.device}'" if self.device.type != "cpu" else ""
+        grad_fn = self.grad_fn
+        if grad_fn is not None:
+            details += f", grad_fn=<{type(grad_fn).__name__}>"
+        elif self.requires_grad:
+            details += ", requires_grad=True"
+        return f"SparseTensor({self._format.name}, shape={tuple(self.shape)}, nnz={self.nnz}{details})"
+
+    # What it becomes
+
+    def to_format(self, format: Format) -> "SparseTensor":
+        """The same tensor in another format (itself if it is the same one). FormatError if that cannot hold it.
+
+        Zeros that were stored to fill up blocks are dropped; other stored zeros stay.
+        """
+        if format == self._format:
+            return self
+        if format.rank != self.dim():
+            raise FormatError(f"{format.name} has {format.rank} dimensions, the tensor has {self.dim()}")
+        return made_of(compress(bound_to(letters_of(self), self), format))
+
+    def to_torch(self) -> Tensor:
+        """The same tensor in the torch.sparse layout of its format, sharing memory; other formats become COO (or dense, 0-d).
+
+        Gradients do not flow through it.
+        """
+        return interchange.to_torch(self._format, tuple(self.shape), self.components)
+
+    def to_scipy(self) -> Any:
+        """The same matrix as a SciPy array: csr, csc or bsr, sharing memory, and coo for all other formats."""
+        return interchange.to_scipy(self._format, tuple(self.shape), self.components)
+
+    # How torch sees it
+
+    def __matmul__(self, other: Any) -> Tensor:
+        product = None if torch.compiler.is_compiling() else self.matmul_again(self, other)
+        return super().__matmul__(other) if product is None else product  # which goes through torch's __torch_function__
+
+    def __tensor_flatten__(self) -> tuple[list[str], Format]:
+        return [*self._arrays], self._format
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, Tensor], format: Format, size: Any, stride: Any) -> "SparseTensor":
+        return cls(format, size, [inner[name] for name in _names(format)])
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in cls.functions:
+            return cls.functions[func](*args, **(kwargs or {}))
+        return cls.otherwise(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        ours = cls.operators.get(func) or cls.operators[None]
+        return ours(func, args, dict(kwargs or {}))
+
+    def _stable_hash_for_caching(self) -> str:
+        """What AOTAutograd's cache tells tensors apart by, whose contents do not matter to it."""
+        arrays = [(tuple(array.shape), array.dtype, array.device) for array in self.components]
+        return f"SparseTensor {self._format} {tuple(self.shape)} {arrays} {self.requires_grad}"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        components = tuple(component.detach() for component in self.components)
+        parameter = getattr(self, "_is_param", False)  # as nn.Parameter marks a subclass
+        return _rebuild, (str(self._format), tuple(self.shape), components, self.requires_grad, parameter)
+
+
+def from_entries(format: Format, shape: Sequence[int], at: Sequence[Tensor], values: Tensor) -> SparseTensor:
+    """The tensor with these values at these coordinates (int64, in bounds, in any order; duplicates are summed)."""
+    ends = torch.arange(2, device=values.device) * values.shape[0]
+    entries = Bound(Operand(_LETTERS[: len(shape)], _any_order(len(shape))), (ends, *at, values), tuple(shape))
+    return made_of(convert(entries, format))
+
+
+def letters_of(tensor: Tensor) -> str:
+    """A letter for each dimension."""
+    return _LETTERS[: tensor.dim()]
+
+
+def values_of(tensor: SparseTensor) -> Tensor:
+    """The stored values, flat and differentiable."""
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return tensor._stored
+    outside = temporarily_clear_interpreter_stack if in_transform() else nullcontext  # torch.func has not seen this tensor
+    with outside():
+        values: Tensor = _Values.apply(tensor)
+    return values
+
+
+def wrap(format: Format, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> SparseTensor:
+    """The tensor of these arrays; gradients flow to the values (flat)."""
+    if transformed(values):
+        return SparseTensor(format, shape, (*structure, values))  # its values are what carries their derivatives
+    if not (values.requires_grad and torch.is_grad_enabled()):
+        return SparseTensor(format, shape, (*structure, values.detach()))
+    tensor: SparseTensor = _Wrap.apply(values, format, tuple(shape), *structure)
+    return tensor
+
+
+def bound_to(letters: str, tensor: Tensor) -> Bound:
+    """A tensor, sparse or dense, as an operand; gradients flow through it."""
+    if not isinstance(tensor, SparseTensor):
+        return dense(letters, tensor)
+    arrays = (*tensor.components[:-1], values_of(tensor))
+    return Bound(Operand(letters, tensor._format), arrays, tuple(tensor.shape))
+
+
+def made_of(result: Bound) -> SparseTensor:
+    """The inverse of `bound_to` for what is sparse."""
+    assert result.format is not None
+    *structure, values = result.arrays
+    return wrap(result.format, result.shape, structure, values)
+
+
+def like(tensor: SparseTensor, values: Tensor) -> SparseTensor:
+    """A tensor of the same pattern with other values (flat); gradients flow to them."""
+    return wrap(tensor._format, tensor.shape, tensor.components[:-1], values)
+
+
+class _Values(torch.autograd.Function):
+    """SparseTensor → its values; the gradient is a SparseTensor of the same pattern."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: SparseTensor) -> Tensor:
+        *structure, values = tensor.components
+        ctx.save_for_backward(*structure)
+        ctx.format, ctx.shape = tensor._format, tensor.shape
+        return values.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> SparseTensor:
+        return SparseTensor(ctx.format, ctx.shape, (*ctx.saved_tensors, grad))
+
+
+class _Wrap(torch.autograd.Function):
+    """Values → SparseTensor."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, format: Format, shape: Sequence[int], *structure: Tensor) -> SparseTensor:
+        return SparseTensor(format, shape, (*structure, values.detach()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: SparseTensor) -> tuple[Tensor | None, ...]:
+        return grad._stored, None, None, *[None] * (len(grad.components) - 1)
+
+
+@cache
+def _any_order(rank: int) -> Format:
+    """Coordinates in any order, some of them maybe twice."""
+    levels = (replace(level, nonunique=True, nonordered=True) for level in Format.coo(rank).levels)
+    return Format(tuple(levels), rank)
+
+
+def _names(format: Format) -> tuple[str, ...]:
+    return tuple(["_stored" if kind == "values" else f"_{kind}{level}" for level, kind in format.components()])
+
+
+def _with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:
+    """The format, with the widths of the given integers where it names none."""
+    widths = {"positions": format.pos_width, "coordinates": format.crd_width}
+    for kind, given in arrays.items():
+        types = {array.dtype for array in given}
+        if not types <= set(INTEGERS.values()) or len(types) > 1:
+            found = ", ".join(map(str, types))
+            raise FormatError(f"{kind} must be of one type, int32 or int64 (or 8 and 16 bits), got {found}: convert with .to()")
+        if types and not widths[kind] and types != {torch.int64}:
+            widths[kind] = types.pop().itemsize * 8
+    return format.with_widths(widths["positions"], widths["coordinates"])
+
+
+def _checked(format: Format, shape: Sequence[int], components: Sequence[Tensor], checking: bool) -> SparseTensor:
+    *structure, values = components
+    if checking:
+        check(format, shape, (*structure, values.detach()))
+    return wrap(format, shape, structure, values)
+
+
+def _rebuild(
+    format: str, shape: tuple[int, ...], components: tuple[Tensor, ...], requires_grad: bool, parameter: bool
+) -> SparseTensor:
+    """What torch.load makes of a saved tensor; what comes from a file is checked."""
+    parsed = Format.parse(format)
+    check(parsed, shape, components)
+    tensor = SparseTensor(parsed, shape, components, requires_grad)
+    if parameter:
+        tensor._is_param = True
+    return tensor
+
+
+torch.serialization.add_safe_globals([_rebuild])
