@@ -13,6 +13,7 @@ elementwise work and sums of rows, such as a layer norm.
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,6 +28,12 @@ from gossamer.backend.regions.contractions import Contraction
 
 aten = torch.ops.aten
 prims = torch.ops.prims
+
+_BOUNDED: dict[Any, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
+    aten.hardtanh.default: lambda x, low=-1.0, high=1.0: (aten.clamp.default, (x, low, high)),
+    aten.maximum.default: lambda x, low: (aten.clamp.Tensor, (x, low)),
+    aten.minimum.default: lambda x, high: (aten.clamp.Tensor, (x, None, high)),
+}
 
 
 Shape = tuple[int | None, ...]
@@ -76,6 +83,8 @@ class _Body:
             self._copies[node] = result
         elif target is aten.gelu.default and kwargs.get("approximate") == "tanh":
             self._copies[node] = self._tanh_gelu(args[0])
+        elif target in _BOUNDED:  # by clamp: torch-mlir's own choose the bound where there is a NaN
+            self._copies[node] = self._call(*_BOUNDED[target](*args))
         elif target is aten._to_copy.default:
             self._copies[node] = self._call(prims.convert_element_type.default, (args[0], kwargs["dtype"]))
         else:
