@@ -15,7 +15,6 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -47,15 +46,6 @@ class Extra:
     kind: Kind
 
 
-@cache
-def _any_tokens() -> tuple[FakeTensorMode, torch.SymInt]:
-    """The mode of all bodies' fake tensors, and T: torch computes each type once for all of them."""
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    dynamic: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
-    tokens: Any = mode.from_tensor(torch.empty(8, 2), symbolic_context=dynamic).shape[0]
-    return mode, tokens
-
-
 class _Body:
     """Builds a body, node by node."""
 
@@ -63,7 +53,6 @@ class _Body:
         self.graph = fx.Graph()
         self.extras: list[Extra] = []
         self._copies: dict[fx.Node, fx.Node] = {}
-        self._mode, self._tokens = _any_tokens()
 
     def append(self, node: fx.Node) -> None:
         """Adds the copy of a node of the large graph; views vanish, since all is [T, M] here."""
