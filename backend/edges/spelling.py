@@ -1,7 +1,7 @@
 """What attention over edges is made of, in words that all spellings of it have.
 
-A spelling says what a node computes in these words: gather and scatter over an edge list (`messages/edge_list.py`), or
-operations on SparseTensors (`operations/pattern_edges.py`). What attention is, `scores.py` and `attention.py` say once.
+A spelling says what a node computes in these words: gather and scatter over an edge list (`messages/message_edges.py`), or
+operations on SparseTensors (`operations/sparse_edges.py`). What attention is, `scores.py` and `attention.py` say once.
 
 An edge goes from a node on the side "source" to one on the side "target"; softmax and sums are by targets.
 """
