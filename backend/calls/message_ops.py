@@ -31,6 +31,7 @@ from gossamer.sparsity.edges.sorted_edges import SortedEdges
 
 T = TypeVar("T")
 
+
 @dataclass(eq=False)
 class Remembered(Generic[T]):
     """What was made of tensors, kept until they change or die.

@@ -38,7 +38,9 @@ def before_its_gradient(node: fx.Node, raw: fx.Node, slope: float) -> fx.Node | 
     if node.target is aten.threshold_backward.default:
         return same(arguments[0]) if before_leaky_relu(arguments[1]) == (raw, slope) and arguments[2] == 0 else None
     branches = _branches(node)
-    return branches[1] if branches is not None and (branches[0], branches[2]) == (raw, slope) and branches[1] is not raw else None
+    return (
+        branches[1] if branches is not None and (branches[0], branches[2]) == (raw, slope) and branches[1] is not raw else None
+    )
 
 
 def _branches(node: fx.Node) -> tuple[fx.Node, fx.Node, float] | None:

@@ -10,6 +10,7 @@ What counts as attention is said in `edges/attention.py`.
 """
 
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -18,29 +19,35 @@ from gossamer.backend.edges.attention import Attention, attention_at, replace
 from gossamer.backend.edges.spelling import Operation
 from gossamer.backend.graph.einsum_calls import Call, call_at, hint
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.operations.sparse_edges import SparseEdges
-from gossamer.backend.operations.sparse_report import name_of
 from gossamer.backend.report.report import Decision
 
 ours = torch.ops.gossamer
 
 
-def fuse_attention(graph: fx.Graph, inputs: Inputs) -> list[Decision]:
-    """Rewrites all of them; a decision for each."""
-    decisions = []
-    for node in [n for n in graph.nodes if n.target is ours.einsum.default] if _has_softmax(graph) else ():
-        call = call_at(node, ours.einsum.default)
-        found = None if call is None else _attention(call)
-        if call is None or found is None:
-            continue
-        decisions.append(_decision(found, call, inputs))
-        arrays = list(call.sparse[0].arrays[:2])
-        operation = Operation(ours.attend_edges.default, ours.attend_edges_backward.default, arrays, [])
-        replace(found, operation, Emitter(node, {}))
-    if decisions:
-        graph.eliminate_dead_code()
-    return decisions
+class FuseAttention:
+    """SDDMM, softmax and SpMM become one operation, with their gradients."""
+
+    name: ClassVar[str] = "fuse-attention"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each attention."""
+        decisions = []
+        for node in [n for n in graph.nodes if n.target is ours.einsum.default] if _has_softmax(graph) else ():
+            call = call_at(node, ours.einsum.default)
+            found = None if call is None else _attention(call)
+            if call is None or found is None:
+                continue
+            decisions.append(_decision(found, call, context.inputs))
+            arrays = list(call.sparse[0].arrays[:2])
+            operation = Operation(ours.attend_edges.default, ours.attend_edges_backward.default, arrays, [])
+            replace(found, operation, Emitter(node, {}))
+        if decisions:
+            graph.eliminate_dead_code()
+        return decisions
 
 
 def _has_softmax(graph: fx.Graph) -> bool:
