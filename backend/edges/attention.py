@@ -21,7 +21,7 @@ from torch import fx
 
 from gossamer.backend.edges.scores import Gradient, Gradients, Scores, Term, gradients, read, starts
 from gossamer.backend.edges.spelling import Edges, Operation, PerNode, Sum, rows_of
-from gossamer.backend.graph.dropout import Dropout, dropout_at
+from gossamer.backend.graph.dropout import dropout_at
 from gossamer.backend.graph.edge_expressions import ancestors
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import same, same_dtype

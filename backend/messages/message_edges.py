@@ -189,8 +189,7 @@ class MessageEdges:
 def _factors(product: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     """The two that a node multiplies, in both orders."""
     if product.target is aten.mul.Tensor and of_tensors(product):
-        for left, right in permutations(same(a) for a in product.args):
-            yield left, right
+        yield from permutations([same(a) for a in product.args], 2)
 
 
 def _of_exponential(exponential: fx.Node, shift: fx.Node | None) -> tuple[fx.Node, ...]:
