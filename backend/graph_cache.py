@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.region_op import Callee
 from gossamer.backend.devices.calibrated import this_machine
+from gossamer.backend.devices.kernel import keeps_kernels
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
@@ -58,7 +59,7 @@ def version() -> str:
 def fingerprint(inputs: Inputs, options: Options) -> str | None:
     """A hash of all that decisions about a graph depend on; None where its regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
-    if disk_cache.directory() is None or options.dump_ir or any(tensor.device.type != "cpu" for tensor in tensors):
+    if disk_cache.directory() is None or options.dump_ir or not all(keeps_kernels(tensor.device) for tensor in tensors):
         return None
     found = hashlib.sha256(f"{version()}\n{host()}\n".encode())
     state = (

@@ -12,7 +12,7 @@ operation. If anything else depends on what is inside, all stays as it is.
 """
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,8 @@ from torch import fx
 from gossamer.backend.edges.scores import Gradient, Gradients, Scores, Term, gradients, read, starts
 from gossamer.backend.edges.spelling import Edges, Operation, PerNode, Sum, rows_of
 from gossamer.backend.graph.dropout import dropout_at
-from gossamer.backend.graph.edge_expressions import ancestors
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.nodes import same, same_dtype
-from gossamer.backend.regions.contractions import is_backward
+from gossamer.backend.graph.nodes import ancestors, escapes, is_backward, same, same_dtype
 from gossamer.sparsity.edges.edge_attention import MOST_FEATURES, NAMES, SEEDS
 
 aten = torch.ops.aten
@@ -112,18 +110,6 @@ def _gradients(
     if found and not of_result:
         return None
     return found, of_result[0] if of_result else None
-
-
-def escapes(start: fx.Node, ends: Collection[fx.Node]) -> bool:
-    """Whether a graph returns what is computed from a node otherwise than through some others."""
-    seen, pending = {start}, [start]
-    while pending:
-        ahead = [user for user in pending.pop().users if user not in ends and user not in seen]
-        if any(user.op == "output" for user in ahead):
-            return True
-        seen.update(ahead)
-        pending += ahead
-    return False
 
 
 def replace(found: Attention, operation: Operation, emit: Emitter) -> None:

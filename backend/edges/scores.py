@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.edges.leaky_relu import before_its_gradient, before_leaky_relu
 from gossamer.backend.edges.spelling import SIDES, Edges, PerNode, Product, Sum, rows_of, unexpanded
-from gossamer.backend.graph.nodes import of_tensors, same, same_dtype, same_shape
-from gossamer.backend.regions.contractions import is_backward
+from gossamer.backend.graph.nodes import equal, is_backward, of_tensors, same, same_dtype, same_shape
 
 aten = torch.ops.aten
 
@@ -142,7 +140,7 @@ def _is_value(node: fx.Node, heads: int) -> bool:
     """Whether it has a number for each edge and head."""
     shape = node.meta["val"].shape
     own = 1 if len(shape) == 1 else shape[1] if len(shape) == 2 else None
-    return own is not None and bool(statically_known_true(own == heads))
+    return own is not None and equal(own, heads)
 
 
 # Gradients

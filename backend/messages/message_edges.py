@@ -18,10 +18,9 @@ from torch import fx
 from gossamer.backend.edges.leaky_relu import before_leaky_relu
 from gossamer.backend.edges.spelling import PerNode, Product, Softmax, Sum, rows_of
 from gossamer.backend.graph.dropout import dropout_at
-from gossamer.backend.graph.edge_expressions import Structure, ancestors
-from gossamer.backend.graph.nodes import as_long, equal_sizes, of_tensors, same, same_dtype, same_shape
+from gossamer.backend.graph.edge_expressions import Structure
+from gossamer.backend.graph.nodes import ancestors, as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape
 from gossamer.backend.messages.message_patterns import Aggregation, Gather, aggregation_at, gather_at, repeated
-from gossamer.backend.regions.contractions import is_backward
 
 aten = torch.ops.aten
 

@@ -28,6 +28,7 @@ from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_v
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.nodes import hint, is_backward
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
 from gossamer.backend.messages.message_edges import MessageEdges
 from gossamer.backend.messages.message_extremes import Extreme, extremes
@@ -39,7 +40,6 @@ from gossamer.backend.messages.message_patterns import (
     aggregation_at,
     edge_products_at,
 )
-from gossamer.backend.regions.contractions import is_backward
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
@@ -181,7 +181,7 @@ class _Rewriting:
         for node in [n for n in graph.nodes if n.op == "call_function" and n in self._structure]:
             value = node.meta["val"]
             ends = isinstance(value, torch.Tensor) and any(user not in self._structure for user in node.users)
-            if not ends or not value.is_floating_point() or not all(_known_size(s) for s in value.shape):
+            if not ends or not value.is_floating_point() or None in map(hint, value.shape):
                 continue
             expression = self._structure.cut(node)
             if not any(n.target in SCATTERS for n in expression.evaluate.graph.nodes) or not expression.leaves:
@@ -249,32 +249,24 @@ def _product(factors: Sequence[Factor], emit: Emitter) -> fx.Node | None:
 
 def _edges(index: fx.Node, leaves: Sequence[fx.Node]) -> int:
     """About how many edges there are."""
-    size = _hint(index.meta["val"].shape[0])
-    return size or max((_hint(s) or 0 for leaf in leaves for s in leaf.meta["val"].shape), default=0)
+    size = hint(index.meta["val"].shape[0])
+    return size or max((hint(s) or 0 for leaf in leaves for s in leaf.meta["val"].shape), default=0)
 
 
 def _features(found: Aggregation | EdgeProducts) -> int:
     rows = found.message if isinstance(found, Aggregation) else found.product
-    return prod(_hint(size) or 1 for size in rows.meta["val"].shape[1:])
+    return prod(hint(size) or 1 for size in rows.meta["val"].shape[1:])
 
 
 def _shape(found: Aggregation | EdgeProducts, edges: int) -> tuple[tuple[int, ...], float]:
     """The sizes of the matrix, and the share of its elements that are stored."""
     if isinstance(found, Aggregation):
-        columns = _hint(found.gather.x.meta["val"].shape[0]) if found.gather else edges
-        rows = _hint(found.node.meta["val"].shape[0])
+        columns = hint(found.gather.x.meta["val"].shape[0]) if found.gather else edges
+        rows = hint(found.node.meta["val"].shape[0])
     else:
-        rows, columns = (_hint(gather.x.meta["val"].shape[0]) for gather in (found.left, found.right))
+        rows, columns = (hint(gather.x.meta["val"].shape[0]) for gather in (found.left, found.right))
     shape = rows or 0, columns or 0
     return shape, min(1.0, edges / max(1, prod(shape)))
-
-
-def _hint(size: Any) -> int | None:
-    return size if isinstance(size, int) else size.node.hint
-
-
-def _known_size(size: Any) -> bool:
-    return isinstance(size, int) or size.node.hint is not None
 
 
 @lru_cache

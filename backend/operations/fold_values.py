@@ -15,9 +15,10 @@ from torch._functorch._aot_autograd.descriptors import SubclassGetAttrAOTInput
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.calls import message_ops
-from gossamer.backend.graph.edge_expressions import Expression, Structure
+from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.einsum_calls import call_at, hint
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import Expression
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.operations.report_operations import name_of

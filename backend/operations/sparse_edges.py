@@ -14,8 +14,7 @@ from torch import fx
 
 from gossamer.backend.edges.spelling import PerNode, Product, Softmax, Sum
 from gossamer.backend.graph.einsum_calls import Call, Given, Rows, call_at, users
-from gossamer.backend.graph.nodes import same
-from gossamer.backend.regions.contractions import is_backward
+from gossamer.backend.graph.nodes import is_backward, same
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
