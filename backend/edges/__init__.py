@@ -1,1 +1,1 @@
-"""Attention over the edges of a graph, however a graph of operations spells it."""
+"""Operations over the edges of a graph: what gather and scatter have in common with operations on SparseTensors."""

@@ -129,11 +129,21 @@ def _step(node: fx.Node) -> tuple[fx.Node, float, fx.Node | None]:
     if node.target is aten.neg.default:
         return same(arguments[0]), -1.0, None
     if node.target is aten.mul.Tensor and of_tensors(node):
-        return same(arguments[0]), 1.0, same(arguments[1])
+        left, right = map(same, arguments)
+        for one, other in ((left, right), (right, left)):
+            if _is_ones(one) and same_shape(other, node) and same_dtype(other, node):
+                return other, 1.0, None
+        return left, 1.0, right
     if node.target in (aten.mul.Tensor, aten.div.Tensor) and isinstance(arguments[1], int | float) and arguments[1]:
         number = float(arguments[1])
         return same(arguments[0]), number if node.target is aten.mul.Tensor else 1 / number, None
     return node, 1.0, None
+
+
+def _is_ones(node: fx.Node) -> bool:
+    """Whether these are the values of a pattern that has none of its own."""
+    filled = node.target in (aten.full.default, aten.full_like.default) and node.args[1] == 1
+    return filled or node.target in (aten.ones.default, aten.ones_like.default)
 
 
 def _is_value(node: fx.Node, heads: int) -> bool:

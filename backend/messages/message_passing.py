@@ -24,6 +24,7 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.edges.attention import attention_at
 from gossamer.backend.edges.attention import replace as replace_attention
 from gossamer.backend.edges.spelling import Operation
+from gossamer.backend.edges.structure_values import remembered
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -186,13 +187,8 @@ class _Rewriting:
             expression = self._structure.cut(node)
             if not any(n.target in SCATTERS for n in expression.evaluate.graph.nodes) or not expression.leaves:
                 continue
-            emit = Emitter(node, self._replaced)
-            key = ops.structure_value(expression, self._options.verify, value.dtype)
-            sizes = emit.sizes(node, tuple(range(value.dim())))
-            if any(isinstance(size, fx.Node) for size in sizes):
-                continue  # asking for the size would need the value
-            new = emit(ops.structure, list(expression.leaves), list(expression.numbers), sizes, key)
-            for user in [user for user in node.users if user not in self._structure]:
+            new = remembered(node, expression, self._options.verify)
+            for user in [user for user in node.users if new and user not in self._structure]:
                 user.replace_input_with(node, new)
 
     def _aggregate(self, found: Aggregation, emit: Emitter) -> fx.Node:
