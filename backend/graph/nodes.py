@@ -26,8 +26,8 @@ SPREADS = VIEWS | COPIES | {aten.expand.default, aten.unsqueeze.default}
 
 
 def same(node: Any) -> fx.Node:
-    """The node before copies."""
-    while node.target in COPIES or (node.target is aten.expand.default and same_shape(node.args[0], node)):
+    """The node before copies, and before views that have its shape."""
+    while node.target in COPIES or (node.target in SPREADS and same_shape(node.args[0], node)):
         node = node.args[0]
     return node
 
