@@ -87,6 +87,14 @@ def only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
+def users(node: fx.Node) -> list[fx.Node]:
+    """What uses the value of a node, by way of copies or not."""
+    found = []
+    for user in node.users:
+        found += users(user) if same(user) is same(node) else [user]
+    return found
+
+
 def escapes(start: fx.Node, ends: Collection[fx.Node]) -> bool:
     """Whether a graph returns what is computed from a node otherwise than through some others."""
     seen, pending = {start}, [start]

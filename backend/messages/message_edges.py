@@ -19,7 +19,17 @@ from gossamer.backend.edges.leaky_relu import before_leaky_relu
 from gossamer.backend.edges.spelling import PerNode, Product, Softmax, Sum, rows_of
 from gossamer.backend.graph.dropout import dropout_at
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import ancestors, as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape
+from gossamer.backend.graph.nodes import (
+    ancestors,
+    as_long,
+    equal_sizes,
+    is_backward,
+    of_tensors,
+    same,
+    same_dtype,
+    same_shape,
+    users,
+)
 from gossamer.backend.messages.message_patterns import Aggregation, Gather, aggregation_at, gather_at, repeated
 
 aten = torch.ops.aten
@@ -193,18 +203,12 @@ def _factors(product: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 def _of_exponential(exponential: fx.Node, shift: fx.Node | None) -> tuple[fx.Node, ...]:
     """The gradients of what the exponential is of: all of the scores' if none comes by way of the shift."""
-    if shift is not None and any(is_backward(user) for user in _users(shift)):
+    if shift is not None and any(is_backward(user) for user in users(shift)):
         return ()
-    users = (user for user in _users(exponential) if is_backward(user) and user.target is aten.mul.Tensor and of_tensors(user))
-    return tuple(user for user in users if [same(a) is exponential for a in user.args].count(True) == 1)
-
-
-def _users(node: fx.Node) -> Iterator[fx.Node]:
-    """The users of a node, and of copies of it."""
-    for user in node.users:
-        yield user
-        if same(user) is same(node):
-            yield from _users(user)
+    products = (
+        user for user in users(exponential) if is_backward(user) and user.target is aten.mul.Tensor and of_tensors(user)
+    )
+    return tuple(each for each in products if [same(a) is exponential for a in each.args].count(True) == 1)
 
 
 def _numbers(node: fx.Node) -> Iterator[float]:

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from gossamer.backend.edges.spelling import PerNode, Product, Softmax, Sum
-from gossamer.backend.graph.einsum_calls import Call, Given, Rows, call_at, users
-from gossamer.backend.graph.nodes import is_backward, same
+from gossamer.backend.graph.einsum_calls import Call, Given, Rows, call_at
+from gossamer.backend.graph.nodes import is_backward, same, users
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
