@@ -20,16 +20,8 @@ from gossamer.backend.edges.spelling import PerNode, Product, Softmax, Sum, rows
 from gossamer.backend.graph.dropout import dropout_at
 from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.nodes import (
-    ancestors,
-    as_long,
-    equal_sizes,
-    is_backward,
-    of_tensors,
-    same,
-    same_dtype,
-    same_shape,
-    users,
-)
+    ancestors, as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape, users,
+)  # fmt: skip
 from gossamer.backend.messages.message_patterns import Aggregation, Gather, aggregation_at, gather_at, repeated
 
 aten = torch.ops.aten
@@ -205,10 +197,8 @@ def _of_exponential(exponential: fx.Node, shift: fx.Node | None) -> tuple[fx.Nod
     """The gradients of what the exponential is of: all of the scores' if none comes by way of the shift."""
     if shift is not None and any(is_backward(user) for user in users(shift)):
         return ()
-    products = (
-        user for user in users(exponential) if is_backward(user) and user.target is aten.mul.Tensor and of_tensors(user)
-    )
-    return tuple(each for each in products if [same(a) is exponential for a in each.args].count(True) == 1)
+    backward = (user for user in users(exponential) if is_backward(user))
+    return tuple(each for each in backward if [left is exponential for left, _ in _factors(each)].count(True) == 1)
 
 
 def _numbers(node: fx.Node) -> Iterator[float]:
