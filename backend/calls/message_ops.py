@@ -2,7 +2,7 @@
 
     gossamer::aggregate(x, leaves, numbers, weight, size, key)        [sources, *trail]  →  [size, *trail]
     gossamer::edge_products(a, b, leaves, numbers, edges, key)        [nodes, heads, features] twice  →  [edges, heads]
-    gossamer::attend(values, …, leaves, numbers, targets, scale, slope, dropout, key)      attend_edges, with edges as they come
+    gossamer::attend(leaves, numbers, targets, values, …, scale, slope, dropout, key)      attend_edges, with edges as they come
         [sources, heads, features]  →  [targets, heads, features], and what attend_backward needs of the softmax
     gossamer::extreme(x, leaves, numbers, size, kind, key)            [sources, features]  →  [size, features], "max" or "min"
     gossamer::structure(leaves, numbers, size, key)                   a value that depends on the structure alone
@@ -30,9 +30,6 @@ from gossamer.sparsity.edges.edge_extremes import extremes, extremes_backward
 from gossamer.sparsity.edges.sorted_edges import SortedEdges
 
 T = TypeVar("T")
-
-ATTENDED = tuple(name for name in NAMES if name != "weight")
-"""The terms of `attend`, in the order of its arguments."""
 
 
 @dataclass(eq=False)
@@ -200,44 +197,46 @@ def _edge_products_meta(a: Tensor, b: Tensor, leaves: list[Tensor], numbers: lis
     return a.new_empty((edges, a.shape[1]))
 
 
-def _attend(values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    edges, terms, numbers = _attention(values, *rest)
-    found: tuple[Tensor, Tensor] = torch.ops.gossamer.attend_edges.default(edges.positions, edges.coordinates, *terms, *numbers)
+_OF_EDGES = ("edge", "weight")
+
+
+def _attend(leaves: list[Tensor], numbers: list[int], targets: int, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *terms, key = values, *rest
+    edges = _known(_lists, key).current(leaves, numbers, values.shape[0], targets).sorted
+    found: tuple[Tensor, Tensor] = torch.ops.gossamer.attend_edges.default(
+        edges.positions, edges.coordinates, *_sorted(edges, terms)
+    )
     return found
 
 
-def _attend_meta(values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    targets, (heads, features) = rest[-5], values.shape[1:]
+def _attend_meta(leaves: Any, numbers: Any, targets: int, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    heads, features = values.shape[1:]
     return values.new_empty((targets, heads, features)), values.new_empty((targets, 2, heads))
 
 
-def _attend_backward(gradient: Tensor, out: Tensor, statistics: Tensor, *rest: Any) -> list[Tensor]:
-    *given, needs, key = rest
-    edges, terms, numbers = _attention(*given, key)
-    at, weight = ATTENDED.index("edge"), NAMES.index("weight")
+def _attend_backward(
+    gradient: Tensor, out: Tensor, statistics: Tensor, leaves: list[Tensor], numbers: list[int], targets: int, *rest: Any
+) -> list[Tensor]:
+    *terms, needs, key = rest
+    edges = _known(_lists, key).current(leaves, numbers, terms[0].shape[0], targets).sorted
     found = torch.ops.gossamer.attend_edges_backward.default(
-        gradient.contiguous(), out, statistics, edges.positions, edges.coordinates, *terms, *numbers,
-        [*needs[:weight], False, *needs[weight:]],
-    )  # fmt: skip
-    if needs[at]:
-        place = sum(needs[:at])
-        found[place] = edges.unsorted(found[place])
-    return list(found)
+        gradient.contiguous(), out, statistics, edges.positions, edges.coordinates, *_sorted(edges, terms), needs
+    )
+    wanted = [name for name, needed in zip(NAMES, needs, strict=True) if needed]
+    return [edges.unsorted(each) if name in _OF_EDGES else each for name, each in zip(wanted, found, strict=True)]
 
 
-def _attend_backward_meta(gradient: Tensor, out: Tensor, statistics: Tensor, *rest: Any) -> list[Tensor]:
-    terms, needs = rest[: len(ATTENDED)], rest[-2]
-    return [term.new_empty(term.shape) for term, needed in zip(terms, needs, strict=True) if needed]
+def _attend_backward_meta(
+    gradient: Tensor, out: Tensor, statistics: Tensor, leaves: Any, numbers: Any, targets: int, *rest: Any
+) -> list[Tensor]:
+    return [term.new_empty(term.shape) for term, needed in zip(rest, rest[-2], strict=False) if needed]
 
 
-def _attention(*arguments: Any) -> tuple[SortedEdges, list[Tensor | None], list[Any]]:
-    """The edges, and the terms and numbers of `attend_edges`, for those of `attend`."""
-    *given, leaves, numbers, targets, scale, slope, dropout, key = arguments
-    terms, seed = dict(zip(ATTENDED, given, strict=False)), given[-1]
-    edges = _known(_lists, key).current(leaves, numbers, terms["values"].shape[0], targets).sorted
-    if terms["edge"] is not None:
-        terms["edge"] = edges.sorted(terms["edge"])
-    return edges, [terms.get(name) for name in NAMES], [seed, scale, slope, dropout]
+def _sorted(edges: SortedEdges, terms: list[Any]) -> list[Any]:
+    """The terms, and numbers, with those of edges in the order of the sorted list."""
+    names = (*NAMES, *[""] * (len(terms) - len(NAMES)))
+    each = zip(names, terms, strict=True)
+    return [edges.sorted(term) if name in _OF_EDGES and term is not None else term for name, term in each]
 
 
 def _extreme(x: Tensor, leaves: list[Tensor], numbers: list[int], size: int, kind: str, key: str) -> Tensor:
@@ -283,8 +282,8 @@ def _known(table: dict[str, T], key: str) -> T:
 
 
 _LEAVES = "Tensor[] leaves, SymInt[] numbers"
-_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*ATTENDED[1:], "seed"))
-_ATTEND = f"{_TERMS}{_LEAVES}, SymInt targets, float scale, float slope, float dropout"
+_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
+_ATTEND = f"{_LEAVES}, SymInt targets, {_TERMS}float scale, float slope, float dropout"
 for _name, _arguments, _result, _kernel, _meta in (
     ("aggregate", f"Tensor x, {_LEAVES}, Tensor? weight, SymInt size", "Tensor", _aggregate, _aggregate_meta),
     ("edge_products", f"Tensor a, Tensor b, {_LEAVES}, SymInt edges", "Tensor", _edge_products, _edge_products_meta),

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import same_shape
+from gossamer.backend.graph.nodes import same
 from gossamer.dialects.format import Format
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
-_ALIASES = (aten.detach.default, aten.alias.default)
 COMPRESSED_ROWS = ["dense", "compressed"]
 
 
@@ -51,7 +50,7 @@ class Given:
             return None
         outer, inner = (self.letters[level.dim] for level in self.format.levels)
         sizes = dict(zip(self.letters, self.sizes, strict=True))
-        return Rows(plain(self.arrays[0]), plain(self.arrays[1]), outer, inner, (sizes[outer], sizes[inner]))
+        return Rows(same(self.arrays[0]), same(self.arrays[1]), outer, inner, (sizes[outer], sizes[inner]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,27 +107,6 @@ def call_at(node: Any, target: Any) -> Call | None:
 def arguments(node: fx.Node) -> tuple[Any, ...]:
     """What a node is called with."""
     return node.args
-
-
-def plain(node: fx.Node) -> fx.Node:
-    """The node behind aliases of it."""
-    while _is_alias(node):
-        node = arguments(node)[0]
-    return node
-
-
-def users(node: fx.Node) -> list[fx.Node]:
-    """What uses the value of a node, by way of aliases or not."""
-    found = []
-    for user in node.users:
-        found += users(user) if _is_alias(user) else [user]
-    return found
-
-
-def _is_alias(node: fx.Node) -> bool:
-    if node.target is aten.expand.default:
-        return same_shape(arguments(node)[0], node)
-    return node.target in _ALIASES
 
 
 def hint(size: Any) -> int:

@@ -26,8 +26,8 @@ SPREADS = VIEWS | COPIES | {aten.expand.default, aten.unsqueeze.default}
 
 
 def same(node: Any) -> fx.Node:
-    """The node before copies."""
-    while node.target in COPIES or (node.target is aten.expand.default and same_shape(node.args[0], node)):
+    """The node before copies, and before views that have its shape."""
+    while node.target in COPIES or (node.target in SPREADS and same_shape(node.args[0], node)):
         node = node.args[0]
     return node
 
@@ -85,6 +85,14 @@ def is_backward(node: fx.Node) -> bool:
 def only_user(node: fx.Node) -> fx.Node | None:
     """The node that uses this one, if no other does."""
     return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def users(node: fx.Node) -> list[fx.Node]:
+    """What uses the value of a node, by way of copies or not."""
+    found = []
+    for user in node.users:
+        found += users(user) if same(user) is same(node) else [user]
+    return found
 
 
 def escapes(start: fx.Node, ends: Collection[fx.Node]) -> bool:

@@ -12,12 +12,10 @@ from typing import ClassVar
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import SubclassGetAttrAOTInput
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gossamer.backend.calls import message_ops
+from gossamer.backend.edges.structure_values import remembered
 from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.einsum_calls import call_at, hint
-from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import Expression
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
@@ -44,18 +42,12 @@ class FoldValues:
                 continue
             expression = structure.cut(node)
             source = _source(expression)
-            size = _size(value.shape[0], expression)
-            if (
-                source is None
-                or size is None
-                or not all(_belongs_to_sparse(leaf, context.inputs) for leaf in expression.leaves)
-            ):
+            if source is None or not all(_belongs_to_sparse(leaf, context.inputs) for leaf in expression.leaves):
                 continue
-            emit = Emitter(node, {})
-            key = message_ops.structure_value(expression, context.options.verify, value.dtype)
-            sizes = [size] if isinstance(size, int) else emit.sizes(size, (0,))
-            leaves = list(expression.leaves), list(expression.numbers)
-            node.replace_all_uses_with(emit(message_ops.structure, *leaves, sizes, key))
+            new = remembered(node, expression, context.options.verify)
+            if new is None:
+                continue
+            node.replace_all_uses_with(new)
             decisions.append(_decision(source, expression, context.inputs))
         if decisions:
             graph.eliminate_dead_code()
@@ -66,14 +58,6 @@ def _source(expression: Expression) -> fx.Node | None:
     """The first call in it that is worth it: one that goes over the entries of a sparse tensor."""
     targets = (ours.sample.default, ours.einsum.default)
     return next((node for node in expression.evaluate.graph.nodes if node.target in targets), None)
-
-
-def _size(wanted: object, expression: Expression) -> int | fx.Node | None:
-    """A size: as a number, or a leaf that has it."""
-    if isinstance(wanted, int):
-        return wanted
-    shapes = ((leaf, leaf.meta["val"].shape) for leaf in expression.leaves)
-    return next((leaf for leaf, shape in shapes if len(shape) == 1 and statically_known_true(shape[0] == wanted)), None)
 
 
 def _belongs_to_sparse(leaf: fx.Node, inputs: Inputs) -> bool:

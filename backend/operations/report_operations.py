@@ -6,9 +6,10 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.graph.einsum_calls import Call, call_at, hint, plain
+from gossamer.backend.graph.einsum_calls import Call, call_at, hint
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.nodes import same
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -40,7 +41,7 @@ class ReportOperations:
 
 def name_of(structure: fx.Node, inputs: Inputs) -> str:
     """What a user calls the sparse tensor that has this array; what is computed has the name of its node."""
-    node = plain(structure)
+    node = same(structure)
     return inputs.name(node) if node.op == "placeholder" else node.name
 
 
