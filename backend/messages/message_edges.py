@@ -20,7 +20,15 @@ from gossamer.backend.edges.spelling import PerNode, Product, Softmax, Sum, rows
 from gossamer.backend.graph.dropout import dropout_at
 from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.nodes import (
-    ancestors, as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape, users,
+    ancestors,
+    as_long,
+    equal_sizes,
+    is_backward,
+    of_tensors,
+    same,
+    same_dtype,
+    same_shape,
+    users,
 )  # fmt: skip
 from gossamer.backend.messages.message_patterns import Aggregation, Gather, aggregation_at, gather_at, repeated
 
