@@ -10,6 +10,7 @@ from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.graph_breaks import watch_for_sparse
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.runtime.torch_internals import INDUCTOR, off
 
 
 def sparse(
@@ -32,7 +33,8 @@ def sparse(
     parsed = Options.parse(options)
     check_mode(mode)
     rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed, measuring=parsed.max_autotune or mode in MEASURING)
-    if parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs)):
+    wanted = parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs))
+    if wanted and not off(INDUCTOR):
         compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))
     else:
         compiled = eagerly(gm, example_inputs, rewrite)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.region_op import Callee
@@ -27,6 +26,7 @@ from gossamer.runtime import disk_cache
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.nonzeros import nonzero_mask
 from gossamer.runtime.target import host
+from gossamer.runtime.torch_internals import CACHE, is_traceable_wrapper_subclass, off
 from gossamer.runtime.versions import compiler, source_hash
 
 log = logging.getLogger("gossamer")
@@ -52,7 +52,12 @@ class Rewritten:
 def fingerprint(inputs: Inputs, options: Options) -> str | None:
     """A hash of all that decisions about a graph depend on; None where its regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
-    if disk_cache.directory() is None or options.dump_ir or any(tensor.device.type != "cpu" for tensor in tensors):
+    if (
+        off(CACHE)
+        or disk_cache.directory() is None
+        or options.dump_ir
+        or any(tensor.device.type != "cpu" for tensor in tensors)
+    ):
         return None
     found = hashlib.sha256(f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}\n{host()}\n".encode())
     state = (

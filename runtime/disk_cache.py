@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
+from gossamer.runtime.torch_internals import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 
 log = logging.getLogger("gossamer")
 

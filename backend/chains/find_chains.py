@@ -17,7 +17,6 @@ from math import prod
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.chains.attention import Attention, find_attention
 from gossamer.backend.chains.rotary import Rotation
@@ -27,6 +26,7 @@ from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_ident
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue, phase
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
+from gossamer.runtime.torch_internals import statically_known_true
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.calls.region_op import region as region_op
 from gossamer.backend.chains.find_chains import Chain
@@ -13,6 +12,7 @@ from gossamer.backend.graph.fusable import VIEWS
 from gossamer.backend.graph.nodes import same_shape
 from gossamer.backend.regions.matrix_functions import Extra
 from gossamer.backend.regions.replace_region import read_as
+from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
 

@@ -17,6 +17,7 @@ from torch import fx
 
 from gossamer.backend.devices.device import has_kernels
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.runtime.torch_internals import OpOverload
 
 aten = torch.ops.aten
 
@@ -164,7 +165,7 @@ def _is_pure(node: fx.Node) -> bool:
     if node.target in _ON_SIZES:
         return True
     return (
-        isinstance(node.target, torch._ops.OpOverload)
+        isinstance(node.target, OpOverload)
         and not node.target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in node.target.tags
         and isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)

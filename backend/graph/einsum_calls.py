@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
+
+from gossamer.runtime.torch_internals import detect_fake_mode
 
 aten = torch.ops.aten
 

@@ -5,7 +5,8 @@ from typing import Literal
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.runtime.torch_internals import OpOverload, statically_known_true
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -14,7 +15,7 @@ Kind = Literal["scalar", "vector", "column", "matrix", "mask", "position"]
 
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 
-ELEMENTWISE: set[torch._ops.OpOverload] = {
+ELEMENTWISE: set[OpOverload] = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default, aten.minimum.default),
     *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar, aten.pow.Tensor_Scalar),
     *(aten.neg.default, aten.abs.default, aten.exp.default, aten.erf.default, aten.tanh.default),

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.zero_pattern import Pattern
+from gossamer.runtime.torch_internals import OpOverload
 from gossamer.runtime.weight_store import only_reading
 
 aten = torch.ops.aten
@@ -130,7 +131,7 @@ def _ancestors(node: fx.Node, leaves: dict[fx.Node, torch.Tensor]) -> list[fx.No
 def _is_pure_tensor_op(node: fx.Node) -> bool:
     return (
         node.op == "call_function"
-        and isinstance(node.target, torch._ops.OpOverload)
+        and isinstance(node.target, OpOverload)
         and not node.target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in node.target.tags
         and isinstance(node.meta.get("val"), torch.Tensor)

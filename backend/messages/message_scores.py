@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.nodes import as_long, of_tensors, same, same_dtype, same_shape
 from gossamer.backend.messages.message_patterns import Aggregation, Gather, gather_at, rows_of
 from gossamer.backend.regions.contractions import is_backward
+from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.edges.edge_attention import MOST_FEATURES
 
 aten = torch.ops.aten

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.graph.einsum_calls import Call, Given, Rows, arguments, call_at, plain, users
+from gossamer.runtime.torch_internals import statically_known_true
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 

@@ -10,8 +10,6 @@ from math import prod
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import SubclassGetAttrAOTInput
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.calls import message_ops
 from gossamer.backend.graph.edge_expressions import Expression, Structure
@@ -21,6 +19,7 @@ from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.operations.sparse_report import name_of
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
+from gossamer.runtime.torch_internals import SubclassGetAttrAOTInput, statically_known_true
 
 ours = torch.ops.gossamer
 

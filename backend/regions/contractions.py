@@ -15,11 +15,11 @@ from typing import Literal
 
 import torch
 from torch import SymInt, fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.devices.measured_times import Times
 from gossamer.backend.graph.fusable import VIEWS, kind_of
 from gossamer.backend.graph.weight_expressions import Weight, cut, static_nodes
+from gossamer.runtime.torch_internals import OpOverload, statically_known_true
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ Order = torch.Tensor
 _BROADCASTS = VIEWS | {aten.expand.default, aten.unsqueeze.default}
 
 # op → positions of (addend, left factor, right factor) in its arguments
-_PRODUCTS: dict[torch._ops.OpOverload, tuple[int | None, int, int]] = {
+_PRODUCTS: dict[OpOverload, tuple[int | None, int, int]] = {
     aten.mm.default: (None, 0, 1),
     aten.bmm.default: (None, 0, 1),
     aten.addmm.default: (0, 1, 2),

@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from gossamer.backend.graph.fusable import Kind, constant_of, is_identity, is_row_reduction, kind_of
 from gossamer.backend.regions.contractions import Contraction
+from gossamer.runtime.torch_internals import DimDynamic, FakeTensorMode, ShapeEnv, StatelessSymbolicContext
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -44,7 +43,7 @@ class Extra:
 def _any_tokens() -> tuple[FakeTensorMode, torch.SymInt]:
     """The mode of all bodies' fake tensors, and T: torch computes each type once for all of them."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    dynamic: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
     tokens: Any = mode.from_tensor(torch.empty(8, 2), symbolic_context=dynamic).shape[0]
     return mode, tokens
 
@@ -225,7 +224,7 @@ class RowsBody(_Body):
 def with_values(body: fx.GraphModule) -> fx.GraphModule:
     """The body, its nodes with fake values in meta["val"]; T is one symbol."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    dynamic: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
     tokens = mode.from_tensor(torch.empty(8, 2), symbolic_context=dynamic).shape[0]
     with mode:
         for node in body.graph.nodes:
