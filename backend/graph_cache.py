@@ -77,7 +77,7 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
     return found.hexdigest()[:32]
 
 
-def _described(value: object) -> str:
+def _described(value: Any) -> str:
     if is_traceable_wrapper_subclass(value):
         names, context = value.__tensor_flatten__()
         return f"{value.shape} {context} {[_described(getattr(value, name)) for name in names]}"

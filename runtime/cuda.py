@@ -174,7 +174,7 @@ def device(index: int) -> Device:
 def _raw_stream() -> Callable[[int], int]:
     from gossamer.runtime.torch_internals import cuda_raw_stream  # which torch has where it has CUDA
 
-    return cuda_raw_stream  # type: ignore[no-any-return]
+    return cuda_raw_stream
 
 
 def current_stream(index: int) -> int:
