@@ -38,7 +38,7 @@ class Rewritten:
 
     regions     by the keys under which their operation finds them
     structures  edge lists and what depends on them alone, likewise
-    decisions   for the report, and the `kernels` that they led to
+    decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
     lasting     whether it would come to the same in another process
     """
 
@@ -46,7 +46,13 @@ class Rewritten:
     structures: Mapping[str, Any]
     decisions: Sequence[Decision]
     kernels: Sequence[str]
+    seconds: Mapping[str, float]
     lasting: bool
+
+
+def version() -> str:
+    """What has rewritten a graph: graphs of another version call operations by other names, so that no cache may mix them."""
+    return f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}"
 
 
 def fingerprint(inputs: Inputs, options: Options) -> str | None:
@@ -59,7 +65,7 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
         or any(tensor.device.type != "cpu" for tensor in tensors)
     ):
         return None
-    found = hashlib.sha256(f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}\n{host()}\n".encode())
+    found = hashlib.sha256(f"{version()}\n{host()}\n".encode())
     state = (
         first_level_bytes(),
         this_machine(),
@@ -114,7 +120,7 @@ def recall(fingerprint: str) -> bool:
         from gossamer.backend.calls import message_ops  # with sparse matrices, which other graphs do without
 
         message_ops.restore(found.structures)
-    record(found.decisions, found.kernels)
+    record(found.decisions, found.kernels, {})
     return True
 
 
