@@ -104,6 +104,7 @@ IN_INDUCTOR = fence.INDUCTOR, fence.TRITON, fence.MODES, fence.CACHE, fence.DIRE
 NO_REGIONS = fence.REGIONS, fence.OP_BY_OP
 
 def check(name):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] += "/" + name  # or what an earlier one has compiled would be found
     entry = fence.PRIVATE[name]
     feature = entry.feature
     fence.PRIVATE[name] = replace(entry, path=entry.path + "_that_is_gone")
