@@ -18,7 +18,7 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
 have changed since the last: no CUDA graph takes that."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_UNTRACED = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+_UNTRACED = None if off(UNTRACED) else FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 def untraced(function: _Function) -> _Function:
@@ -26,7 +26,7 @@ def untraced(function: _Function) -> _Function:
 
     As `torch.compiler.disable` does, which adds 2 µs to every call.
     """
-    if off(UNTRACED):
+    if _UNTRACED is None:
         return torch.compiler.disable(function)
     python: Any = function.func if isinstance(function, partial) else function
     set_code_exec_strategy(python.__code__, _UNTRACED)
