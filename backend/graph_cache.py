@@ -19,6 +19,7 @@ import torch
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.region_op import Callee
 from gossamer.backend.devices.calibrated import this_machine
+from gossamer.backend.devices.kernel import keeps_kernels
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
@@ -58,12 +59,8 @@ def version() -> str:
 def fingerprint(inputs: Inputs, options: Options) -> str | None:
     """A hash of all that decisions about a graph depend on; None where its regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
-    if (
-        off(CACHE)
-        or disk_cache.directory() is None
-        or options.dump_ir
-        or any(tensor.device.type != "cpu" for tensor in tensors)
-    ):
+    kept = all(keeps_kernels(tensor.device) for tensor in tensors)
+    if off(CACHE) or disk_cache.directory() is None or options.dump_ir or not kept:
         return None
     found = hashlib.sha256(f"{version()}\n{host()}\n".encode())
     state = (

@@ -13,9 +13,10 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls import message_ops
-from gossamer.backend.graph.edge_expressions import Expression, Structure
+from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.einsum_calls import call_at, hint
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import Expression
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.operations.report_operations import name_of

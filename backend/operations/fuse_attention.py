@@ -21,10 +21,11 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.dropout import Dropout, dropout_at
-from gossamer.backend.graph.einsum_calls import Call, Given, Rows, arguments, call_at, escapes, hint, plain, users
+from gossamer.backend.graph.einsum_calls import Call, Given, Rows, arguments, call_at, hint, plain, users
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.nodes import escapes
 from gossamer.backend.operations.edge_scores import Scores, Term, Trace, read
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
