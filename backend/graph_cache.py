@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.region_op import Callee
@@ -28,6 +27,7 @@ from gossamer.runtime import disk_cache
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.nonzeros import nonzero_mask
 from gossamer.runtime.target import host
+from gossamer.runtime.torch_internals import CACHE, is_traceable_wrapper_subclass, off
 from gossamer.runtime.versions import compiler, source_hash
 
 log = logging.getLogger("gossamer")
@@ -59,7 +59,8 @@ def version() -> str:
 def fingerprint(inputs: Inputs, options: Options) -> str | None:
     """A hash of all that decisions about a graph depend on; None where its regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
-    if disk_cache.directory() is None or options.dump_ir or not all(keeps_kernels(tensor.device) for tensor in tensors):
+    kept = all(keeps_kernels(tensor.device) for tensor in tensors)
+    if off(CACHE) or disk_cache.directory() is None or options.dump_ir or not kept:
         return None
     found = hashlib.sha256(f"{version()}\n{host()}\n".encode())
     state = (
@@ -79,7 +80,7 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
     return found.hexdigest()[:32]
 
 
-def _described(value: object) -> str:
+def _described(value: Any) -> str:
     if is_traceable_wrapper_subclass(value):
         names, context = value.__tensor_flatten__()
         return f"{value.shape} {context} {[_described(getattr(value, name)) for name in names]}"

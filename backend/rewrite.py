@@ -8,8 +8,6 @@ import warnings
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.utils._python_dispatch import _disable_current_modes
 
 from gossamer.backend import graph_cache
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -17,6 +15,7 @@ from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
+from gossamer.runtime.torch_internals import REGIONS, CustomGraphPass, disable_current_modes, off
 
 
 class SparseRewrite(CustomGraphPass):
@@ -33,10 +32,10 @@ class SparseRewrite(CustomGraphPass):
         self._fingerprint: str | None = None
 
     def __call__(self, graph: fx.Graph) -> None:
-        if self._inputs is None or not self._inputs.is_whole(graph):
-            return
+        if off(REGIONS) or self._inputs is None or not self._inputs.is_whole(graph):
+            return  # `finish` says so
         self._seen = True
-        with _disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
+        with disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
             self._rewrite(graph, self._inputs)
 
     def _rewrite(self, graph: fx.Graph, inputs: Inputs) -> None:
@@ -68,7 +67,7 @@ class SparseRewrite(CustomGraphPass):
         """To be called after compilation: lets go of the tensors, and notices if the graph never came by."""
         inputs, self._inputs = self._inputs, None
         if inputs is not None and inputs.statics and not self._seen:
-            _give_up(inputs, "no traced graph has the inputs that Dynamo gave")
+            _give_up(inputs, off(REGIONS) or "no traced graph has the inputs that Dynamo gave")
 
     def uuid(self) -> str:
         """Cache key of the pass: before it runs, a hash of what it decides by; then its decisions are in the graph, as region

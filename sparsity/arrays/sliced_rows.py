@@ -37,6 +37,7 @@ from torch import Tensor
 
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
+from gossamer.runtime.torch_internals import storage_references, tensor_references
 from gossamer.sparsity.arrays.row_form import RowForm
 
 log = logging.getLogger("gossamer")
@@ -258,7 +259,7 @@ class Use:
 def _writes_are_counted(stored: Tensor, storage: torch.UntypedStorage) -> bool:
     """Whether nobody can write to a tensor's memory and torch not count it: no other tensor is over it, nor NumPy ever was,
     and nobody but Python has the tensor (autograd may, and who exports it by DLPack)."""
-    references: tuple[int, int] = stored._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    references: tuple[int, int] = tensor_references(stored), storage_references(storage._cdata)
     return references == _ALONE and storage.resizable()
 
 
