@@ -104,26 +104,24 @@ class MessageEdges:
     def product(self, node: fx.Node) -> Product | None:
         """The product of queries and keys that a sum over the last dimension is."""
         node = rows_of(node)
-        if node.target is not aten.sum.dim_IntList or not node.args[1]:
+        if node.target is not aten.sum.dim_IntList:
             return None
-        product = same(node.args[0])
-        shape = product.meta["val"].shape
-        if not shape or [dim % len(shape) for dim in node.args[1]] != [len(shape) - 1]:  # type: ignore[union-attr]
-            return None
-        size = shape[-1]
-        if not isinstance(size, int) or not same_dtype(node, product):
+        summed, dims, *_ = node.args
+        product = same(summed)
+        shape: Any = product.meta["val"].shape
+        if not shape or dims not in ([-1], [len(shape) - 1]) or not isinstance(shape[-1], int) or not same_dtype(node, product):
             return None
         for left, right in _factors(product):
             pair = self._pair((left, right), product)
             if pair is not None:
-                return Product(node, *pair, size)
+                return Product(node, *pair, shape[-1])
             joined, slope = before_leaky_relu(left)
             if joined.target is not aten.add.Tensor or not of_tensors(joined) or joined.kwargs or right in self._structure:
                 continue
             pair = self._pair([same(a) for a in joined.args], product)
             fits = same_shape(joined, product) and same_dtype(joined, product)
             if pair is not None and fits and _is_for_all_edges(right, product):
-                return Product(node, *pair, size, joined, slope, right)
+                return Product(node, *pair, shape[-1], joined, slope, right)
         return None
 
     def _pair(self, nodes: Sequence[fx.Node], like: fx.Node) -> tuple[PerNode, PerNode] | None:
