@@ -104,13 +104,14 @@ class MessageEdges:
     def product(self, node: fx.Node) -> Product | None:
         """The product of queries and keys that a sum over the last dimension is."""
         node = rows_of(node)
-        if node.target is not aten.sum.dim_IntList:
+        if node.target is not aten.sum.dim_IntList or not node.args[1]:
             return None
         product = same(node.args[0])
-        last, size = node.meta["val"].dim(), product.meta["val"].shape[-1]
-        if [dim % (last + 1) for dim in node.args[1]] != [last] or not isinstance(size, int):  # type: ignore[union-attr]
+        shape = product.meta["val"].shape
+        if not shape or [dim % len(shape) for dim in node.args[1]] != [len(shape) - 1]:  # type: ignore[union-attr]
             return None
-        if not same_dtype(node, product) or product.meta["val"].dim() != last + 1:
+        size = shape[-1]
+        if not isinstance(size, int) or not same_dtype(node, product):
             return None
         for left, right in _factors(product):
             pair = self._pair((left, right), product)
