@@ -37,6 +37,7 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED
 
 
+@message_ops.kept()
 def compile_graph(
     graph: fx.Graph, inputs: Inputs, statics: dict[fx.Node, Static], options: Options, dump: Dump | None, measuring: bool
 ) -> Rewritten:
@@ -70,7 +71,7 @@ def compile_graph(
     messages += [*fused.decisions, *sparse_operations(graph, inputs), *take_tall_products(graph, inputs)]
     decisions, kernels = messages + decisions, [kernel.key for _, built in plans for kernel in built.kernels]
     kernels += [region.kernel.key for region in fused.regions.values()]
-    regions = {built.key: region_op.known(built.key) for _, built in plans} | fused.regions
+    regions = {built.key: built.region for _, built in plans} | fused.regions
     lasting = not any(FAILED in decision.reason for decision in decisions)
     return Rewritten(regions, message_ops.used_in(graph), decisions, kernels, lasting)
 

@@ -67,8 +67,7 @@ def fuse_rows(graph: fx.Graph, inputs: Inputs, options: Options, dump: Dump | No
                 raise
             warnings.warn(f"{problem}\nThe product of {name} and what follows it stay apart.", stacklevel=2)
             continue
-        region_op.add(key, region)
-        fused.regions[key] = region
+        fused.regions[key] = region_op.add(key, region)
         fused.decisions.append(found.decision(name))
         found.replace(key)
     return fused
