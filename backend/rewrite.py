@@ -16,6 +16,7 @@ from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
+from gossamer.runtime.versions import source_hash
 
 
 class SparseRewrite(CustomGraphPass):
@@ -80,8 +81,8 @@ class SparseRewrite(CustomGraphPass):
 
     def uuid(self) -> str:
         """Cache key of the pass: before it runs, a hash of what it decides by; then its decisions are in the graph, as region
-        keys that hash the regions' content."""
-        return "gossamer-4" if self._seen or self._fingerprint is None else self._fingerprint
+        keys that hash the regions' content. Inductor's code calls functions of ours by their names."""
+        return source_hash("gossamer.backend") if self._seen or self._fingerprint is None else self._fingerprint
 
 
 def _give_up(inputs: Inputs, problem: str) -> None:
