@@ -13,7 +13,7 @@ from operator import attrgetter
 import torch
 from torch import fx
 
-from gossamer.backend.calls import direct_call, message_ops, region_op
+from gossamer.backend.calls import direct_call, message_ops
 from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.chains.replace_chain import replace_chain
 from gossamer.backend.graph.inputs import Inputs, Static, zero_heavy

@@ -92,7 +92,7 @@ def remember(fingerprint: str, rewritten: Rewritten) -> None:
 def recall(fingerprint: str) -> list[object] | None:
     """Makes what a graph calls that torch has found in its cache known, and records the decisions about it.
 
-    What is returned is known as long as it is kept. None if it is not on disk, or not whole: the graph has to be compiled again.
+    What is returned is known as long as it is kept. None if it is not on disk, or not whole: compile the graph again.
     """
     entry = disk_cache.read(_key(fingerprint))
     if entry is None:

@@ -46,13 +46,13 @@ class Made(Generic[T]):
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         """Whether it was made of these tensors, whatever has been written to them since."""
-        return all([ref() is t.untyped_storage() for ref, t in zip(self._storages, tensors, strict=True)])
+        return all(ref() is t.untyped_storage() for ref, t in zip(self._storages, tensors, strict=True))
 
     def is_current(self, tensors: Sequence[Tensor]) -> bool:
         """Whether it was made of these tensors as they are now."""
         if self.versions != _versions(tensors) or not self.is_of(tensors):
             return False
-        return all([copy is None or torch.equal(copy, t) for copy, t in zip(self._copies, tensors, strict=True)])
+        return all(copy is None or torch.equal(copy, t) for copy, t in zip(self._copies, tensors, strict=True))
 
 
 class Remembered(Generic[T]):
