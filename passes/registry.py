@@ -34,6 +34,7 @@ AnyPass = TypeVar("AnyPass", bound=type[Pass])
 
 _PASSES: dict[str, str | type[Pass]] = {
     "propagate-encodings": "gossamer.passes.contract.propagate_encodings:PropagateEncodings",
+    "keep-nan": "gossamer.passes.contract.keep_nan:KeepNan",
     "keep-wide": "gossamer.passes.contract.keep_wide:KeepWide",
     "fuse-epilogue": "gossamer.passes.contract.fuse_epilogue:FuseEpilogue",
     "lift-rows": "gossamer.passes.contract.lift_rows:LiftRows",

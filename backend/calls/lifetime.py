@@ -7,15 +7,40 @@ them by weak references. Their owners are
     its autograd.Function       held by the `grad_fn` of results too: their gradients may be asked for when the function is gone
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from inspect import isfunction, ismethod
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch._dynamo.eval_frame import innermost_fn
 
+T = TypeVar("T")
+
+_kept: ContextVar[list[object] | None] = ContextVar("kept", default=None)
 _forever: list[object] = []
 """What belongs to code that cannot own anything."""
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """In here, all that is shared stays known: a graph that is being rewritten calls it, and has no owner yet."""
+    token = _kept.set([])
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def share(table: WeakValueDictionary[str, T], key: str, value: T) -> T:
+    """The value that a table has under a key, or this one, as long as somebody keeps it."""
+    shared = table.setdefault(key, value)
+    keep = _kept.get()
+    if keep is not None:
+        keep.append(shared)
+    return shared
 
 
 def keep_with(compiled: Callable[..., Any], values: Iterable[object]) -> None:

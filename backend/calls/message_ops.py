@@ -10,9 +10,7 @@
 `leaves` and `numbers` are what the edge list is computed from, `key` is the hash under which this process knows how.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeVar
@@ -21,7 +19,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, fx
 
-from gossamer.backend.graph.edge_expressions import Expression, evaluated
+from gossamer.backend.calls.lifetime import share
+from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
@@ -126,39 +125,19 @@ def _own(value: Tensor, leaves: Sequence[Tensor]) -> Tensor:
 
 _lists: WeakValueDictionary[str, EdgeList] = WeakValueDictionary()
 _values: WeakValueDictionary[str, StructureValue] = WeakValueDictionary()
-_kept: ContextVar[list[object] | None] = ContextVar("kept", default=None)
-
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """In here, edge lists and values of structures stay known while the graph that uses them is made (see `used_in`)."""
-    token = _kept.set([])
-    try:
-        yield
-    finally:
-        _kept.reset(token)
-
-
-def _share(table: WeakValueDictionary[str, T], key: str, value: T) -> T:
-    """The value of this key that others use already, or this one."""
-    shared = table.setdefault(key, value)
-    keep = _kept.get()
-    if keep is not None:
-        keep.append(shared)
-    return shared
 
 
 def edge_list(expression: Expression, verify: Verify, mean: bool = False) -> str:
     """The key under which the operations find this edge list."""
     key = f"{expression.key}-{verify}{'-mean' if mean else ''}"
-    _share(_lists, key, EdgeList.of(expression.evaluate, mean, verify == "full"))
+    share(_lists, key, EdgeList.of(expression.evaluate, mean, verify == "full"))
     return key
 
 
 def structure_value(expression: Expression, verify: Verify, dtype: torch.dtype) -> str:
     """The key under which the operation finds this value."""
     key = f"{expression.key}-{verify}-{dtype}"
-    _share(_values, key, StructureValue.of(expression.evaluate, dtype, verify == "full"))
+    share(_values, key, StructureValue.of(expression.evaluate, dtype, verify == "full"))
     return key
 
 
@@ -307,6 +286,4 @@ def used_in(graph: fx.Graph) -> dict[str, EdgeList | StructureValue]:
 
 def restore(used: Mapping[str, EdgeList | StructureValue]) -> list[EdgeList | StructureValue]:
     """Has the operations find what a graph uses that another process has compiled, as long as somebody keeps the result."""
-    return [
-        _share(_lists, key, each) if isinstance(each, EdgeList) else _share(_values, key, each) for key, each in used.items()
-    ]
+    return [share(_lists, key, each) if isinstance(each, EdgeList) else share(_values, key, each) for key, each in used.items()]

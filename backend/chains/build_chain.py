@@ -50,7 +50,8 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
         key = content_hash(request, *facts, options.verify)
         built = region_op.find(key)
         if built is None:
-            built = region_op.add(key, CompiledChain.of(chain, kernel, tuple(weights), options.verify == "full"))
+            built = CompiledChain.of(chain, kernel, tuple(weights), options.verify == "full")
+        built = region_op.add(key, built)
     sizes = []
     for weight, values, own in zip(weights, leaves, names, strict=True):
         try:

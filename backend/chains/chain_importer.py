@@ -14,7 +14,6 @@ lowering. Matrices whose rows come position by position go through `kernel.regro
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch_mlir import ir
 from torch_mlir.dialects import func
@@ -22,15 +21,13 @@ from torch_mlir.dialects import func
 from gossamer.backend.chains.attention import Attention
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.chains.rotary import Rotation
+from gossamer.backend.devices.kernel import ELEMENTS
 from gossamer.backend.regions.importer import WEIGHT, import_body
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.dialects.kernel import AttendOp, RegroupOp, RotateOp
 from gossamer.passes.contract.hints import hints
 from gossamer.passes.framework.context import context
 from gossamer.passes.framework.family import Matrix
-
-_ELEMENTS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
-
 
 Scheduled = tuple[Matrix, str | None]
 """A weight and the family it is to have."""
@@ -154,4 +151,4 @@ def _type(node: fx.Node, kind: str) -> ir.Type:
         "scalar": [], "vector": [width], "column": [dynamic, 1], "matrix": [dynamic, width], "mask": [dynamic, dynamic],
         "position": [dynamic, width],
     }  # fmt: skip
-    return ir.RankedTensorType.get(shapes[kind], ir.Type.parse(_ELEMENTS[value.dtype]))
+    return ir.RankedTensorType.get(shapes[kind], ir.Type.parse(ELEMENTS[value.dtype]))

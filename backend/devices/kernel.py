@@ -9,11 +9,19 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime.packing import Packed
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""Types of elements that there are kernels for."""
+ELEMENTS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+"""Types of elements that there are kernels for, and what MLIR calls them."""
+
+DTYPES = tuple(ELEMENTS)
 
 Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 """From sizes, strides and type to a tensor with any content."""
+
+
+def keeps_kernels(place: torch.device) -> bool:
+    """Whether kernels for a place are kept on disk together with the graph that calls them: GPUs load theirs one by one. Not
+    asked of a `Device`, since a process that finds its graphs there loads no compiler."""
+    return place.type == "cpu"
 
 
 allocate: Allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]

@@ -88,7 +88,8 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
             )  # fmt: skip
             kinds = [extra.kind for extra in region.extras]
             orders = contraction.orders
-            built = region_op.add(key, compiled if orders is None else ReorderedRegion.of(compiled, orders, kinds))
+            built = compiled if orders is None else ReorderedRegion.of(compiled, orders, kinds)
+        built = region_op.add(key, built)
     # With several variants the first call that needs one packs for it.
     usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
     try:

@@ -61,7 +61,7 @@ def given() -> Iterator[dict[int, Block]]:
 
 
 def array_of(block: Block, count: int, dtype: torch.dtype) -> Tensor:
-    """The first elements of a block as a tensor. They are copied where they are few, or the block is more than twice as large."""
+    """The first elements of a block as a tensor. Few are copied, and those of a block more than twice as large."""
     size = count * dtype.itemsize
     if size < COPIED or len(block) > 2 * size:
         out = warm_memory.empty([count], dtype)

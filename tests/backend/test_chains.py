@@ -117,8 +117,8 @@ def test_a_transformer_layer_is_one_chain(build, contractions: int, length: int)
 def test_the_products_of_a_chain_have_the_schedule_that_suits_them(
     schedule: str, block: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossamer.backend.regions.cost.runs_in_chains", lambda name, matrix: name == schedule)
-    monkeypatch.setattr("gossamer.backend.plan.chain_pays", lambda chain: True)
+    monkeypatch.setattr("gossamer.backend.chains.chain_cost.runs_in_chains", lambda name, matrix: name == schedule)
+    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda chain: True)
     module, x = model(Ffn(), block).to(dtype), torch.randn(75, D, dtype=dtype)
     run = compile_and_run(module, x)
     assert [(d.schedule, d.reason) for d in run.regions] == [(schedule, "in a chain of 2")] * 2
