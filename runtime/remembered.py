@@ -42,7 +42,8 @@ class Made(Generic[T]):
         self._copies = [t.clone() if copy else None for t, copy in zip(tensors, copied, strict=True)]
         self._storages = [weakref.ref(t.untyped_storage(), forget) for t in tensors]
         alone = len(tensors) == 1 and self.versions[0] >= 0 and not copied[0]
-        self.storage, self.version = (self._storages[0], self.versions[0]) if alone else (None, -1)
+        self.storage: weakref.ref[torch.UntypedStorage] | None = self._storages[0] if alone else None
+        self.version = self.versions[0] if alone else -1
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         """Whether it was made of these tensors, whatever has been written to them since."""
