@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     emulated = emulated_device()
-    monkeypatch.setattr(region_op, "_regions", {})
+    region_op._regions.clear()
     with emulated.installed(monkeypatch):
         yield emulated
 
