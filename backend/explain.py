@@ -11,6 +11,7 @@ from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.report.graph_breaks import collect_breaks
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Report, collect
+from gossamer.runtime.torch_internals import known_off
 
 
 def explain(
@@ -35,14 +36,14 @@ def explain(
     check_mode(mode)
     check_disabled(parsed.disable)
     function = _uncompiled(model)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         with collect() as collected, collect_breaks() as breaks:
             compiled = torch.compile(function, backend=lambda gm, ex: sparse(gm, ex, mode=mode, options=parsed))
             compiled(*inputs, **kwargs)
     finally:
-        torch._dynamo.reset()
-    return Report(collected.decisions, breaks, len(collected.kernels), collected.seconds)
+        torch.compiler.reset()
+    return Report(collected.decisions, breaks, len(collected.kernels), collected.seconds, known_off())
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

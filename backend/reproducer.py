@@ -12,11 +12,11 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, density
 from gossamer.backend.report.options import Options
+from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
 _PROGRAM = '''"""gossamer: the graph pass '{name}' fails on this program.
 

@@ -8,6 +8,7 @@ import torch
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime.packing import Packed
+from gossamer.runtime.torch_internals import empty_strided_cpu
 
 ELEMENTS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 """Types of elements that there are kernels for, and what MLIR calls them."""
@@ -24,7 +25,7 @@ def keeps_kernels(place: torch.device) -> bool:
     return place.type == "cpu"
 
 
-allocate: Allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+allocate: Allocate = empty_strided_cpu
 """What Inductor's own code allocates with on a CPU: a third of the time of torch.empty."""
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
+
+from gossamer.runtime.torch_internals import detect_fake_mode
 
 aten = torch.ops.aten
 
@@ -24,7 +25,7 @@ class Emitter:
         with self._before.graph.inserting_before(self._before):
             node = self._before.graph.call_function(target, args, options)
         node.meta = {k: v for k, v in self._before.meta.items() if k not in _OWN}
-        with self._mode:  # type: ignore[union-attr]
+        with self._mode:
             node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]), **options)
         return node
 

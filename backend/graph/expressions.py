@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.nodes import ancestors, fixed_size
+from gossamer.runtime.torch_internals import OpOverload
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ def _is_pure(node: fx.Node) -> bool:
     if node.target in _ON_SIZES:
         return True
     return (
-        isinstance(node.target, torch._ops.OpOverload)
+        isinstance(node.target, OpOverload)
         and not node.target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in node.target.tags
         and isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)

@@ -7,13 +7,14 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.nodes import COPIES, VIEWS, equal, equal_sizes
+from gossamer.runtime.torch_internals import OpOverload
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 Kind = Literal["scalar", "vector", "column", "matrix", "mask", "position"]
 
-ELEMENTWISE: set[torch._ops.OpOverload] = {
+ELEMENTWISE: set[OpOverload] = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default, aten.minimum.default),
     *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar, aten.pow.Tensor_Scalar),
     *(aten.neg.default, aten.abs.default, aten.exp.default, aten.erf.default, aten.tanh.default),

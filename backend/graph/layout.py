@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.graph.nodes import COPIES, VIEWS, Size, equal
+from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
 

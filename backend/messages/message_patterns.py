@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.devices.device import has_kernels
 from gossamer.backend.edges.spelling import rows_of
 from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.nodes import as_long, equal_sizes, of_tensors, same, same_shape
+from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
 

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import SubclassGetAttrAOTInput
 
 from gossamer.backend.edges.structure_values import remembered
 from gossamer.backend.graph.edge_expressions import Structure
@@ -21,6 +20,7 @@ from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
+from gossamer.runtime.torch_internals import SubclassGetAttrAOTInput
 
 ours = torch.ops.gossamer
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.spmm_region import GatheredRegion
@@ -33,6 +32,7 @@ from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError, DeviceError
 from gossamer.dialects.format import Format
+from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.runtime.versions import source_hash
 from gossamer.sparsity.arrays.row_form import LARGE
 from gossamer.sparsity.operations.matrix_calls import RowProduct

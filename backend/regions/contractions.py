@@ -22,6 +22,7 @@ from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.fusable import kind_of
 from gossamer.backend.graph.nodes import SPREADS, equal_sizes, hint, is_backward
 from gossamer.backend.graph.weight_expressions import Weight, weight_behind
+from gossamer.runtime.torch_internals import OpOverload
 
 aten = torch.ops.aten
 
@@ -31,7 +32,7 @@ Order = torch.Tensor
 """Lines of a matrix in another order, int64."""
 
 # op → positions of (addend, left factor, right factor) in its arguments
-_PRODUCTS: dict[torch._ops.OpOverload, tuple[int | None, int, int]] = {
+_PRODUCTS: dict[OpOverload, tuple[int | None, int, int]] = {
     aten.mm.default: (None, 0, 1),
     aten.bmm.default: (None, 0, 1),
     aten.addmm.default: (0, 1, 2),

@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from gossamer.backend.graph.fusable import Kind, constant_of, is_identity, is_row_reduction, kind_of
 from gossamer.backend.regions.contractions import Contraction
+from gossamer.runtime.torch_internals import DimDynamic, FakeTensorMode, ShapeEnv, StatelessSymbolicContext
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -223,7 +222,7 @@ class RowsBody(_Body):
 def with_values(body: fx.GraphModule) -> fx.GraphModule:
     """The body, its nodes with fake values in meta["val"]; T is one symbol."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    dynamic: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
     tokens = mode.from_tensor(torch.empty(8, 2), symbolic_context=dynamic).shape[0]
     with mode:
         for node in body.graph.nodes:

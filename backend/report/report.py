@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from torch._dynamo.utils import counters
+from gossamer.runtime.torch_internals import counters
 
 log = logging.getLogger("gossamer")
 
@@ -65,12 +65,14 @@ class Report:
     graph_breaks  why Dynamo split the model, each with the user's line; a sparse region never crosses a break
     kernels       number of distinct kernels behind the sparse decisions
     seconds       what each graph pass took, over all graphs; nothing where a graph was in the cache on disk
+    off           what this torch has no way to, each as a sentence
     """
 
     decisions: list[Decision] = field(default_factory=list)
     graph_breaks: list[str] = field(default_factory=list)
     kernels: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    off: list[str] = field(default_factory=list)
 
     @property
     def sparse(self) -> list[Decision]:

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
+from gossamer.runtime.torch_internals import SPARSE_TENSORS, make_wrapper_subclass, refusal, temporarily_clear_interpreter_stack
 from gossamer.sparsity.arrays.stored_entries import block_sizes
 from gossamer.sparsity.arrays.structure import INTEGERS, check
 from gossamer.sparsity.kernels.contract_ir import Operand
@@ -25,6 +25,7 @@ from gossamer.sparsity.operations.sparse_results import compress, convert
 from gossamer.sparsity.tensor import interchange
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_make = refusal(SPARSE_TENSORS) or make_wrapper_subclass
 
 
 class SparseTensor(torch.Tensor):
@@ -59,9 +60,7 @@ class SparseTensor(torch.Tensor):
         cls, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False
     ) -> "SparseTensor":
         values = components[-1]
-        self: SparseTensor = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad
-        )
+        self: SparseTensor = _make(cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad)
         return self
 
     def __init__(self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False) -> None:
@@ -168,7 +167,7 @@ class SparseTensor(torch.Tensor):
 
     def values(self) -> Tensor:
         """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             shape = self.shape
         return values_of(self).view(-1, *block_sizes(self._format, shape))
 
