@@ -11,7 +11,7 @@ after    if tiles >= threads
          else                                      // stage by stage, rows and heads shared out
            scf.parallel ...  scf.parallel ...
 
-Each product has the inner loops of its own family (products.py). Stages that differ in nothing but their operands share
+Each product has the inner loops of its own family (`Family.chain`). Stages that differ in nothing but their operands share
 a function: the layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering.
 Runs on functions whose storage is exposed (expose-storage).
 """

@@ -69,7 +69,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(steps * (_STEP + a_token * t) + _GROUP * groups + blocks * t for t in tiles)
 
 
-LOOKUP = Family("lookup", "lower-lookup", _storage, _tile, _cycles, most=_FEW)
+LOOKUP = Family("lookup", _storage, _tile, _cycles, most=_FEW)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,15 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, scf, vector, x86
 
 from gossamer.dialects.packing import Vnni
+from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.product import Operands, products
+from gossamer.passes.loops.product import Operands, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import in_all_lanes, index, load_index, loop, reserve_workspace, vector_of, zeros
+from gossamer.passes.weights_bf16.dot_loop import HEIGHT, DotBlocks, rows_at_once
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips, storage_in_blocks, tile_of
 
 _FEATURE = "avx512bf16"
+_IN_CHAINS = 4  # vectors of tokens of a tile
 _TOKENS = 96  # of a tile: x stays in the second-level cache
 _GROUPS = ((17, 12), (8, 8), (4, 4), (2, 2), (1, 1))  # from so many tokens on, so many have their sums in registers
 _CHAINS = 8  # sums that have to be under way at once
@@ -49,8 +52,23 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return max(_LINE * stored * computed / (2 * LANES), stored * 2 / _BYTES) + _RESULTS * computed * matrix.rows / LANES
 
 
+def _in_chain(op: Any) -> ChainProduct:
+    (rows, _), inner = shape_of(op), partial(DotBlocks, storage=stored_of(op, Vnni))
+    return ChainProduct(_IN_CHAINS * LANES, HEIGHT, -(-rows // HEIGHT), 1, "lines", inner, rows_at_once)
+
+
+def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
+    """Elsewhere x is read as it lies in memory; in chains a load of it is shared by more rows."""
+    return 0.8 if tokens <= matrix.lanes else 1.03
+
+
 BF16DOT = Family(
-    "bf16dot", "lower-bf16dot", _storage, lambda matrix, stored: tile_of(matrix, stored, _FEATURE, (_TOKENS, _TOKENS)), _cycles
+    "bf16dot",
+    _storage,
+    lambda matrix, stored: tile_of(matrix, stored, _FEATURE, (_TOKENS, _TOKENS)),
+    _cycles,
+    chain=_in_chain,
+    gain=_gain_in_chains,
 )
 
 

@@ -57,7 +57,6 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
 
 EXPAND = Family(
     "expand",
-    "lower-expand",
     lambda matrix: map_of(matrix, FEATURES),
     lambda matrix, stored: tile_of(matrix, stored, FEATURES, _TOKENS),
     _cycles,

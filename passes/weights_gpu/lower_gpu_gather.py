@@ -60,7 +60,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return -(-tokens // _TOKENS[0]) * matrix.nonzeros * (_BYTES[matrix.element] + 2) / 15
 
 
-GPU_GATHER = Family("gpu-gather", "lower-gpu-gather", _storage, _tile, _cycles, most=_FEW)
+GPU_GATHER = Family("gpu-gather", _storage, _tile, _cycles, most=_FEW)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return tiles * matrix.nonzeros * (_TOKENS * width / 128 + 1)
 
 
-GPU_KBLOCK = Family("gpu-kblock", "lower-gpu-kblock", _storage, _tile, _cycles)
+GPU_KBLOCK = Family("gpu-kblock", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)

@@ -160,13 +160,13 @@ with torch.no_grad():
     for m in one, chain:
         y = torch.compile(m, backend="sparse", fullgraph=True, options={"min_gain": 0, "dense": "inductor"})(x)
         torch.testing.assert_close(y, m(x))
-compiler = ("torch_mlir", "gossamer.passes.lower_", "gossamer.passes.pipelines", "gossamer.sparsity")
+compiler = ("torch_mlir", "gossamer.passes.weights", "gossamer.passes.pipelines", "gossamer.sparsity")
 print(counters["gossamer"]["regions"], counters["aot_autograd"]["autograd_cache_hit"])
 print(sorted({part for part in compiler if any(name.startswith(part) for name in sys.modules)}))
 """
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GOSSAMER_CACHE_DIR": str(tmp_path / "gossamer")}
     environment = {**os.environ, **caches}
-    everything = ["gossamer.passes.lower_", "gossamer.passes.pipelines", "gossamer.sparsity", "torch_mlir"]
+    everything = ["gossamer.passes.weights", "gossamer.passes.pipelines", "gossamer.sparsity", "torch_mlir"]
     for expected in (f"3 0\n{everything}", "3 2\n[]"):
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
         assert run.returncode == 0, run.stderr
