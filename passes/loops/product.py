@@ -19,7 +19,7 @@ from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.epilogue import Buffers, Epilogue
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import walk
-from gossamer.passes.loops.vectors import call_narrowest, index, load_index, loop
+from gossamer.passes.loops.vectors import call_narrowest, index, load_index, loop, parallel
 
 Stored = TypeVar("Stored", bound=Packing)
 
@@ -159,11 +159,8 @@ class Product:
 
     def parallel(self, tasks: ir.Value, workspace: int, body: Callable[[ir.Value, ir.Value], None]) -> None:
         """Run body(task, offset of the thread into the workspace) for all tasks, `workspace` bytes a thread."""
-        tasks_loop = scf.ParallelOp([], [index(0)], [tasks], [index(1)], [])
-        block = ir.Block.create_at_start(tasks_loop.region, [ir.IndexType.get()], [self.op.location])
-        with ir.InsertionPoint(block):
-            body(block.arguments[0], arith.muli(thread_number(), index(workspace)))
-            scf.ReduceOp([], 0)
+        with parallel(tasks) as task:
+            body(task, arith.muli(thread_number(), index(workspace)))
 
     def row_range(self, chunk: ir.Value, chunks: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The row groups [low, high) of one of `chunks` parts of equal work."""
