@@ -45,8 +45,7 @@ ROW_SIDE = {"target": ("target", "queries", "statistics", "gradient", "delta"), 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a function works on: memrefs by name, the group's first head, and rows [low, high); `cached` keeps what is read of
-    the row at hand."""
+    """What a function works on: memrefs by name, the group's first head, and rows [low, high)."""
 
     memory: dict[str, ir.Value]
     outputs: tuple[ir.Value, ...]

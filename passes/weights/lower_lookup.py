@@ -26,6 +26,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, Windows
 from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.inner_loop import added_up
 from gossamer.passes.loops.product import Operands, products
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
 from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
@@ -129,10 +130,7 @@ class _Rows(TokenRows):
                     scf.YieldOp(self._run(x, steps, runs.induction_variable, at, sums))
                 carried = list(runs.results)
             _, *sums = carried
-            for way in range(1, self.ways):
-                more = sums[way * self.count : (way + 1) * self.count]
-                sums[: self.count] = [arith.addf(a, b) for a, b in zip(sums, more, strict=False)]
-            self.store(arith.muli(group, index(self.lanes)), sums[: self.count])
+            self.store(arith.muli(group, index(self.lanes)), added_up(sums, self.count))
 
     def _run(self, x: ir.Value, steps: int, run: ir.Value, at: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """The place after the run's `steps` steps, and the sums with what they add."""

@@ -21,6 +21,7 @@ from torch_mlir.dialects import arith, scf, vector, x86
 from gossamer.dialects.packing import Vnni
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.inner_loop import added_up, sets_of
 from gossamer.passes.loops.product import Operands, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import in_all_lanes, index, load_index, loop, reserve_workspace, vector_of, zeros
 from gossamer.passes.weights_bf16.dot_loop import HEIGHT, DotBlocks, rows_at_once
@@ -96,7 +97,7 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
     sums_type = vector_of(LANES, ir.F32Type.get())
     sums = tokens * strips.halves
     ways = max(1, min(_CHAINS // sums, strips.width // 2))
-    with loop(group.begin, group.end, index(1), [zeros(sums_type)] * (sums * ways)) as blocks:
+    with loop(group.begin, group.end, index(1), sets_of([zeros(sums_type)] * sums, ways)) as blocks:
         block = blocks.induction_variable
         k = arith.muli(load_index(operands.coordinates, block), index(strips.width))
         first = arith.muli(block, index(strips.height * strips.width))
@@ -109,14 +110,7 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
                 totals[mine] = _pair(strips, tokens, operands, group, k, first, pair, totals[mine])
             scf.YieldOp(totals)
         scf.YieldOp(list(pairs.results))
-    totals = list(blocks.results)
-    for way in range(1, ways):
-        totals[:sums] = [arith.addf(a, b) for a, b in zip(totals[:sums], totals[way * sums : (way + 1) * sums], strict=True)]
-    found = strips.sums(operands, tokens)
-    for i, total in enumerate(totals[:sums]):
-        t, half = divmod(i, strips.halves)
-        vector.store(total, found, [index(t), index(half * LANES)])
-    strips.store(operands, group, found)
+    strips.store_sums(operands, group, added_up(list(blocks.results), sums))
 
 
 def _pair(
