@@ -14,8 +14,8 @@ _DYNAMIC = ir.ShapedType.get_dynamic_size()
 
 @contextmanager
 def given(giver: ir.Value, sizes: Sequence[ir.Value]) -> Iterator[list[ir.Value]]:
-    """Memories (memref<?xi8>) of so many bytes. The insertion point is where all of them have been given; where one has not, the
-    kernel skips that.
+    """Memories (memref<?xi8>) of so many bytes. The insertion point is where all have been given; if one has not, the kernel
+    skips that.
 
     giver  the address (index) of a function of the caller: (i64 bytes, ptr) → nothing. It writes where the memory is to the
            ptr, or leaves the 0 there. (It returns nothing because a Python function that is interrupted returns garbage.)
