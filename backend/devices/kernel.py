@@ -7,9 +7,10 @@ import torch
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
+from gossamer.runtime.elements import FLOATS
 from gossamer.runtime.packing import Packed
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = tuple(FLOATS)
 """Types of elements that there are kernels for."""
 
 Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]

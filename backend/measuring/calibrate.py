@@ -28,9 +28,10 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.passes.schedules.machine_speed import Curve, Machine, Speed
 from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.elements import FLOATS
 from gossamer.runtime.target import host
 
-ELEMENTS = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
+ELEMENTS = {name: dtype for dtype, name in FLOATS.items()}
 
 _READ_SIZES = (1 << 19, 1 << 21, 1 << 23, 1 << 25)
 _DENSE_SIZES = ((384, 384), (768, 1536), (2048, 2048))

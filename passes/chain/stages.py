@@ -151,7 +151,7 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
     """
     result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
     target = result if gives is None else Rounded(result, gives)
-    inner = product.inner(*frame.outside[op.w], packed, frame.vec, frame.vectors)
+    inner = product.inner(frame.outside[op.w], packed, frame.vec, frame.vectors)
     if isinstance(inner, Stores):
         _emit_stored(inner, epilogue, product, target, columns(result), frame)
         return

@@ -33,8 +33,8 @@ class Stores(Protocol):
 
 
 Loops = TypeVar("Loops", bound=Adds | Stores)
-Inner = Callable[["ir.Value", "ir.Value", "ir.Value", "ir.Value", "ir.VectorType", int], Loops]
-"""(positions, coordinates, values, x in the tile, a vector of sums, vectors of tokens) → inner loops."""
+Inner = Callable[["tuple[ir.Value, ...]", "ir.Value", "ir.VectorType", int], Loops]
+"""(the arrays of the weight, x in the tile, a vector of sums, vectors of tokens) → inner loops."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
+from gossamer.dialects.elements import FLOATS
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.chain_product import ChainProduct
@@ -53,7 +54,7 @@ class Matrix:
     @property
     def lanes(self) -> int:
         """Sums in a vector: narrow floats are summed in f32."""
-        return self.bits // (64 if self.element == "f64" else 32)
+        return self.bits // (8 * FLOATS[FLOATS[self.element].sums].bytes)
 
     @property
     def nonzeros(self) -> float:

@@ -15,14 +15,27 @@ from gossamer.passes.loops.vectors import index, load_index, loop, widened, zero
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """A weight as `positions`, `coordinates` and `values`, and `packed`: x as [K][`vectors` of type `vec`], tokens in lanes."""
+    """The arrays of a `weight`, and `packed`: x as [K][`vectors` of type `vec`], tokens in lanes."""
 
-    positions: ir.Value
-    coordinates: ir.Value
-    values: ir.Value
+    weight: tuple[ir.Value, ...]
     packed: ir.Value
     vec: ir.VectorType
     vectors: int
+
+    @property
+    def positions(self) -> ir.Value:
+        """Where the entries of each row begin."""
+        return self.weight[0]
+
+    @property
+    def coordinates(self) -> ir.Value:
+        """The columns of the entries."""
+        return self.weight[1]
+
+    @property
+    def values(self) -> ir.Value:
+        """The values of the entries."""
+        return self.weight[-1]
 
     def entries(self, at: ir.Value) -> tuple[ir.Value, ir.Value]:
         """positions[at], and the next one."""
@@ -33,7 +46,7 @@ class InnerLoop:
         """The vectors of column k of x, each loaded when it is asked for."""
         return (vector.load(self.vec, self.packed, [k, index(v * self.vec.shape[0])]) for v in range(self.vectors))
 
-    def weight(self, p: ir.Value) -> ir.Value:
+    def value(self, p: ir.Value) -> ir.Value:
         """values[p] in all lanes."""
         return vector.broadcast(self.vec, widened(memref.load(self.values, [p]), self.vec.element_type))
 

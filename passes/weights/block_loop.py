@@ -44,7 +44,7 @@ class BlockRows(InnerLoop):
             k, way = arith.addi(first, index(column)), column * count % len(sums)
             x = list(self.x(k))
             for row in range(height):
-                weight = self.weight(arith.addi(start, index(column * height + row)))
+                weight = self.value(arith.addi(start, index(column * height + row)))
                 for v in range(self.vectors):
                     at = way + row * self.vectors + v
                     sums[at] = vector.fma(weight, x[v], sums[at])

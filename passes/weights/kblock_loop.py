@@ -32,5 +32,5 @@ class KBlockRows(InnerLoop):
     def _multiply_add(self, origin: ir.Value, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """sums + values[p] * packed[column of p]."""
         k = arith.addi(origin, load_index(self.coordinates, p))
-        weight = self.weight(p)
+        weight = self.value(p)
         return [vector.fma(weight, x, total) for x, total in zip(self.x(k), sums, strict=True)]

@@ -143,7 +143,7 @@ class _Tile:
         packed, sums = self._scratch()
         self._pack(packed)
         shape = spmm.M, spmm.columns, spmm.lanes
-        nonzeros = PaddedRows(*self.operands.weight, packed, self.vec, len(self.at), *shape)
+        nonzeros = PaddedRows(self.operands.weight, packed, self.vec, len(self.at), *shape)
         step = index(spmm.rows // spmm.lanes)
         with loop(self.operands.low, self.operands.high, step) as panels:
             panel = panels.induction_variable

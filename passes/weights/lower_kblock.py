@@ -117,7 +117,7 @@ def _emit(spmm: _Spmm, tile: TokenTile) -> None:
     lanes, (low, high) = index(spmm.lanes), (tile.operands.low, tile.operands.high)
     packed, sums = tile.scratch(spmm.padded_K, spmm.rows)
     tile.pack(packed, spmm.padded_K)
-    nonzeros = KBlockRows(*tile.operands.weight, packed, tile.vec, tile.vectors, spmm.M, spmm.columns)
+    nonzeros = KBlockRows(tile.operands.weight, packed, tile.vec, tile.vectors, spmm.M, spmm.columns)
     step = index(spmm.rows // spmm.lanes)
     with loop(low, high, step) as panels:
         panel = panels.induction_variable

@@ -22,6 +22,7 @@ from typing import ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, memref, scf, vector
 
+from gossamer.dialects.elements import FLOATS
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, Windows
@@ -43,7 +44,7 @@ _PERMUTE = {  # instructions that look up lanes of two registers, or of one
 
 def _storage(matrix: Matrix) -> Windows | None:
     """Windows of two registers of x, where an instruction looks lanes up."""
-    sums = "f64" if matrix.element == "f64" else "f32"
+    sums = FLOATS[matrix.element].sums
     return Windows(matrix.reduction, matrix.lanes) if (sums, matrix.lanes) in _PERMUTE else None
 
 

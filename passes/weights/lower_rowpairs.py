@@ -118,7 +118,7 @@ class PairedRows(InnerLoop):
         """sums + the entry's value in each row times x of that row."""
         first, totals = arith.muli(p, index(2)), []
         for row in range(2):
-            weight = self.weight(arith.addi(first, index(row)))
+            weight = self.value(arith.addi(first, index(row)))
             mine = sums[row * self.vectors : (row + 1) * self.vectors]
             totals += [vector.fma(weight, vector_, total) for vector_, total in zip(x[row], mine, strict=True)]
         return totals

@@ -53,7 +53,7 @@ class RowGroups(Product):
     def _emit(self, tile: TokenTile, inner: Inner[Adds]) -> None:
         packed, sums = tile.scratch(self.padded, self.slots)
         tile.pack(packed, self.padded)
-        rows = inner(*tile.operands.weight, packed, tile.vec, tile.vectors)
+        rows = inner(tile.operands.weight, packed, tile.vec, tile.vectors)
         low, high, step = tile.operands.low, tile.operands.high, index(self.slots // self.unit)
         with loop(low, high, step) as chunks:
             start = chunks.induction_variable

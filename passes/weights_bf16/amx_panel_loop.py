@@ -80,13 +80,7 @@ class TilePanels(InnerLoop):
 
 
 def tile_panels(
-    positions: ir.Value,
-    coordinates: ir.Value,
-    values: ir.Value,
-    packed: ir.Value,
-    vec: ir.VectorType,
-    vectors: int,
-    storage: Panels,
+    weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int, storage: Panels
 ) -> TilePanels:
     """The inner loops in the first block of a function, with memory of it if they need some."""
     gathered = None
@@ -95,4 +89,4 @@ def tile_panels(
         type_ = ir.MemRefType.get([slots, _PAIRS, LINE], ir.MemRefType(packed.type).element_type)
         with ir.InsertionPoint.at_block_begin(ir.InsertionPoint.current.block):  # after a loop, LLVM would not make it once
             gathered = memref.alloca(type_, [], [], alignment=64)
-    return TilePanels(positions, coordinates, values, packed, vec, vectors, storage, gathered)
+    return TilePanels(weight, packed, vec, vectors, storage, gathered)

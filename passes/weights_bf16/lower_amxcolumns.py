@@ -119,7 +119,7 @@ class _Panels(Product):
         operands = tile.operands
         (sums,) = tile.scratch(self.height)
         packed = self._pack(tile, arith.addi(operands.offset, index(self.height * tile.vectors * TOKENS * 4)))
-        panels = tile_panels(*operands.weight, packed, tile.vec, tile.vectors, self.stored)
+        panels = tile_panels(operands.weight, packed, tile.vec, tile.vectors, self.stored)
         with loop(operands.low, operands.high, index(1)) as strips:
             strip = strips.induction_variable
             panels.store(strip, sums)

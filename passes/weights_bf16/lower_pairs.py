@@ -124,7 +124,7 @@ class _Pairs(Product):
             ir.MemRefType.get([self.padded, tile.vectors * _LANES], self.element), tile.operands.workspace, after, []
         )
         pack_columns(tile, packed, self.padded)
-        nonzeros = PairRows(*tile.operands.weight, packed, tile.vec, tile.vectors, self.M, self.width)
+        nonzeros = PairRows(tile.operands.weight, packed, tile.vec, tile.vectors, self.M, self.width)
         low, high, step = tile.operands.low, tile.operands.high, index(self.rows // _LANES)
         with loop(low, high, step) as chunks:
             start = chunks.induction_variable
