@@ -7,6 +7,7 @@ from torch import fx
 
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.report.graph_breaks import watch_for_sparse
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
@@ -31,6 +32,7 @@ def sparse(
     watch_for_sparse(sparse)
     parsed = Options.parse(options)
     check_mode(mode)
+    check_disabled(parsed.disable)
     rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed, measuring=parsed.max_autotune or mode in MEASURING)
     if parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs)):
         compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))

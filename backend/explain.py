@@ -7,6 +7,7 @@ import torch
 
 from gossamer.backend.dense import check_mode
 from gossamer.backend.entry import sparse
+from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.report.graph_breaks import collect_breaks
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Report, collect
@@ -32,6 +33,7 @@ def explain(
     """
     parsed = Options.parse(options)
     check_mode(mode)
+    check_disabled(parsed.disable)
     function = _uncompiled(model)
     torch._dynamo.reset()
     try:
@@ -40,7 +42,7 @@ def explain(
             compiled(*inputs, **kwargs)
     finally:
         torch._dynamo.reset()
-    return Report(collected.decisions, breaks, len(collected.kernels))
+    return Report(collected.decisions, breaks, len(collected.kernels), collected.seconds)
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.region_op import Callee
 from gossamer.backend.devices.calibrated import this_machine
+from gossamer.backend.devices.kernel import keeps_kernels
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
@@ -38,7 +39,7 @@ class Rewritten:
 
     regions     by the keys under which their operation finds them
     structures  edge lists and what depends on them alone, likewise
-    decisions   for the report, and the `kernels` that they led to
+    decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
     lasting     whether it would come to the same in another process
     """
 
@@ -46,15 +47,21 @@ class Rewritten:
     structures: Mapping[str, Any]
     decisions: Sequence[Decision]
     kernels: Sequence[str]
+    seconds: Mapping[str, float]
     lasting: bool
+
+
+def version() -> str:
+    """What has rewritten a graph: graphs of another version call operations by other names, so that no cache may mix them."""
+    return f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}"
 
 
 def fingerprint(inputs: Inputs, options: Options) -> str | None:
     """A hash of all that decisions about a graph depend on; None where its regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
-    if disk_cache.directory() is None or options.dump_ir or any(tensor.device.type != "cpu" for tensor in tensors):
+    if disk_cache.directory() is None or options.dump_ir or not all(keeps_kernels(tensor.device) for tensor in tensors):
         return None
-    found = hashlib.sha256(f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}\n{host()}\n".encode())
+    found = hashlib.sha256(f"{version()}\n{host()}\n".encode())
     state = (
         first_level_bytes(),
         this_machine(),
@@ -109,7 +116,7 @@ def recall(fingerprint: str) -> bool:
         from gossamer.backend.calls import message_ops  # with sparse matrices, which other graphs do without
 
         message_ops.restore(found.structures)
-    record(found.decisions, found.kernels)
+    record(found.decisions, found.kernels, {})
     return True
 
 

@@ -12,6 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gossamer.backend import graph_cache
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
@@ -42,12 +43,12 @@ class SparseRewrite(CustomGraphPass):
         from gossamer.backend.compile_graph import compile_graph  # with all of the compiler behind it
 
         try:
-            statics = inputs.match(graph)
+            inputs.match(graph)
         except Unmatched as problem:
             _give_up(inputs, str(problem))
             return
-        rewritten = compile_graph(graph, inputs, statics, self._options, self._dump, self._measuring)
-        record(rewritten.decisions, rewritten.kernels)
+        rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, self._measuring))
+        record(rewritten.decisions, rewritten.kernels, rewritten.seconds)
         if self._fingerprint is not None and rewritten.lasting:
             graph_cache.remember(self._fingerprint, rewritten)
 
@@ -71,12 +72,12 @@ class SparseRewrite(CustomGraphPass):
 
     def uuid(self) -> str:
         """Cache key of the pass: before it runs, a hash of what it decides by; then its decisions are in the graph, as region
-        keys that hash the regions' content."""
-        return "gossamer-4" if self._seen or self._fingerprint is None else self._fingerprint
+        keys that hash the regions' content, and the version says how they are called."""
+        return graph_cache.version() if self._seen or self._fingerprint is None else self._fingerprint
 
 
 def _give_up(inputs: Inputs, problem: str) -> None:
     warnings.warn(f"gossamer leaves a graph dense: {problem}", stacklevel=2)
     reason = f"the graph could not be read: {problem}"
     tensors = [(static.name, static.tensor) for static in inputs.statics.values() if zero_heavy(static.tensor)]
-    record([Decision(name, "-", tuple(t.shape), density(t), None, None, False, reason, None) for name, t in tensors], [])
+    record([Decision(name, "-", tuple(t.shape), density(t), None, None, False, reason, None) for name, t in tensors], [], {})

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, fx
 
-from gossamer.backend.graph.edge_expressions import Expression, evaluated
+from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.operations import LIBRARY, TAGS, implement

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import fx
 
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.devices.kernel import Allocate, Kernel
@@ -56,6 +57,11 @@ class CompiledRegion:
     allocate: Allocate
     training: bool
 
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those of all variants."""
+        return tuple(variant.kernel for variant in self.variants)
+
     def rows(self, x: torch.Tensor) -> int:
         """Rows of the result for this first operand."""
         return x.shape[0]
@@ -93,6 +99,8 @@ class Callee(Protocol):
     @property
     def m(self) -> int: ...
     @property
+    def kernels(self) -> tuple[Kernel, ...]: ...
+    @property
     def dtype(self) -> torch.dtype: ...
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor: ...
@@ -120,6 +128,11 @@ def known(key: str) -> Callee:
 def add(key: str, region: Callee) -> None:
     """Makes a region known under its content hash."""
     _regions[key] = region
+
+
+def used_in(graph: fx.Graph) -> dict[str, Callee]:
+    """The regions that the calls in a graph find, by their keys."""
+    return {str(node.args[1]): known(str(node.args[1])) for node in graph.nodes if node.target is region}
 
 
 def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:

@@ -17,6 +17,12 @@ Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 """From sizes, strides and type to a tensor with any content."""
 
 
+def keeps_kernels(place: torch.device) -> bool:
+    """Whether kernels for a place are kept on disk together with the graph that calls them: GPUs load theirs one by one. Not
+    asked of a `Device`, since a process that finds its graphs there loads no compiler."""
+    return place.type == "cpu"
+
+
 allocate: Allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 """What Inductor's own code allocates with on a CPU: a third of the time of torch.empty."""
 

@@ -1,14 +1,14 @@
 """The operations on SparseTensors as they stand in a traced graph: gossamer::einsum, gossamer::sample and their operands."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from gossamer.backend.graph.nodes import same_shape
 from gossamer.dialects.format import Format
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec
@@ -125,22 +125,9 @@ def users(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def escapes(start: fx.Node, ends: Collection[fx.Node]) -> bool:
-    """Whether a graph returns what is computed from a node otherwise than through some others."""
-    seen, pending = {start}, [start]
-    while pending:
-        ahead = [user for user in pending.pop().users if user not in ends and user not in seen]
-        if any(user.op == "output" for user in ahead):
-            return True
-        seen.update(ahead)
-        pending += ahead
-    return False
-
-
 def _is_alias(node: fx.Node) -> bool:
     if node.target is aten.expand.default:
-        before, after = arguments(node)[0].meta["val"].shape, node.meta["val"].shape
-        return len(before) == len(after) and all(statically_known_true(a == b) for a, b in zip(before, after, strict=True))
+        return same_shape(arguments(node)[0], node)
     return node.target in _ALIASES
 
 

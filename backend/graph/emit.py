@@ -1,5 +1,7 @@
 """Adding nodes to a graph, with the values that later rewritings ask about."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ _OWN = ("val", "tensor_meta", "original_aten", "eager_input_vals")  # metadata t
 class Emitter:
     """Adds nodes right before one node, with its provenance and their own fake values."""
 
-    def __init__(self, before: fx.Node, replaced: dict[fx.Node, fx.Node]) -> None:
+    def __init__(self, before: fx.Node, replaced: Mapping[fx.Node, fx.Node] = MappingProxyType({})) -> None:
         self._before, self._replaced = before, replaced
         self._mode = detect_fake_mode([before.meta["val"]])
 

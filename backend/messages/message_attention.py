@@ -19,8 +19,8 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.dropout import dropout_at
-from gossamer.backend.graph.edge_expressions import Structure, ancestors
-from gossamer.backend.graph.nodes import of_tensors, same, same_dtype, same_shape
+from gossamer.backend.graph.edge_expressions import Structure
+from gossamer.backend.graph.nodes import ancestors, of_tensors, same, same_dtype, same_shape
 from gossamer.backend.messages.message_patterns import Aggregation, Gather, aggregation_at, gather_at, repeated, rows_of
 from gossamer.backend.messages.message_scores import EdgeIndex, Scores, gradients_of, is_scores_gradient, read_scores
 from gossamer.backend.regions.contractions import is_backward

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -24,6 +24,7 @@ from gossamer.backend.calls import message_ops as ops
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
 from gossamer.backend.messages.message_attention import EdgeAttention, attentions
@@ -49,32 +50,37 @@ _GAIN = 3.0
 """Elements of gathered rows that a product takes in the time in which gather and scatter move one."""
 
 
-def rewrite_messages(graph: fx.Graph, inputs: Inputs, options: Options) -> list[Decision]:
-    """Replaces message passing in an inference or joint graph; the decisions, in the order of the graph."""
-    if not any(n.target in SCATTERS for n in graph.nodes):
-        return []
-    part_sizes_from_values(graph, inputs)
-    structure = Structure.of(graph, inputs)
-    aggregations = _aggregations(graph, structure)
-    if not any(a.gather for a in aggregations) and not any(extremes(graph, aggregations, structure)):
-        return []
-    rewriting = _Rewriting(structure, inputs, options)
-    decisions = [d for a in list(attentions(aggregations, structure)) for d in rewriting.take_attention(a)]
-    graph.eliminate_dead_code()  # what attention was made of
-    for each in list(extremes(graph, _aggregations(graph, structure), structure)):
-        decisions += rewriting.take_extreme(each)
-    graph.eliminate_dead_code()
-    products = [p for n in graph.nodes if (p := edge_products_at(n, structure)) is not None]
-    place = {node: number for number, node in enumerate(graph.nodes)}
-    found: list[Aggregation | EdgeProducts] = [*_aggregations(graph, structure), *products]
-    found.sort(key=lambda each: place[each.node])
-    decisions += [rewriting.take(each) for each in found]
-    graph.eliminate_dead_code()
-    drop_vain_assertions(graph)
-    rewriting.remember(graph)
-    graph.eliminate_dead_code()
-    drop_vain_assertions(graph)
-    return decisions
+class MessagePassing:
+    """Gather and scatter over an edge list become operations on a sparse matrix."""
+
+    name: ClassVar[str] = "message-passing"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """Replaces message passing; the decisions in the order of the graph."""
+        if not any(n.target in SCATTERS for n in graph.nodes):
+            return []
+        part_sizes_from_values(graph, context.inputs)
+        structure = Structure.of(graph, context.inputs)
+        aggregations = _aggregations(graph, structure)
+        if not any(a.gather for a in aggregations) and not any(extremes(graph, aggregations, structure)):
+            return []
+        rewriting = _Rewriting(structure, context.inputs, context.options)
+        decisions = [d for a in list(attentions(aggregations, structure)) for d in rewriting.take_attention(a)]
+        graph.eliminate_dead_code()  # what attention was made of
+        for each in list(extremes(graph, _aggregations(graph, structure), structure)):
+            decisions += rewriting.take_extreme(each)
+        graph.eliminate_dead_code()
+        products = [p for n in graph.nodes if (p := edge_products_at(n, structure)) is not None]
+        place = {node: number for number, node in enumerate(graph.nodes)}
+        found: list[Aggregation | EdgeProducts] = [*_aggregations(graph, structure), *products]
+        found.sort(key=lambda each: place[each.node])
+        decisions += [rewriting.take(each) for each in found]
+        graph.eliminate_dead_code()
+        drop_vain_assertions(graph)
+        rewriting.remember(graph)
+        graph.eliminate_dead_code()
+        drop_vain_assertions(graph)
+        return decisions
 
 
 def _aggregations(graph: fx.Graph, structure: Structure) -> list[Aggregation]:

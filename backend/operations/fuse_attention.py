@@ -15,33 +15,41 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import fx
 
 from gossamer.backend.graph.dropout import Dropout, dropout_at
-from gossamer.backend.graph.einsum_calls import Call, Given, Rows, arguments, call_at, escapes, hint, plain, users
+from gossamer.backend.graph.einsum_calls import Call, Given, Rows, arguments, call_at, hint, plain, users
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.nodes import escapes
 from gossamer.backend.operations.edge_scores import Scores, Term, Trace, read
-from gossamer.backend.operations.sparse_report import name_of
+from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
 from gossamer.sparsity.edges.edge_attention import MOST_FEATURES, NAMES, SEEDS
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
 
-def fuse_attention(graph: fx.Graph, inputs: Inputs) -> list[Decision]:
-    """Rewrites all of them; a decision for each."""
-    decisions = []
-    for node in [n for n in graph.nodes if n.target is ours.softmax.default]:
-        found = _Attention.at(node)
-        if found is not None:
-            decisions.append(found.decision(inputs))
-            found.replace()
-    if decisions:
-        graph.eliminate_dead_code()
-    return decisions
+class FuseAttention:
+    """SDDMM, softmax and SpMM become one operation, with their gradients."""
+
+    name: ClassVar[str] = "fuse-attention"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each attention."""
+        decisions = []
+        for node in [n for n in graph.nodes if n.target is ours.softmax.default]:
+            found = _Attention.at(node)
+            if found is not None:
+                decisions.append(found.decision(context.inputs))
+                found.replace()
+        if decisions:
+            graph.eliminate_dead_code()
+        return decisions
 
 
 @dataclass(eq=False)

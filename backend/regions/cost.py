@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, tokens_class
@@ -11,10 +10,6 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.elements import FLOATS
-
-if TYPE_CHECKING:
-    pass
-
 
 TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
 """Numbers of tokens up to each of which one schedule is chosen, where the number is not known at compile time."""

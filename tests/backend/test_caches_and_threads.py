@@ -166,7 +166,7 @@ print(sorted({part for part in compiler if any(name.startswith(part) for name in
 """
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GOSSAMER_CACHE_DIR": str(tmp_path / "gossamer")}
     environment = {**os.environ, **caches}
-    everything = ["gossamer.passes.weights", "gossamer.passes.pipelines", "gossamer.sparsity", "torch_mlir"]
+    everything = ["gossamer.passes.pipelines", "gossamer.passes.weights", "gossamer.sparsity", "torch_mlir"]
     for expected in (f"3 0\n{everything}", "3 2\n[]"):
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
         assert run.returncode == 0, run.stderr
@@ -178,7 +178,7 @@ def test_a_graph_that_cannot_be_stored_is_no_failure() -> None:
         def __reduce__(self) -> str:
             raise ValueError("not this one")
 
-    graph_cache.remember("0" * 32, graph_cache.Rewritten({}, {"0123": Unstorable()}, [], [], lasting=True))
+    graph_cache.remember("0" * 32, graph_cache.Rewritten({}, {"0123": Unstorable()}, [], [], {}, lasting=True))
     assert not graph_cache.recall("0" * 32)
 
 

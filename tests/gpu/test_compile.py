@@ -151,9 +151,9 @@ def test_an_input_that_is_part_of_another_tensor(gpu: EmulatedDevice) -> None:
 
 def test_what_has_no_kernel_on_a_gpu_stays_dense() -> None:
     weight, x = pruned(40, 48), torch.randn(20, 48)
-    run = compile_and_run(Layer(weight), x, schedule="lookup")
+    run = compile_and_run(Layer(weight), x, schedule="lookup", regions=0)
     assert [d.reason for d in run.decisions] == ["schedule lookup is not for cpu"]  # where the tensors of this GPU are
-    run = compile_and_run(Layer(weight.double()), x.double())
+    run = compile_and_run(Layer(weight.double()), x.double(), regions=0)
     assert [d.reason for d in run.decisions] == ["no sparse kernel for float64 on cpu"]
 
 
@@ -162,7 +162,7 @@ def test_a_kernel_that_the_driver_refuses_leaves_the_layer_dense(gpu: EmulatedDe
     gpu.driver.failures["cuLinkComplete"] = 218
     try:
         with pytest.warns(UserWarning, match=r"refuses a kernel with \.version .*CUDA_ERROR_218(.|\n)*It stays dense"):
-            run = compile_and_run(model, x, strict=False)
+            run = compile_and_run(model, x, strict=False, regions=0)
     finally:
         gpu.driver.failures.clear()
     assert [d.reason for d in run.decisions] == ["it failed to compile"]

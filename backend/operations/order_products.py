@@ -11,15 +11,16 @@ the right side does without the second of these products if x needs no gradient,
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from gossamer.backend.graph.einsum_calls import Call, arguments, call_at, hint, plain, users
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.operations.sparse_report import name_of
+from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
@@ -30,20 +31,25 @@ _GAIN = 1.1
 """What another order has to be cheaper by."""
 
 
-def order_products(graph: fx.Graph, inputs: Inputs) -> list[Decision]:
-    """Reorders where that pays; a decision for each pair of products."""
-    decisions = []
-    for node in list(graph.nodes):
-        pair = _Pair.at(node)
-        if pair is not None:
-            costs = pair.costs()
-            better = costs[not pair.aggregates_first] * _GAIN < costs[pair.aggregates_first]
-            decisions.append(pair.decision(better, inputs))
-            if better:
-                pair.reorder()
-    if decisions:
-        graph.eliminate_dead_code()
-    return decisions
+class OrderProducts:
+    """(A X) W and A (X W) come in the cheaper order."""
+
+    name: ClassVar[str] = "order-products"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """Reorders where that pays; a decision for each pair of products."""
+        decisions = []
+        for node in list(graph.nodes):
+            pair = _Pair.at(node)
+            if pair is not None:
+                costs = pair.costs()
+                better = costs[not pair.aggregates_first] * _GAIN < costs[pair.aggregates_first]
+                decisions.append(pair.decision(better, context.inputs))
+                if better:
+                    pair.reorder()
+        if decisions:
+            graph.eliminate_dead_code()
+        return decisions
 
 
 @dataclass(eq=False)
