@@ -19,7 +19,7 @@ from gossamer.dialects.format import Format
 from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.heads_in_lanes import dot, spread
 from gossamer.passes.loops.openmp import thread_number
-from gossamer.passes.loops.random_bits import at_least, constants, philox
+from gossamer.passes.loops.random_bits import at_least, constants, random_bits
 from gossamer.passes.loops.row_shares import parts_of, rows_of
 from gossamer.passes.loops.vectors import (
     byte_width,
@@ -271,7 +271,7 @@ class EdgeRows:
         first = arith.addi(arith.muli(number, index(self.heads)), rows.first_head)
         places = constants(vector_of(lanes, i64), [n // self.width * self.heads + n % self.width for n in range(lanes)])
         counter = arith.addi(vector.broadcast(places.type, arith.index_cast(i64, first)), places)
-        bits = philox(counter, memref.load(rows.memory["seed"], [index(0)]))
+        bits = random_bits(counter, memref.load(rows.memory["seed"], [index(0)]))
         return arith.select(at_least(bits, self.dropout), splat_of(type_, 1 / (1 - self.dropout)), zeros(type_))
 
     def factor(self, rows: Rows, entry: Entry) -> ir.Value:
