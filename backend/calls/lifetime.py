@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
-from torch._dynamo.eval_frame import innermost_fn
+
+from gossamer.runtime.torch_internals import innermost_fn
 
 T = TypeVar("T")
 
