@@ -50,7 +50,7 @@ def keep_with(compiled: Callable[..., Any], values: Iterable[object]) -> None:
         try:
             # Dynamo takes the function out of the wrapper that it is returned in.
             for owner in (innermost_fn(compiled), *_autograd_functions(compiled)):
-                owner._gossamer_owns = owned  # type: ignore[attr-defined]
+                owner._gossamer_owns = owned
         except (AttributeError, TypeError):
             _forever.append(owned)
 
