@@ -16,6 +16,7 @@ from collections.abc import Container
 from torch import fx
 
 from gossamer.backend.calls import direct_call, message_ops, region_op
+from gossamer.backend.calls.lifetime import kept
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.snapshot import Snapshot
 from gossamer.backend.graph_cache import Rewritten
@@ -24,6 +25,7 @@ from gossamer.backend.report.report import FAILED, Decision, log
 from gossamer.backend.reproducer import write_reproducer
 
 
+@kept()
 def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
     """Runs all passes that are not disabled, in place. Under `strict`, what a pass raises is raised."""
     direct_call.enable()

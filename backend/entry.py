@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import fx
 
+from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
@@ -40,7 +41,7 @@ def sparse(
         compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))
     else:
         compiled = eagerly(gm, example_inputs, rewrite)
-    rewrite.finish()
+    keep_with(compiled, rewrite.finish())
     return compiled
 
 

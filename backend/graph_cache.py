@@ -37,7 +37,7 @@ log = logging.getLogger("gossamer")
 class Rewritten:
     """What the rewriting of a graph came to.
 
-    regions     by the keys under which their operation finds them
+    regions     by the keys under which their operation finds them, as long as somebody keeps them
     structures  edge lists and what depends on them alone, likewise
     decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
     lasting     whether it would come to the same in another process
@@ -97,28 +97,26 @@ def remember(fingerprint: str, rewritten: Rewritten) -> None:
         log.info("graph cache: regions cannot be stored (%s), another process compiles the graph again", problem)
 
 
-def recall(fingerprint: str) -> bool:
-    """Makes the regions of a graph that torch has found in its cache known, and records the decisions about it.
+def recall(fingerprint: str) -> list[object] | None:
+    """Makes what a graph calls that torch has found in its cache known, and records the decisions about it.
 
-    False if they are not on disk, or not whole: the graph has to be compiled again.
+    What is returned is known as long as it is kept. None if it is not on disk, or not whole: compile the graph again.
     """
     entry = disk_cache.read(_key(fingerprint))
     if entry is None:
-        return False
+        return None
     try:
         found: Rewritten = pickle.loads(entry.code)  # signed with this user's key
     except Exception as problem:  # whatever unpickling may raise
         log.info("graph cache: regions cannot be restored (%s), the graph is compiled again", problem)
-        return False
-    for key, region in found.regions.items():
-        if region_op.find(key) is None:
-            region_op.add(key, region)
+        return None
+    called: list[object] = [region_op.add(key, region) for key, region in found.regions.items()]
     if found.structures:
         from gossamer.backend.calls import message_ops  # with sparse matrices, which other graphs do without
 
-        message_ops.restore(found.structures)
+        called += message_ops.restore(found.structures)
     record(found.decisions, found.kernels, {})
-    return True
+    return called
 
 
 def _key(fingerprint: str) -> str:

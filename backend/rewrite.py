@@ -30,6 +30,7 @@ class SparseRewrite(CustomGraphPass):
         self._dump = Dump(options.dump_ir) if options.dump_ir else None
         self._seen = False
         self._fingerprint: str | None = None
+        self._called: list[object] = []
 
     def __call__(self, graph: fx.Graph) -> None:
         if off(REGIONS) or self._inputs is None or not self._inputs.is_whole(graph):
@@ -47,6 +48,7 @@ class SparseRewrite(CustomGraphPass):
             _give_up(inputs, str(problem))
             return
         rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, self._measuring))
+        self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         record(rewritten.decisions, rewritten.kernels, rewritten.seconds)
         if self._fingerprint is not None and rewritten.lasting:
             graph_cache.remember(self._fingerprint, rewritten)
@@ -60,14 +62,21 @@ class SparseRewrite(CustomGraphPass):
     def done(self) -> bool:
         """Whether the graph has come by, or torch had it in its cache and its regions are known again."""
         if not self._seen and self._fingerprint is not None:
-            self._seen = graph_cache.recall(self._fingerprint)
+            called = graph_cache.recall(self._fingerprint)
+            self._seen = called is not None
+            self._called += called or ()
         return self._seen
 
-    def finish(self) -> None:
-        """To be called after compilation: lets go of the tensors, and notices if the graph never came by."""
+    def finish(self) -> list[object]:
+        """To be called after compilation: lets go of the tensors, and notices if the graph never came by.
+
+        Returns what the rewritten graphs call, which is to be kept as long as they are.
+        """
         inputs, self._inputs = self._inputs, None
         if inputs is not None and inputs.statics and not self._seen:
             _give_up(inputs, off(REGIONS) or "no traced graph has the inputs that Dynamo gave")
+        called, self._called = self._called, []
+        return called
 
     def uuid(self) -> str:
         """Cache key of the pass: before it runs, a hash of what it decides by; then its decisions are in the graph, as region

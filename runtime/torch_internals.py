@@ -32,6 +32,7 @@ CACHE = "graphs that an earlier process has compiled"
 PORTABLE_CACHE = "our part of torch.compiler.save_cache_artifacts"
 DIRECT_CALLS = "calls from Inductor's code without torch's dispatcher"
 UNTRACED = "the short way past Dynamo"
+LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
 BREAKS = "graph breaks in reports, and the warning at torch.sparse tensors"
@@ -169,6 +170,7 @@ PRIVATE = {
         f"{_CODEGEN}.wrapper:SubgraphPythonWrapperCodegen", "bodies of loops, which take no imports", DIRECT_CALLS, object
     ),
     "V": Private("torch._inductor.virtualized:V", "what Inductor writes into", DIRECT_CALLS),
+    "innermost_fn": Private("torch._dynamo.eval_frame:innermost_fn", "what Dynamo keeps", LIFETIMES, lambda _: None),
     "set_code_exec_strategy": Private(
         f"{_FRAMES}:set_code_exec_strategy", "keeping Dynamo out of our Python", UNTRACED, lambda *_: None
     ),

@@ -10,10 +10,12 @@ argument that the dispatcher converts costs on every call.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
 
+from gossamer.backend.calls.lifetime import share
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.devices.kernel import Allocate, Kernel
 from gossamer.backend.graph.weight_expressions import run
@@ -109,7 +111,8 @@ class Callee(Protocol):
         """Rows of the result, by the first operand."""
 
 
-_regions: dict[str, Callee] = {}
+_regions: WeakValueDictionary[str, Callee] = WeakValueDictionary()
+_references: dict[str, Callable[[], Callee | None]] = _regions.data  # type: ignore[attr-defined]  # quicker to look up
 
 
 def find(key: str) -> Callee | None:
@@ -125,9 +128,9 @@ def known(key: str) -> Callee:
     return region
 
 
-def add(key: str, region: Callee) -> None:
-    """Makes a region known under its content hash."""
-    _regions[key] = region
+def add(key: str, region: Callee) -> Callee:
+    """Makes a region known under its content hash, as long as somebody keeps what is returned: the one that is known now."""
+    return share(_regions, key, region)
 
 
 def used_in(graph: fx.Graph) -> dict[str, Callee]:
@@ -137,7 +140,8 @@ def used_in(graph: fx.Graph) -> dict[str, Callee]:
 
 def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     """Runs the region of this key."""
-    region = _regions.get(key)  # as `known`, without the call
+    reference = _references.get(key)
+    region = reference and reference()  # as `known`, without the call
     if region is None:
         raise _unknown(key)
     return region(operands)

@@ -21,13 +21,13 @@ from torch_mlir.dialects import func
 from gossamer.backend.chains.attention import Attention
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.chains.rotary import Rotation
-from gossamer.backend.devices.kernel import ELEMENTS
 from gossamer.backend.regions.importer import WEIGHT, import_body
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.dialects.kernel import AttendOp, RegroupOp, RotateOp
 from gossamer.passes.contract.hints import hints
 from gossamer.passes.framework.context import context
 from gossamer.passes.framework.family import Matrix
+from gossamer.runtime.elements import FLOATS
 
 Scheduled = tuple[Matrix, str | None]
 """A weight and the family it is to have."""
@@ -151,4 +151,4 @@ def _type(node: fx.Node, kind: str) -> ir.Type:
         "scalar": [], "vector": [width], "column": [dynamic, 1], "matrix": [dynamic, width], "mask": [dynamic, dynamic],
         "position": [dynamic, width],
     }  # fmt: skip
-    return ir.RankedTensorType.get(shapes[kind], ir.Type.parse(ELEMENTS[value.dtype]))
+    return ir.RankedTensorType.get(shapes[kind], ir.Type.parse(FLOATS[value.dtype]))

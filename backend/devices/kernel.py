@@ -7,13 +7,12 @@ import torch
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
+from gossamer.runtime.elements import FLOATS
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.torch_internals import empty_strided_cpu
 
-ELEMENTS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
-"""Types of elements that there are kernels for, and what MLIR calls them."""
-
-DTYPES = tuple(ELEMENTS)
+DTYPES = tuple(FLOATS)
+"""Types of elements that there are kernels for."""
 
 Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 """From sizes, strides and type to a tensor with any content."""

@@ -142,7 +142,7 @@ def _step(node: fx.Node) -> tuple[fx.Node, float, fx.Node | None]:
 
 def _is_ones(node: fx.Node) -> bool:
     """Whether these are the values of a pattern that has none of its own."""
-    filled = node.target in (aten.full.default, aten.full_like.default) and node.args[1] == 1
+    filled = node.target in (aten.full.default, aten.full_like.default) and bool(node.args[1] == 1)
     return filled or node.target in (aten.ones.default, aten.ones_like.default)
 
 
@@ -184,8 +184,9 @@ def gradients(scores: Scores, start: fx.Node, edges: Edges) -> Gradients:
         if known is not None:
             name, multiple = known
             found.setdefault(name, []).append(Gradient(each.result, multiple))
-    for node in start.graph.nodes if scores.product is not None else ():
-        known = trace.of_entries(node, scores.product) if is_backward(node) else None
+    product = scores.product
+    for node in start.graph.nodes if product is not None else ():
+        known = trace.of_entries(node, product) if product is not None and is_backward(node) else None
         if known is not None:
             name, multiple = known
             found.setdefault(name, []).append(Gradient(PerNode(node), multiple))

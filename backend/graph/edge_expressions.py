@@ -7,7 +7,7 @@ edges that need no gradient) are new, not at every call:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class Structure:
 
     leaves: frozenset[fx.Node]
     nodes: frozenset[fx.Node]
+    _cuts: dict[tuple[Place, ...], Expression] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: fx.Graph, inputs: Inputs) -> "Structure":
@@ -38,7 +39,9 @@ class Structure:
 
     def cut(self, *places: Place) -> Expression:
         """The expression of some of its nodes."""
-        return cut(places, self.leaves)
+        if places not in self._cuts:
+            self._cuts[places] = cut(places, self.leaves)
+        return self._cuts[places]
 
 
 _CONSTANTS = {

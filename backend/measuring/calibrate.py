@@ -20,7 +20,6 @@ from functools import partial
 import torch
 
 from gossamer.backend.devices.calibrated import cpu_name, keep, this_machine
-from gossamer.backend.devices.kernel import ELEMENTS
 from gossamer.backend.devices.measured_times import DENSE
 from gossamer.backend.measuring.measure import Product, fastest, random
 from gossamer.backend.measuring.progress import Progress, progress
@@ -29,9 +28,10 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.passes.schedules.machine_speed import Curve, Machine, Speed
 from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.elements import FLOATS
 from gossamer.runtime.target import host
 
-_TYPES = {name: dtype for dtype, name in ELEMENTS.items()}
+_TYPES = {name: dtype for dtype, name in FLOATS.items()}
 
 _READ_SIZES = (1 << 19, 1 << 21, 1 << 23, 1 << 25)
 _DENSE_SIZES = ((384, 384), (768, 1536), (2048, 2048))

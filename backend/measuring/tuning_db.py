@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from gossamer.backend.devices.calibrated import identity
-from gossamer.backend.devices.kernel import ELEMENTS
 from gossamer.backend.devices.measured_times import DENSE, Times
+from gossamer.dialects.elements import FLOATS
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime import records
 from gossamer.runtime.data_cache import first_level_bytes
@@ -42,7 +42,7 @@ def _between(low: float, high: float) -> Callable[[Any], bool]:
 _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "rows": _count, "columns": _count, "tokens": _count, "threads": _count,
     "reduction": [0, 1].__contains__,
-    "element": [*ELEMENTS.values()].__contains__, "given": [None, *ELEMENTS.values()].__contains__,
+    "element": [*FLOATS].__contains__, "given": [None, *FLOATS].__contains__,
     "density": _between(1e-12, 1), "fill": _between(0.01, 1), "skew": _between(1, 1e12),
     "block": _sizes(2), "nm": _sizes(2), "vnm": _sizes(3),
 }  # fmt: skip

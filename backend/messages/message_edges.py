@@ -106,23 +106,22 @@ class MessageEdges:
         node = rows_of(node)
         if node.target is not aten.sum.dim_IntList:
             return None
-        product = same(node.args[0])
-        last, size = node.meta["val"].dim(), product.meta["val"].shape[-1]
-        if [dim % (last + 1) for dim in node.args[1]] != [last] or not isinstance(size, int):  # type: ignore[union-attr]
-            return None
-        if not same_dtype(node, product) or product.meta["val"].dim() != last + 1:
+        summed, dims, *_ = node.args
+        product = same(summed)
+        shape: Any = product.meta["val"].shape
+        if not shape or dims not in ([-1], [len(shape) - 1]) or not isinstance(shape[-1], int) or not same_dtype(node, product):
             return None
         for left, right in _factors(product):
             pair = self._pair((left, right), product)
             if pair is not None:
-                return Product(node, *pair, size)
+                return Product(node, *pair, shape[-1])
             joined, slope = before_leaky_relu(left)
             if joined.target is not aten.add.Tensor or not of_tensors(joined) or joined.kwargs or right in self._structure:
                 continue
             pair = self._pair([same(a) for a in joined.args], product)
             fits = same_shape(joined, product) and same_dtype(joined, product)
             if pair is not None and fits and _is_for_all_edges(right, product):
-                return Product(node, *pair, size, joined, slope, right)
+                return Product(node, *pair, shape[-1], joined, slope, right)
         return None
 
     def _pair(self, nodes: Sequence[fx.Node], like: fx.Node) -> tuple[PerNode, PerNode] | None:

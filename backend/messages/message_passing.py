@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -23,7 +23,7 @@ from gossamer.backend.calls import message_ops as ops
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.edges.attention import attention_at
 from gossamer.backend.edges.attention import replace as replace_attention
-from gossamer.backend.edges.spelling import Operation
+from gossamer.backend.edges.spelling import Operation, PerNode
 from gossamer.backend.edges.structure_values import remembered
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
@@ -131,17 +131,17 @@ class _Rewriting:
         if not decision.sparse:
             return [decision]
         emit = Emitter(of.node, self._replaced)
-        x = self._rows(of.gather.x if of.gather else of.message, [found.features], emit)
+        x = PerNode(emit.now(of.gather.x if of.gather else of.message)).read([found.features], emit)
         expression = self._structure.cut(of.gather.index if of.gather else None, of.target, None)
         leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
         y = emit(ops.extreme, x, *leaves, emit.now(of.size), found.kind, key)
         gradient, of_x = found.gradient, found.of_x
         if gradient is not None and of_x is not None:
             emit_backward = Emitter(of_x, self._replaced)
-            rows = self._rows(gradient, [found.features], emit_backward)
+            rows = PerNode(emit_backward.now(gradient)).read([found.features], emit_backward)
             new = emit_backward(ops.extreme_backward, rows, x, y, *leaves, found.kind, key)
-            self._put(of_x, self._like(new, of_x, emit_backward))
-        self._put(of.node, self._like(y, of.node, emit))
+            self._put(of_x, PerNode(of_x).written(new, emit_backward))
+        self._put(of.node, PerNode(of.node).written(y, emit))
         return [decision, *([replace(decision, op=f"{decision.op} backward")] if of_x is not None else [])]
 
     def _judge(self, found: Aggregation | EdgeProducts, op: str, schedule: str) -> Decision:
@@ -170,13 +170,6 @@ class _Rewriting:
         old.replace_all_uses_with(new)
         self._replaced[old] = new
 
-    def _like(self, node: fx.Node, old: fx.Node, emit: Emitter) -> fx.Node:
-        """The node with the sizes of the one it takes the place of, which has the same rows."""
-        whole, own = old.meta["val"].shape, node.meta["val"].shape
-        if len(whole) == len(own) and all(p is q or p == q for p, q in zip(whole[1:], own[1:], strict=True)):
-            return node
-        return emit(aten.reshape.default, node, [*emit.sizes(node, (0,)), *whole[1:]])
-
     def remember(self, graph: fx.Graph) -> None:
         """Makes values that scatter over the structure alone, such as degrees, be computed when it is new."""
         for node in [n for n in graph.nodes if n.op == "call_function" and n in self._structure]:
@@ -199,32 +192,24 @@ class _Rewriting:
             weight = _product(found.factors, emit)
             if weight is not None and self._is_known(found.factors):
                 weight, known = None, weight
-        x = self._rows(rows, trail, emit)
+        x = PerNode(emit.now(rows)).read(trail, emit)
         expression = self._structure.cut(found.gather.index if found.gather else None, found.target, known)
         key = ops.edge_list(expression, self._options.verify, found.mean)
         y = emit(ops.aggregate, x, list(expression.leaves), list(expression.numbers), weight, emit.now(found.size)
                  if found.size is not None else emit.sizes(found.base, (0,))[0], key)  # type: ignore[arg-type]  # fmt: skip
-        y = self._like(y, found.node, emit)
+        y = PerNode(found.node).written(y, emit)
         return y if found.base is None else emit(aten.add.Tensor, emit.now(found.base), y)
 
     def _products(self, found: EdgeProducts, emit: Emitter) -> fx.Node:
         value = found.product.meta["val"]
         heads, features = prod(value.shape[1 : found.kept]), prod(value.shape[found.kept :])
-        left, right = (self._rows(gather.x, [heads, features], emit) for gather in (found.left, found.right))
+        left, right = (PerNode(emit.now(gather.x)).read([heads, features], emit) for gather in (found.left, found.right))
         expression = self._structure.cut(found.right.index, found.left.index, None)
         assert found.left.index is not None
         edges = emit.sizes(found.left.index, (0,))[0]
         leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
         y = emit(ops.edge_products, left, right, *leaves, edges, key)
-        return self._like(y, found.node, emit)
-
-    def _rows(self, x: fx.Node, trail: Sequence[Any], emit: Emitter) -> fx.Node:
-        """x as [nodes, *trail]."""
-        now = emit.now(x)
-        shape = now.meta["val"].shape
-        if len(shape) == len(trail) + 1 and all(p is q or p == q for p, q in zip(shape[1:], trail, strict=True)):
-            return now
-        return emit(aten.reshape.default, now, [*emit.sizes(x, (0,)), *trail])
+        return PerNode(found.node).written(y, emit)
 
     def _is_known(self, factors: Sequence[Factor]) -> bool:
         ones = all(size == 1 for f in factors for size in f.node.meta["val"].shape[1:])

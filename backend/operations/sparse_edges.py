@@ -43,7 +43,7 @@ class SparseEdges:
         features = {letter for matrix in matrices for letter in matrix.letters} - {rows.row, rows.column}
         if set(by) != {rows.row, rows.column} or len(features) != 1 or not all(features < {*m.letters} for m in matrices):
             return None
-        size = matrices[0].values.meta["val"].shape[matrices[0].letters.index(*features)]
+        size = matrices[0].values.meta["val"].shape[matrices[0].letters.index(features.pop())]
         if not isinstance(size, int):
             return None
         return Product(same(node), _per_node(by[rows.row], rows.row), _per_node(by[rows.column], rows.column), size)

@@ -28,7 +28,7 @@ aten = torch.ops.aten
 class Region:
     """A function cut out of a graph, and what it replaces.
 
-    body     (x [T, K], w as stored, *extras) → [T, M]; each node's meta["val"] is a fake tensor with T symbolic
+    body     (x [T, K], w as stored, *extras) → [T, M]; see `matrix_functions` for what its nodes' meta says
     extras   the values of the large graph that `body` takes after x and w
     members  the nodes of the large graph that it computes; `output` is the only one that others use
     """

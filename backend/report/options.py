@@ -10,34 +10,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from gossamer.dialects.errors import OptionError
+from gossamer.passes.framework import by_name
 
 Dense = Literal["auto", "inductor", "eager"]
-Schedule = Literal[
-    "auto",
-    "kblock",
-    "gather",
-    "lookup",
-    "planes",
-    "bitmap",
-    "broadcast",
-    "bf16dot",
-    "pairs",
-    "expand",
-    "amx",
-    "amxcolumns",
-    "amxexpand",
-    "block",
-    "blockvec",
-    "rowpairs",
-    "reference",
-    "gpu-kblock",
-    "gpu-gather",
-    "gpu-blocks",
-    "gpu-twofour",
-    "gpu-expand",
-    "gpu-vnm",
-]
 Verify = Literal["version", "full"]
+SCHEDULES = ("auto", "reference", *by_name.schedules(*by_name.CPU_SCHEDULES), *by_name.schedules(*by_name.GPU_SCHEDULES))
 MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
 """The modes of torch.compile in which schedules are measured."""
 
@@ -64,7 +41,7 @@ class Options:
     """
 
     dense: Dense = "auto"
-    schedule: Schedule = "auto"
+    schedule: str = "auto"
     min_gain: float = 1.1
     max_autotune: bool = False
     dump_ir: str | None = field(default_factory=lambda: os.environ.get("GOSSAMER_DUMP_IR") or None)
@@ -74,7 +51,7 @@ class Options:
 
     def __post_init__(self) -> None:
         _one_of("dense", self.dense, get_args(Dense))
-        _one_of("schedule", self.schedule, get_args(Schedule))
+        _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("verify", self.verify, get_args(Verify))
         for name in ("strict", "max_autotune"):
             if not isinstance(value := getattr(self, name), bool):

@@ -13,8 +13,9 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from gossamer.dialects.elements import FLOATS
+
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
-_WIDTH = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
 _CYCLES_A_US = 3000.0
 _CALL_US = 5.0
 _LEAST, _MOST = 1e-9, 1e15  # of what can be believed of a calibration
@@ -121,7 +122,7 @@ class Machine:
                 ),
                 {} if fmas == 2 else _ZEN4,
             )
-            for element, width in _WIDTH.items()
+            for element, width in ((name, each.bytes) for name, each in FLOATS.items())
         }
         read = Curve(((4 * _NEAR, 60.0), (_FAR, 30.0)) if fmas == 2 else ((_FAR, 90.0), (2 * _FAR, 50.0)))
         return Machine(f"a usual server with vectors of {bits} bits", speeds, read)
@@ -149,7 +150,7 @@ class Machine:
                 sizes = _ascending([size for size, _ in speed["dense"]])
                 dense = tuple((size, _curve(points)) for size, (_, points) in zip(sizes, speed["dense"], strict=True))
                 families = {str(name): _curve(points) for name, points in speed["families"].items()}
-                if element not in _WIDTH or not families:
+                if element not in FLOATS or not families:
                     raise ValueError(f"there are no times of {element!r}")
                 machine = machine.with_speed(element, Speed(dense, families))
             if not machine.measured:
@@ -157,11 +158,6 @@ class Machine:
         except (KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"{type(problem).__name__}: {problem}") from problem
         return machine
-
-
-def element_width(element: str) -> int:
-    """Bytes of an element."""
-    return _WIDTH[element]
 
 
 def _usual(tokens: int, width: int, bits: int, fmas: int, read: float, faster: float) -> float:

@@ -5,8 +5,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gossamer.runtime.elements import ELEMENTS
 from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
-from gossamer.sparsity.kernels.contract_ir import ELEMENTS
 
 
 def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor, Tensor | None]:

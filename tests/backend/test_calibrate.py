@@ -69,7 +69,7 @@ def test_a_second_element_type_is_added(seen: list[str]) -> None:
 
 
 def test_an_unknown_element_type() -> None:
-    with pytest.raises(gossamer.OptionError, match="unknown element type 'f8'; there are f32, f64, f16, bf16"):
+    with pytest.raises(gossamer.OptionError, match="unknown element type 'f8'; there are f32, f64, bf16, f16"):
         gossamer.calibrate(["f8"])
     with pytest.raises(SystemExit, match="unknown element type 'f8'"):
         calibrate.main(["--elements", "f8"])

@@ -135,3 +135,42 @@ def test_both_spellings_are_one_operation(name: str, operations: list[Operation]
     for mine, other, eager in zip(first, second, expected, strict=True):
         assert_same(mine, eager)
         assert_same(other, eager)
+
+
+@pytest.mark.parametrize("least", [-torch.inf, -1e30, None])
+def test_what_maxima_begin_with_does_not_matter(least: float | None, operations: list[Operation]) -> None:
+    a, index, tensors = given()
+
+    def attended(e: Tensor, w: Tensor, q: Tensor, k: Tensor, t: Tensor, s: Tensor, v: Tensor) -> Tensor:
+        return summed(e[1], v[e[0]] * softmax_by(e[1], F.leaky_relu(s[e[0]] + t[e[1]]), least)[:, None])
+
+    found, expected = (run(each, index, a.values(), tensors) for each in (compiled(attended), attended))
+    assert len(operations) == 2
+    for mine, eager in zip(found, expected, strict=True):
+        assert_same(mine, eager)
+
+
+def test_a_mask_below_what_maxima_begin_with_is_no_attention(operations: list[Operation]) -> None:
+    a, index, tensors = given()
+
+    def masked(e: Tensor, w: Tensor, q: Tensor, k: Tensor, t: Tensor, s: Tensor, v: Tensor) -> Tensor:
+        scores = dots(e, q, k).masked_fill(w < 0.7, torch.finfo(torch.float32).min)
+        return summed(e[1], v[e[0]] * softmax_by(e[1], scores, -1e30)[:, None])
+
+    assert_same(compiled(masked)(index, a.values(), *tensors), masked(index, a.values(), *tensors))
+    assert not operations
+
+
+def test_values_without_a_gradient(operations: list[Operation]) -> None:
+    _, index, (q, k, _, _, v) = given()
+
+    def attended(e: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return summed(e[1], v[e[0]] * softmax_by(e[1], dots(e, q, k))[:, None])
+
+    q.requires_grad_(), k.requires_grad_()
+    found, expected = (
+        torch.autograd.grad(each(index, q, k, v).square().sum(), [q, k]) for each in (compiled(attended), attended)
+    )
+    assert [needs for *_, needs in operations if needs] == [[name in ("queries", "keys") for name in NAMES]]
+    for mine, eager in zip(found, expected, strict=True):
+        assert_same(mine, eager)

@@ -226,6 +226,21 @@ def test_another_number_of_edges_recompiles_once() -> None:
     assert counters["stats"]["unique_graphs"] <= 2
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_means_over_graphs_of_any_size(grad: bool) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    layer = pyg.SAGEConv(12, 8)
+    run = compile_and_run(layer, torch.randn(NODES, 12).requires_grad_(grad), edges(), grad=grad, dynamic=True)
+    assert operations(run) == (["aggregation", "aggregation backward"] if grad else ["aggregation"])
+    for nodes, count in ((50, 300), (70, 600)):
+        x, index = torch.randn(nodes, 12).requires_grad_(grad), edges(nodes, count)
+        ours, expected = run.function(x, index), layer(x, index)
+        assert_same(ours, expected)
+        if grad:
+            assert_same(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, expected)))
+    assert counters["stats"]["unique_graphs"] <= 2
+
+
 def test_an_edge_out_of_bounds_is_refused() -> None:
     x, index = torch.randn(NODES, 6), edges()
     run = compile_and_run(aggregated, x, index)

@@ -1,7 +1,7 @@
 """torch.compile with a GPU: what is decided, and what comes out of the kernels, which the emulator runs."""
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from gossamer.backend.devices import cuda_cost
 from gossamer.backend.devices.cpu import CPU
 from gossamer.backend.devices.cuda_device import Gpu
 from gossamer.backend.regions import build_region
-from gossamer.backend.report.options import Schedule
+from gossamer.backend.report.options import SCHEDULES
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime import cuda
 from gossamer.sparsity.kernels import gpu_kernels
@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     emulated = emulated_device()
-    monkeypatch.setattr(region_op, "_regions", {})
+    region_op._regions.clear()
     with emulated.installed(monkeypatch):
         yield emulated
 
@@ -255,7 +255,7 @@ def test_the_reason_says_if_there_is_no_driver_or_no_kernel(monkeypatch: pytest.
 
 
 def test_the_option_knows_every_schedule_of_every_device() -> None:
-    assert set(get_args(Schedule)) == {"auto", *CPU.schedules, *Gpu.schedules}
+    assert set(SCHEDULES) == {"auto", *CPU.schedules, *Gpu.schedules}
 
 
 # Predictions, for the H100 that the driver tells of
