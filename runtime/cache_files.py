@@ -50,12 +50,14 @@ def directory() -> Path | None:
 
 def read(path: Path, largest: int, forbidden: int = OTHERS_WRITE) -> bytes:
     """The content of a file that is ours alone, has none of the `forbidden` bits of mode, and at most `largest` bytes."""
-    with _opened(path, os.O_RDONLY, forbidden) as file:
-        size = os.fstat(file).st_size
+    with _opened(path, os.O_RDONLY, forbidden) as (file, size):
         if size > largest:
             raise OSError(f"it has {size} bytes, more than {largest}")
-        with os.fdopen(file, "rb", closefd=False) as content:
-            return content.read(largest)
+        parts = []
+        while size and (part := os.read(file, size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -77,8 +79,8 @@ def create(path: Path, content: bytes) -> None:
 
 def append(path: Path, line: bytes, largest: int) -> None:
     """Add to a file in one write, so that lines of several processes do not mix. Beyond `largest` bytes it starts anew."""
-    with _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OTHERS_WRITE) as file:
-        if os.fstat(file).st_size + len(line) > largest:
+    with _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OTHERS_WRITE) as (file, size):
+        if size + len(line) > largest:
             os.ftruncate(file, 0)
         os.write(file, line)
 
@@ -90,7 +92,8 @@ def warn_once(message: str) -> None:
 
 
 @contextmanager
-def _opened(path: Path, flags: int, forbidden: int) -> Iterator[int]:
+def _opened(path: Path, flags: int, forbidden: int) -> Iterator[tuple[int, int]]:
+    """The descriptor and the size of a file."""
     file = os.open(path, flags | _AT_ONCE, _PRIVATE)
     try:
         status = os.fstat(file)
@@ -100,7 +103,7 @@ def _opened(path: Path, flags: int, forbidden: int) -> Iterator[int]:
             raise PermissionError(f"it belongs to user {status.st_uid}")
         if status.st_mode & forbidden:
             raise PermissionError(f"others may access it (mode {stat.S_IMODE(status.st_mode):o})")
-        yield file
+        yield file, status.st_size
     finally:
         os.close(file)
 

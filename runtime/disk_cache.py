@@ -121,14 +121,13 @@ def _encoded(key: str, entry: Entry) -> bytes:
 
 def _decoded(key: str, content: bytes) -> Entry:
     """ValueError if it is not whole, or not what was stored under this key."""
-    stored = content[_CHECKSUM_BYTES:]
-    if content[:_CHECKSUM_BYTES] != _checksum(key, stored):
+    if content[:_CHECKSUM_BYTES] != _checksum(key, memoryview(content)[_CHECKSUM_BYTES:]):
         raise ValueError("it is damaged")
-    call, _, code = stored.partition(b"\n")
-    return Entry(code, json.loads(call))
+    end = content.index(b"\n", _CHECKSUM_BYTES)
+    return Entry(content[end + 1 :], json.loads(content[_CHECKSUM_BYTES:end]))
 
 
-def _checksum(key: str, stored: bytes) -> bytes:
+def _checksum(key: str, stored: bytes | memoryview) -> bytes:
     checksum = hashlib.sha256(f"{key}\n".encode())
     checksum.update(stored)
     return checksum.digest()

@@ -64,13 +64,14 @@ class Key:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         """The key of this machine that `to_json` wrote. ValueError, KeyError or TypeError if it is none."""
-        values = {name: tuple(v) if isinstance(v := found[name], list) else v for name in (*_FIELDS, "tokens", "threads")}
+        values: dict[str, Any] = {name: found[name] for name in _POSSIBLE}
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         wrong = [name for name, possible in _POSSIBLE.items() if not possible(values[name])]
         if wrong:
             raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r}")
         tokens, threads = values.pop("tokens"), values.pop("threads")
-        here = {"bits": host().vector_bits, "features": host().instructions, "l1d": first_level_bytes()}
-        return cls(Matrix(**values, **here), tokens, threads)
+        matrix = Matrix(bits=host().vector_bits, features=host().instructions, l1d=first_level_bytes(), **values)
+        return cls(matrix, tokens, threads)
 
 
 Predict = Callable[[Key], Mapping[str, float]]
