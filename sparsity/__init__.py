@@ -4,13 +4,24 @@ from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.edges import attention_derivatives
 from gossamer.sparsity.operations import tall_product
 from gossamer.sparsity.prepare import Mask, prepare
-from gossamer.sparsity.tensor import arithmetic, densify, joining, pointwise, products, reductions, shapes, slices, softmax
+from gossamer.sparsity.tensor import (
+    arithmetic,
+    densify,
+    joining,
+    memory,
+    pointwise,
+    products,
+    reductions,
+    shapes,
+    slices,
+    softmax,
+)
 from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 operations = (
-    arithmetic, attention_derivatives, densify, joining, pointwise, products, reductions, shapes, slices, softmax,
-    tall_product,
+    arithmetic, attention_derivatives, densify, joining, memory, pointwise, products, reductions, shapes, slices,
+    softmax, tall_product,
 )  # fmt: skip
 """Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
 

@@ -17,11 +17,13 @@ from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Bound, Spec, padded
+from gossamer.sparsity.operations.argument_check import check_arguments
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 
 Build = Callable[[Spec, torch.dtype], str]
 """From what a call is and its dtype to contract IR."""
 
+_REMEMBERED = 256  # shapes of arrays that a call remembers to have checked
 _SLICES = {16: "slices16", 32: "slices"}
 
 
@@ -63,6 +65,19 @@ class Call:
     dtype: torch.dtype
     product: RowProduct | RowSample | None
     _kernels: dict[tuple[torch.dtype, torch.dtype] | str, RegionKernel] = field(default_factory=dict)
+    _fitting: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def check(self, arrays: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        """ArgumentError unless a kernel may be given these arrays. Such as have passed once are known by shapes and types."""
+        key: list[Any] = [*sizes]
+        for array in arrays:
+            key += array.shape, array.dtype, array.device.index if array.is_cuda else array.is_cpu
+        known = tuple(key)
+        if known not in self._fitting:
+            check_arguments(arrays, sizes, self.spec, self.dtype)
+            if len(self._fitting) >= _REMEMBERED:
+                self._fitting.clear()
+            self._fitting.add(known)
 
     def kernel(self, form: RowForm) -> RegionKernel:
         """The kernel of the product for a matrix by rows."""
@@ -91,9 +106,23 @@ class Call:
 
 _calls: dict[tuple[Any, ...], Call] = {}
 
+Classify = Callable[[Spec], RowProduct | RowSample | None]
+"""Which product a call is; None if it is none with one matrix."""
 
-def call_of(build: Build, classify: Callable[[Spec], RowProduct | RowSample | None], text: str, dtype: torch.dtype) -> Call:
-    """The call that a spec says; equal ones are shared, for small products take less time than reading a spec."""
+
+def call_of(build: Build, classify: Classify, text: str, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Call:
+    """The call that a spec says. ArgumentError if the arrays, as the dispatcher passes them, do not fit it.
+
+    Whoever runs a kernel gets it from here: that no operation forgets the check is why arrays are asked for.
+    """
+    call = planned_call(build, classify, text, arrays[-1].dtype)
+    call.check(arrays, sizes)
+    return call
+
+
+def planned_call(build: Build, classify: Classify, text: str, dtype: torch.dtype) -> Call:
+    """The call that a spec says, for arrays that come later; equal ones are shared, for small products take less time than
+    reading a spec."""
     key = kernel_of, build, text, dtype
     known = _calls.get(key)
     if known is None:

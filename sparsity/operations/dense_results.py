@@ -53,7 +53,7 @@ def sample_ir(spec: Spec, dtype: torch.dtype) -> str:
 
 def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
     """What `gossamer::einsum` does for CPU tensors."""
-    call = call_of(einsum_ir, RowProduct.of, text, arrays[-1].dtype)
+    call = call_of(einsum_ir, RowProduct.of, text, arrays, sizes)
     product = call.as_product(arrays, sizes)
     if product is not None:
         return product
@@ -72,7 +72,7 @@ def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
 
 def sample_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
     """What `gossamer::sample` does for CPU tensors."""
-    call = call_of(sample_ir, RowSample.of, text, arrays[-1].dtype)
+    call = call_of(sample_ir, RowSample.of, text, arrays, sizes)
     product = call.as_product(arrays, sizes)
     if product is not None:
         return product

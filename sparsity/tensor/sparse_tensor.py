@@ -62,6 +62,7 @@ class SparseTensor(torch.Tensor):
         self: SparseTensor = torch.Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad
         )
+        torch._C._set_throw_on_mutable_data_ptr(self)  # it has no memory of its own: an address would be a null pointer
         return self
 
     def __init__(self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False) -> None:
