@@ -6,6 +6,7 @@ from gossamer.sparsity.operations import tall_product
 from gossamer.sparsity.prepare import Mask, prepare
 from gossamer.sparsity.tensor import (
     arithmetic,
+    calling,
     densify,
     joining,
     memory,
@@ -15,16 +16,18 @@ from gossamer.sparsity.tensor import (
     shapes,
     slices,
     softmax,
+    twin,
 )
 from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 operations = (
-    arithmetic, attention_derivatives, densify, joining, memory, pointwise, products, reductions, shapes, slices,
+    arithmetic, attention_derivatives, calling, densify, joining, memory, pointwise, products, reductions, shapes, slices,
     softmax, tall_product,
 )  # fmt: skip
 """Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
 
 cuda_operations.register()
+twin.ask_about(list(SparseTensor.functions))
 
 __all__ = ["EinsumError", "Mask", "SparseTensor", "einsum", "operations", "prepare"]

@@ -15,7 +15,7 @@ from gossamer.dialects.open_ops import SampleOp
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.contract_ir import ELEMENTS, Operand
 from gossamer.sparsity.kernels.operands import Bound, Spec, padded
 from gossamer.sparsity.operations.argument_check import check_arguments
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
@@ -129,7 +129,7 @@ def planned_call(build: Build, classify: Classify, text: str, dtype: torch.dtype
         if len(_calls) > 4096:
             _calls.clear()
         spec = Spec.parse(text)
-        known = _calls[key] = Call(build, spec, dtype, classify(spec))
+        known = _calls[key] = Call(build, spec, dtype, classify(spec) if dtype in ELEMENTS else None)
     return known
 
 

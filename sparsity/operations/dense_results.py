@@ -15,6 +15,7 @@ from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, dense, extents, flat, padded
 from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.operations import entry_products
 from gossamer.sparsity.operations.batches import batched_as_einsum, batched_one_by_one
 from gossamer.sparsity.operations.calls import call_of, launch
 from gossamer.sparsity.operations.derivatives import differentiable
@@ -57,6 +58,8 @@ def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
     product = call.as_product(arrays, sizes)
     if product is not None:
         return product
+    if call.dtype not in contract_ir.ELEMENTS:
+        return entry_products.einsum(arrays, sizes, text)
     spec, operands = call.spec, bind(arrays, sizes, call.spec)
     whole = padded(operands)
     out = empty([whole[letter] for letter in spec.result.letters], arrays[-1].dtype)
@@ -76,6 +79,8 @@ def sample_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
     product = call.as_product(arrays, sizes)
     if product is not None:
         return product
+    if call.dtype not in contract_ir.ELEMENTS:
+        return entry_products.sample(arrays, sizes, text)
     spec, operands = call.spec, bind(arrays, sizes, call.spec)
     out = operands[0].values.new_empty(operands[0].values.numel())
     if out.numel():

@@ -206,5 +206,7 @@ def _linear(at: dict[str, Tensor], letters: str, sizes: Sizes, like: Tensor) -> 
 
 
 def widened(values: Tensor) -> Tensor:
-    """In the type of sums."""
+    """In the type of sums; of bools the number, which is a bool again in the end."""
+    if values.dtype == torch.bool:
+        return values.long()
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

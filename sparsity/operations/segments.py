@@ -59,7 +59,7 @@ def with_missing(positions: Tensor, reduced: Tensor, kind: str, extent: int) -> 
     """What becomes of reduced entries where elements without entry count as well (see `segment_reduce`)."""
     if kind == "sum" or not extent:
         return reduced
-    with_zero = {"prod": torch.zeros_like, "amax": lambda o: o.clamp(min=0), "amin": lambda o: o.clamp(max=0)}[kind]
+    with_zero = {"prod": lambda o: o * 0, "amax": lambda o: o.clamp(min=0), "amin": lambda o: o.clamp(max=0)}[kind]
     return torch.where(as_int64(positions).diff() < extent, with_zero(reduced), reduced)
 
 

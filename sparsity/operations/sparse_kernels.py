@@ -45,6 +45,9 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
         arrays = [array.contiguous() for array in arrays]  # so that the addresses that a kernel sees are these
         call = call_of(build, _no_row_product, text, arrays, sizes)
         spec, dtype = call.spec, call.dtype
+        if dtype not in contract_ir.ELEMENTS:
+            of_entries = entry_products.einsum_sparse if build is _einsum_ir else entry_products.add_sparse
+            return of_entries(arrays, sizes, text)
         format = spec.result.format
         assert format is not None
         operands = bind(arrays, sizes, spec)

@@ -60,27 +60,65 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 def add(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """Sparse plus sparse (their union, in the format of the first) or plus dense or a number (dense)."""
-    if alpha != 1:
-        right = right * alpha
     if not (isinstance(left, SparseTensor) and isinstance(right, SparseTensor)):
         dense = [to_dense(each) if isinstance(each, SparseTensor) else each for each in (left, right)]
-        return dense[0] + dense[1]
+        total: Tensor = torch.add(*dense, alpha=alpha)
+        return total
     _same_shape("add", left, right)
     if _same_pattern(left, right):
-        return like(left, values_of(left) + values_of(right))
+        return like(left, torch.add(values_of(left), values_of(right), alpha=alpha))
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    if alpha != 1:
+        right = like(right, (values_of(right).to(dtype) * alpha).to(dtype))
     return _union(left, right)
 
 
 @implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__)
 def sub(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """left - alpha * right, as `add`"""
-    return add(left, right * -alpha)
+    torch.sub(_nothing(left), _nothing(right))  # which refuses bools
+    return add(left, right, alpha=-alpha)
 
 
 @implements(torch.Tensor.__rsub__, torch.rsub)
 def rsub(right: Any, left: Any, *, alpha: float = 1) -> Tensor:
     """left - alpha * right, as `add`"""
-    return add(left, right * -alpha)
+    return sub(left, right, alpha=alpha)
+
+
+@implements(torch.addcmul, torch.Tensor.addcmul)
+def addcmul(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
+    """input + value * left * right; sparse if the first is, and one of the others"""
+    factors = left, right
+    if not any(isinstance(each, SparseTensor) for each in factors):
+        return torch.addcmul(to_dense(input), *factors, value=value)
+    return add(input, mul(*factors), alpha=value)
+
+
+@implements(torch.addcdiv, torch.Tensor.addcdiv)
+def addcdiv(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
+    """input + value * left / right; sparse if the first two are"""
+    torch.addcdiv(*map(_nothing, (input, left, right)))  # which refuses to divide integers
+    if isinstance(right, SparseTensor) or not isinstance(left, SparseTensor):
+        dense = [to_dense(each) if isinstance(each, SparseTensor) else each for each in (input, left, right)]
+        return torch.addcdiv(*dense, value=value)
+    return add(input, div(left, right), alpha=value)
+
+
+@implements(torch.lerp, torch.Tensor.lerp)
+def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """input + weight * (end - input); sparse if both are"""
+    way = sub(end, input)
+    return add(input, mul(way, weight) if isinstance(way, SparseTensor) or isinstance(weight, SparseTensor) else way * weight)
+
+
+@implements(torch.full_like)
+def full_like(input: SparseTensor, fill_value: Any, **kwargs: Any) -> Tensor:
+    """A tensor of one value, dense unless that is 0."""
+    if not fill_value:
+        return torch.zeros_like(input, **kwargs)
+    shape, given = tuple(input.shape), {"dtype": input.dtype, "device": input.device}
+    return torch.full(shape, fill_value, **given | {n: v for n, v in kwargs.items() if v is not None and n != "memory_format"})
 
 
 @implements(F.dropout)
@@ -127,6 +165,24 @@ def pow_(input: Any, exponent: Any) -> Tensor:
         return like(input, values_of(input) ** exponent)
     power: Tensor = densified(torch.pow, (input, exponent), {})
     return power
+
+
+def _new(name: str) -> Function:
+    def make(input: SparseTensor, *args: Any, **kwargs: Any) -> Tensor:
+        of_a_kind = torch.empty(0, dtype=input.dtype, device=input.device)
+        new: Tensor = getattr(of_a_kind, name)(*args, **kwargs)
+        return new
+
+    return make
+
+
+for _name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
+    SparseTensor.functions[getattr(torch.Tensor, _name)] = _new(_name)
+
+
+def _nothing(operand: Any) -> Any:
+    """No elements of the type of an operand, or the number that it is."""
+    return torch.empty(0, dtype=operand.dtype) if isinstance(operand, Tensor) and operand.dim() else operand
 
 
 def _union(left: SparseTensor, right: SparseTensor) -> SparseTensor:

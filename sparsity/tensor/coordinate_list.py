@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from gossamer.dialects.format import Format
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
@@ -40,6 +41,8 @@ class CoordinateList:
 
     def placed(self, dim: int, index: Tensor, extent: int) -> "CoordinateList":
         """The entries whose coordinate the index names, at the places where it stands, as often as it does."""
+        if guard_or_false(self.values.shape[0] == 0):  # of which Inductor takes no elements, however few (torch 2.13)
+            return self
         with sizes_stay_inside():
             which, place = torch.ops.gossamer.places.default(self.at[dim], index, extent)
         at = [place if n == dim else crd.index_select(0, which) for n, crd in enumerate(self.at)]

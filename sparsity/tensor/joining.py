@@ -52,11 +52,11 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @implements(torch.vstack)
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """`cat` along dimension 0."""
-    return cat(tensors, 0)
+    """`cat` along dimension 0, of vectors as rows."""
+    return cat([each.reshape(1, -1) if each.dim() < 2 else each for each in tensors], 0)
 
 
 @implements(torch.hstack)
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """`cat` along dimension 1."""
-    return cat(tensors, 1)
+    """`cat` along dimension 1, of vectors along their own."""
+    return cat(tensors, min(1, tensors[0].dim() - 1))

@@ -55,12 +55,17 @@ def m_t(input: SparseTensor) -> SparseTensor:
 
 
 @implements(torch.reshape, torch.Tensor.reshape, torch.Tensor.view)
-def reshape(input: SparseTensor, *shape: Any) -> SparseTensor:
-    """The entries in another shape (one size may be -1): COO stays COO, other formats become CSR or CSF if they must."""
+def reshape(input: SparseTensor, *shape: Any) -> Tensor:
+    """The entries in another shape (one size may be -1): COO stays COO, other formats become CSR or CSF if they must.
+
+    Without dimensions it is dense.
+    """
     sizes, count = _listed(shape), prod(input.shape)
     if -1 in sizes:
         known = -prod(sizes)
         sizes[sizes.index(-1)] = count // known if known else 0
+    if not sizes and count == 1:
+        return to_dense(input).reshape(())
     if not sizes or prod(sizes) != count:
         raise GossamerError(f"a SparseTensor {list(input.shape)} has no shape {_listed(shape)}: it has {count} elements")
     if sizes == list(input.shape):
@@ -106,12 +111,12 @@ def unsqueeze(input: SparseTensor, dim: int) -> SparseTensor:
 
 
 @implements(torch.squeeze, torch.Tensor.squeeze)
-def squeeze(input: SparseTensor, dim: int | Sequence[int] | None = None) -> SparseTensor:
-    """Without the dimensions of size 1, all or those named; a last one stays."""
+def squeeze(input: SparseTensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """Without the dimensions of size 1, all or those named; dense if none is left."""
     named = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {within(each, input.dim()) for each in named}
     shape = [extent for n, extent in enumerate(input.shape) if n not in gone or extent != 1]
-    return reshape(input, *(shape or [1]))
+    return reshape(input, shape)
 
 
 def within(dim: int, rank: int) -> int:

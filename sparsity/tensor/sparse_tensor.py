@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -43,7 +44,7 @@ class SparseTensor(torch.Tensor):
     """
 
     functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see extension.py
-    otherwise: ClassVar[Callable[..., Any]]  # what the others do, see densify.py
+    call: ClassVar[Callable[..., Any]]  # what a function of torch does, see calling.py
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operator → ours, see pointwise.py
     matmul_again: ClassVar[
         Callable[..., Tensor | None]
@@ -171,7 +172,9 @@ class SparseTensor(torch.Tensor):
         """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
         with torch._C.DisableTorchFunctionSubclass():
             shape = self.shape
-        return values_of(self).view(-1, *block_sizes(self._format, shape))
+        block = block_sizes(self._format, shape)
+        values = values_of(self)
+        return values.view(values.shape[0] // max(prod(block), 1), *block) if block else values
 
     def with_values(self, values: Tensor) -> "SparseTensor":
         """The same pattern with other values, of the shape of `values()` or flat, in any dtype; gradients flow to them."""
@@ -245,9 +248,7 @@ class SparseTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in cls.functions:
-            return cls.functions[func](*args, **(kwargs or {}))
-        return cls.otherwise(func, args, kwargs or {})
+        return cls.call(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
