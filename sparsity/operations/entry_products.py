@@ -189,12 +189,12 @@ def _times(entries: _Entries, factors: Sequence[Bound], free: str, sizes: Sizes)
 
 def _segment_sums(positions: Tensor, values: Tensor) -> Tensor:
     """[segments, ...]: the sum of the values of each segment."""
-    if values.dim() == 1:
+    if values.dim() == 1 and not values.is_complex():
         return segment_reduce(positions, values, "sum")
     if values.is_floating_point():
         return torch.segment_reduce(values, "sum", offsets=positions, axis=0, initial=0)
     rows = torch.arange(positions.numel() - 1, device=values.device).repeat_interleave(positions.diff())
-    return values.new_zeros(positions.numel() - 1, values.shape[1]).index_add_(0, rows, values)
+    return values.new_zeros(positions.numel() - 1, *values.shape[1:]).index_add_(0, rows, values)
 
 
 def _linear(at: dict[str, Tensor], letters: str, sizes: Sizes, like: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.dialects.errors import GossamerError
 from gossamer.sparsity.kernels.operands import dense as bound_dense
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.sparse_results import add_sparse, in_format
 from gossamer.sparsity.tensor.densify import densified
@@ -201,7 +201,7 @@ def _at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
     """The elements of a dense tensor, broadcast to the shape, at the stored entries (flat), in the type torch promotes to."""
     letters = letters_of(pattern)
     if torch.broadcast_shapes(dense.shape, pattern.shape) != pattern.shape:
-        raise GossamerError(f"a dense {list(dense.shape)} does not broadcast to the sparse {list(pattern.shape)}")
+        raise ArgumentError(f"a dense {list(dense.shape)} does not broadcast to the sparse {list(pattern.shape)}")
     own = letters[len(letters) - dense.dim() :]
     single = [n for n, extent in enumerate(dense.shape) if extent == 1 and pattern.shape[n - dense.dim()] != 1]
     factor = dense.squeeze(tuple(single)) if single else dense
@@ -213,7 +213,7 @@ def _at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
 
 def _same_shape(name: str, left: SparseTensor, right: SparseTensor) -> None:
     if left.shape != right.shape:
-        raise GossamerError(f"{name} of sparse {list(left.shape)} and {list(right.shape)}: sparse operands do not broadcast")
+        raise ArgumentError(f"{name} of sparse {list(left.shape)} and {list(right.shape)}: sparse operands do not broadcast")
 
 
 def _same_pattern(left: SparseTensor, right: SparseTensor) -> bool:

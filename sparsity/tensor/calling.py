@@ -8,7 +8,7 @@ import torch
 from gossamer.sparsity.tensor.densify import without_sparse_way
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.tensor.spelling import into, spelled
-from gossamer.sparsity.tensor.twin import ask
+from gossamer.sparsity.tensor.twin import refusal
 
 
 def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -16,14 +16,16 @@ def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     if kwargs.get("out") is not None:
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         return into(kwargs["out"], call(func, args, rest))
-    if not torch.compiler.is_compiling():
-        ask(func, args, kwargs)
     ours = SparseTensor.functions.get(func)
     if ours is None:
         return without_sparse_way(func, args, kwargs)
+    refused = None if torch.compiler.is_compiling() else refusal(func, args, kwargs)
     if kwargs:
         args, kwargs = spelled(ours, args, {name: value for name, value in kwargs.items() if name != "out"})
-    return ours(*args, **kwargs)
+    result = ours(*args, **kwargs)
+    if refused is not None:  # only now, for what we say ourselves knows of formats
+        raise refused
+    return result
 
 
 SparseTensor.call = call

@@ -41,7 +41,9 @@ class CoordinateList:
 
     def placed(self, dim: int, index: Tensor, extent: int) -> "CoordinateList":
         """The entries whose coordinate the index names, at the places where it stands, as often as it does."""
-        if guard_or_false(self.values.shape[0] == 0):  # of which Inductor takes no elements, however few (torch 2.13)
+        if torch.compiler.is_compiling() and guard_or_false(
+            self.values.shape[0] == 0
+        ):  # of which Inductor takes no elements, however few (torch 2.13)
             return self
         with sizes_stay_inside():
             which, place = torch.ops.gossamer.places.default(self.at[dim], index, extent)

@@ -25,7 +25,7 @@ from gossamer.sparsity.tensor.fast_sddmm import sample_at_once
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like, made_of, values_of, wrap
 
 
-class EinsumError(GossamerError, ValueError):
+class EinsumError(GossamerError, ValueError, RuntimeError):
     """An expression that cannot be read, or operands that do not fit it."""
 
 

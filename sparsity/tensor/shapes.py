@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.einsum import einsum, transposed
 from gossamer.sparsity.tensor.extension import implements
@@ -67,7 +67,7 @@ def reshape(input: SparseTensor, *shape: Any) -> Tensor:
     if not sizes and count == 1:
         return to_dense(input).reshape(())
     if not sizes or prod(sizes) != count:
-        raise GossamerError(f"a SparseTensor {list(input.shape)} has no shape {_listed(shape)}: it has {count} elements")
+        raise ArgumentError(f"a SparseTensor {list(input.shape)} has no shape {_listed(shape)}: it has {count} elements")
     if sizes == list(input.shape):
         return input
     listed = CoordinateList.of(input)

@@ -31,28 +31,31 @@ def ask_about(functions: Sequence[Callable[..., Any]]) -> None:
             _asked.add(function)
 
 
-def ask(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises what torch raises for dense tensors."""
-    if func not in _asked or torch.compiler.is_compiling() or watched():
-        return
+def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """What torch raises for dense tensors, if it does."""
+    if func not in _asked or watched():
+        return None
     try:
         key = func, _described(args), _described(kwargs)
         if key in _passed:
-            return
+            return None
     except TypeError:  # an argument that has no hash
         key = None
     devices = {each.device for each in _tensors((args, kwargs))}
     if len(devices) > 1 or torch.is_autocast_enabled(next(iter(devices)).type):
-        return
+        return None
     try:
         with torch.no_grad():
             func(*_on_meta(func, args), **_on_meta(func, kwargs))
     except NotImplementedError:
         pass  # meta tensors have no such function, or it depends on the elements
+    except Exception as refused:
+        return refused
     if key is not None:
         if len(_passed) >= _KEPT:
             _passed.clear()
         _passed.add(key)
+    return None
 
 
 def _on_meta(func: Callable[..., Any], tree: Any) -> Any:
