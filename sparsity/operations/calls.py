@@ -1,5 +1,6 @@
 """Running a compiled kernel on bound operands."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,6 +21,8 @@ from gossamer.sparsity.kernels.operands import Bound, Spec, padded
 from gossamer.sparsity.operations.argument_check import check_arguments
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 
+log = logging.getLogger("gossamer")
+
 Build = Callable[[Spec, torch.dtype], str]
 """From what a call is and its dtype to contract IR."""
 
@@ -27,8 +30,11 @@ _REMEMBERED = 256  # shapes of arrays that a call remembers to have checked
 _SLICES = {16: "slices16", 32: "slices"}
 
 
-def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> None:
-    """Run the kernel of `build` into `out`; dense operands are filled up to whole blocks first."""
+def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> bool:
+    """Run the kernel of `build` into `out`; dense operands are filled up to whole blocks first. False if there is none."""
+    kernel = kernel_if_any(build, spec, operands[0].values.dtype)
+    if kernel is None:
+        return False
     sizes = padded(operands) if any(operand.operand.blocked for operand in operands) else {}
     given: list[Any] = []
     kept: list[Bound] = []  # words are addresses: what they point to must live until the call is over
@@ -42,7 +48,8 @@ def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> 
                 edges = [e for letter, n in zip(operand.letters, operand.shape, strict=True) for e in (sizes[letter] - n, 0)]
                 tensor = F.pad(tensor, edges[::-1]) if any(edges) else tensor
             given.append(tensor.contiguous())
-    kernel_of(build, spec, operands[0].values.dtype)(given, out)
+    kernel(given, out)
+    return True
 
 
 class _Arrays:
@@ -131,6 +138,16 @@ def planned_call(build: Build, classify: Classify, text: str, dtype: torch.dtype
         spec = Spec.parse(text)
         known = _calls[key] = Call(build, spec, dtype, classify(spec) if dtype in ELEMENTS else None)
     return known
+
+
+@lru_cache(4096)
+def kernel_if_any(build: Build, spec: Spec, dtype: torch.dtype) -> RegionKernel | None:
+    """The kernel of a call, None for a type that there are none for, and for what MLIR cannot compile."""
+    try:
+        return kernel_of(build, spec, dtype)
+    except CompileError as problem:
+        log.info("torch's operations compute %s of %s: %s", spec, dtype, problem)
+        return None
 
 
 @lru_cache(4096)

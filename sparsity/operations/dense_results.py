@@ -58,13 +58,11 @@ def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
     product = call.as_product(arrays, sizes)
     if product is not None:
         return product
-    if call.dtype not in contract_ir.ELEMENTS:
-        return entry_products.einsum(arrays, sizes, text)
     spec, operands = call.spec, bind(arrays, sizes, call.spec)
     whole = padded(operands)
     out = empty([whole[letter] for letter in spec.result.letters], arrays[-1].dtype)
-    if out.numel():
-        launch(einsum_ir, operands, spec, out)
+    if out.numel() and not launch(einsum_ir, operands, spec, out):
+        return entry_products.einsum(arrays, sizes, text)
     exact = extents(operands)
     if exact == whole:
         return out
@@ -79,12 +77,10 @@ def sample_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
     product = call.as_product(arrays, sizes)
     if product is not None:
         return product
-    if call.dtype not in contract_ir.ELEMENTS:
-        return entry_products.sample(arrays, sizes, text)
     spec, operands = call.spec, bind(arrays, sizes, call.spec)
     out = operands[0].values.new_empty(operands[0].values.numel())
-    if out.numel():
-        launch(sample_ir, operands, spec, out)
+    if out.numel() and not launch(sample_ir, operands, spec, out):
+        return entry_products.sample(arrays, sizes, text)
     return out
 
 

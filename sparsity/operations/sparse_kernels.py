@@ -45,9 +45,6 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
         arrays = [array.contiguous() for array in arrays]  # so that the addresses that a kernel sees are these
         call = call_of(build, _no_row_product, text, arrays, sizes)
         spec, dtype = call.spec, call.dtype
-        if dtype not in contract_ir.ELEMENTS:
-            of_entries = entry_products.einsum_sparse if build is _einsum_ir else entry_products.add_sparse
-            return of_entries(arrays, sizes, text)
         format = spec.result.format
         assert format is not None
         operands = bind(arrays, sizes, spec)
@@ -62,8 +59,9 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
         with given() as blocks:
             if product is not None:
                 product.run(partial(_kernel_of_product, dtype), operands, written, results)
-            else:
-                launch(build, operands, spec, results)
+            elif not launch(build, operands, spec, results):
+                of_entries = entry_products.einsum_sparse if build is _einsum_ir else entry_products.add_sparse
+                return of_entries(arrays, sizes, text)
         made = _arrays(results, _types(written, dtype), blocks, arrays)
         for number, kind in components:
             if kind == "positions":

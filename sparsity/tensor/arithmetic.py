@@ -33,7 +33,7 @@ def mul(left: Any, right: Any) -> Tensor:
     if not isinstance(left, SparseTensor):
         left, right = right, left
     if not isinstance(right, Tensor) or right.dim() == 0:
-        return like(left, values_of(left) * right)
+        return like(left, _within(left, values_of(left) * right))
     if isinstance(right, SparseTensor):
         _same_shape("mul", left, right)
         if _same_pattern(left, right):
@@ -54,6 +54,10 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
         quotient: Tensor = densified(torch.div, (left, right), {"rounding_mode": rounding_mode})
         return quotient
     divisor = right if not isinstance(right, Tensor) or right.dim() == 0 else _at_entries(left, right)
+    if not isinstance(divisor, Tensor) or divisor.is_floating_point() or divisor.is_complex():
+        return like(left, _within(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode)))
+    inside = _is_within(left)
+    divisor = divisor if inside is None else torch.where(inside, divisor, 1)
     return like(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode))
 
 
@@ -209,6 +213,24 @@ def _at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
     dtype = torch.promote_types(pattern.dtype, dense.dtype)
     bound = bound_to(letters, pattern)
     return sample(bound.with_values(bound.values.to(dtype)), [bound_dense(kept, factor.to(dtype))])
+
+
+def _is_within(pattern: SparseTensor) -> Tensor | None:
+    """Which stored values lie within the shape, None if all do: those that fill up blocks at the edge do not."""
+    letters, whole = letters_of(pattern), pattern.format.padded_shape(pattern.shape)
+    edges = [(c, n) for c, n, padded in zip(letters, pattern.shape, whole, strict=True) if n != padded]
+    if not edges:
+        return None
+    bound = bound_to(letters, pattern)
+    ones = bound.values.detach().new_ones
+    wide = bound.with_values(ones(bound.values.shape, dtype=torch.float32))
+    return sample(wide, [bound_dense(c, ones(n, dtype=torch.float32)) for c, n in edges]) != 0
+
+
+def _within(pattern: SparseTensor, values: Tensor) -> Tensor:
+    """Values with 0 for those beyond the edge, which nothing may ever see: 0 / 0 is none."""
+    inside = _is_within(pattern)
+    return values if inside is None else torch.where(inside, values, 0)
 
 
 def _same_shape(name: str, left: SparseTensor, right: SparseTensor) -> None:

@@ -41,10 +41,8 @@ class CoordinateList:
 
     def placed(self, dim: int, index: Tensor, extent: int) -> "CoordinateList":
         """The entries whose coordinate the index names, at the places where it stands, as often as it does."""
-        if torch.compiler.is_compiling() and guard_or_false(
-            self.values.shape[0] == 0
-        ):  # of which Inductor takes no elements, however few (torch 2.13)
-            return self
+        if torch.compiler.is_compiling() and guard_or_false(self.values.shape[0] == 0):
+            return self  # Inductor (torch 2.13) refuses to take elements of nothing, even none
         with sizes_stay_inside():
             which, place = torch.ops.gossamer.places.default(self.at[dim], index, extent)
         at = [place if n == dim else crd.index_select(0, which) for n, crd in enumerate(self.at)]

@@ -11,7 +11,7 @@ from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.einsum import einsum, transposed
 from gossamer.sparsity.tensor.extension import implements
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of, like, values_of
 
 
 @implements(torch.Tensor.to_dense)
@@ -52,6 +52,13 @@ def permute(input: SparseTensor, *dims: Any) -> SparseTensor:
 def m_t(input: SparseTensor) -> SparseTensor:
     """The last two dimensions exchanged."""
     return transpose(input, -2, -1)
+
+
+@implements(torch.adjoint, torch.Tensor.adjoint, torch.Tensor.mH.__get__, torch.Tensor.H.__get__)  # type: ignore[attr-defined]
+def adjoint(input: SparseTensor) -> SparseTensor:
+    """The last two dimensions exchanged, of complex numbers the conjugates."""
+    turned = m_t(input)
+    return like(turned, values_of(turned).conj().resolve_conj()) if input.is_complex() else turned
 
 
 @implements(torch.reshape, torch.Tensor.reshape, torch.Tensor.view)
