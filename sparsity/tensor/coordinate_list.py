@@ -7,6 +7,7 @@ gossamer::set_places(mask) -> Tensor                           where a vector of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,8 +42,6 @@ class CoordinateList:
 
     def placed(self, dim: int, index: Tensor, extent: int) -> "CoordinateList":
         """The entries whose coordinate the index names, at the places where it stands, as often as it does."""
-        if torch.compiler.is_compiling() and guard_or_false(self.values.shape[0] == 0):
-            return self  # Inductor (torch 2.13) refuses to take elements of nothing, even none
         with sizes_stay_inside():
             which, place = torch.ops.gossamer.places.default(self.at[dim], index, extent)
         at = [place if n == dim else crd.index_select(0, which) for n, crd in enumerate(self.at)]
@@ -67,6 +66,11 @@ def of_rank(format: Format, rank: int) -> Format:
     return unblocked(format, rank)
 
 
+def some_of(entries: Tensor) -> Any:
+    """For tracing, how many entries there will be of these: none of none, which Inductor insists on (torch 2.13)."""
+    return 0 if guard_or_false(entries.shape[0] == 0) else torch.library.get_ctx().new_dynamic_size(min=0)
+
+
 def _coordinates_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
     (tensor,) = bind(arrays, sizes, Spec.parse(text))
     assert tensor.format is not None
@@ -83,7 +87,7 @@ def _coordinates_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> list[
 def _coordinates_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
     (tensor,) = bind(arrays, sizes, Spec.parse(text))
     assert tensor.format is not None
-    entries = torch.library.get_ctx().new_dynamic_size(min=0) if blocked(tensor.format) else tensor.values.shape[0]
+    entries = some_of(tensor.values) if blocked(tensor.format) else tensor.values.shape[0]
     return [tensor.values.new_empty([entries], dtype=torch.int64) for _ in range(1 + len(tensor.shape))]
 
 
@@ -107,7 +111,7 @@ def _places_cpu(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
 
 
 def _places_fake(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
-    entries = torch.library.get_ctx().new_dynamic_size(min=0)
+    entries = some_of(crd)
     return [crd.new_empty([entries]) for _ in range(2)]
 
 

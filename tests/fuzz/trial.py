@@ -37,7 +37,7 @@ def difference(program: Program, compiled: bool) -> tuple[str, str]:
             return ("not implemented", "") if refused else ("wrong", f"raises {type(failure).__name__}: {str(failure)[:300]}")
         return "both raise", ""
     if problem is not None:
-        if "not implemented for" in str(problem):
+        if compiled or "not implemented for" in str(problem):  # Inductor takes what eager kernels of torch do not
             return "more", ""
         return "wrong", f"gives {_described(found)}, torch raises {type(problem).__name__}: {str(problem)[:200]}"
     try:
