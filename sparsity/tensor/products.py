@@ -16,6 +16,8 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like,
              torch.bmm, torch.Tensor.bmm, torch.sparse.mm, torch.dot, torch.Tensor.dot)  # fmt: skip
 def matmul(left: Tensor, right: Tensor) -> Tensor:
     """left @ right of up to three dimensions, one or both sparse; two sparse matrices give a sparse one."""
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
+        raise TypeError(f"matmul takes tensors, got {type(left).__name__} and {type(right).__name__}: see torch.as_tensor")
     if not torch.compiler.is_compiling() and (product := matmul_at_once(left, right)) is not None:
         return product
     left, right = _autocast(left, right)

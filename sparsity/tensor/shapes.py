@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.einsum import einsum, transposed
-from gossamer.sparsity.tensor.extension import implements
+from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of, like, values_of
 
 
@@ -43,9 +43,9 @@ def transpose(input: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
 
 
 @implements(torch.permute, torch.Tensor.permute)
-def permute(input: SparseTensor, *dims: Any) -> SparseTensor:
+def permute(input: SparseTensor, *order: Any, dims: Sequence[int] | None = None) -> SparseTensor:
     """The dimensions in another order, without a copy."""
-    return transposed(input, _listed(dims))
+    return transposed(input, _listed(order) if dims is None else dims)
 
 
 @implements(torch.Tensor.mT.__get__)  # type: ignore[attr-defined]
@@ -62,19 +62,22 @@ def adjoint(input: SparseTensor) -> SparseTensor:
 
 
 @implements(torch.reshape, torch.Tensor.reshape, torch.Tensor.view)
-def reshape(input: SparseTensor, *shape: Any) -> Tensor:
+def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None) -> Tensor:
     """The entries in another shape (one size may be -1): COO stays COO, other formats become CSR or CSF if they must.
 
     Without dimensions it is dense.
     """
-    sizes, count = _listed(shape), prod(input.shape)
+    if given and isinstance(given[0], torch.dtype):
+        raise unsupported("view as another dtype", "use to(), which converts the values")
+    wanted = _listed(given) if shape is None else list(shape)
+    sizes, count = list(wanted), prod(input.shape)
     if -1 in sizes:
         known = -prod(sizes)
         sizes[sizes.index(-1)] = count // known if known else 0
     if not sizes and count == 1:
         return to_dense(input).reshape(())
     if not sizes or prod(sizes) != count:
-        raise ArgumentError(f"a SparseTensor {list(input.shape)} has no shape {_listed(shape)}: it has {count} elements")
+        raise ArgumentError(f"a SparseTensor {list(input.shape)} has no shape {wanted}: it has {count} elements")
     if sizes == list(input.shape):
         return input
     listed = CoordinateList.of(input)

@@ -24,6 +24,7 @@ from gossamer.sparsity.kernels.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_transform, transformed
 from gossamer.sparsity.operations.sparse_results import compress, convert
 from gossamer.sparsity.tensor import interchange
+from gossamer.sparsity.tensor.given import format_of, shape_of, tensor_of
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -77,6 +78,9 @@ class SparseTensor(torch.Tensor):
     @classmethod
     def from_dense(cls, dense: Tensor, format: Format = Format.CSR) -> "SparseTensor":
         """The nonzeros of `dense` (NaN is one) in `format`. FormatError if it cannot hold them."""
+        dense, format = tensor_of(dense, "what from_dense stores"), format_of(format)
+        if dense.layout != torch.strided:
+            return cls.from_torch(dense).to_format(format)
         format.level_sizes(dense.shape)
         at = (dense.detach() != 0).nonzero().unbind(1)
         values = dense[at] if dense.dim() else dense.reshape(1)
@@ -90,6 +94,7 @@ class SparseTensor(torch.Tensor):
         tensor become dense levels, batches of the compressed layouts a dense level in front. A strided tensor becomes CSR.
         check=False promises that the indices are in bounds and in order, without duplicates.
         """
+        tensor = tensor_of(tensor, "what from_torch stores")
         if tensor.layout == torch.strided:
             return cls.from_dense(tensor, Format.CSR if tensor.dim() == 2 else Format.csf(tensor.dim()))
         return _checked(*interchange.from_torch(tensor), check)
@@ -117,8 +122,10 @@ class SparseTensor(torch.Tensor):
         weight      [edges], 1.0 if left out; the weights of parallel edges are summed
         size        (targets, sources) or their common number; if left out, the largest index + 1
         """
+        edge_index = tensor_of(edge_index, "edge_index")
+        weight = None if weight is None else tensor_of(weight, "weight")
         at, weight, shape = interchange.edges(edge_index, weight, size)
-        return from_entries(format, shape, at, weight)
+        return from_entries(format_of(format), shape, at, weight)
 
     @classmethod
     def from_parts(
@@ -139,17 +146,15 @@ class SparseTensor(torch.Tensor):
         Integers may be int32 or int64, if `format` does not give widths; 8 and 16 bits are unsigned. check=False promises that
         the structure is well-formed: a kernel reads and writes wherever it points to.
         """
-        arrays = {
-            "positions": [positions] if isinstance(positions, Tensor) else list(positions),
-            "coordinates": [coordinates] if isinstance(coordinates, Tensor) else list(coordinates),
-        }
+        arrays = {"positions": _listed(positions, "positions"), "coordinates": _listed(coordinates, "coordinates")}
+        format, shape, values = format_of(format), shape_of(shape), tensor_of(values, "values")
         format = _with_widths_of(format, arrays)
         kinds = [kind for _, kind in format.components()]
         for kind, given in arrays.items():
             if kinds.count(kind) != len(given):
                 raise FormatError(f"{format.name} has {kinds.count(kind)} arrays of {kind}, got {len(given)}")
         components = [*(arrays[kind].pop(0).contiguous() for kind in kinds[:-1]), values.contiguous().flatten()]
-        return _checked(format, tuple(shape), components, check)
+        return _checked(format, shape, components, check)
 
     # What it is
 
@@ -178,6 +183,7 @@ class SparseTensor(torch.Tensor):
 
     def with_values(self, values: Tensor) -> "SparseTensor":
         """The same pattern with other values, of the shape of `values()` or flat, in any dtype; gradients flow to them."""
+        values = tensor_of(values, "values")
         if values.numel() != self.nnz:
             raise FormatError(f"{self.nnz} values are stored, got {values.numel()}: give one for each")
         return like(self, values.flatten())
@@ -214,6 +220,7 @@ class SparseTensor(torch.Tensor):
 
         Zeros that were stored to fill up blocks are dropped; other stored zeros stay.
         """
+        format = format_of(format)
         if format == self._format:
             return self
         if format.rank != self.dim():
@@ -369,6 +376,12 @@ def _with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:
         if types and not widths[kind] and types != {torch.int64}:
             widths[kind] = types.pop().itemsize * 8
     return format.with_widths(widths["positions"], widths["coordinates"])
+
+
+def _listed(given: Any, what: str) -> list[Tensor]:
+    """The arrays of several levels, or of one."""
+    several = isinstance(given, list | tuple) and not any(isinstance(each, int) for each in given)
+    return [tensor_of(each, what) for each in (given if several else [given])]
 
 
 def _checked(format: Format, shape: Sequence[int], components: Sequence[Tensor], checking: bool) -> SparseTensor:
