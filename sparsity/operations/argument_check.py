@@ -47,7 +47,8 @@ def check_arguments(arrays: Sequence[Tensor], sizes: Sequence[int], spec: Spec, 
 def check_alike(name: str, operands: Sequence[tuple[str, Tensor]]) -> None:
     """ArgumentError unless dense operands, with a letter for each dimension, are of the sizes that the letters share, of one
     dtype and on one device."""
-    (_, first), sizes = operands[0], {}
+    sizes: dict[str, int] = {}
+    first = operands[0][1]
     for letters, tensor in operands:
         if tensor.dtype != first.dtype or tensor.device != first.device:
             found = f"{first.dtype} on {first.device} and {tensor.dtype} on {tensor.device}"

@@ -94,7 +94,7 @@ def rsub(right: Any, left: Any, *, alpha: float = 1) -> Tensor:
 def addcmul(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
     """input + value * left * right; sparse if the first is, and one of the others"""
     factors = left, right
-    if not any(isinstance(each, SparseTensor) for each in factors):
+    if isinstance(input, SparseTensor) and not any(isinstance(each, SparseTensor) for each in factors):
         return torch.addcmul(to_dense(input), *factors, value=value)
     return add(input, mul(*factors), alpha=value)
 
@@ -121,8 +121,10 @@ def full_like(input: SparseTensor, fill_value: Any, **kwargs: Any) -> Tensor:
     """A tensor of one value, dense unless that is 0."""
     if not fill_value:
         return torch.zeros_like(input, **kwargs)
-    shape, given = tuple(input.shape), {"dtype": input.dtype, "device": input.device}
-    return torch.full(shape, fill_value, **given | {n: v for n, v in kwargs.items() if v is not None and n != "memory_format"})
+    given: dict[str, Any] = {"dtype": input.dtype, "device": input.device}
+    return torch.full(
+        tuple(input.shape), fill_value, **given | {n: v for n, v in kwargs.items() if v is not None and n != "memory_format"}
+    )
 
 
 @implements(F.dropout)

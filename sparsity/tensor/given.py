@@ -42,4 +42,5 @@ def shape_of(given: Any) -> tuple[int, ...]:
         raise FormatError(f"the shape must be a tuple of integers, got {given!r}")
     if not all(isinstance(extent, int | np.integer | torch.SymInt) for extent in given):
         raise FormatError(f"the shape must be a tuple of integers, got {tuple(given)}")
-    return tuple(extent if isinstance(extent, torch.SymInt) else int(extent) for extent in given)
+    extents: list[Any] = [extent if isinstance(extent, torch.SymInt) else int(extent) for extent in given]
+    return tuple(extents)

@@ -62,7 +62,7 @@ def adjoint(input: SparseTensor) -> SparseTensor:
 
 
 @implements(torch.reshape, torch.Tensor.reshape, torch.Tensor.view)
-def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None) -> Tensor:
+def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None) -> SparseTensor:
     """The entries in another shape (one size may be -1): COO stays COO, other formats become CSR or CSF if they must.
 
     Without dimensions it is dense.
@@ -75,7 +75,8 @@ def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None
         known = -prod(sizes)
         sizes[sizes.index(-1)] = count // known if known else 0
     if not sizes and count == 1:
-        return to_dense(input).reshape(())
+        scalar: Any = to_dense(input).reshape(())
+        return scalar
     if not sizes or prod(sizes) != count:
         raise ArgumentError(f"a SparseTensor {list(input.shape)} has no shape {wanted}: it has {count} elements")
     if sizes == list(input.shape):
@@ -121,7 +122,7 @@ def unsqueeze(input: SparseTensor, dim: int) -> SparseTensor:
 
 
 @implements(torch.squeeze, torch.Tensor.squeeze)
-def squeeze(input: SparseTensor, dim: int | Sequence[int] | None = None) -> Tensor:
+def squeeze(input: SparseTensor, dim: int | Sequence[int] | None = None) -> SparseTensor:
     """Without the dimensions of size 1, all or those named; dense if none is left."""
     named = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {within(each, input.dim()) for each in named}

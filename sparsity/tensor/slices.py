@@ -60,7 +60,7 @@ def getitem(input: SparseTensor, index: Any) -> Tensor:
         return _elements(input, along)
     numbers = [isinstance(each, int) or (isinstance(each, Tensor) and not each.dim()) for each in along]
     chosen = [(dim, found) for dim, each in enumerate(along) if (found := _index(each, dim, input)) is not None]
-    part: Tensor = input
+    part = input
     dense_after = any(numbers) or None in indices
     for number, (dim, each) in enumerate(chosen):
         with nullcontext() if number + 1 == len(chosen) and not dense_after else sizes_stay_inside():
@@ -109,7 +109,7 @@ def _spelled_out(input: SparseTensor, given: tuple[Any, ...]) -> list[Any] | Non
 
 def _elements(input: SparseTensor, given: Sequence[Tensor]) -> Tensor:
     """The elements at the places that index tensors name, one tensor a dimension, broadcast to one shape."""
-    found = [_index(each.flatten() if each.dtype != torch.bool else each, dim, input) for dim, each in enumerate(given)]
+    found: list[Any] = [_index(each, dim, input) for dim, each in enumerate(given)]
     each_shape = [each.shape if each.dtype != torch.bool else at.shape for each, at in zip(given, found, strict=True)]
     together = torch.broadcast_tensors(*(at.view(shape) for at, shape in zip(found, each_shape, strict=True)))
     first, *others = (at.flatten() for at in together)

@@ -60,8 +60,7 @@ def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 def _on_meta(func: Callable[..., Any], tree: Any) -> Any:
     if func is torch.Tensor.__getitem__:  # whose index tensors say by their elements how many they pick
-        tensor, index = tree if tree else (None, None)
-        return (_empty(tensor), index) if tree else {}
+        return (_empty(tree[0]), tree[1]) if tree else {}
     return tree_map_only(Tensor, _empty, list(tree) if isinstance(tree, Sequence) else dict(tree))
 
 
