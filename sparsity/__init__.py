@@ -4,16 +4,30 @@ from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.edges import attention_derivatives
 from gossamer.sparsity.operations import tall_product
 from gossamer.sparsity.prepare import Mask, prepare
-from gossamer.sparsity.tensor import arithmetic, densify, joining, pointwise, products, reductions, shapes, slices, softmax
+from gossamer.sparsity.tensor import (
+    arithmetic,
+    calling,
+    densify,
+    joining,
+    memory,
+    pointwise,
+    products,
+    reductions,
+    shapes,
+    slices,
+    softmax,
+    twin,
+)
 from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 operations = (
-    arithmetic, attention_derivatives, densify, joining, pointwise, products, reductions, shapes, slices, softmax,
-    tall_product,
+    arithmetic, attention_derivatives, calling, densify, joining, memory, pointwise, products, reductions, shapes, slices,
+    softmax, tall_product,
 )  # fmt: skip
 """Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
 
 cuda_operations.register()
+twin.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
 
 __all__ = ["EinsumError", "Mask", "SparseTensor", "einsum", "operations", "prepare"]

@@ -45,13 +45,13 @@ _OF_TORCH = ("convert", "compress", "pick", "coordinates", "places", "set_places
 
 def einsum(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
     """gossamer::einsum for CUDA tensors."""
-    out = _by_rows(call_of(einsum_ir, RowProduct.of, text, arrays[-1].dtype), "rows", arrays, sizes)
+    out = _by_rows(call_of(einsum_ir, RowProduct.of, text, arrays, sizes), "rows", arrays, sizes)
     return entry_products.einsum(arrays, sizes, text) if out is None else out
 
 
 def sample(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
     """gossamer::sample for CUDA tensors."""
-    out = _by_rows(call_of(sample_ir, RowSample.of, text, arrays[-1].dtype), "dots", arrays, sizes)
+    out = _by_rows(call_of(sample_ir, RowSample.of, text, arrays, sizes), "dots", arrays, sizes)
     return entry_products.sample(arrays, sizes, text) if out is None else out
 
 

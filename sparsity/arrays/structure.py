@@ -23,6 +23,7 @@ def check(format: Format, shape: Sequence[int], components: Sequence[Tensor]) ->
     """FormatError unless the components are well-formed: lengths, types, bounds, order, no duplicates."""
     _check_arrays(format, components)
     sizes = check_sizes(format, shape)
+    check_lengths(format, shape, components)
     arrays = dict(zip(format.components(), components, strict=True))
     parents, at = 1, 0  # entries of the level above
     while at < len(format.levels):
@@ -31,7 +32,7 @@ def check(format: Format, shape: Sequence[int], components: Sequence[Tensor]) ->
             parents *= sizes[at]
         elif level.structured:
             parents *= level.structured[0]
-            crd = _coordinates(level, arrays[at, "coordinates"], sizes[at], parents)
+            crd = _coordinates(level, arrays[at, "coordinates"], sizes[at])
             _check_order([level], [crd], torch.arange(0, parents + 1, level.structured[0], device=crd.device))
         else:
             while end < len(format.levels) and format.levels[end].kind == "singleton":
@@ -39,16 +40,49 @@ def check(format: Format, shape: Sequence[int], components: Sequence[Tensor]) ->
             levels = format.levels[at:end]
             found = [arrays[number, "coordinates"] for number in range(at, end) if (number, "coordinates") in arrays]
             if len(found) < len(levels):
-                found = _columns(level, found[0], len(levels))
+                found = list(found[0].unbind(1))
             entries = found[0].numel()
             starts = _starts(level, _unsigned(arrays[at, "positions"]), parents, entries)
-            crds = [_coordinates(*each, entries) for each in zip(levels, found, sizes[at:end], strict=True)]
+            crds = [_coordinates(*each) for each in zip(levels, found, sizes[at:end], strict=True)]
             _check_order(levels, crds, starts)
             parents = entries
         at = end
-    values = arrays[len(format.levels), "values"]
-    if values.numel() != parents:
-        raise FormatError(f"{format.name} of shape {tuple(shape)} stores {parents} values here, got {values.numel()}")
+
+
+def check_lengths(format: Format, shape: Sequence[int], components: Sequence[Tensor]) -> None:
+    """FormatError unless the arrays are as long as they must be together. What stands in them is not looked at."""
+    arrays, entries = dict(zip(format.components(), components, strict=True)), 1  # entries of the levels so far
+    for number, (level, size) in enumerate(zip(format.levels, format.level_sizes(shape), strict=True)):
+        positions, coordinates = arrays.get((number, "positions")), arrays.get((number, "coordinates"))
+        if positions is not None:
+            length = 2 * entries if level.kind == "loose_compressed" else entries + 1
+            if positions.shape != (length,):
+                raise FormatError(f"positions of '{level}' must be {length} numbers, got {list(positions.shape)}")
+        if coordinates is not None:
+            together = sharing(format, number)
+            if together > 1 and (coordinates.dim() != 2 or coordinates.shape[1] != together):
+                found = list(coordinates.shape)
+                raise FormatError(f"coordinates of '{level}' are interleaved, must be [entries, {together}], got {found}")
+            if positions is not None:
+                entries = coordinates.numel() // together
+            elif level.structured:
+                entries *= level.structured[0]
+            if coordinates.shape != ((entries, together) if together > 1 else (entries,)):
+                raise FormatError(f"coordinates of '{level}' must be {entries} numbers, got {list(coordinates.shape)}")
+        elif level.kind == "dense":
+            entries *= size
+    if components[-1].numel() != entries:
+        raise FormatError(f"{format.name} of shape {tuple(shape)} stores {entries} values here, got {components[-1].numel()}")
+
+
+def sharing(format: Format, number: int) -> int:
+    """How many levels keep their coordinates in the array of this one."""
+    count = 1
+    while number + count < len(format.levels) and format.levels[number + count].kind == "singleton":
+        if format.levels[number + count].soa:
+            return 1
+        count += 1
+    return count
 
 
 def check_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
@@ -94,21 +128,9 @@ def _check_arrays(format: Format, components: Sequence[Tensor]) -> None:
             raise FormatError(f"{place} are on {array.device}, the values on {components[-1].device}")
 
 
-def _columns(level: Level, interleaved: Tensor, count: int) -> list[Tensor]:
-    if interleaved.dim() != 2 or interleaved.shape[1] != count:
-        raise FormatError(
-            f"coordinates of '{level}' are interleaved, must be [entries, {count}], got {list(interleaved.shape)}"
-        )
-    return list(interleaved.unbind(1))
-
-
 def _starts(level: Level, positions: Tensor, parents: int, entries: int) -> Tensor:
     """Where the entries of each parent start, and the last ones end."""
-    loose = level.kind == "loose_compressed"
-    length = 2 * parents if loose else parents + 1
-    if positions.dim() != 1 or positions.numel() != length:
-        raise FormatError(f"positions of '{level}' must be {length} numbers, got {list(positions.shape)}")
-    if loose:
+    if level.kind == "loose_compressed":
         gaps = (positions[2::2] != positions[1:-1:2]).nonzero()
         if gaps.numel():
             raise FormatError(
@@ -126,12 +148,10 @@ def _starts(level: Level, positions: Tensor, parents: int, entries: int) -> Tens
     return positions
 
 
-def _coordinates(level: Level, given: Tensor, size: int, entries: int) -> Tensor:
+def _coordinates(level: Level, given: Tensor, size: int) -> Tensor:
     """The coordinates of a level, as numbers that can be compared."""
-    if given.dim() != 1 or given.numel() != entries:
-        raise FormatError(f"coordinates of '{level}' must be {entries} numbers, got {list(given.shape)}")
     coordinates = _unsigned(given)
-    if entries:
+    if coordinates.numel():
         least, most = (int(bound) for bound in torch.aminmax(coordinates))
         if least < 0 or most >= size:
             wrong = least if least < 0 else most

@@ -27,6 +27,7 @@ from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.operations.argument_check import check_alike
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import differentiable
 from gossamer.sparsity.operations.matrix_calls import ByRows
@@ -83,6 +84,8 @@ def _kernel(what: str, features: int, format: Format, dtype: torch.dtype) -> Reg
 def _run(what: str, by: RowForm, matrices: list[Tensor]) -> Tensor:
     rows, features = by.positions.numel() - 1, matrices[0].shape[1]
     out = empty([rows, features], matrices[0].dtype)
+    letters = ["rf", "cf", "cf"] if what == "shares" else ["cf", "rf"]  # shares go by the transpose of the pattern
+    check_alike("extremes", [("rf", out), *zip(letters, matrices, strict=False)])
     if out.numel():
         columns = matrices[-1 if what == "shares" else 0].shape[0]
         pattern: Any = ByRows(by.positions, by.coordinates, by.coordinates, rows, columns)  # it has no values

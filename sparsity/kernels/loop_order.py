@@ -60,7 +60,10 @@ def walkable(operand: Operand, order: Sequence[str]) -> Format:
 
 def takes_any_pattern(format: Format) -> bool:
     """Whether a kernel can write a result in this format whatever its nonzeros are."""
-    return not any(level.block > 1 or level.structured or level.kind == "loose_compressed" for level in format.levels)
+    if any(level.block > 1 or level.structured or level.kind == "loose_compressed" for level in format.levels):
+        return False
+    # MLIR writes beyond its arrays where dense levels lie below coordinates of several levels (torch's hybrid COO).
+    return all(below.kind != "dense" for above, below in pairwise(format.levels) if above.kind == "singleton")
 
 
 def unblocked(format: Format, rank: int) -> Format:

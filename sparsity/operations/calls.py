@@ -1,5 +1,6 @@
 """Running a compiled kernel on bound operands."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,18 +16,25 @@ from gossamer.dialects.open_ops import SampleOp
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.contract_ir import ELEMENTS, Operand
 from gossamer.sparsity.kernels.operands import Bound, Spec, padded
+from gossamer.sparsity.operations.argument_check import check_arguments
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
+
+log = logging.getLogger("gossamer")
 
 Build = Callable[[Spec, torch.dtype], str]
 """From what a call is and its dtype to contract IR."""
 
+_REMEMBERED = 256  # shapes of arrays that a call remembers to have checked
 _SLICES = {16: "slices16", 32: "slices"}
 
 
-def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> None:
-    """Run the kernel of `build` into `out`; dense operands are filled up to whole blocks first."""
+def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> bool:
+    """Run the kernel of `build` into `out`; dense operands are filled up to whole blocks first. False if there is none."""
+    kernel = kernel_if_any(build, spec, operands[0].values.dtype)
+    if kernel is None:
+        return False
     sizes = padded(operands) if any(operand.operand.blocked for operand in operands) else {}
     given: list[Any] = []
     kept: list[Bound] = []  # words are addresses: what they point to must live until the call is over
@@ -40,7 +48,8 @@ def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> 
                 edges = [e for letter, n in zip(operand.letters, operand.shape, strict=True) for e in (sizes[letter] - n, 0)]
                 tensor = F.pad(tensor, edges[::-1]) if any(edges) else tensor
             given.append(tensor.contiguous())
-    kernel_of(build, spec, operands[0].values.dtype)(given, out)
+    kernel(given, out)
+    return True
 
 
 class _Arrays:
@@ -63,6 +72,19 @@ class Call:
     dtype: torch.dtype
     product: RowProduct | RowSample | None
     _kernels: dict[tuple[torch.dtype, torch.dtype] | str, RegionKernel] = field(default_factory=dict)
+    _fitting: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def check(self, arrays: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        """ArgumentError unless a kernel may be given these arrays. Such as have passed once are known by shapes and types."""
+        key: list[Any] = [*sizes]
+        for array in arrays:
+            key += array.shape, array.dtype, array.device.index if array.is_cuda else array.is_cpu
+        known = tuple(key)
+        if known not in self._fitting:
+            check_arguments(arrays, sizes, self.spec, self.dtype)
+            if len(self._fitting) >= _REMEMBERED:
+                self._fitting.clear()
+            self._fitting.add(known)
 
     def kernel(self, form: RowForm) -> RegionKernel:
         """The kernel of the product for a matrix by rows."""
@@ -91,17 +113,41 @@ class Call:
 
 _calls: dict[tuple[Any, ...], Call] = {}
 
+Classify = Callable[[Spec], RowProduct | RowSample | None]
+"""Which product a call is; None if it is none with one matrix."""
 
-def call_of(build: Build, classify: Callable[[Spec], RowProduct | RowSample | None], text: str, dtype: torch.dtype) -> Call:
-    """The call that a spec says; equal ones are shared, for small products take less time than reading a spec."""
+
+def call_of(build: Build, classify: Classify, text: str, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Call:
+    """The call that a spec says. ArgumentError if the arrays, as the dispatcher passes them, do not fit it.
+
+    Whoever runs a kernel gets it from here: that no operation forgets the check is why arrays are asked for.
+    """
+    call = planned_call(build, classify, text, arrays[-1].dtype)
+    call.check(arrays, sizes)
+    return call
+
+
+def planned_call(build: Build, classify: Classify, text: str, dtype: torch.dtype) -> Call:
+    """The call that a spec says, for arrays that come later; equal ones are shared, for small products take less time than
+    reading a spec."""
     key = kernel_of, build, text, dtype
     known = _calls.get(key)
     if known is None:
         if len(_calls) > 4096:
             _calls.clear()
         spec = Spec.parse(text)
-        known = _calls[key] = Call(build, spec, dtype, classify(spec))
+        known = _calls[key] = Call(build, spec, dtype, classify(spec) if dtype in ELEMENTS else None)
     return known
+
+
+@lru_cache(4096)
+def kernel_if_any(build: Build, spec: Spec, dtype: torch.dtype) -> RegionKernel | None:
+    """The kernel of a call, None for a type that there are none for, and for what MLIR cannot compile."""
+    try:
+        return kernel_of(build, spec, dtype)
+    except CompileError as problem:
+        log.info("torch's operations compute %s of %s: %s", spec, dtype, problem)
+        return None
 
 
 @lru_cache(4096)

@@ -15,6 +15,7 @@ from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, dense, extents, flat, padded
 from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.operations import entry_products
 from gossamer.sparsity.operations.batches import batched_as_einsum, batched_one_by_one
 from gossamer.sparsity.operations.calls import call_of, launch
 from gossamer.sparsity.operations.derivatives import differentiable
@@ -53,15 +54,15 @@ def sample_ir(spec: Spec, dtype: torch.dtype) -> str:
 
 def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
     """What `gossamer::einsum` does for CPU tensors."""
-    call = call_of(einsum_ir, RowProduct.of, text, arrays[-1].dtype)
+    call = call_of(einsum_ir, RowProduct.of, text, arrays, sizes)
     product = call.as_product(arrays, sizes)
     if product is not None:
         return product
     spec, operands = call.spec, bind(arrays, sizes, call.spec)
     whole = padded(operands)
     out = empty([whole[letter] for letter in spec.result.letters], arrays[-1].dtype)
-    if out.numel():
-        launch(einsum_ir, operands, spec, out)
+    if out.numel() and not launch(einsum_ir, operands, spec, out):
+        return entry_products.einsum(arrays, sizes, text)
     exact = extents(operands)
     if exact == whole:
         return out
@@ -72,14 +73,14 @@ def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
 
 def sample_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
     """What `gossamer::sample` does for CPU tensors."""
-    call = call_of(sample_ir, RowSample.of, text, arrays[-1].dtype)
+    call = call_of(sample_ir, RowSample.of, text, arrays, sizes)
     product = call.as_product(arrays, sizes)
     if product is not None:
         return product
     spec, operands = call.spec, bind(arrays, sizes, call.spec)
     out = operands[0].values.new_empty(operands[0].values.numel())
-    if out.numel():
-        launch(sample_ir, operands, spec, out)
+    if out.numel() and not launch(sample_ir, operands, spec, out):
+        return entry_products.sample(arrays, sizes, text)
     return out
 
 

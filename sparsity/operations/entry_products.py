@@ -67,7 +67,7 @@ def einsum(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
         found = _Entries(piece.at, _times(piece, factors, free, extent))
         if set(bound) != set(found.at):
             found = found.summed(bound, extent)
-        out.index_add_(0, _linear(found.at, bound, extent, found.values), found.values)  # each place once
+        _add(out, _linear(found.at, bound, extent, found.values), found.values)  # each place once
     out = out.view([extent[letter] for letter in bound + free])
     return out.permute([(bound + free).index(letter) for letter in result]).to(arrays[-1].dtype).contiguous()
 
@@ -175,26 +175,34 @@ def _times(entries: _Entries, factors: Sequence[Bound], free: str, sizes: Sizes)
     """Values of entries times dense factors: [entries], or [entries, columns] for the letters of `free`; others are summed."""
     letters = "".join([free, *(factor.letters for factor in factors)])
     inner = "".join(letter for letter in dict.fromkeys(letters) if letter not in entries.at)
-    product = entries.values.view(-1, *(1 for _ in inner))
+    product = entries.values.view(entries.values.shape[0], *(1 for _ in inner))
     for factor in factors:
         own = "".join(letter for letter in factor.letters if letter in entries.at)
         rest = "".join(letter for letter in inner if letter in factor.letters)
         values = widened(factor.values).permute([factor.letters.index(letter) for letter in own + rest])
-        rows = values.reshape(-1, *(sizes[letter] for letter in rest))
+        rows = values.reshape(prod(sizes[letter] for letter in own), *(sizes[letter] for letter in rest))
         rows = rows.index_select(0, _linear(entries.at, own, sizes, product)) if own else rows
-        product = product * rows.view(-1, *(sizes[letter] if letter in rest else 1 for letter in inner))
+        product = product * rows.view(rows.shape[0], *(sizes[letter] if letter in rest else 1 for letter in inner))
     product = product.sum(tuple(range(1 + len(free), product.dim()))) if len(inner) > len(free) else product
-    return product.flatten(1) if free else product
+    return product.reshape(product.shape[0], prod(product.shape[1:])) if free else product
 
 
 def _segment_sums(positions: Tensor, values: Tensor) -> Tensor:
     """[segments, ...]: the sum of the values of each segment."""
-    if values.dim() == 1:
+    if values.dim() == 1 and not values.is_complex():
         return segment_reduce(positions, values, "sum")
     if values.is_floating_point():
         return torch.segment_reduce(values, "sum", offsets=positions, axis=0, initial=0)
     rows = torch.arange(positions.numel() - 1, device=values.device).repeat_interleave(positions.diff())
-    return values.new_zeros(positions.numel() - 1, values.shape[1]).index_add_(0, rows, values)
+    return _add(values.new_zeros(positions.numel() - 1, *values.shape[1:]), rows, values)
+
+
+def _add(out: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """Adds values to rows. Of complex numbers part by part, for torch multiplies them with 1, which makes NaN of infinities."""
+    if values.is_complex():
+        torch.view_as_real(out).index_add_(0, rows, torch.view_as_real(values.resolve_conj()))
+        return out
+    return out.index_add_(0, rows, values)
 
 
 def _linear(at: dict[str, Tensor], letters: str, sizes: Sizes, like: Tensor) -> Tensor:
@@ -206,5 +214,7 @@ def _linear(at: dict[str, Tensor], letters: str, sizes: Sizes, like: Tensor) -> 
 
 
 def widened(values: Tensor) -> Tensor:
-    """In the type of sums."""
+    """In the type of sums; of bools the number, which is a bool again in the end."""
+    if values.dtype == torch.bool:
+        return values.long()
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -84,7 +84,10 @@ class RowProduct:
         """
         *given, x = arrays if self.matrix == 0 else (*arrays[1:], arrays[0])
         rows, columns = sizes[self.rows], sizes[1 - self.rows]
-        form = RowForm(given[0], given[1], None) if self.direct else row_form(self.format, self.rows, sizes, given)
+        if self.direct:
+            form: RowForm | None = RowForm(given[0].contiguous(), given[1].contiguous(), None)
+        else:
+            form = row_form(self.format, self.rows, sizes, given)
         if form is None:
             return None
         x = (x.t() if self.x_across else x).contiguous()

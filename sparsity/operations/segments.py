@@ -22,6 +22,7 @@ from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.stored_entries import as_int64
 from gossamer.sparsity.kernels import segment_ir
 from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.operations.argument_check import ArgumentError, check_alike
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Operation, differentiable
 from gossamer.sparsity.operations.dispatch import transformed
@@ -58,7 +59,7 @@ def with_missing(positions: Tensor, reduced: Tensor, kind: str, extent: int) -> 
     """What becomes of reduced entries where elements without entry count as well (see `segment_reduce`)."""
     if kind == "sum" or not extent:
         return reduced
-    with_zero = {"prod": torch.zeros_like, "amax": lambda o: o.clamp(min=0), "amin": lambda o: o.clamp(max=0)}[kind]
+    with_zero = {"prod": lambda o: o * 0, "amax": lambda o: o.clamp(min=0), "amin": lambda o: o.clamp(max=0)}[kind]
     return torch.where(as_int64(positions).diff() < extent, with_zero(reduced), reduced)
 
 
@@ -71,6 +72,11 @@ def _kernel(build: Callable[..., str], positions: torch.dtype, dtype: torch.dtyp
 
 
 def _run(build: Callable[..., str], positions: Tensor, operands: list[Tensor], option: str | bool, out: Tensor) -> Tensor:
+    check_alike("an operation on segments", [("e", operand) for operand in operands])
+    if positions.dim() != 1 or positions.is_floating_point() or not positions.numel():
+        raise ArgumentError(
+            f"positions of segments must be [segments + 1] integers, got {positions.dtype} {list(positions.shape)}"
+        )
     if out.numel():
         kernel = _kernel(build, positions.dtype, operands[0].dtype, option)
         kernel([positions.contiguous(), *(operand.contiguous() for operand in operands)], out)

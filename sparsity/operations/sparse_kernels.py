@@ -12,12 +12,12 @@ from torch import Tensor
 from gossamer.dialects.format import Format
 from gossamer.sparsity.arrays import stored_entries
 from gossamer.sparsity.arrays.row_form import sorted_by_rows, stored_by_rows
-from gossamer.sparsity.arrays.structure import INTEGERS, check_count, check_sizes
+from gossamer.sparsity.arrays.structure import INTEGERS, check_count, check_sizes, sharing
 from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.kernel_memory import COPIED, GIVER, Block, array_of, given
 from gossamer.sparsity.kernels.operands import Bound, Spec, bind, extents
 from gossamer.sparsity.operations import entry_products
-from gossamer.sparsity.operations.calls import Build, kernel_of, launch
+from gossamer.sparsity.operations.calls import Build, call_of, kernel_of, launch
 from gossamer.sparsity.operations.sparse_product import countable, sparse_product
 
 
@@ -34,12 +34,17 @@ def _kernel_of_product(dtype: torch.dtype, spec: Spec) -> Callable[[Any, Tensor]
     return kernel_of(_einsum_ir, spec, dtype)
 
 
+def _no_row_product(spec: Spec) -> None:
+    """No call with a sparse result is a product of one matrix with dense ones."""
+
+
 def _compiled(build: Build) -> Callable[..., list[Tensor]]:
     """The operation that a kernel of ours computes."""
 
     def run(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
         arrays = [array.contiguous() for array in arrays]  # so that the addresses that a kernel sees are these
-        spec, dtype = Spec.parse(text), arrays[-1].dtype
+        call = call_of(build, _no_row_product, text, arrays, sizes)
+        spec, dtype = call.spec, call.dtype
         format = spec.result.format
         assert format is not None
         operands = bind(arrays, sizes, spec)
@@ -54,8 +59,9 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
         with given() as blocks:
             if product is not None:
                 product.run(partial(_kernel_of_product, dtype), operands, written, results)
-            else:
-                launch(build, operands, spec, results)
+            elif not launch(build, operands, spec, results):
+                of_entries = entry_products.einsum_sparse if build is _einsum_ir else entry_products.add_sparse
+                return of_entries(arrays, sizes, text)
         made = _arrays(results, _types(written, dtype), blocks, arrays)
         for number, kind in components:
             if kind == "positions":
@@ -76,16 +82,6 @@ def _interleaved(format: Format, component: tuple[int, str], array: Tensor) -> T
     """Coordinates of singletons that share one array are [entries, levels]."""
     count = sharing(format, component[0]) if component[1] == "coordinates" else 1
     return array.view(-1, count) if count > 1 else array
-
-
-def sharing(format: Format, number: int) -> int:
-    """How many levels keep their coordinates in the array of this one."""
-    count = 1
-    while number + count < len(format.levels) and format.levels[number + count].kind == "singleton":
-        if format.levels[number + count].soa:
-            return 1
-        count += 1
-    return count
 
 
 def _arrays(

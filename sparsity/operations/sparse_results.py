@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.dialects.format import Format
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.torch_internals import detect_fake_mode, get_proxy_mode
-from gossamer.sparsity.arrays.structure import INTEGERS
+from gossamer.sparsity.arrays.structure import INTEGERS, sharing
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.loop_order import level_letters, sparse_result_order, unblocked, walkable
 from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, extents, flat
@@ -130,7 +130,7 @@ def _sparse_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tens
         elif level.kind == "dense":
             count = count * level_sizes[number]
         if (number, "coordinates") in stored:
-            levels = sparse_kernels.sharing(format, number)
+            levels = sharing(format, number)
             made.append(like.new_empty([count, levels] if levels > 1 else [count], dtype=INTEGERS[format.crd_width]))
     return [*made, like.new_empty([count])]
 

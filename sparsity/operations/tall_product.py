@@ -14,6 +14,7 @@ from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.operations.argument_check import check_alike
 
 
 @cache
@@ -23,6 +24,7 @@ def tall_kernel(dtype: torch.dtype) -> RegionKernel:
 
 
 def _on_cpu(x: Tensor, w: Tensor) -> Tensor:
+    check_alike("tall_product", [("ik", x), ("kj", w)])
     out = empty((x.shape[0], w.shape[1]), x.dtype)
     tall_kernel(x.dtype)((x.contiguous(), w.contiguous()), out)
     return out

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.dialects.errors import GossamerError
 from gossamer.sparsity.kernels.operands import dense as bound_dense
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.sparse_results import add_sparse, in_format
 from gossamer.sparsity.tensor.densify import densified
@@ -33,7 +33,7 @@ def mul(left: Any, right: Any) -> Tensor:
     if not isinstance(left, SparseTensor):
         left, right = right, left
     if not isinstance(right, Tensor) or right.dim() == 0:
-        return like(left, values_of(left) * right)
+        return like(left, _within(left, values_of(left) * right))
     if isinstance(right, SparseTensor):
         _same_shape("mul", left, right)
         if _same_pattern(left, right):
@@ -54,33 +54,77 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
         quotient: Tensor = densified(torch.div, (left, right), {"rounding_mode": rounding_mode})
         return quotient
     divisor = right if not isinstance(right, Tensor) or right.dim() == 0 else _at_entries(left, right)
+    if not isinstance(divisor, Tensor) or divisor.is_floating_point() or divisor.is_complex():
+        return like(left, _within(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode)))
+    inside = _is_within(left)
+    divisor = divisor if inside is None else torch.where(inside, divisor, 1)
     return like(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode))
 
 
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 def add(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """Sparse plus sparse (their union, in the format of the first) or plus dense or a number (dense)."""
-    if alpha != 1:
-        right = right * alpha
     if not (isinstance(left, SparseTensor) and isinstance(right, SparseTensor)):
         dense = [to_dense(each) if isinstance(each, SparseTensor) else each for each in (left, right)]
-        return dense[0] + dense[1]
+        total: Tensor = torch.add(*dense, alpha=alpha)
+        return total
     _same_shape("add", left, right)
     if _same_pattern(left, right):
-        return like(left, values_of(left) + values_of(right))
+        return like(left, torch.add(values_of(left), values_of(right), alpha=alpha))
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    if alpha != 1:
+        right = like(right, (values_of(right).to(dtype) * alpha).to(dtype))
     return _union(left, right)
 
 
 @implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__)
 def sub(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """left - alpha * right, as `add`"""
-    return add(left, right * -alpha)
+    torch.sub(_nothing(left), _nothing(right))  # which refuses bools
+    return add(left, right, alpha=-alpha)
 
 
 @implements(torch.Tensor.__rsub__, torch.rsub)
 def rsub(right: Any, left: Any, *, alpha: float = 1) -> Tensor:
     """left - alpha * right, as `add`"""
-    return add(left, right * -alpha)
+    return sub(left, right, alpha=alpha)
+
+
+@implements(torch.addcmul, torch.Tensor.addcmul)
+def addcmul(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
+    """input + value * left * right; sparse if the first is, and one of the others"""
+    factors = left, right
+    if isinstance(input, SparseTensor) and not any(isinstance(each, SparseTensor) for each in factors):
+        return torch.addcmul(to_dense(input), *factors, value=value)
+    return add(input, mul(*factors), alpha=value)
+
+
+@implements(torch.addcdiv, torch.Tensor.addcdiv)
+def addcdiv(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
+    """input + value * left / right; sparse if the first two are"""
+    torch.addcdiv(*map(_nothing, (input, left, right)))  # which refuses to divide integers
+    if isinstance(right, SparseTensor) or not isinstance(left, SparseTensor):
+        dense = [to_dense(each) if isinstance(each, SparseTensor) else each for each in (input, left, right)]
+        return torch.addcdiv(*dense, value=value)
+    return add(input, div(left, right), alpha=value)
+
+
+@implements(torch.lerp, torch.Tensor.lerp)
+def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """input + weight * (end - input); sparse if both are"""
+    way = sub(end, input)
+    return add(input, mul(way, weight) if isinstance(way, SparseTensor) or isinstance(weight, SparseTensor) else way * weight)
+
+
+@implements(torch.full_like)
+def full_like(input: SparseTensor, fill_value: Any, **kwargs: Any) -> Tensor:
+    """A tensor of one value, dense unless that is 0."""
+    if not fill_value:
+        return torch.zeros_like(input, **kwargs)
+    given: dict[str, Any] = {"dtype": input.dtype, "device": input.device}
+    return torch.full(
+        tuple(input.shape), fill_value, **given | {n: v for n, v in kwargs.items() if v is not None and n != "memory_format"}
+    )
 
 
 @implements(F.dropout)
@@ -129,6 +173,24 @@ def pow_(input: Any, exponent: Any) -> Tensor:
     return power
 
 
+def _new(name: str) -> Function:
+    def make(input: SparseTensor, *args: Any, **kwargs: Any) -> Tensor:
+        of_a_kind = torch.empty(0, dtype=input.dtype, device=input.device)
+        new: Tensor = getattr(of_a_kind, name)(*args, **kwargs)
+        return new
+
+    return make
+
+
+for _name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
+    SparseTensor.functions[getattr(torch.Tensor, _name)] = _new(_name)
+
+
+def _nothing(operand: Any) -> Any:
+    """No elements of the type of an operand, or the number that it is."""
+    return torch.empty(0, dtype=operand.dtype) if isinstance(operand, Tensor) and operand.dim() else operand
+
+
 def _union(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     letters, format = letters_of(left), left.format
     one, other = (bound_to(letters, each) for each in _of_one_dtype(left, right))
@@ -145,7 +207,7 @@ def _at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
     """The elements of a dense tensor, broadcast to the shape, at the stored entries (flat), in the type torch promotes to."""
     letters = letters_of(pattern)
     if torch.broadcast_shapes(dense.shape, pattern.shape) != pattern.shape:
-        raise GossamerError(f"a dense {list(dense.shape)} does not broadcast to the sparse {list(pattern.shape)}")
+        raise ArgumentError(f"a dense {list(dense.shape)} does not broadcast to the sparse {list(pattern.shape)}")
     own = letters[len(letters) - dense.dim() :]
     single = [n for n, extent in enumerate(dense.shape) if extent == 1 and pattern.shape[n - dense.dim()] != 1]
     factor = dense.squeeze(tuple(single)) if single else dense
@@ -155,9 +217,27 @@ def _at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
     return sample(bound.with_values(bound.values.to(dtype)), [bound_dense(kept, factor.to(dtype))])
 
 
+def _is_within(pattern: SparseTensor) -> Tensor | None:
+    """Which stored values lie within the shape, None if all do: those that fill up blocks at the edge do not."""
+    letters, whole = letters_of(pattern), pattern.format.padded_shape(pattern.shape)
+    edges = [(c, n) for c, n, padded in zip(letters, pattern.shape, whole, strict=True) if n != padded]
+    if not edges:
+        return None
+    bound = bound_to(letters, pattern)
+    ones = bound.values.detach().new_ones
+    wide = bound.with_values(ones(bound.values.shape, dtype=torch.float32))
+    return sample(wide, [bound_dense(c, ones(n, dtype=torch.float32)) for c, n in edges]) != 0
+
+
+def _within(pattern: SparseTensor, values: Tensor) -> Tensor:
+    """Values with 0 for those beyond the edge, which nothing may ever see: 0 / 0 is none."""
+    inside = _is_within(pattern)
+    return values if inside is None else torch.where(inside, values, 0)
+
+
 def _same_shape(name: str, left: SparseTensor, right: SparseTensor) -> None:
     if left.shape != right.shape:
-        raise GossamerError(f"{name} of sparse {list(left.shape)} and {list(right.shape)}: sparse operands do not broadcast")
+        raise ArgumentError(f"{name} of sparse {list(left.shape)} and {list(right.shape)}: sparse operands do not broadcast")
 
 
 def _same_pattern(left: SparseTensor, right: SparseTensor) -> bool:

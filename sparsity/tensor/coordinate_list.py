@@ -7,9 +7,11 @@ gossamer::set_places(mask) -> Tensor                           where a vector of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from gossamer.dialects.format import Format
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
@@ -64,6 +66,11 @@ def of_rank(format: Format, rank: int) -> Format:
     return unblocked(format, rank)
 
 
+def some_of(entries: Tensor) -> Any:
+    """For tracing, how many entries there will be of these: none of none, which Inductor insists on (torch 2.13)."""
+    return 0 if guard_or_false(entries.shape[0] == 0) else torch.library.get_ctx().new_dynamic_size(min=0)
+
+
 def _coordinates_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
     (tensor,) = bind(arrays, sizes, Spec.parse(text))
     assert tensor.format is not None
@@ -80,7 +87,7 @@ def _coordinates_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> list[
 def _coordinates_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
     (tensor,) = bind(arrays, sizes, Spec.parse(text))
     assert tensor.format is not None
-    entries = torch.library.get_ctx().new_dynamic_size(min=0) if blocked(tensor.format) else tensor.values.shape[0]
+    entries = some_of(tensor.values) if blocked(tensor.format) else tensor.values.shape[0]
     return [tensor.values.new_empty([entries], dtype=torch.int64) for _ in range(1 + len(tensor.shape))]
 
 
@@ -104,7 +111,7 @@ def _places_cpu(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
 
 
 def _places_fake(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
-    entries = torch.library.get_ctx().new_dynamic_size(min=0)
+    entries = some_of(crd)
     return [crd.new_empty([entries]) for _ in range(2)]
 
 

@@ -28,7 +28,7 @@ _METHODS = (
     "expand", "expand_as", "repeat", "unfold", "view_as", "item", "tolist", "type_as", "masked_fill",
     "__and__", "__or__", "__xor__", "__invert__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__",
     "__rmod__", "__floordiv__", "__rfloordiv__", "__rpow__", "__rdiv__", "__rtruediv__", "__contains__", "__bool__",
-    "__float__", "__int__",
+    "__float__", "__int__", "_threshold",
 )  # fmt: skip
 # Functions of torch that ask something about a tensor, and compute nothing from its elements.
 _QUESTIONS = (
@@ -60,9 +60,9 @@ class strict(ContextDecorator):
         _strict.reset(self._tokens.pop())
 
 
-def otherwise(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def without_sparse_way(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function that nobody has registered."""
-    if not _computes(func):
+    if not computes(func):
         with torch.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     return densified(func, args, kwargs)
@@ -76,7 +76,7 @@ def densified(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 @torch.compiler.assume_constant_result
-def _computes(func: Callable[..., Any]) -> bool:
+def computes(func: Callable[..., Any]) -> bool:
     """Whether a function computes something from the elements of its arguments and gives it as a result."""
     return _name_computes(func.__name__)
 
@@ -103,6 +103,3 @@ def _tell(func: Callable[..., Any]) -> None:
         warnings.warn(
             f"{message}. Use to_dense() where that is meant; gossamer.strict() makes this an error", UserWarning, stacklevel=5
         )
-
-
-SparseTensor.otherwise = otherwise

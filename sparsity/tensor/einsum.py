@@ -22,10 +22,11 @@ from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
 from gossamer.sparsity.tensor.fast_matmul import einsum_at_once
 from gossamer.sparsity.tensor.fast_sddmm import sample_at_once
+from gossamer.sparsity.tensor.given import format_of
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like, made_of, values_of, wrap
 
 
-class EinsumError(GossamerError, ValueError):
+class EinsumError(GossamerError, ValueError, RuntimeError):
     """An expression that cannot be read, or operands that do not fit it."""
 
 
@@ -41,6 +42,11 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     Gradients flow to dense operands and to the values of sparse ones.
     EinsumError if operands and expression do not fit, FormatError if the result cannot be stored in `format`.
     """
+    if not isinstance(expression, str) or not all(isinstance(operand, Tensor) for operand in operands):
+        kinds = ", ".join(type(each).__name__ for each in (expression, *operands))
+        raise EinsumError(f"einsum takes an expression such as 'ij,jk->ik' and tensors, got {kinds}")
+    if isinstance(format, str) and format != "dense":
+        format = format_of(format)
     if len(operands) > 1 and format in (None, "dense") and not torch.compiler.is_compiling():
         inputs, result = _read(expression)
         out = None

@@ -19,7 +19,7 @@ from gossamer.dialects.format import Format
 from gossamer.sparsity.arrays.row_form import stored_by_rows
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec
-from gossamer.sparsity.operations.calls import call_of
+from gossamer.sparsity.operations.calls import planned_call
 from gossamer.sparsity.operations.dense_results import einsum_ir, einsum_of, einsum_on_cpu
 from gossamer.sparsity.operations.dispatch import PLAIN, watched
 from gossamer.sparsity.operations.matrix_calls import RowProduct
@@ -69,7 +69,7 @@ def _expect_more(left: SparseTensor) -> None:
     if all(array.is_contiguous() and not array.is_inference() for array in left.components):
         specs = {dims: _expression(letters[0], letters[1], (left.format, None)).spec for dims, letters in _LEFT.items()}
         dtype = left.components[-1].dtype
-        Repeated(left, {dims: call_of(einsum_ir, RowProduct.of, spec, dtype) for dims, spec in specs.items()})
+        Repeated(left, {dims: planned_call(einsum_ir, RowProduct.of, spec, dtype) for dims, spec in specs.items()})
 
 
 def einsum_at_once(letters: tuple[str, ...], result: str, left: Tensor, right: Tensor) -> Tensor | None:

@@ -20,6 +20,7 @@ from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec, bind, flat
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
+from gossamer.sparsity.tensor.coordinate_list import some_of
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of, values_of
 
 
@@ -102,7 +103,7 @@ def _fibres_fake(arrays: list[Tensor], sizes: list[int], text: str, everyone: bo
     assert tensor.format is not None
     entries: Any = tensor.values.shape[0]
     if blocked(tensor.format):
-        entries = torch.library.get_ctx().new_dynamic_size(min=0)
+        entries = some_of(tensor.values)
     extents = dict(zip(tensor.letters, tensor.shape, strict=True))
     count = prod(extents[letter] for letter in spec.result.letters) if everyone else entries
     return [tensor.values.new_empty([size], dtype=torch.int64) for size in (count + 1, entries)]

@@ -102,14 +102,23 @@ def edges(
         weight = torch.ones(source.numel(), device=edge_index.device)
     if weight.shape != source.shape:
         raise FormatError(f"weight must be [{source.numel()}], one an edge, got {list(weight.shape)}")
+    if size is not None and not _is_size(size):
+        raise FormatError(f"size must be a number of nodes, or (targets, sources), got {size!r}")
     if size is None:
         size = int(edge_index.max()) + 1 if edge_index.numel() else 0
-    shape = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    shape = (size, size) if not isinstance(size, Sequence) else (int(size[0]), int(size[1]))
     for name, nodes, extent in (("target", target, shape[0]), ("source", source, shape[1])):
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < extent:
             at = int(((nodes < 0) | (nodes >= extent)).nonzero()[0])
             raise FormatError(f"{name} of edge {at} is node {int(nodes[at])}, must be in [0, {extent}): pass a larger size")
     return [target, source], weight, shape
+
+
+def _is_size(size: object) -> bool:
+    whole = int | np.integer
+    return isinstance(size, whole) or (
+        isinstance(size, Sequence) and len(size) == 2 and all(isinstance(n, whole) for n in size)
+    )
 
 
 def _from_coo(tensor: Tensor) -> Parts:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 from gossamer.sparsity.tensor.densify import densified
@@ -28,7 +28,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     for tensor in sparse:
         others = [extent for n, extent in enumerate(tensor.shape) if n != dim]
         if others != [extent for n, extent in enumerate(shape) if n != dim]:
-            raise GossamerError(f"cat along dimension {dim} of {list(first.shape)} and {list(tensor.shape)}: others must agree")
+            raise ArgumentError(f"cat along dimension {dim} of {list(first.shape)} and {list(tensor.shape)}: others must agree")
         listed = CoordinateList.of(tensor)
         at = [crd + shape[dim] if n == dim else crd for n, crd in enumerate(listed.at)]
         lists.append(CoordinateList(tuple(at), listed.values))
@@ -52,11 +52,11 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @implements(torch.vstack)
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """`cat` along dimension 0."""
-    return cat(tensors, 0)
+    """`cat` along dimension 0, of vectors as rows."""
+    return cat([each.reshape(1, -1) if each.dim() < 2 else each for each in tensors], 0)
 
 
 @implements(torch.hstack)
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """`cat` along dimension 1."""
-    return cat(tensors, 1)
+    """`cat` along dimension 1, of vectors along their own."""
+    return cat(tensors, min(1, tensors[0].dim() - 1))

@@ -31,8 +31,8 @@ _COUNTING = torch.DispatchKey.ADInplaceOrView
 # Operators that can be applied to the stored values alone; with a number only where 0 stays 0, or in place, which is said to
 # work on stored values.
 ON_VALUES = (
-    "abs", "abs_", "add", "add_", "addcdiv", "addcdiv_", "addcmul", "addcmul_", "alias", "clone", "copy_", "detach",
-    "div", "div_", "empty_like", "fill_", "full_like", "lerp", "lerp_", "maximum", "minimum", "mul", "mul_", "neg",
+    "abs", "abs_", "add", "add_", "addcdiv_", "addcmul_", "alias", "clone", "copy_", "detach",
+    "div", "div_", "empty_like", "fill_", "lerp_", "maximum", "minimum", "mul", "mul_", "neg",
     "neg_", "reciprocal_", "relu", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh", "threshold_backward", "zero_",
     "zeros_like",
 )  # fmt: skip

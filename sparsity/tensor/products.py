@@ -16,6 +16,8 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like,
              torch.bmm, torch.Tensor.bmm, torch.sparse.mm, torch.dot, torch.Tensor.dot)  # fmt: skip
 def matmul(left: Tensor, right: Tensor) -> Tensor:
     """left @ right of up to three dimensions, one or both sparse; two sparse matrices give a sparse one."""
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
+        raise TypeError(f"matmul takes tensors, got {type(left).__name__} and {type(right).__name__}: see torch.as_tensor")
     if not torch.compiler.is_compiling() and (product := matmul_at_once(left, right)) is not None:
         return product
     left, right = _autocast(left, right)
@@ -75,5 +77,7 @@ def _autocast(*factors: Tensor) -> list[Tensor]:
 
 
 def _plus(addend: Tensor, beta: float, product: Tensor, alpha: float) -> Tensor:
+    if not product.is_floating_point() and not product.is_complex():
+        beta, alpha = int(beta), int(alpha)  # as torch has it for integers
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (addend if beta == 1 else addend * beta)

@@ -1,6 +1,7 @@
 """Reductions of SparseTensors to dense tensors. All elements count, also those that are not stored."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod as product_of
 from typing import Any
 
@@ -31,6 +32,8 @@ def sum_(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype:
 @implements(torch.mean, torch.Tensor.mean)
 def mean(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Dense means over all or some dimensions."""
+    if not (dtype or input.dtype).is_floating_point and not (dtype or input.dtype).is_complex:
+        raise RuntimeError(f"mean(): the result must be floating point or complex, not {dtype or input.dtype}: give a dtype")
     return sum_(input, dim, keepdim, dtype=dtype) / product_of(input.shape[each] for each in _dims(input, dim))
 
 
@@ -66,13 +69,22 @@ def min_(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
 
 def _extreme(function: Any, whole: Any, elementwise: Any, input: SparseTensor, args: Any, kwargs: Any) -> Any:
     if not args and not kwargs:
+        if not input.numel():
+            raise RuntimeError(f"{function.__name__}() of a tensor without elements: there is no {function.__name__}imum")
         return whole(input)
     other = args[0] if args else kwargs.get("other")
     return elementwise(input, other) if isinstance(other, Tensor) else densified(function, (input, *args), kwargs)
 
 
 def _reduced(input: SparseTensor, kind: str, dim: Dims, keepdim: bool) -> Tensor:
+    if input.dtype == torch.bool:
+        return _reduced(like(input, values_of(input).to(torch.int8)), kind, dim, keepdim).bool()
+    if input.dtype.is_complex:
+        out: Tensor = densified(getattr(torch, kind), (input,), {} if dim is None else {"dim": dim, "keepdim": keepdim})
+        return out
     dims = _dims(input, dim)
+    if not input.numel() and kind != "prod" and (dim is None or any(not input.shape[each] for each in dims)):
+        raise IndexError(f"{kind}() over no elements of a tensor {list(input.shape)}: reduce dimensions that have some")
     extent = product_of(input.shape[each] for each in dims)
     fibres = all_fibres(input, dims)
     out = segment_reduce(fibres.positions, fibres.values, kind, extent)
@@ -82,13 +94,17 @@ def _reduced(input: SparseTensor, kind: str, dim: Dims, keepdim: bool) -> Tensor
 
 def _in(input: SparseTensor, dtype: torch.dtype | None) -> SparseTensor:
     """The tensor in the type of a sum or product."""
-    dtype = dtype or (input.dtype if input.dtype.is_floating_point else torch.int64)
+    dtype = dtype or (input.dtype if input.dtype.is_floating_point or input.dtype.is_complex else torch.int64)
     return input if dtype == input.dtype else like(input, values_of(input).to(dtype))
 
 
 def _dims(tensor: Tensor, dim: Dims) -> list[int]:
     given = range(tensor.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    return sorted(within(each, tensor.dim()) for each in given) or list(range(tensor.dim()))
+    dims = sorted(within(each, tensor.dim()) for each in given) or list(range(tensor.dim()))
+    twice = next((dim for dim, after in pairwise(dims) if dim == after), None)
+    if twice is not None:
+        raise RuntimeError(f"dim {twice} appears multiple times in the list of dims")
+    return dims
 
 
 def _restored(out: Tensor, dims: Sequence[int]) -> Tensor:

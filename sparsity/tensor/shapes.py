@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.einsum import einsum, transposed
-from gossamer.sparsity.tensor.extension import implements
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of
+from gossamer.sparsity.tensor.extension import implements, unsupported
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of, like, values_of
 
 
 @implements(torch.Tensor.to_dense)
@@ -43,9 +43,9 @@ def transpose(input: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
 
 
 @implements(torch.permute, torch.Tensor.permute)
-def permute(input: SparseTensor, *dims: Any) -> SparseTensor:
+def permute(input: SparseTensor, *order: Any, dims: Sequence[int] | None = None) -> SparseTensor:
     """The dimensions in another order, without a copy."""
-    return transposed(input, _listed(dims))
+    return transposed(input, _listed(order) if dims is None else dims)
 
 
 @implements(torch.Tensor.mT.__get__)  # type: ignore[attr-defined]
@@ -54,15 +54,31 @@ def m_t(input: SparseTensor) -> SparseTensor:
     return transpose(input, -2, -1)
 
 
+@implements(torch.adjoint, torch.Tensor.adjoint, torch.Tensor.mH.__get__, torch.Tensor.H.__get__)  # type: ignore[attr-defined]
+def adjoint(input: SparseTensor) -> SparseTensor:
+    """The last two dimensions exchanged, of complex numbers the conjugates."""
+    turned = m_t(input)
+    return like(turned, values_of(turned).conj().resolve_conj()) if input.is_complex() else turned
+
+
 @implements(torch.reshape, torch.Tensor.reshape, torch.Tensor.view)
-def reshape(input: SparseTensor, *shape: Any) -> SparseTensor:
-    """The entries in another shape (one size may be -1): COO stays COO, other formats become CSR or CSF if they must."""
-    sizes, count = _listed(shape), prod(input.shape)
+def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None) -> SparseTensor:
+    """The entries in another shape (one size may be -1): COO stays COO, other formats become CSR or CSF if they must.
+
+    Without dimensions it is dense.
+    """
+    if given and isinstance(given[0], torch.dtype):
+        raise unsupported("view as another dtype", "use to(), which converts the values")
+    wanted = _listed(given) if shape is None else list(shape)
+    sizes, count = list(wanted), prod(input.shape)
     if -1 in sizes:
         known = -prod(sizes)
         sizes[sizes.index(-1)] = count // known if known else 0
+    if not sizes and count == 1:
+        scalar: Any = to_dense(input).reshape(())
+        return scalar
     if not sizes or prod(sizes) != count:
-        raise GossamerError(f"a SparseTensor {list(input.shape)} has no shape {_listed(shape)}: it has {count} elements")
+        raise ArgumentError(f"a SparseTensor {list(input.shape)} has no shape {wanted}: it has {count} elements")
     if sizes == list(input.shape):
         return input
     listed = CoordinateList.of(input)
@@ -107,11 +123,11 @@ def unsqueeze(input: SparseTensor, dim: int) -> SparseTensor:
 
 @implements(torch.squeeze, torch.Tensor.squeeze)
 def squeeze(input: SparseTensor, dim: int | Sequence[int] | None = None) -> SparseTensor:
-    """Without the dimensions of size 1, all or those named; a last one stays."""
+    """Without the dimensions of size 1, all or those named; dense if none is left."""
     named = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {within(each, input.dim()) for each in named}
     shape = [extent for n, extent in enumerate(input.shape) if n not in gone or extent != 1]
-    return reshape(input, *(shape or [1]))
+    return reshape(input, shape)
 
 
 def within(dim: int, rank: int) -> int:

@@ -1,6 +1,6 @@
 """Parts of SparseTensors: slices, rows in any order, what a mask names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, set_places
-from gossamer.sparsity.tensor.extension import implements, unsupported
+from gossamer.sparsity.tensor.densify import densified
+from gossamer.sparsity.tensor.extension import implements
 from gossamer.sparsity.tensor.shapes import reshape, to_dense, within
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -46,20 +47,31 @@ def masked_select(input: SparseTensor, mask: Tensor) -> SparseTensor:
 
 @implements(torch.Tensor.__getitem__)
 def getitem(input: SparseTensor, index: Any) -> Tensor:
-    """Rows and blocks: slices and tensors of integers or bools for a dimension; a number gives a dense slice."""
-    indices = index if isinstance(index, tuple) else (index,)
-    if Ellipsis in [i for i in indices if not isinstance(i, Tensor)]:
-        at = [i is Ellipsis for i in indices].index(True)
-        indices = (*indices[:at], *[slice(None)] * (input.dim() - len(indices) + 1), *indices[at + 1 :])
-    if len(indices) > input.dim():
-        raise IndexError(f"{len(indices)} indices for a SparseTensor of {input.dim()} dimensions")
-    out = input
-    numbers = tuple(dim for dim, each in enumerate(indices) if isinstance(each, int))
-    chosen = [(dim, index) for dim, each in enumerate(indices) if (index := _index(each, dim, input)) is not None]
+    """Sparse for slices, new dimensions, and one tensor, list or mask; a number gives a dense slice.
+
+    Tensors for all dimensions give the dense elements that they name together; other mixtures are looked up in all elements.
+    """
+    indices = _spelled_out(input, index if isinstance(index, tuple) else (index,))
+    if indices is None:
+        out: Tensor = densified(torch.Tensor.__getitem__, (input, index), {})
+        return out
+    along = [each for each in indices if each is not None]
+    if len(along) > 1 and all(isinstance(each, Tensor) and each.dim() for each in along) and None not in indices:
+        return _elements(input, along)
+    numbers = [isinstance(each, int) or (isinstance(each, Tensor) and not each.dim()) for each in along]
+    chosen = [(dim, found) for dim, each in enumerate(along) if (found := _index(each, dim, input)) is not None]
+    part = input
+    dense_after = any(numbers) or None in indices
     for number, (dim, each) in enumerate(chosen):
-        with nullcontext() if number + 1 == len(chosen) and not numbers else sizes_stay_inside():
-            out = index_select(out, dim, each)
-    return to_dense(out).squeeze(numbers) if numbers else out
+        with nullcontext() if number + 1 == len(chosen) and not dense_after else sizes_stay_inside():
+            part = index_select(part, dim, each)
+    if any(numbers):
+        of_numbers = iter(numbers)
+        return to_dense(part)[tuple([None if each is None else 0 if next(of_numbers) else slice(None) for each in indices])]
+    if None in indices:
+        sizes = iter(part.shape)
+        return reshape(part, [1 if each is None else next(sizes) for each in indices])
+    return part
 
 
 @implements(torch.unbind, torch.Tensor.unbind)
@@ -74,18 +86,65 @@ def iterate(input: SparseTensor) -> Iterator[Tensor]:
     return iter(unbind(input))
 
 
+def _spelled_out(input: SparseTensor, given: tuple[Any, ...]) -> list[Any] | None:
+    """An index for each dimension, and None for each new one; None for what no sparse way is known for."""
+    indices = [torch.tensor(each, dtype=None if each else torch.int64) if isinstance(each, list) else each for each in given]
+    for each in indices:
+        if isinstance(each, bool) or not (each is None or each is Ellipsis or isinstance(each, int | slice | Tensor)):
+            return None
+        if isinstance(each, Tensor) and each.dim() != 1 and each.dtype in (torch.bool, torch.uint8):
+            return None
+    taken = sum(each is not None and each is not Ellipsis for each in indices)
+    if taken > input.dim():
+        raise IndexError(f"{taken} indices for a SparseTensor of {input.dim()} dimensions")
+    places = [n for n, each in enumerate(indices) if each is Ellipsis] or [len(indices)]
+    whole = [slice(None)] * (input.dim() - taken)
+    indices = [*indices[: places[0]], *whole, *(each for each in indices[places[0] :] if each is not Ellipsis)]
+    tensors = [each for each in indices if isinstance(each, Tensor) and each.dim()]
+    together = len(tensors) == len(indices) == input.dim() and len(tensors) > 1
+    if not together and (len(tensors) > 1 or any(each.dim() > 1 for each in tensors)):
+        return None
+    return indices
+
+
+def _elements(input: SparseTensor, given: Sequence[Tensor]) -> Tensor:
+    """The elements at the places that index tensors name, one tensor a dimension, broadcast to one shape."""
+    found: list[Any] = [_index(each, dim, input) for dim, each in enumerate(given)]
+    each_shape = [each.shape if each.dtype != torch.bool else at.shape for each, at in zip(given, found, strict=True)]
+    together = torch.broadcast_tensors(*(at.view(shape) for at, shape in zip(found, each_shape, strict=True)))
+    first, *others = (at.flatten() for at in together)
+    for dim, (at, extent) in enumerate(zip(others, input.shape[1:], strict=True), 1):
+        inside, message = ((at >= 0) & (at < extent)).all(), f"index is out of bounds for dimension {dim} of size {extent}"
+        if torch.compiler.is_compiling():
+            torch._assert_async(inside, message)
+        elif not inside:
+            raise IndexError(message)
+    rows = CoordinateList.of(input).placed(0, first, input.shape[0])
+    there = torch.ones_like(rows.at[0], dtype=torch.bool)
+    for crd, at in zip(rows.at[1:], others, strict=True):
+        there = there & (crd == at.index_select(0, rows.at[0]))
+    values = torch.where(there, rows.values, 0)
+    return values.new_zeros(first.numel()).index_add(0, rows.at[0], values).view(together[0].shape)
+
+
 def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
     """What index_select takes; None for the whole dimension."""
     extent = input.shape[dim]
     if isinstance(each, slice):
         start, stop, step = each.indices(extent)
+        if step <= 0:
+            raise ValueError("step must be greater than zero")
         whole = (start, stop, step) == (0, extent, 1)
-        return None if whole else torch.arange(start, stop, step, device=input.device)
+        return None if whole else torch.arange(start, max(start, stop), step, device=input.device)
     if isinstance(each, int):
         if not -extent <= each < extent:
             raise IndexError(f"index {each} is out of bounds for dimension {dim} of size {extent}")
         return torch.arange(each % extent, each % extent + 1, device=input.device)
-    if isinstance(each, Tensor) and each.dim() == 1:
-        each = each.to(input.device)  # torch takes those of the CPU everywhere
-        return set_places(each) if each.dtype == torch.bool else torch.where(each < 0, each + extent, each)
-    raise unsupported(f"indexing with {type(each).__name__}", "use to_dense()")
+    each = each.to(input.device).flatten()  # torch takes those of the CPU everywhere
+    if each.dtype in (torch.bool, torch.uint8):
+        if each.shape[0] != extent:
+            raise IndexError(f"the mask [{each.shape[0]}] does not match dimension {dim} of size {extent}")
+        return set_places(each.bool())
+    if each.is_floating_point() or each.is_complex():
+        raise IndexError(f"tensors used as indices must be integers or bools, got {each.dtype}")
+    return torch.where(each < 0, each + extent, each)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,13 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-from gossamer.runtime.torch_internals import SPARSE_TENSORS, make_wrapper_subclass, refusal, temporarily_clear_interpreter_stack
+from gossamer.runtime.torch_internals import (
+    SPARSE_TENSORS,
+    make_wrapper_subclass,
+    refusal,
+    refuse_addresses,
+    temporarily_clear_interpreter_stack,
+)
 from gossamer.sparsity.arrays.stored_entries import block_sizes
 from gossamer.sparsity.arrays.structure import INTEGERS, check
 from gossamer.sparsity.kernels.contract_ir import Operand
@@ -23,6 +30,7 @@ from gossamer.sparsity.kernels.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_transform, transformed
 from gossamer.sparsity.operations.sparse_results import compress, convert
 from gossamer.sparsity.tensor import interchange
+from gossamer.sparsity.tensor.given import format_of, shape_of, tensor_of
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _make = refusal(SPARSE_TENSORS) or make_wrapper_subclass
@@ -44,7 +52,7 @@ class SparseTensor(torch.Tensor):
     """
 
     functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see extension.py
-    otherwise: ClassVar[Callable[..., Any]]  # what the others do, see densify.py
+    call: ClassVar[Callable[..., Any]]  # what a function of torch does, see calling.py
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operator → ours, see pointwise.py
     matmul_again: ClassVar[
         Callable[..., Tensor | None]
@@ -61,6 +69,7 @@ class SparseTensor(torch.Tensor):
     ) -> "SparseTensor":
         values = components[-1]
         self: SparseTensor = _make(cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad)
+        refuse_addresses(self)  # it has no memory of its own: an address would be a null pointer
         return self
 
     def __init__(self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False) -> None:
@@ -74,6 +83,9 @@ class SparseTensor(torch.Tensor):
     @classmethod
     def from_dense(cls, dense: Tensor, format: Format = Format.CSR) -> "SparseTensor":
         """The nonzeros of `dense` (NaN is one) in `format`. FormatError if it cannot hold them."""
+        dense, format = tensor_of(dense, "what from_dense stores"), format_of(format)
+        if dense.layout != torch.strided:
+            return cls.from_torch(dense).to_format(format)
         format.level_sizes(dense.shape)
         at = (dense.detach() != 0).nonzero().unbind(1)
         values = dense[at] if dense.dim() else dense.reshape(1)
@@ -87,6 +99,7 @@ class SparseTensor(torch.Tensor):
         tensor become dense levels, batches of the compressed layouts a dense level in front. A strided tensor becomes CSR.
         check=False promises that the indices are in bounds and in order, without duplicates.
         """
+        tensor = tensor_of(tensor, "what from_torch stores")
         if tensor.layout == torch.strided:
             return cls.from_dense(tensor, Format.CSR if tensor.dim() == 2 else Format.csf(tensor.dim()))
         return _checked(*interchange.from_torch(tensor), check)
@@ -114,8 +127,10 @@ class SparseTensor(torch.Tensor):
         weight      [edges], 1.0 if left out; the weights of parallel edges are summed
         size        (targets, sources) or their common number; if left out, the largest index + 1
         """
+        edge_index = tensor_of(edge_index, "edge_index")
+        weight = None if weight is None else tensor_of(weight, "weight")
         at, weight, shape = interchange.edges(edge_index, weight, size)
-        return from_entries(format, shape, at, weight)
+        return from_entries(format_of(format), shape, at, weight)
 
     @classmethod
     def from_parts(
@@ -136,17 +151,15 @@ class SparseTensor(torch.Tensor):
         Integers may be int32 or int64, if `format` does not give widths; 8 and 16 bits are unsigned. check=False promises that
         the structure is well-formed: a kernel reads and writes wherever it points to.
         """
-        arrays = {
-            "positions": [positions] if isinstance(positions, Tensor) else list(positions),
-            "coordinates": [coordinates] if isinstance(coordinates, Tensor) else list(coordinates),
-        }
+        arrays = {"positions": _listed(positions, "positions"), "coordinates": _listed(coordinates, "coordinates")}
+        format, shape, values = format_of(format), shape_of(shape), tensor_of(values, "values")
         format = _with_widths_of(format, arrays)
         kinds = [kind for _, kind in format.components()]
         for kind, given in arrays.items():
             if kinds.count(kind) != len(given):
                 raise FormatError(f"{format.name} has {kinds.count(kind)} arrays of {kind}, got {len(given)}")
         components = [*(arrays[kind].pop(0).contiguous() for kind in kinds[:-1]), values.contiguous().flatten()]
-        return _checked(format, tuple(shape), components, check)
+        return _checked(format, shape, components, check)
 
     # What it is
 
@@ -169,10 +182,13 @@ class SparseTensor(torch.Tensor):
         """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
         with torch.DisableTorchFunctionSubclass():
             shape = self.shape
-        return values_of(self).view(-1, *block_sizes(self._format, shape))
+        block = block_sizes(self._format, shape)
+        values = values_of(self)
+        return values.view(values.shape[0] // max(prod(block), 1), *block) if block else values
 
     def with_values(self, values: Tensor) -> "SparseTensor":
         """The same pattern with other values, of the shape of `values()` or flat, in any dtype; gradients flow to them."""
+        values = tensor_of(values, "values")
         if values.numel() != self.nnz:
             raise FormatError(f"{self.nnz} values are stored, got {values.numel()}: give one for each")
         return like(self, values.flatten())
@@ -209,6 +225,7 @@ class SparseTensor(torch.Tensor):
 
         Zeros that were stored to fill up blocks are dropped; other stored zeros stay.
         """
+        format = format_of(format)
         if format == self._format:
             return self
         if format.rank != self.dim():
@@ -243,9 +260,7 @@ class SparseTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in cls.functions:
-            return cls.functions[func](*args, **(kwargs or {}))
-        return cls.otherwise(func, args, kwargs or {})
+        return cls.call(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -366,6 +381,12 @@ def _with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:
         if types and not widths[kind] and types != {torch.int64}:
             widths[kind] = types.pop().itemsize * 8
     return format.with_widths(widths["positions"], widths["coordinates"])
+
+
+def _listed(given: Any, what: str) -> list[Tensor]:
+    """The arrays of several levels, or of one."""
+    several = isinstance(given, list | tuple) and not any(isinstance(each, int) for each in given)
+    return [tensor_of(each, what) for each in (given if several else [given])]
 
 
 def _checked(format: Format, shape: Sequence[int], components: Sequence[Tensor], checking: bool) -> SparseTensor:

@@ -193,8 +193,24 @@ def test_operands_that_do_not_fit() -> None:
         a @ torch.ones(5, 2)
     with pytest.raises(EinsumError, match=r"of torch.float32 and torch.float64: convert the operands to one dtype"):
         a @ torch.ones(4, 2, dtype=torch.float64)
-    with pytest.raises(GossamerError, match=r"no kernels for torch.complex64, only for float32, .*: convert the operands"):
-        sparse(matrix(3, 4, dtype=torch.complex64)) @ torch.ones(4, 2, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bool])
+def test_types_without_kernels_are_computed_by_torch(dtype: torch.dtype) -> None:
+    dense = matrix(3, 4).to(dtype)
+    if dtype.is_complex:
+        dense = dense * 1j
+    a = sparse(dense)
+    assert a.to_dense().equal(dense)
+    if dtype.is_complex:
+        x = torch.randn(4, 2, dtype=dtype)
+        equal(a @ x, dense @ x)
+        equal(a.sum(), dense.sum())
+        equal((a @ a.t()).to_dense(), dense @ dense.t())
+        equal((a + a.to_format(Format.COO)).to_dense(), 2 * dense)
+    else:
+        assert a.any() == dense.any()
+        assert a.amax(1).equal(dense.amax(1))
 
 
 # Elementwise, shapes and reductions, beside what test_every_operation.py has

@@ -40,9 +40,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         note(spec)
         launch(build, operands, spec, out)
 
-    def calling(build: Any, classify: Any, text: str, dtype: torch.dtype) -> Any:
+    def calling(build: Any, classify: Any, text: str, *arrays: Any) -> Any:
         note(Spec.parse(text))
-        return call_of(build, classify, text, dtype)
+        return call_of(build, classify, text, *arrays)
 
     monkeypatch.setattr(sparse_kernels, "launch", launching)
     monkeypatch.setattr(dense_results, "call_of", calling)

@@ -1,0 +1,75 @@
+"""What every call is looked at for before a kernel gets its addresses: do the arrays fit what the spec says of them?
+
+arrays, sizes and spec (see operands) → nothing, or an ArgumentError
+
+Types, devices, ranks and lengths are looked at, which takes no time to speak of and needs no contents: what stands in positions
+and coordinates was checked when the tensor was made (see structure). Whatever is not contiguous is copied later, on its way to
+the kernel.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import FormatError, GossamerError
+from gossamer.sparsity.arrays.structure import INTEGERS, check_lengths
+from gossamer.sparsity.kernels.operands import Bound, Spec, bind
+
+
+class ArgumentError(GossamerError, RuntimeError):
+    """Tensors whose shapes, types or devices do not go together in an operation. torch has a RuntimeError for them."""
+
+
+def check_arguments(arrays: Sequence[Tensor], sizes: Sequence[int], spec: Spec, dtype: torch.dtype) -> None:
+    """ArgumentError unless all operands of a call are of one dtype, on one device, and of the sizes that the letters share."""
+    if len(arrays) != sum(operand.arrays for operand in spec.operands):
+        raise ArgumentError(f"{_described(spec)} takes {sum(o.arrays for o in spec.operands)} arrays, got {len(arrays)}")
+    extents: dict[str, int] = {}
+    for operand in bind(arrays, sizes, spec):
+        if len(operand.shape) != len(operand.letters):
+            raise ArgumentError(f"{_described(spec)}: '{operand.letters}' has the shape {list(operand.shape)}")
+        for letter, extent in zip(operand.letters, operand.shape, strict=True):
+            if extents.setdefault(letter, extent) != extent:
+                raise ArgumentError(f"{_described(spec)}: '{letter}' is {extents[letter]} and {extent}")
+        if operand.values.dtype != dtype:
+            raise ArgumentError(f"{_described(spec)} of {dtype} and {operand.values.dtype}: convert with .to()")
+        for array in operand.arrays:
+            if array.device != arrays[0].device or array.layout != torch.strided:
+                raise ArgumentError(
+                    f"{_described(spec)} of arrays on {arrays[0].device} and on {array.device} ({array.layout}): "
+                    "bring all of them to one device, strided"
+                )
+        if operand.format is not None:
+            _check_arrays(operand)
+
+
+def check_alike(name: str, operands: Sequence[tuple[str, Tensor]]) -> None:
+    """ArgumentError unless dense operands, with a letter for each dimension, are of the sizes that the letters share, of one
+    dtype and on one device."""
+    sizes: dict[str, int] = {}
+    first = operands[0][1]
+    for letters, tensor in operands:
+        if tensor.dtype != first.dtype or tensor.device != first.device:
+            found = f"{first.dtype} on {first.device} and {tensor.dtype} on {tensor.device}"
+            raise ArgumentError(f"{name} of {found}: bring all operands to one type and device")
+        if len(letters) != tensor.dim() or any(sizes.setdefault(*e) != e[1] for e in zip(letters, tensor.shape, strict=True)):
+            shapes = ", ".join(f"{letters} {list(tensor.shape)}" for letters, tensor in operands)
+            raise ArgumentError(f"{name} of operands that do not fit each other: {shapes}")
+
+
+def _check_arrays(operand: Bound) -> None:
+    format = operand.format
+    assert format is not None
+    widths = {"positions": format.pos_width, "coordinates": format.crd_width}
+    for (level, kind), array in zip(format.components(), operand.arrays, strict=True):
+        if kind in widths and array.dtype != INTEGERS[widths[kind]]:
+            raise ArgumentError(f"{kind} of level {level} of {format.name} are {array.dtype}, not {INTEGERS[widths[kind]]}")
+    try:
+        check_lengths(format, operand.shape, operand.arrays)
+    except FormatError as problem:
+        raise ArgumentError(str(problem)) from problem
+
+
+def _described(spec: Spec) -> str:
+    return f"{','.join(operand.letters for operand in spec.operands)}->{spec.result.letters}"

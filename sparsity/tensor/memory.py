@@ -1,0 +1,87 @@
+"""What asks for the memory of a SparseTensor: it has that of its arrays, and none of its own.
+
+To torch it is a tensor without memory. Whoever asks torch for its address, in C++ too, gets an error instead of a null pointer
+(`SparseTensor.__new__` sees to it); what can be done with the arrays instead is done here.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.tensor.extension import implements, unsupported
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+
+class NoMemoryError(GossamerError, BufferError):
+    """Memory was asked for as that of a dense tensor."""
+
+
+@implements(torch.Tensor.share_memory_)
+def share_memory_(input: SparseTensor) -> SparseTensor:
+    """Moves all arrays to memory that processes share."""
+    for array in input.components:
+        array.share_memory_()
+    return input
+
+
+@implements(torch.Tensor.is_shared)
+def is_shared(input: SparseTensor) -> bool:
+    """Whether processes share all arrays."""
+    return all(array.is_shared() for array in input.components)
+
+
+@implements(torch.Tensor.pin_memory)
+def pin_memory(input: SparseTensor, device: Any = None) -> SparseTensor:
+    """With all arrays in pinned memory, for which there must be a GPU."""
+    return SparseTensor(input.format, input.shape, [array.detach().pin_memory() for array in input.components])
+
+
+@implements(torch.Tensor.is_pinned)
+def is_pinned(input: SparseTensor, device: Any = None) -> bool:
+    """Whether all arrays are in pinned memory."""
+    return all(array.is_pinned() for array in input.components)
+
+
+@implements(torch.Tensor.record_stream)
+def record_stream(input: SparseTensor, stream: Any) -> None:
+    """Keeps the memory of all arrays until a stream has done with it."""
+    for array in input.components:
+        array.record_stream(stream)
+
+
+@implements(torch.Tensor.apply_)
+def apply_(input: SparseTensor, function: Callable[[Any], Any]) -> SparseTensor:
+    """Applies a Python function, which must leave 0 as it is, to the stored values."""
+    if function(torch.zeros((), dtype=input.dtype).item()) != 0:
+        raise unsupported("apply_ of a function that makes zeros nonzero", "use to_dense().apply_()")
+    input.values().detach().apply_(function)
+    return input
+
+
+@implements(torch.Tensor.__deepcopy__)
+def deepcopy(input: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
+    """A copy of all arrays."""
+    if id(input) in memo:
+        found: SparseTensor = memo[id(input)]
+        return found
+    if not input.is_leaf:
+        raise unsupported("deepcopy of a tensor that was computed with gradients", "copy what detach() gives")
+    arrays = [array.detach().clone() for array in input.components]
+    copy = SparseTensor(input.format, input.shape, arrays, input.requires_grad)
+    copy.__dict__.update({name: value for name, value in input.__dict__.items() if name == "_is_param"})
+    memo[id(input)] = copy
+    return copy
+
+
+@implements(
+    torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__, torch.Tensor.data_ptr, torch.Tensor.numpy, torch.Tensor.__array__,
+    torch.Tensor.map_, torch.Tensor.map2_, torch.Tensor.__cuda_array_interface__.__get__,
+)  # fmt: skip
+def address(*_: Any, **__: Any) -> NoReturn:
+    """DLPack, NumPy and addresses know dense tensors only."""
+    raise NoMemoryError(
+        "a SparseTensor has no memory of its own, only its arrays have: pass to_dense(), or values(), positions(level) and "
+        "coordinates(level) one by one, or to_scipy()"
+    )

@@ -1,0 +1,53 @@
+"""The ways in which torch lets its functions be called: operands by keyword, `axis` for `dim`, `out`.
+
+Functions for SparseTensors name their operands as they like, for they get them by position here.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+_OPERANDS = ("self", "input", "mat", "mat1", "batch1", "tensor", "other", "vec", "vec1", "vec2", "mat2", "batch2", "exponent")
+"""torch's names for tensors, in the order of its signatures."""
+_SAME = {"axis": "dim", "keepdims": "keepdim", "x": "input"}
+
+
+def spelled(ours: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as a function of ours takes them."""
+    named = {_SAME.get(name, name) if name not in _parameters(ours) else name: value for name, value in kwargs.items()}
+    found = list(args)
+    for name in _OPERANDS:
+        if name in named and (name not in _parameters(ours) or name in ("self", "input")):
+            found.insert(0 if name in ("self", "input") else len(found), named.pop(name))
+    return found, named
+
+
+def into(out: Any, result: Any) -> Tensor:
+    """Writes a result into the tensor that was given as `out`, as torch does."""
+    if isinstance(out, SparseTensor) or not isinstance(out, Tensor) or not isinstance(result, Tensor):
+        raise GossamerError("out= takes one dense tensor where an operand is a SparseTensor: use the result itself")
+    if torch.is_grad_enabled() and (out.requires_grad or result.requires_grad):
+        raise RuntimeError("functions with out=... arguments don't support automatic differentiation")
+    if not torch.can_cast(result.dtype, out.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
+    dense = result.to_dense() if isinstance(result, SparseTensor) else result
+    if out.shape != dense.shape:
+        out.resize_(dense.shape)
+    return out.copy_(dense)
+
+
+@torch.compiler.assume_constant_result
+def _parameters(ours: Callable[..., Any]) -> frozenset[str]:
+    return _names(ours)
+
+
+@cache
+def _names(ours: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(ours).parameters)

@@ -1,0 +1,94 @@
+"""What torch would say to dense tensors in place of SparseTensors: what it refuses, we refuse, in its words.
+
+    torch.permute(a, (0, 0))      →      torch.permute(torch.empty(a.shape, device="meta"), (0, 0))      →      RuntimeError
+
+A tensor on the device "meta" has a shape and a type, but no elements, so that asking costs no more than a call. Calls that have
+passed are known by the shapes and types of their arguments. What torch can only say with the elements at hand is not asked.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.runtime.torch_internals import tree_map_only
+from gossamer.sparsity.operations.dispatch import watched
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+_KEPT = 4096
+
+_asked: set[Callable[..., Any]] = set()
+_passed: set[Any] = set()
+_OF_SPARSE_LAYOUTS = ["coalesce", "is_coalesced", "values", "indices", "to_sparse", "resolve_conj", "__deepcopy__", "__iter__"]
+
+
+def ask_about(functions: Sequence[Callable[..., Any]]) -> None:
+    """Has calls of these functions asked about from now on, except of those that dense tensors do not have."""
+    for function in functions:
+        module = getattr(function, "__module__", None) or ""
+        if not module.startswith("torch.sparse") and function.__name__ not in _OF_SPARSE_LAYOUTS:
+            _asked.add(function)
+
+
+def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """What torch raises for dense tensors, if it does."""
+    if func not in _asked or watched():
+        return None
+    try:
+        key = func, _described(args), _described(kwargs)
+        if key in _passed:
+            return None
+    except TypeError:  # an argument that has no hash
+        key = None
+    devices = {each.device for each in _tensors((args, kwargs))}
+    if len(devices) > 1 or torch.is_autocast_enabled(next(iter(devices)).type):
+        return None
+    try:
+        with torch.no_grad():
+            func(*_on_meta(func, args), **_on_meta(func, kwargs))
+    except NotImplementedError:
+        pass  # meta tensors have no such function, or it depends on the elements
+    except Exception as refused:
+        return refused
+    if key is not None:
+        if len(_passed) >= _KEPT:
+            _passed.clear()
+        _passed.add(key)
+    return None
+
+
+def _on_meta(func: Callable[..., Any], tree: Any) -> Any:
+    if func is torch.Tensor.__getitem__:  # whose index tensors say by their elements how many they pick
+        return (_empty(tree[0]), tree[1]) if tree else {}
+    return tree_map_only(Tensor, _empty, list(tree) if isinstance(tree, Sequence) else dict(tree))
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, SparseTensor):
+        with torch.DisableTorchFunctionSubclass():
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    if not tensor.dim() and tensor.is_cpu and tensor.layout is torch.strided:
+        return tensor.detach()  # a number
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map_only(Tensor, found.append, tree)
+    return found
+
+
+def _described(argument: Any) -> Any:
+    """What tells calls apart. TypeError for what cannot."""
+    if isinstance(argument, Tensor):
+        with torch.DisableTorchFunctionSubclass():
+            return tuple(argument.shape), argument.dtype
+    if isinstance(argument, list | tuple):
+        return type(argument), *map(_described, argument)
+    if isinstance(argument, Mapping):
+        return tuple((name, _described(each)) for name, each in argument.items())
+    if isinstance(argument, slice):
+        raise TypeError
+    hash(argument)
+    return type(argument), argument

@@ -1,0 +1,30 @@
+"""Random programs: half a minute of them here, for hours with GOSSAMER_FUZZ_SECONDS (seconds) and GOSSAMER_FUZZ_SEED.
+
+What fails is printed as a program, by `python -m tests.fuzz` as well.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = float(os.environ.get("GOSSAMER_FUZZ_SECONDS", "30"))
+SEED = int(os.environ.get("GOSSAMER_FUZZ_SEED", "0"))
+A_HANG = 120  # seconds more than a run is given
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_programs_give_what_dense_ones_give(how: str, tmp_path: Path) -> None:
+    note = tmp_path / "program"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", "--seconds", str(SECONDS), "--seed", str(SEED)]
+    command += ["--note", str(note), *(["--compiled"] if how == "compiled" else [])]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS + A_HANG, check=False, cwd=Path(__file__).parents[2]
+        )
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"no end of\n{note.read_text()}")
+    assert done.returncode >= 0, f"signal {-done.returncode} ended\n{note.read_text()}"
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
