@@ -4,8 +4,6 @@ What comes out of them is run, or believed. So a file counts only if it is a reg
 write to; a link, a pipe or a socket in its place is refused and never waited for. All refusals are OSErrors. Files are written
 under a temporary name and then renamed: any number of processes may read and write at once, and a write that fails leaves
 nothing behind.
-
-The directory is $GOSSAMER_CACHE_DIR, by default ~/.cache/gossamer; an empty value turns the cache off.
 """
 
 import logging
@@ -16,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+
+from gossamer.dialects.settings import CACHE_DIR
 
 log = logging.getLogger("gossamer")
 
@@ -31,12 +31,11 @@ _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 def directory() -> Path | None:
     """The cache directory, made if need be; None if the cache is off or the directory is not ours alone to write."""
-    given = os.environ.get("GOSSAMER_CACHE_DIR")
-    if given == "":
-        return None
     base = None
     try:
-        base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gossamer"
+        base = CACHE_DIR.get()
+        if base is None:
+            return None
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = base.stat()
     except (OSError, RuntimeError, ValueError) as problem:  # RuntimeError: there is no home; ValueError: a null in the name
