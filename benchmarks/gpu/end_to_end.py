@@ -23,7 +23,7 @@ from torch._dynamo.utils import counters
 
 import gossamer
 from gossamer.backend import sparse
-from gossamer.runtime import disk_cache
+from gossamer.runtime import cache_files
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest result
 _SAMPLES, _CALLS = 15, 20
@@ -236,7 +236,7 @@ def message_passing(device: torch.device) -> Iterator[dict[str, Any]]:
 
 def machine_code(device: torch.device) -> Iterator[dict[str, Any]]:
     """What the driver has linked is in the cache on disk, and the next process finds it there."""
-    directory = disk_cache.directory()
+    directory = cache_files.directory()
     kept = list(directory.glob("cubin-*")) if directory is not None else []
     yield {"check": "machine code on disk", "files": len(kept), "ok": bool(kept) or device.type != "cuda"}
 

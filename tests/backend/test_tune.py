@@ -31,7 +31,7 @@ Times = Callable[[Mapping[str, Callable[[], object]]], dict[str, float]]
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, two families to choose from, and predictions of vectors of 512 bits, without a calibration."""
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
-    usual = replace(Machine.usual(512), measured=frozenset(calibrate.ELEMENTS))
+    usual = replace(Machine.usual(512), measured=frozenset(calibrate._TYPES))
     monkeypatch.setattr(calibrated, "this_machine", lambda: usual)
     monkeypatch.setattr("gossamer.backend.devices.cpu.this_machine", lambda: usual)
     predict = lambda matrix, *given: cost_model.predict(replace(matrix, bits=512), *given)

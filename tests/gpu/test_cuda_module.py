@@ -39,7 +39,7 @@ def linked(recording: RecordingDriver) -> bool:
 
 def test_the_first_process_links_and_the_second_loads(cache: Path) -> None:
     assert linked(process())
-    (file,) = cache.iterdir()
+    (file,) = cache.glob("*.o")
     assert file.name.startswith("cubin-") and file.read_bytes().endswith(CUBIN + PTX.encode())
     assert not linked(process())
 
@@ -53,16 +53,16 @@ def test_machine_code_is_for_a_gpu_and_a_driver() -> None:
 @pytest.mark.parametrize("damage", [lambda code: code[:-1], lambda code: code + b"!", lambda code: b""])
 def test_a_damaged_entry_is_linked_anew(cache: Path, damage: object) -> None:
     process()
-    (file,) = cache.iterdir()
+    (file,) = cache.glob("*.o")
     file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]
     assert linked(process()) and not linked(process())
 
 
 def test_an_entry_of_other_code_is_not_taken(cache: Path) -> None:
     process()
-    (ours,) = cache.iterdir()
+    (ours,) = cache.glob("*.o")
     process(PTX + "// another")
-    (other,) = set(cache.iterdir()) - {ours}
+    (other,) = set(cache.glob("*.o")) - {ours}
     ours.write_bytes(other.read_bytes())
     assert linked(process())
 
@@ -80,8 +80,8 @@ def test_what_the_driver_refuses_is_linked_anew(cache: Path, caplog: pytest.LogC
 
 def test_without_a_cache_and_with_one_that_cannot_be_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.chmod(0o500)
-    monkeypatch.setattr("gossamer.runtime.disk_cache.replace", lambda *_: (_ for _ in ()).throw(OSError("read-only")))
-    assert linked(process()) and linked(process()) and not list(cache.iterdir())
+    monkeypatch.setattr("gossamer.runtime.cache_files.replace", lambda *_: (_ for _ in ()).throw(OSError("read-only")))
+    assert linked(process()) and linked(process()) and not list(cache.glob("*.o"))
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
     assert linked(process())
 
