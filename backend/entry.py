@@ -5,11 +5,14 @@ from typing import Any
 
 from torch import fx
 
+from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.report.graph_breaks import watch_for_sparse
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.runtime.torch_internals import INDUCTOR, off
 
 
 def sparse(
@@ -31,12 +34,14 @@ def sparse(
     watch_for_sparse(sparse)
     parsed = Options.parse(options)
     check_mode(mode)
+    check_disabled(parsed.disable)
     rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed, measuring=parsed.max_autotune or mode in MEASURING)
-    if parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs)):
+    wanted = parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs))
+    if wanted and not off(INDUCTOR):
         compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))
     else:
         compiled = eagerly(gm, example_inputs, rewrite)
-    rewrite.finish()
+    keep_with(compiled, rewrite.finish())
     return compiled
 
 

@@ -7,9 +7,11 @@ import torch
 
 from gossamer.backend.dense import check_mode
 from gossamer.backend.entry import sparse
+from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.report.graph_breaks import collect_breaks
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Report, collect
+from gossamer.runtime.torch_internals import known_off
 
 
 def explain(
@@ -32,15 +34,16 @@ def explain(
     """
     parsed = Options.parse(options)
     check_mode(mode)
+    check_disabled(parsed.disable)
     function = _uncompiled(model)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         with collect() as collected, collect_breaks() as breaks:
             compiled = torch.compile(function, backend=lambda gm, ex: sparse(gm, ex, mode=mode, options=parsed))
             compiled(*inputs, **kwargs)
     finally:
-        torch._dynamo.reset()
-    return Report(collected.decisions, breaks, len(collected.kernels))
+        torch.compiler.reset()
+    return Report(collected.decisions, breaks, len(collected.kernels), collected.seconds, known_off())
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.region_op import Callee
 from gossamer.backend.devices.calibrated import this_machine
+from gossamer.backend.devices.kernel import keeps_kernels
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
@@ -27,6 +27,7 @@ from gossamer.runtime import disk_cache
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.nonzeros import nonzero_mask
 from gossamer.runtime.target import host
+from gossamer.runtime.torch_internals import CACHE, is_traceable_wrapper_subclass, off
 from gossamer.runtime.versions import compiler, source_hash
 
 log = logging.getLogger("gossamer")
@@ -36,9 +37,9 @@ log = logging.getLogger("gossamer")
 class Rewritten:
     """What the rewriting of a graph came to.
 
-    regions     by the keys under which their operation finds them
+    regions     by the keys under which their operation finds them, as long as somebody keeps them
     structures  edge lists and what depends on them alone, likewise
-    decisions   for the report, and the `kernels` that they led to
+    decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
     lasting     whether it would come to the same in another process
     """
 
@@ -46,15 +47,22 @@ class Rewritten:
     structures: Mapping[str, Any]
     decisions: Sequence[Decision]
     kernels: Sequence[str]
+    seconds: Mapping[str, float]
     lasting: bool
+
+
+def version() -> str:
+    """What has rewritten a graph: graphs of another version call operations by other names, so that no cache may mix them."""
+    return f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}"
 
 
 def fingerprint(inputs: Inputs, options: Options) -> str | None:
     """A hash of all that decisions about a graph depend on; None where its regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
-    if disk_cache.directory() is None or options.dump_ir or any(tensor.device.type != "cpu" for tensor in tensors):
+    kept = all(keeps_kernels(tensor.device) for tensor in tensors)
+    if off(CACHE) or disk_cache.directory() is None or options.dump_ir or not kept:
         return None
-    found = hashlib.sha256(f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}\n{host()}\n".encode())
+    found = hashlib.sha256(f"{version()}\n{host()}\n".encode())
     state = (
         first_level_bytes(),
         this_machine(),
@@ -72,7 +80,7 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
     return found.hexdigest()[:32]
 
 
-def _described(value: object) -> str:
+def _described(value: Any) -> str:
     if is_traceable_wrapper_subclass(value):
         names, context = value.__tensor_flatten__()
         return f"{value.shape} {context} {[_described(getattr(value, name)) for name in names]}"
@@ -89,28 +97,26 @@ def remember(fingerprint: str, rewritten: Rewritten) -> None:
         log.info("graph cache: regions cannot be stored (%s), another process compiles the graph again", problem)
 
 
-def recall(fingerprint: str) -> bool:
-    """Makes the regions of a graph that torch has found in its cache known, and records the decisions about it.
+def recall(fingerprint: str) -> list[object] | None:
+    """Makes what a graph calls that torch has found in its cache known, and records the decisions about it.
 
-    False if they are not on disk, or not whole: the graph has to be compiled again.
+    What is returned is known as long as it is kept. None if it is not on disk, or not whole: compile the graph again.
     """
     entry = disk_cache.read(_key(fingerprint))
     if entry is None:
-        return False
+        return None
     try:
         found: Rewritten = pickle.loads(entry.code)  # in a directory that is this user's alone
     except Exception as problem:  # whatever unpickling may raise
         log.info("graph cache: regions cannot be restored (%s), the graph is compiled again", problem)
-        return False
-    for key, region in found.regions.items():
-        if region_op.find(key) is None:
-            region_op.add(key, region)
+        return None
+    called: list[object] = [region_op.add(key, region) for key, region in found.regions.items()]
     if found.structures:
         from gossamer.backend.calls import message_ops  # with sparse matrices, which other graphs do without
 
-        message_ops.restore(found.structures)
-    record(found.decisions, found.kernels)
-    return True
+        called += message_ops.restore(found.structures)
+    record(found.decisions, found.kernels, {})
+    return called
 
 
 def _key(fingerprint: str) -> str:

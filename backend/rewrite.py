@@ -8,14 +8,14 @@ import warnings
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.utils._python_dispatch import _disable_current_modes
 
 from gossamer.backend import graph_cache
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
+from gossamer.runtime.torch_internals import REGIONS, CustomGraphPass, disable_current_modes, off
 
 
 class SparseRewrite(CustomGraphPass):
@@ -30,24 +30,26 @@ class SparseRewrite(CustomGraphPass):
         self._dump = Dump(options.dump_ir) if options.dump_ir else None
         self._seen = False
         self._fingerprint: str | None = None
+        self._called: list[object] = []
 
     def __call__(self, graph: fx.Graph) -> None:
-        if self._inputs is None or not self._inputs.is_whole(graph):
-            return
+        if off(REGIONS) or self._inputs is None or not self._inputs.is_whole(graph):
+            return  # `finish` says so
         self._seen = True
-        with _disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
+        with disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
             self._rewrite(graph, self._inputs)
 
     def _rewrite(self, graph: fx.Graph, inputs: Inputs) -> None:
         from gossamer.backend.compile_graph import compile_graph  # with all of the compiler behind it
 
         try:
-            statics = inputs.match(graph)
+            inputs.match(graph)
         except Unmatched as problem:
             _give_up(inputs, str(problem))
             return
-        rewritten = compile_graph(graph, inputs, statics, self._options, self._dump, self._measuring)
-        record(rewritten.decisions, rewritten.kernels)
+        rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, self._measuring))
+        self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
+        record(rewritten.decisions, rewritten.kernels, rewritten.seconds)
         if self._fingerprint is not None and rewritten.lasting:
             graph_cache.remember(self._fingerprint, rewritten)
 
@@ -60,23 +62,30 @@ class SparseRewrite(CustomGraphPass):
     def done(self) -> bool:
         """Whether the graph has come by, or torch had it in its cache and its regions are known again."""
         if not self._seen and self._fingerprint is not None:
-            self._seen = graph_cache.recall(self._fingerprint)
+            called = graph_cache.recall(self._fingerprint)
+            self._seen = called is not None
+            self._called += called or ()
         return self._seen
 
-    def finish(self) -> None:
-        """To be called after compilation: lets go of the tensors, and notices if the graph never came by."""
+    def finish(self) -> list[object]:
+        """To be called after compilation: lets go of the tensors, and notices if the graph never came by.
+
+        Returns what the rewritten graphs call, which is to be kept as long as they are.
+        """
         inputs, self._inputs = self._inputs, None
         if inputs is not None and inputs.statics and not self._seen:
-            _give_up(inputs, "no traced graph has the inputs that Dynamo gave")
+            _give_up(inputs, off(REGIONS) or "no traced graph has the inputs that Dynamo gave")
+        called, self._called = self._called, []
+        return called
 
     def uuid(self) -> str:
         """Cache key of the pass: before it runs, a hash of what it decides by; then its decisions are in the graph, as region
-        keys that hash the regions' content."""
-        return "gossamer-4" if self._seen or self._fingerprint is None else self._fingerprint
+        keys that hash the regions' content, and the version says how they are called."""
+        return graph_cache.version() if self._seen or self._fingerprint is None else self._fingerprint
 
 
 def _give_up(inputs: Inputs, problem: str) -> None:
     warnings.warn(f"gossamer leaves a graph dense: {problem}", stacklevel=2)
     reason = f"the graph could not be read: {problem}"
     tensors = [(static.name, static.tensor) for static in inputs.statics.values() if zero_heavy(static.tensor)]
-    record([Decision(name, "-", tuple(t.shape), density(t), None, None, False, reason, None) for name, t in tensors], [])
+    record([Decision(name, "-", tuple(t.shape), density(t), None, None, False, reason, None) for name, t in tensors], [], {})

@@ -11,7 +11,7 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import ext
 
-from gossamer.dialects.kernel import KernelDialect, verified
+from gossamer.dialects.kernel import KernelOp, verified
 
 TERMS = ("values", "target", "source", "edge", "queries", "keys", "direction", "seed")
 """What attention reads; the first is always there."""
@@ -58,7 +58,7 @@ def _problem(op: Any) -> str | None:
     return None
 
 
-class AttendEdgesOp(KernelDialect.Operation, name="attend_edges", traits=[ext.Pure]):
+class AttendEdgesOp(KernelOp, name="attend_edges", traits=[ext.Pure]):
     """Softmax over each row's entries of a score an entry and head, and the sum of rows of values that it weights, in one pass.
 
     z[p, h]   = leaky_relu(target[i, h] + source[j, h] + edge[p, h] + scale w[p] <queries[i, h], keys[j, h]>, slope)
@@ -97,10 +97,9 @@ class AttendEdgesOp(KernelDialect.Operation, name="attend_edges", traits=[ext.Pu
     statistics: ext.Result[Any]
 
     verify_invariants = verified(_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
 
 
-class AttendEdgesGradOp(KernelDialect.Operation, name="attend_edges_grad", traits=[ext.Pure]):
+class AttendEdgesGradOp(KernelOp, name="attend_edges_grad", traits=[ext.Pure]):
     """What kernel.attend_edges has for gradients, along one side of the pattern; the weights are computed again.
 
     side        "target": `a` is the pattern; "source": `a` is its transpose, row by row the columns of the pattern
@@ -140,7 +139,6 @@ class AttendEdgesGradOp(KernelDialect.Operation, name="attend_edges_grad", trait
     of_values: ext.Result[Any] | None
 
     verify_invariants = verified(_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
 
 
 _READS = tuple(f"affine_map<(d0, d1, d2) -> ({dim}, d2)>" for dim in ("d0", "d1"))
@@ -165,7 +163,7 @@ def _reduce_problem(op: Any) -> str | None:
     return None
 
 
-class ReduceEdgesOp(KernelDialect.Operation, name="reduce_edges", traits=[ext.Pure]):
+class ReduceEdgesOp(KernelOp, name="reduce_edges", traits=[ext.Pure]):
     """y[r, f] = the sum, maximum or minimum (`kind`, with NaNs kept) of body over the entries (r, c) of row r of the pattern.
 
     A row without entries gives 0. The body reads matrices by (r, c, f) -> (r, f) and by (r, c, f) -> (c, f).
@@ -179,5 +177,4 @@ class ReduceEdgesOp(KernelDialect.Operation, name="reduce_edges", traits=[ext.Pu
     result: ext.Result[Any]
     body: ext.Region
 
-    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_reduce_problem)

@@ -37,6 +37,13 @@ class KernelDialect(ext.Dialect, name="kernel"):
     """Operations between linalg on sparse tensors and loops."""
 
 
+class KernelOp(KernelDialect.Operation):
+    """An operation; one that can be wrong has a verifier of its own: of regions, where it has some, else of the rest."""
+
+    verify_invariants = staticmethod(lambda op: True)
+    verify_region_invariants = staticmethod(lambda op: True)
+
+
 def verified(check: Callable[[Any], str | None]) -> staticmethod:
     """A verifier for `ext`: reports what `check` finds wrong as a diagnostic at the op."""
 
@@ -91,6 +98,12 @@ def _attend_problem(op: Any) -> str | None:
             return f"reads columns {offset} to {offset + columns - 1} of {name}, which is {tensor.type}"
     if len(op.mask) > 1:
         return f"has {len(op.mask)} masks"
+    return None
+
+
+def _regroup_problem(op: Any) -> str | None:
+    if op.x.type != op.result.type or ir.RankedTensorType(op.x.type).rank != 2:
+        return f"gives {op.result.type} for {op.x.type}, which must be one type of matrices"
     return None
 
 
@@ -171,7 +184,7 @@ def _read_problem(op: Any) -> str | None:
     return None
 
 
-class ContractOp(KernelDialect.Operation, name="contract", traits=[ext.Pure]):
+class ContractOp(KernelOp, name="contract", traits=[ext.Pure]):
     """A contraction with its epilogue, on any encodings."""
 
     lhs: ext.Operand[Any]
@@ -180,11 +193,10 @@ class ContractOp(KernelDialect.Operation, name="contract", traits=[ext.Pure]):
     result: ext.Result[Any]
     epilogue: ext.Region
 
-    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_contract_problem)
 
 
-class SpmmOp(KernelDialect.Operation, name="spmm", traits=[ext.Pure]):
+class SpmmOp(KernelOp, name="spmm", traits=[ext.Pure]):
     """y[t, m] = epilogue(sum_k x[t, k] w[m, k]), scheduled."""
 
     x: ext.Operand[Any]
@@ -196,32 +208,29 @@ class SpmmOp(KernelDialect.Operation, name="spmm", traits=[ext.Pure]):
     result: ext.Result[Any]
     epilogue: ext.Region
 
-    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_spmm_problem)
 
 
-class MapOp(KernelDialect.Operation, name="map", traits=[ext.Pure]):
+class MapOp(KernelOp, name="map", traits=[ext.Pure]):
     """y[t, n] = body, element by element."""
 
     result: ext.Result[Any]
     body: ext.Region
 
-    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_body_problem)
 
 
-class SumOp(KernelDialect.Operation, name="sum", traits=[ext.Pure]):
+class SumOp(KernelOp, name="sum", traits=[ext.Pure]):
     """y[t, 0] = the sum of body over n < size."""
 
     size: ir.IntegerAttr
     result: ext.Result[Any]
     body: ext.Region
 
-    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_sum_problem)
 
 
-class AttendOp(KernelDialect.Operation, name="attend", traits=[ext.Pure]):
+class AttendOp(KernelOp, name="attend", traits=[ext.Pure]):
     """Scaled dot-product attention of the tokens of each sequence of `length` tokens.
 
     q, k, v    [T, columns]; head h has the columns offset + h * head_size on, offsets in the order q, k, v
@@ -246,10 +255,9 @@ class AttendOp(KernelDialect.Operation, name="attend", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     verify_invariants = verified(_attend_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
 
 
-class RotateOp(KernelDialect.Operation, name="rotate", traits=[ext.Pure]):
+class RotateOp(KernelOp, name="rotate", traits=[ext.Pure]):
     """Rotary position embedding of heads: of the first `rotated` columns of each, i turns with j = i + rotated / 2.
 
     y[t, i] = x[t, i] cos[t, i] - x[t, j] sin[t, i]
@@ -269,10 +277,9 @@ class RotateOp(KernelDialect.Operation, name="rotate", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     verify_invariants = verified(_rotate_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
 
 
-class RegroupOp(KernelDialect.Operation, name="regroup", traits=[ext.Pure]):
+class RegroupOp(KernelOp, name="regroup", traits=[ext.Pure]):
     """The rows of a matrix in another order: y[b length + s] = x[s batch + b] for sequences of `length` tokens and a batch of
     T / length, or back where `inverse`."""
 
@@ -281,11 +288,10 @@ class RegroupOp(KernelDialect.Operation, name="regroup", traits=[ext.Pure]):
     inverse: ir.IntegerAttr
     result: ext.Result[Any]
 
-    verify_invariants = staticmethod(lambda op: True)
-    verify_region_invariants = staticmethod(lambda op: True)
+    verify_invariants = verified(_regroup_problem)
 
 
-class ReadOp(KernelDialect.Operation, name="read", traits=[ext.Pure]):
+class ReadOp(KernelOp, name="read", traits=[ext.Pure]):
     """The element of a tensor that belongs to the result element at hand."""
 
     source: ext.Operand[Any]
@@ -293,10 +299,9 @@ class ReadOp(KernelDialect.Operation, name="read", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     verify_invariants = verified(_read_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
 
 
-class YieldOp(KernelDialect.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
+class YieldOp(KernelOp, name="yield", traits=[ir.IsTerminatorTrait]):
     """Ends an epilogue: the value stored into the result."""
 
     value: ext.Operand[Any]

@@ -23,7 +23,16 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import ext
 
-from gossamer.dialects.kernel import KernelDialect, epilogue_problem, verified
+from gossamer.dialects.kernel import KernelOp, epilogue_problem, verified
+
+
+def _sort_keys_problem(op: Any) -> str | None:
+    types = [ir.RankedTensorType(v.type) for v in (op.keys, op.positions, op.order)]
+    if any(t.rank != 1 or not isinstance(t.element_type, ir.IntegerType) for t in types):
+        return f"sorts {types[0]} to {types[1]} and {types[2]}, which must be vectors of integers"
+    if types[0].shape != types[2].shape:
+        return f"gives the order of {types[2].shape[0]} of {types[0].shape[0]} keys"
+    return None
 
 
 def _sample_problem(op: Any) -> str | None:
@@ -91,7 +100,7 @@ def _tall_product_problem(op: Any) -> str | None:
     return "multiplies dense matrices" if any(t.rank != 2 or t.encoding is not None for t in types) else None
 
 
-class SampleOp(KernelDialect.Operation, name="sample", traits=[ext.Pure]):
+class SampleOp(KernelOp, name="sample", traits=[ext.Pure]):
     """values[p] = sum of body at the coordinates of each stored entry p of a sparse pattern.
 
     Its kernel.reads go over the pattern's dimensions, then over those that are summed over, of which there are `reduced`.
@@ -102,11 +111,10 @@ class SampleOp(KernelDialect.Operation, name="sample", traits=[ext.Pure]):
     result: ext.Result[Any]
     body: ext.Region
 
-    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_sample_problem)
 
 
-class GatherRowsOp(KernelDialect.Operation, name="gather_rows", traits=[ext.Pure]):
+class GatherRowsOp(KernelOp, name="gather_rows", traits=[ext.Pure]):
     """y[m, n] = epilogue(sum_k a[m, k] x[k, n]): rows of x, weighted and summed by the rows of a sparse a (CSR), scheduled; x
     and y may be vectors.
 
@@ -120,11 +128,10 @@ class GatherRowsOp(KernelDialect.Operation, name="gather_rows", traits=[ext.Pure
     result: ext.Result[Any]
     epilogue: ext.Region
 
-    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_gather_rows_problem)
 
 
-class MultiplyRowsOp(KernelDialect.Operation, name="multiply_rows", traits=[ext.Pure]):
+class MultiplyRowsOp(KernelOp, name="multiply_rows", traits=[ext.Pure]):
     """c[m, n] = sum_k a[m, k] b[k, n] of matrices in CSR (SpGEMM), scheduled."""
 
     a: ext.Operand[Any]
@@ -132,10 +139,9 @@ class MultiplyRowsOp(KernelDialect.Operation, name="multiply_rows", traits=[ext.
     result: ext.Result[Any]
 
     verify_invariants = verified(_multiply_rows_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
 
 
-class GatherSlicesOp(KernelDialect.Operation, name="gather_slices", traits=[ext.Pure]):
+class GatherSlicesOp(KernelOp, name="gather_slices", traits=[ext.Pure]):
     """y[m] = sum_k a[m, k] x[k] of a matrix stored as `Slices`, scheduled; the hash of the values that it was made of goes into
     its array for that."""
 
@@ -144,10 +150,9 @@ class GatherSlicesOp(KernelDialect.Operation, name="gather_slices", traits=[ext.
     result: ext.Result[Any]
 
     verify_invariants = verified(_product_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
 
 
-class TallProductOp(KernelDialect.Operation, name="tall_product", traits=[ext.Pure]):
+class TallProductOp(KernelOp, name="tall_product", traits=[ext.Pure]):
     """y[m, n] = sum_k x[m, k] w[k, n] of dense matrices, m large, w small, scheduled: `lanes` elements make a vector, up to
     `vectors` of which are summed at once for each of a few rows."""
 
@@ -158,10 +163,9 @@ class TallProductOp(KernelDialect.Operation, name="tall_product", traits=[ext.Pu
     result: ext.Result[Any]
 
     verify_invariants = verified(_tall_product_problem)
-    verify_region_invariants = staticmethod(lambda op: True)
 
 
-class SortKeysOp(KernelDialect.Operation, name="sort_keys", traits=[ext.Pure]):
+class SortKeysOp(KernelOp, name="sort_keys", traits=[ext.Pure]):
     """positions[k] = the keys below k, order = their numbers in ascending order of the keys, equal ones as they come.
 
     The keys are below the length of positions less 1.
@@ -171,11 +175,10 @@ class SortKeysOp(KernelDialect.Operation, name="sort_keys", traits=[ext.Pure]):
     positions: ext.Result[Any]
     order: ext.Result[Any]
 
-    verify_invariants = staticmethod(lambda op: True)
-    verify_region_invariants = staticmethod(lambda op: True)
+    verify_invariants = verified(_sort_keys_problem)
 
 
-class SegmentReduceOp(KernelDialect.Operation, name="segment_reduce", traits=[ext.Pure]):
+class SegmentReduceOp(KernelOp, name="segment_reduce", traits=[ext.Pure]):
     """y[s] = the sum, product, maximum or minimum (`kind`, with NaNs kept) of body over the entries of segment s.
 
     A segment without entries gives the neutral element: 0, 1, the lowest or the highest number.
@@ -186,11 +189,10 @@ class SegmentReduceOp(KernelDialect.Operation, name="segment_reduce", traits=[ex
     result: ext.Result[Any]
     body: ext.Region
 
-    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_segment_problem)
 
 
-class SegmentMapOp(KernelDialect.Operation, name="segment_map", traits=[ext.Pure]):
+class SegmentMapOp(KernelOp, name="segment_map", traits=[ext.Pure]):
     """y[p] = body at entry p, or y[s] = body at segment s, as `each` says."""
 
     positions: ext.Operand[Any]
@@ -198,5 +200,4 @@ class SegmentMapOp(KernelDialect.Operation, name="segment_map", traits=[ext.Pure
     result: ext.Result[Any]
     body: ext.Region
 
-    verify_invariants = staticmethod(lambda op: True)
     verify_region_invariants = verified(_segment_problem)

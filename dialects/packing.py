@@ -32,6 +32,11 @@ class Packing:
         raise NotImplementedError
 
     @property
+    def neighbours(self) -> int:
+        """Columns side by side that are stored as soon as one of them is: the last ones may lie beyond K."""
+        return 1
+
+    @property
     def name(self) -> str:
         """What reports call it."""
         return str(self)
@@ -141,6 +146,10 @@ class Vnni(Packing):
             (self.columns in (2, 4, 8, 16, 32), "columns must be 2, 4, 8, 16 or 32"),
         )
 
+    @property
+    def neighbours(self) -> int:
+        return self.columns
+
     def components(self) -> tuple[Component, ...]:
         return Component("positions", 32), Component("coordinates", 32), Component("values", 0)
 
@@ -165,6 +174,10 @@ class Blocks(Packing):
             (self.width <= 1 << 16, f"width must be at most {1 << 16}"),
         )
 
+    @property
+    def neighbours(self) -> int:
+        return self.columns
+
     def components(self) -> tuple[Component, ...]:
         return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
 
@@ -184,6 +197,10 @@ class BlockVectors(Packing):
 
     def __post_init__(self) -> None:
         self._check((min(self.rows, self.columns, self.depth) > 0, "rows, columns and depth must be positive"))
+
+    @property
+    def neighbours(self) -> int:
+        return self.columns * self.depth
 
     def components(self) -> tuple[Component, ...]:
         return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
@@ -244,6 +261,10 @@ class Panels(Packing):
             (self.rows in (16, 32), "rows must be 16 or 32"),
             (self.width in (1, 2, self.COLUMNS), f"width must be 1, 2 or {self.COLUMNS}"),
         )
+
+    @property
+    def neighbours(self) -> int:
+        return self.width
 
     def components(self) -> tuple[Component, ...]:
         return Component("positions", 32), Component("coordinates", 32), Component("values", 0)

@@ -30,7 +30,7 @@ _WIDEN = (
     "math-extend-to-supported-types{target-type=f32},arith-emulate-unsupported-floats{source-types=bf16,f16 target-type=f32}"
 )
 _NORMALIZE = (
-    "propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,"
+    "keep-nan,propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,"
     f"math-expand-ops{{ops=fpowi}},{_WIDEN},keep-wide,canonicalize,cse"
 )
 _FUSE = "fuse-epilogue,lift-rows,inline-stages,canonicalize,cse"

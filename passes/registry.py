@@ -2,9 +2,9 @@
 
     run_pipeline(module, "func.func(linalg-generalize-named-ops),fuse-epilogue,cse,schedule{bits=256}")
 
-A pass of ours is a frozen dataclass whose fields are its options. It runs on the whole module, which is
-verified afterwards. Whatever is not the name of one is a piece of MLIR's own pipeline syntax. Importing this
-file or listing the names imports no pass and no MLIR.
+A pass of ours is a frozen dataclass whose fields are its options, in a file named as the pass (by_name.py). It runs on the
+whole module, which is verified afterwards. Whatever is not the name of one is a piece of MLIR's own pipeline syntax.
+Importing this file or listing the names imports no pass and no MLIR.
 """
 
 import re
@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from gossamer.dialects.errors import OptionError
+from gossamer.passes.framework import by_name
 from gossamer.passes.framework.pass_options import build, choices, label, split
 
 if TYPE_CHECKING:
@@ -32,65 +33,7 @@ class Pass(Protocol):
 
 AnyPass = TypeVar("AnyPass", bound=type[Pass])
 
-_PASSES: dict[str, str | type[Pass]] = {
-    "propagate-encodings": "gossamer.passes.contract.propagate_encodings:PropagateEncodings",
-    "keep-wide": "gossamer.passes.contract.keep_wide:KeepWide",
-    "fuse-epilogue": "gossamer.passes.contract.fuse_epilogue:FuseEpilogue",
-    "lift-rows": "gossamer.passes.contract.lift_rows:LiftRows",
-    "inline-stages": "gossamer.passes.contract.inline_stages:InlineStages",
-    "forget-hints": "gossamer.passes.contract.forget_hints:ForgetHints",
-    "choose-format": "gossamer.passes.contract.choose_format:ChooseFormat",
-    "schedule": "gossamer.passes.contract.schedule:Schedule",
-    "gather-rows": "gossamer.passes.contract.gather_rows:GatherRows",
-    "expose-storage": "gossamer.passes.finish.expose_storage:ExposeStorage",
-    "lower-rows": "gossamer.passes.operands.lower_rows:LowerRows",
-    "slice-rows": "gossamer.passes.contract.slice_rows:SliceRows",
-    "lower-slices": "gossamer.passes.operands.lower_slices:LowerSlices",
-    "lower-reduce-edges": "gossamer.passes.operands.lower_reduce_edges:LowerReduceEdges",
-    "lower-segments": "gossamer.passes.operands.lower_segments:LowerSegments",
-    "lower-sort-keys": "gossamer.passes.operands.lower_sort_keys:LowerSortKeys",
-    "sample-rows": "gossamer.passes.contract.sample_rows:SampleRows",
-    "lower-dots": "gossamer.passes.operands.lower_dots:LowerDots",
-    "multiply-tall": "gossamer.passes.contract.multiply_tall:MultiplyTall",
-    "lower-tall": "gossamer.passes.operands.lower_tall:LowerTall",
-    "multiply-rows": "gossamer.passes.contract.multiply_rows:MultiplyRows",
-    "lower-gustavson": "gossamer.passes.operands.lower_gustavson:LowerGustavson",
-    "lower-sample": "gossamer.passes.operands.lower_sample:LowerSample",
-    "lower-attend-edges": "gossamer.passes.operands.lower_attend_edges:LowerAttendEdges",
-    "lower-attend-edges-grad": "gossamer.passes.operands.lower_attend_edges_grad:LowerAttendEdgesGrad",
-    "lower-chain": "gossamer.passes.chain.lower_chain:LowerChain",
-    "lower-kblock": "gossamer.passes.weights.lower_kblock:LowerKblock",
-    "lower-block": "gossamer.passes.weights.lower_block:LowerBlock",
-    "lower-blockvec": "gossamer.passes.weights.lower_blockvec:LowerBlockvec",
-    "lower-rowpairs": "gossamer.passes.weights.lower_rowpairs:LowerRowpairs",
-    "lower-gather": "gossamer.passes.weights.lower_gather:LowerGather",
-    "lower-lookup": "gossamer.passes.weights.lower_lookup:LowerLookup",
-    "lower-planes": "gossamer.passes.weights.lower_planes:LowerPlanes",
-    "lower-bitmap": "gossamer.passes.weights.lower_bitmap:LowerBitmap",
-    "lower-broadcast": "gossamer.passes.weights.lower_broadcast:LowerBroadcast",
-    "expose-specifiers": "gossamer.passes.finish.expose_specifiers:ExposeSpecifiers",
-    "lower-gpu-kblock": "gossamer.passes.weights_gpu.lower_gpu_kblock:LowerGpuKblock",
-    "lower-amx": "gossamer.passes.weights_bf16.lower_amx:LowerAmx",
-    "lower-expand": "gossamer.passes.weights_bf16.lower_expand:LowerExpand",
-    "lower-amxcolumns": "gossamer.passes.weights_bf16.lower_amxcolumns:LowerAmxcolumns",
-    "lower-amxexpand": "gossamer.passes.weights_bf16.lower_amxexpand:LowerAmxexpand",
-    "lower-pairs": "gossamer.passes.weights_bf16.lower_pairs:LowerPairs",
-    "lower-bf16dot": "gossamer.passes.weights_bf16.lower_bf16dot:LowerBf16dot",
-    "lower-gpu-gather": "gossamer.passes.weights_gpu.lower_gpu_gather:LowerGpuGather",
-    "lower-gpu-blocks": "gossamer.passes.weights_gpu.lower_gpu_blocks:LowerGpuBlocks",
-    "lower-gpu-vnm": "gossamer.passes.weights_gpu.lower_gpu_vnm:LowerGpuVnm",
-    "lower-gpu-expand": "gossamer.passes.weights_gpu.lower_gpu_expand:LowerGpuExpand",
-    "lower-gpu-rows": "gossamer.passes.operands.lower_gpu_rows:LowerGpuRows",
-    "lower-gpu-segments": "gossamer.passes.operands.lower_gpu_segments:LowerGpuSegments",
-    "lower-gpu-dots": "gossamer.passes.operands.lower_gpu_dots:LowerGpuDots",
-    "lower-gpu-twofour": "gossamer.passes.weights_gpu.lower_gpu_twofour:LowerGpuTwofour",
-    "expand-math": "gossamer.passes.finish.expand_math:ExpandMath",
-    "parallelize": "gossamer.passes.finish.parallelize:Parallelize",
-    "emit-entry": "gossamer.passes.finish.emit_entry:EmitEntry",
-    "lower-to-llvm": "gossamer.passes.finish.lower_to_llvm:LowerToLlvm",
-    "emit-gpu-entry": "gossamer.passes.finish.emit_gpu_entry:EmitGpuEntry",
-    "lower-to-nvvm": "gossamer.passes.finish.lower_to_nvvm:LowerToNvvm",
-}
+_PASSES: dict[str, str | type[Pass]] = {**by_name.passes()}
 
 
 @dataclass(frozen=True)
@@ -111,7 +54,7 @@ def register(cls: AnyPass) -> AnyPass:
 
 
 def names() -> list[str]:
-    """The names of our passes, in the order in which a region meets them."""
+    """The names of our passes."""
     return list(_PASSES)
 
 

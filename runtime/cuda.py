@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-import torch
-
 from gossamer.dialects.errors import DeviceError
 
 _Pointer = ctypes.c_void_p
@@ -172,7 +170,14 @@ def device(index: int) -> Device:
     return found
 
 
+@cache
+def _raw_stream() -> Callable[[int], int]:
+    from gossamer.runtime.torch_internals import cuda_raw_stream  # which torch has where it has CUDA
+
+    return cuda_raw_stream
+
+
 def current_stream(index: int) -> int:
     """The handle of the stream that torch works on, on cuda:index."""
-    handle: int = torch._C._cuda_getCurrentRawStream(index)
+    handle: int = _raw_stream()(index)
     return handle

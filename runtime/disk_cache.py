@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
+from gossamer.runtime.torch_internals import PORTABLE_CACHE, CacheArtifact, CacheArtifactFactory, CacheArtifactManager, off
 
 log = logging.getLogger("gossamer")
 
@@ -65,7 +65,7 @@ def read(key: str) -> Entry | None:
         return None
     with suppress(OSError):
         os.utime(path)  # it is used
-    CacheArtifactManager.record_artifact(_Artifact.type(), key, content)
+    _take_along(key, content)
     return entry
 
 
@@ -75,7 +75,7 @@ def write(key: str, entry: Entry) -> None:
     if base is None:
         return
     content = _encoded(key, entry)
-    CacheArtifactManager.record_artifact(_Artifact.type(), key, content)
+    _take_along(key, content)
     _store(base, key, content)
 
 
@@ -86,7 +86,6 @@ def replace(path: Path, content: bytes) -> None:
     os.replace(file.name, path)
 
 
-@CacheArtifactFactory.register
 class _Artifact(CacheArtifact):
     """An entry in torch's portable cache; its key says for which machine it is."""
 
@@ -98,6 +97,15 @@ class _Artifact(CacheArtifact):
     @staticmethod
     def type() -> str:
         return "gossamer"
+
+
+def _take_along(key: str, content: bytes) -> None:
+    if not off(PORTABLE_CACHE):
+        CacheArtifactManager.record_artifact(_Artifact.type(), key, content)
+
+
+if not off(PORTABLE_CACHE):
+    CacheArtifactFactory.register(_Artifact)
 
 
 def _encoded(key: str, entry: Entry) -> bytes:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -23,7 +24,7 @@ from gossamer.runtime.versions import compiler
 log = logging.getLogger("gossamer")
 
 _lock = threading.Lock()
-_by_key: dict[str, "RegionKernel"] = {}
+_by_key: WeakValueDictionary[str, "RegionKernel"] = WeakValueDictionary()
 
 
 class SparseOperand(Protocol):

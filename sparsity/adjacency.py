@@ -105,9 +105,9 @@ class _TakesSparse(nn.Module):
     Dynamo refuses a frame with such an argument. It skips this one, and compiles the one below.
     """
 
-    @torch._dynamo.disable(recursive=False)
+    @torch.compiler.disable(recursive=False)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = torch._dynamo.disable(_converted)((args, kwargs))
+        args, kwargs = torch.compiler.disable(_converted)((args, kwargs))
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

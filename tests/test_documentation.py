@@ -24,9 +24,3 @@ def test_measured_tables_are_those_of_the_recorded_runs(document: str) -> None:
     text = (ROOT / document).read_text()
     assert "<!-- measured: " in text
     assert updated(text, (ROOT / document).parent) == text
-
-
-def test_every_pass_of_the_registry_has_lit_tests() -> None:
-    from gossamer.passes import registry
-
-    assert set(registry.names()) <= {p.name for p in (ROOT / "tests" / "lit").iterdir()}

@@ -18,7 +18,9 @@ BELOW = {
     "dialects": set[str](),
 }
 INSIDE = {
-    "backend": ["measuring", "messages", "operations", "chains", "regions", "calls", "graph", "devices", "report"],
+    "backend": [
+        "weights", "measuring", "messages", "operations", "edges", "chains", "regions", "calls", "graph", "devices", "report",
+    ],
     "sparsity": ["tensor", "edges", "operations", "arrays", "kernels"],
     "passes": [
         "contract", "chain", "operands", "finish", "schedules", "weights_gpu", "weights_bf16", "weights", "loops", "framework",

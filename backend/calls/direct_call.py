@@ -8,14 +8,13 @@ While a profiler runs, the call goes through it all the same, so that operations
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import torch
-from torch.autograd import profiler
 
 from gossamer.runtime.operations import KERNELS, LIBRARY
+from gossamer.runtime.torch_internals import DIRECT_CALLS, off, profiler
 
 
 @cache
@@ -30,9 +29,9 @@ def direct(name: str) -> Callable[..., Any]:
 
 
 def enable() -> None:
-    """Has Inductor's Python wrapper write such calls, if this torch lets it be told to, as 2.13 does."""
-    with suppress(ImportError):
-        from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
+    """Has Inductor's Python wrapper write such calls, if this torch lets it be told to."""
+    if not off(DIRECT_CALLS):
+        from gossamer.runtime.torch_internals import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
 
         for name in KERNELS:
             CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{LIBRARY.ns}.{name}.default"] = CustomCodegen(python=_write)
@@ -52,10 +51,6 @@ def _write(node: Any, writeline: Callable[[str], None]) -> None:
 
 def _importing() -> Any:
     """What Inductor writes code into now, None if that cannot be told to import what the code calls."""
-    with suppress(ImportError):
-        from torch._inductor.codegen.wrapper import SubgraphPythonWrapperCodegen
-        from torch._inductor.virtualized import V
+    from gossamer.runtime.torch_internals import SubgraphPythonWrapperCodegen, V
 
-        if not isinstance(V.graph.wrapper_code, SubgraphPythonWrapperCodegen):
-            return V.graph.wrapper_code
-    return None
+    return None if isinstance(V.graph.wrapper_code, SubgraphPythonWrapperCodegen) else V.graph.wrapper_code

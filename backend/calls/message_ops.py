@@ -2,7 +2,7 @@
 
     gossamer::aggregate(x, leaves, numbers, weight, size, key)        [sources, *trail]  →  [size, *trail]
     gossamer::edge_products(a, b, leaves, numbers, edges, key)        [nodes, heads, features] twice  →  [edges, heads]
-    gossamer::attend(values, …, leaves, numbers, targets, scale, slope, dropout, key)      attend_edges, with edges as they come
+    gossamer::attend(leaves, numbers, targets, values, …, scale, slope, dropout, key)      attend_edges, with edges as they come
         [sources, heads, features]  →  [targets, heads, features], and what attend_backward needs of the softmax
     gossamer::extreme(x, leaves, numbers, size, kind, key)            [sources, features]  →  [size, features], "max" or "min"
     gossamer::structure(leaves, numbers, size, key)                   a value that depends on the structure alone
@@ -10,66 +10,26 @@
 `leaves` and `numbers` are what the edge list is computed from, `key` is the hash under which this process knows how.
 """
 
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, fx
 
-from gossamer.backend.graph.edge_expressions import Expression, evaluated
+from gossamer.backend.calls.lifetime import share
+from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.edges.edge_attention import NAMES
 from gossamer.sparsity.edges.edge_extremes import extremes, extremes_backward
 from gossamer.sparsity.edges.sorted_edges import SortedEdges
 
 T = TypeVar("T")
-
-ATTENDED = tuple(name for name in NAMES if name != "weight")
-"""The terms of `attend`, in the order of its arguments."""
-
-
-@dataclass(eq=False)
-class Remembered(Generic[T]):
-    """What was made of tensors, kept until they change or die.
-
-    compares  whether their values are compared on every call, not only their versions
-    """
-
-    compares: bool = False
-    _entries: dict[Any, tuple[list[weakref.ref[torch.UntypedStorage]], list[int | Tensor], T]] = field(default_factory=dict)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def get(self, leaves: Sequence[Tensor], more: Sequence[int], make: Callable[[], T]) -> T:
-        """What `make` returns for these tensors and numbers; called once as long as they are the same."""
-        key = (*[(leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves], *more)
-        with self._lock:
-            known = self._entries.get(key)
-            if known is not None and _same_storages(known[0], leaves) and all(map(_unchanged, leaves, known[1])):
-                return known[2]
-            # Inference tensors count no versions.
-            states = [leaf.clone() if self.compares or leaf.is_inference() else leaf._version for leaf in leaves]
-            made = make()
-            drop = partial(self._entries.pop, key)  # the reference is what pop returns where nothing is left to drop
-            storages = [weakref.ref(leaf.untyped_storage(), drop) for leaf in leaves]
-            self._entries[key] = storages, states, made
-            return made
-
-
-def _same_storages(storages: Sequence[Any], leaves: Sequence[Tensor]) -> bool:
-    return all(ref() is leaf.untyped_storage() for ref, leaf in zip(storages, leaves, strict=True))
-
-
-def _unchanged(leaf: Tensor, state: int | Tensor) -> bool:
-    if isinstance(state, Tensor):
-        return torch.equal(leaf, state)
-    return not leaf.is_inference() and leaf._version == state
 
 
 @dataclass(eq=False)
@@ -106,12 +66,12 @@ class EdgeList:
     _known: Remembered[_Edges]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EdgeList.of, (self.evaluate, self.mean, self._known.compares)
+        return EdgeList.of, (self.evaluate, self.mean, self._known.compared == "all")
 
     @classmethod
     def of(cls, evaluate: Callable[..., Any], mean: bool, compares: bool) -> "EdgeList":
         """One that remembers nothing yet."""
-        return cls(evaluate, mean, Remembered(compares))
+        return cls(evaluate, mean, Remembered("all" if compares else "uncounted"))
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int], sources: int, targets: int) -> _Edges:
         """The sorted edge list for these leaves and numbers of nodes. FormatError if an edge is out of bounds."""
@@ -136,12 +96,12 @@ class StructureValue:
     _known: Remembered[Tensor]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StructureValue.of, (self.evaluate, self.dtype, self._known.compares)
+        return StructureValue.of, (self.evaluate, self.dtype, self._known.compared == "all")
 
     @classmethod
     def of(cls, evaluate: Callable[..., Any], dtype: torch.dtype, compares: bool) -> "StructureValue":
         """One that remembers nothing yet."""
-        return cls(evaluate, dtype, Remembered(compares))
+        return cls(evaluate, dtype, Remembered("all" if compares else "uncounted"))
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
         """The value for these leaves; not to be written to."""
@@ -160,21 +120,21 @@ def _own(value: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     return value.clone() if shared else value
 
 
-_lists: dict[str, EdgeList] = {}
-_values: dict[str, StructureValue] = {}
+_lists: WeakValueDictionary[str, EdgeList] = WeakValueDictionary()
+_values: WeakValueDictionary[str, StructureValue] = WeakValueDictionary()
 
 
 def edge_list(expression: Expression, verify: Verify, mean: bool = False) -> str:
     """The key under which the operations find this edge list."""
     key = f"{expression.key}-{verify}{'-mean' if mean else ''}"
-    _lists.setdefault(key, EdgeList.of(expression.evaluate, mean, verify == "full"))
+    share(_lists, key, EdgeList.of(expression.evaluate, mean, verify == "full"))
     return key
 
 
 def structure_value(expression: Expression, verify: Verify, dtype: torch.dtype) -> str:
     """The key under which the operation finds this value."""
     key = f"{expression.key}-{verify}-{dtype}"
-    _values.setdefault(key, StructureValue.of(expression.evaluate, dtype, verify == "full"))
+    share(_values, key, StructureValue.of(expression.evaluate, dtype, verify == "full"))
     return key
 
 
@@ -200,44 +160,46 @@ def _edge_products_meta(a: Tensor, b: Tensor, leaves: list[Tensor], numbers: lis
     return a.new_empty((edges, a.shape[1]))
 
 
-def _attend(values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    edges, terms, numbers = _attention(values, *rest)
-    found: tuple[Tensor, Tensor] = torch.ops.gossamer.attend_edges.default(edges.positions, edges.coordinates, *terms, *numbers)
+_OF_EDGES = ("edge", "weight")
+
+
+def _attend(leaves: list[Tensor], numbers: list[int], targets: int, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *terms, key = values, *rest
+    edges = _known(_lists, key).current(leaves, numbers, values.shape[0], targets).sorted
+    found: tuple[Tensor, Tensor] = torch.ops.gossamer.attend_edges.default(
+        edges.positions, edges.coordinates, *_sorted(edges, terms)
+    )
     return found
 
 
-def _attend_meta(values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    targets, (heads, features) = rest[-5], values.shape[1:]
+def _attend_meta(leaves: Any, numbers: Any, targets: int, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    heads, features = values.shape[1:]
     return values.new_empty((targets, heads, features)), values.new_empty((targets, 2, heads))
 
 
-def _attend_backward(gradient: Tensor, out: Tensor, statistics: Tensor, *rest: Any) -> list[Tensor]:
-    *given, needs, key = rest
-    edges, terms, numbers = _attention(*given, key)
-    at, weight = ATTENDED.index("edge"), NAMES.index("weight")
+def _attend_backward(
+    gradient: Tensor, out: Tensor, statistics: Tensor, leaves: list[Tensor], numbers: list[int], targets: int, *rest: Any
+) -> list[Tensor]:
+    *terms, needs, key = rest
+    edges = _known(_lists, key).current(leaves, numbers, terms[0].shape[0], targets).sorted
     found = torch.ops.gossamer.attend_edges_backward.default(
-        gradient.contiguous(), out, statistics, edges.positions, edges.coordinates, *terms, *numbers,
-        [*needs[:weight], False, *needs[weight:]],
-    )  # fmt: skip
-    if needs[at]:
-        place = sum(needs[:at])
-        found[place] = edges.unsorted(found[place])
-    return list(found)
+        gradient.contiguous(), out, statistics, edges.positions, edges.coordinates, *_sorted(edges, terms), needs
+    )
+    wanted = [name for name, needed in zip(NAMES, needs, strict=True) if needed]
+    return [edges.unsorted(each) if name in _OF_EDGES else each for name, each in zip(wanted, found, strict=True)]
 
 
-def _attend_backward_meta(gradient: Tensor, out: Tensor, statistics: Tensor, *rest: Any) -> list[Tensor]:
-    terms, needs = rest[: len(ATTENDED)], rest[-2]
-    return [term.new_empty(term.shape) for term, needed in zip(terms, needs, strict=True) if needed]
+def _attend_backward_meta(
+    gradient: Tensor, out: Tensor, statistics: Tensor, leaves: Any, numbers: Any, targets: int, *rest: Any
+) -> list[Tensor]:
+    return [term.new_empty(term.shape) for term, needed in zip(rest, rest[-2], strict=False) if needed]
 
 
-def _attention(*arguments: Any) -> tuple[SortedEdges, list[Tensor | None], list[Any]]:
-    """The edges, and the terms and numbers of `attend_edges`, for those of `attend`."""
-    *given, leaves, numbers, targets, scale, slope, dropout, key = arguments
-    terms, seed = dict(zip(ATTENDED, given, strict=False)), given[-1]
-    edges = _known(_lists, key).current(leaves, numbers, terms["values"].shape[0], targets).sorted
-    if terms["edge"] is not None:
-        terms["edge"] = edges.sorted(terms["edge"])
-    return edges, [terms.get(name) for name in NAMES], [seed, scale, slope, dropout]
+def _sorted(edges: SortedEdges, terms: list[Any]) -> list[Any]:
+    """The terms, and numbers, with those of edges in the order of the sorted list."""
+    names = (*NAMES, *[""] * (len(terms) - len(NAMES)))
+    each = zip(names, terms, strict=True)
+    return [edges.sorted(term) if name in _OF_EDGES and term is not None else term for name, term in each]
 
 
 def _extreme(x: Tensor, leaves: list[Tensor], numbers: list[int], size: int, kind: str, key: str) -> Tensor:
@@ -272,7 +234,7 @@ def _structure_meta(leaves: list[Tensor], numbers: list[int], size: list[int], k
     return leaves[0].new_empty(size, dtype=_known(_values, key).dtype)
 
 
-def _known(table: dict[str, T], key: str) -> T:
+def _known(table: WeakValueDictionary[str, T], key: str) -> T:
     try:
         return table[key]
     except KeyError:
@@ -283,8 +245,8 @@ def _known(table: dict[str, T], key: str) -> T:
 
 
 _LEAVES = "Tensor[] leaves, SymInt[] numbers"
-_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*ATTENDED[1:], "seed"))
-_ATTEND = f"{_TERMS}{_LEAVES}, SymInt targets, float scale, float slope, float dropout"
+_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
+_ATTEND = f"{_LEAVES}, SymInt targets, {_TERMS}float scale, float slope, float dropout"
 for _name, _arguments, _result, _kernel, _meta in (
     ("aggregate", f"Tensor x, {_LEAVES}, Tensor? weight, SymInt size", "Tensor", _aggregate, _aggregate_meta),
     ("edge_products", f"Tensor a, Tensor b, {_LEAVES}, SymInt edges", "Tensor", _edge_products, _edge_products_meta),
@@ -315,16 +277,12 @@ structure = torch.ops.gossamer.structure.default
 
 
 def used_in(graph: fx.Graph) -> dict[str, EdgeList | StructureValue]:
-    """What the operations in a graph find by their keys."""
+    """What the operations in a graph find by their keys, as long as somebody keeps it."""
     operations = aggregate, edge_products, attend, attend_backward, extreme, extreme_backward, structure
     keys = [str(node.args[-1]) for node in graph.nodes if node.target in operations]
     return {key: _lists[key] if key in _lists else _values[key] for key in keys}
 
 
-def restore(used: Mapping[str, EdgeList | StructureValue]) -> None:
-    """Has the operations find what a graph uses that another process has compiled."""
-    for key, each in used.items():
-        if isinstance(each, EdgeList):
-            _lists.setdefault(key, each)
-        else:
-            _values.setdefault(key, each)
+def restore(used: Mapping[str, EdgeList | StructureValue]) -> list[EdgeList | StructureValue]:
+    """Has the operations find what a graph uses that another process has compiled, as long as somebody keeps the result."""
+    return [share(_lists, key, each) if isinstance(each, EdgeList) else share(_values, key, each) for key, each in used.items()]

@@ -14,11 +14,10 @@ Weights are packed on the CPU and kept where they are used.
 """
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -27,6 +26,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
+from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.weight_store import store_of
 
 _SETTLED = 2
@@ -43,32 +43,24 @@ _HOLLOW = 0.75
 
 
 @dataclass(eq=False, slots=True)
-class _Entry:
-    """What is known about one weight at one version.
+class _Weight:
+    """What is known about a weight at one version.
 
-    storage   of the only leaf of a packed weight, if it has a version; its `version`
     packed    None while it is run dense
+    nonzeros  when it was packed, and `density` now
     calls     that this packing has served, and `before` those of earlier versions
     changes   versions in a row that served a single call
     """
 
-    storages: tuple[weakref.ref[torch.UntypedStorage], ...]
-    versions: tuple[int, ...]
-    packed: Packed | None
-    nonzeros: int
-    density: float
+    packed: Packed | None = None
+    nonzeros: int = 0
+    density: float = 0.0
     calls: int = 0
     before: int = 0
     changes: int = 0
-    storage: weakref.ref[torch.UntypedStorage] | None = None
-    version: int = -1
-
-    def is_current(self, leaves: Sequence[torch.Tensor]) -> bool:
-        return _versions(leaves) == self.versions and _same_storages(self, leaves)
 
 
-@dataclass(eq=False)
-class Packings:
+class Packings(Remembered[_Weight]):
     """All weights that are computed by one expression and packed in one format.
 
     key       content hash of the expression and of its leaves' types
@@ -76,17 +68,16 @@ class Packings:
     format    what it is packed in
     """
 
-    key: str
-    evaluate: Callable[..., torch.Tensor]
-    format: Format | Packing
-    _entries: dict[_Key, _Entry] = field(default_factory=dict)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-    _unsettled: int = 0
+    def __init__(self, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> None:
+        super().__init__(compared="none")  # but see `verified`
+        self.key, self.evaluate, self.format = key, evaluate, format
+        self._unsettled = 0
 
     @classmethod
     def of(cls, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> "Packings":
         """Those that all regions share which have this weight in this format."""
-        return _known.setdefault((key, str(format)), cls(key, evaluate, format))
+        with _lock:
+            return _known.setdefault((key, str(format)), cls(key, evaluate, format))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Packings.of, (self.key, self.evaluate, self.format)
@@ -98,87 +89,74 @@ class Packings:
         """
         # Runs at every call, mostly for a single leaf that has a version, and so looks at such a one without a call.
         leaf = leaves[0]
-        entry = self._entries.get(leaf.data_ptr() if len(leaves) == 1 else _key(leaves))
-        if entry is not None and entry.storage is not None:
-            known = entry.storage() is leaf.untyped_storage() and entry.version == leaf._version
+        made = self._entries.get(leaf.data_ptr() if len(leaves) == 1 else _key(leaves))
+        if made is not None and made.storage is not None:
+            known = made.storage() is leaf.untyped_storage() and made.version == leaf._version
         else:
-            known = entry is not None and entry.is_current(leaves) and (entry.packed is not None or entry.density > densest)
-        if entry is None or not known:
-            entry = self._renewed(leaves, densest, renew)
-        entry.calls += 1
-        if entry.calls == _SETTLED:
+            known = made is not None and made.is_current(leaves)
+        if made is None or not known or ((weight := made.value).packed is None and weight.density <= densest):
+            weight = self._renewed(leaves, densest, renew)
+        weight.calls += 1
+        if weight.calls == _SETTLED:
             self._unsettled = 0
-        return entry.packed if entry.density <= densest else None
+        return weight.packed if weight.density <= densest else None
 
     def verified(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
         """As `current`, after comparing every value, so that writes which no version counter shows are seen."""
         packed = self.current(leaves, densest, renew)
         if packed is None or _capturing(leaves) or packed.matches(run(self.evaluate, leaves)):
             return packed
-        with self._lock:
-            self._entries.pop(_key(leaves), None)
+        self.forget(_key(leaves))
         return self.current(leaves, densest, renew)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> _Entry:
+    def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> _Weight:
         if _capturing(leaves):
-            return _dense(leaves)
+            return _Weight()
         with self._lock:
             key = _key(leaves)
-            old = self._entries.get(key)
-            if old is not None and not _same_storages(old, leaves):
-                old = None
-            again = old is not None and old.is_current(leaves)
+            made = self._entries.get(key)
+            old = made.value if made is not None and made.is_of(leaves) else None
+            again = made is not None and made.is_current(leaves)
             if again and old is not None and (old.packed is not None or old.density > densest):
                 return old  # another thread was faster
-            entry = None
+            made, weight = self._begin(key, leaves), None
             if old is not None and not again:
                 changes = old.changes + 1 if old.calls - old.before <= 1 else 0
                 if old.packed is None or (changes >= _RESTLESS and not renew):
-                    entry = _dense(leaves)
+                    weight = _Weight()
                 else:
-                    entry = self._refreshed(old, leaves, changes)
-                if entry is None and old.calls < _SETTLED:
-                    entry = _dense(leaves)
-            elif old is None and self._unsettled > 8 + 2 * len(self._entries):
-                entry = _dense(leaves)  # a new tensor at every call
-            if entry is None:
-                entry = self._packed(leaves, densest)
-            self._entries[key] = self._watched(entry, key, leaves)
-            return entry
+                    weight = self._refreshed(old, leaves, changes)
+                if weight is None and old.calls < _SETTLED:
+                    weight = _Weight()
+            elif old is None and self._unsettled > 8 + 2 * len(self):
+                weight = _Weight()  # a new tensor at every call
+            made.value = self._packed(leaves, densest) if weight is None else weight
+            self._put(key, made)
+            return made.value
 
-    def _refreshed(self, old: _Entry, leaves: Sequence[torch.Tensor], changes: int) -> _Entry | None:
-        """The entry with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
+    def _refreshed(self, old: _Weight, leaves: Sequence[torch.Tensor], changes: int) -> _Weight | None:
+        """The weight with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
         assert old.packed is not None
-        versions, value = _versions(leaves), run(self.evaluate, leaves)
+        value = run(self.evaluate, leaves)
         if not old.packed.refresh(value):
             return None
         nonzeros = count_nonzeros(old.packed.values)
         if nonzeros < _HOLLOW * old.nonzeros:
             return None
         density, packed = nonzeros / value.numel(), _adopted(old.packed, leaves)
-        return _Entry((), versions, packed, old.nonzeros, density, old.calls, old.calls, changes)
+        return _Weight(packed, old.nonzeros, density, old.calls, old.calls, changes)
 
-    def _packed(self, leaves: Sequence[torch.Tensor], densest: float) -> _Entry:
+    def _packed(self, leaves: Sequence[torch.Tensor], densest: float) -> _Weight:
         self._unsettled += 1
-        versions, value = _versions(leaves), run(self.evaluate, leaves)
+        value = run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()
         packed = _adopted(pack(value.cpu(), self.format).to(value.device), leaves) if density <= densest else None
-        return _Entry((), versions, packed, nonzeros, density)
-
-    def _watched(self, entry: _Entry, key: _Key, leaves: Sequence[torch.Tensor]) -> _Entry:
-        """The entry, to be dropped when one of the storages under it dies."""
-        drop = partial(self._entries.pop, key)  # the reference is what pop returns where nothing is left to drop
-        entry.storages = tuple(weakref.ref(leaf.untyped_storage(), drop) for leaf in leaves)
-        if len(leaves) == 1 and entry.versions[0] >= 0 and entry.packed is not None:
-            entry.storage, entry.version = entry.storages[0], entry.versions[0]
-        return entry
+        return _Weight(packed, nonzeros, density)
 
 
-_known: dict[tuple[str, str], Packings] = {}
+_lock = threading.Lock()
+_known: WeakValueDictionary[tuple[str, str], Packings] = WeakValueDictionary()
 
 
 def _capturing(leaves: Sequence[torch.Tensor]) -> bool:
@@ -194,20 +172,3 @@ def _adopted(packed: Packed, leaves: Sequence[torch.Tensor]) -> Packed:
     """What has been packed, kept in place of the dense weight if that is to be freed."""
     store = store_of(leaves[0]) if len(leaves) == 1 else None
     return packed if store is None else store.adopt(packed)
-
-
-def _dense(leaves: Sequence[torch.Tensor]) -> _Entry:
-    """An entry that waits: the next call with the same versions packs it."""
-    return _Entry((), _versions(leaves), None, 0, 0.0)
-
-
-def _same_storages(entry: _Entry, leaves: Sequence[torch.Tensor]) -> bool:
-    return all(ref() is leaf.untyped_storage() for ref, leaf in zip(entry.storages, leaves, strict=True))
-
-
-def _version(leaf: torch.Tensor) -> int:
-    return -1 if leaf.is_inference() else leaf._version
-
-
-def _versions(leaves: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    return tuple([_version(leaf) for leaf in leaves])

@@ -10,9 +10,12 @@ argument that the dispatcher converts costs on every call.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
+from torch import fx
 
+from gossamer.backend.calls.lifetime import share
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.devices.kernel import Allocate, Kernel
 from gossamer.backend.graph.weight_expressions import run
@@ -56,6 +59,11 @@ class CompiledRegion:
     allocate: Allocate
     training: bool
 
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those of all variants."""
+        return tuple(variant.kernel for variant in self.variants)
+
     def rows(self, x: torch.Tensor) -> int:
         """Rows of the result for this first operand."""
         return x.shape[0]
@@ -93,6 +101,8 @@ class Callee(Protocol):
     @property
     def m(self) -> int: ...
     @property
+    def kernels(self) -> tuple[Kernel, ...]: ...
+    @property
     def dtype(self) -> torch.dtype: ...
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor: ...
@@ -101,7 +111,8 @@ class Callee(Protocol):
         """Rows of the result, by the first operand."""
 
 
-_regions: dict[str, Callee] = {}
+_regions: WeakValueDictionary[str, Callee] = WeakValueDictionary()
+_references: dict[str, Callable[[], Callee | None]] = _regions.data  # type: ignore[attr-defined]  # quicker to look up
 
 
 def find(key: str) -> Callee | None:
@@ -117,14 +128,20 @@ def known(key: str) -> Callee:
     return region
 
 
-def add(key: str, region: Callee) -> None:
-    """Makes a region known under its content hash."""
-    _regions[key] = region
+def add(key: str, region: Callee) -> Callee:
+    """Makes a region known under its content hash, as long as somebody keeps what is returned: the one that is known now."""
+    return share(_regions, key, region)
+
+
+def used_in(graph: fx.Graph) -> dict[str, Callee]:
+    """The regions that the calls in a graph find, by their keys."""
+    return {str(node.args[1]): known(str(node.args[1])) for node in graph.nodes if node.target is region}
 
 
 def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     """Runs the region of this key."""
-    region = _regions.get(key)  # as `known`, without the call
+    reference = _references.get(key)
+    region = reference and reference()  # as `known`, without the call
     if region is None:
         raise _unknown(key)
     return region(operands)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.backend.calls.region_op import CompiledRegion
+from gossamer.backend.devices.kernel import Kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,11 @@ class ReorderedRegion:
     def dtype(self) -> torch.dtype:
         """Type of the result."""
         return self.region.dtype
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those of the region."""
+        return self.region.kernels
 
     def rows(self, x: torch.Tensor) -> int:
         """Rows of the result for this first operand."""

@@ -32,6 +32,11 @@ class GatheredRegion:
     m: int
     dtype: torch.dtype
 
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The only one."""
+        return (self.kernel,)
+
     def rows(self, first: Tensor) -> int:
         """Rows of the result, where the first array is this."""
         return first.shape[0] - 1 if self.sizes is None else self.sizes[self.product.rows]

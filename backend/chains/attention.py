@@ -20,7 +20,8 @@ from torch import fx
 from gossamer.backend.chains.heads import Heads, cut_heads, matrix_behind, passed, row_strides
 from gossamer.backend.chains.masks import Constants, hides_later_keys, is_causal
 from gossamer.backend.chains.rotary import Rotation, find_rotation
-from gossamer.backend.graph.layout import Layout, Size, equal, follow, is_view, path, spans
+from gossamer.backend.graph.layout import Layout, follow, is_view, path, spans
+from gossamer.backend.graph.nodes import Size, equal, only_user
 
 aten = torch.ops.aten
 
@@ -130,12 +131,12 @@ def _heads_of(node: fx.Node) -> tuple[Heads, Rotation | None, list[fx.Node]] | N
 def _joined(node: fx.Node) -> tuple[fx.Node, bool, list[fx.Node]] | None:
     """The node in which the heads of each token stand side by side, whether its rows come position by position, and the nodes
     between attention and it."""
-    users = list(node.users)
-    if len(users) != 1 or users[0].args[1] != 0:
+    result = only_user(node)
+    if result is None or result.args[1] != 0:
         return None
-    nodes = users
-    while len(nodes[-1].users) == 1 and is_view(next(iter(nodes[-1].users))):
-        nodes.append(next(iter(nodes[-1].users)))
+    nodes = [result]
+    while (user := only_user(nodes[-1])) is not None and is_view(user):
+        nodes.append(user)
     batch, heads, length, size = nodes[0].meta["val"].shape
     width = heads * size
     for by_position in (False, True):

@@ -1,6 +1,7 @@
 """Chain → something that runs: import to contract IR, compile, pack every weight. Equal chains are compiled once."""
 
 import threading
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -21,7 +22,7 @@ from gossamer.runtime.versions import source_hash
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 
 _lock = threading.RLock()
-_kernels: dict[str, RegionKernel] = {}
+_kernels: WeakValueDictionary[str, RegionKernel] = WeakValueDictionary()
 
 
 def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]], options: Options, dump: Dump | None) -> Built:
@@ -47,8 +48,10 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
             weights.append(ChainWeight(packings, len(values), densest, renew))
         facts = [(c.weight.key, w.densest, w.renew) for c, w in zip(contractions, weights, strict=True)]
         key = content_hash(request, *facts, options.verify)
-        if region_op.find(key) is None:
-            region_op.add(key, CompiledChain.of(chain, kernel, tuple(weights), options.verify == "full"))
+        built = region_op.find(key)
+        if built is None:
+            built = CompiledChain.of(chain, kernel, tuple(weights), options.verify == "full")
+        built = region_op.add(key, built)
     sizes = []
     for weight, values, own in zip(weights, leaves, names, strict=True):
         try:
@@ -56,7 +59,7 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
             sizes.append(packed.nbytes if packed is not None else 0)
         except FormatError as error:
             raise CompileError(f"region {own}: its weight cannot be packed: {error}") from error
-    return Built(key, (kernel,), tuple(sizes))
+    return Built(key, built, (kernel,), tuple(sizes))
 
 
 def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> RegionKernel:

@@ -14,7 +14,6 @@ lowering. Matrices whose rows come position by position go through `kernel.regro
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch_mlir import ir
 from torch_mlir.dialects import func
@@ -28,9 +27,7 @@ from gossamer.dialects.kernel import AttendOp, RegroupOp, RotateOp
 from gossamer.passes.contract.hints import hints
 from gossamer.passes.framework.context import context
 from gossamer.passes.framework.family import Matrix
-
-_ELEMENTS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
-
+from gossamer.runtime.elements import FLOATS
 
 Scheduled = tuple[Matrix, str | None]
 """A weight and the family it is to have."""
@@ -154,4 +151,4 @@ def _type(node: fx.Node, kind: str) -> ir.Type:
         "scalar": [], "vector": [width], "column": [dynamic, 1], "matrix": [dynamic, width], "mask": [dynamic, dynamic],
         "position": [dynamic, width],
     }  # fmt: skip
-    return ir.RankedTensorType.get(shapes[kind], ir.Type.parse(_ELEMENTS[value.dtype]))
+    return ir.RankedTensorType.get(shapes[kind], ir.Type.parse(FLOATS[value.dtype]))

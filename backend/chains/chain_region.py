@@ -56,6 +56,11 @@ class CompiledChain:
         attends = chain.attention is not None
         return cls(kernel, weights, DenseChain.of(chain), attends, turned, verify, chain.stages[-1].columns, out.dtype)
 
+    @property
+    def kernels(self) -> tuple[RegionKernel, ...]:
+        """The only one."""
+        return (self.kernel,)
+
     def rows(self, x: torch.Tensor) -> int:
         """Rows of the result for this first input."""
         return x.shape[0] * x.shape[1] if self.attends else x.shape[0]

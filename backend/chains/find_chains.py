@@ -17,15 +17,16 @@ from math import prod
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.chains.attention import Attention, find_attention
 from gossamer.backend.chains.rotary import Rotation
 from gossamer.backend.chains.token_order import swaps_tokens, token_orders
+from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
+from gossamer.backend.graph.nodes import equal, phase
 from gossamer.backend.regions.contractions import Contraction
-from gossamer.backend.regions.grow_region import epilogue, phase
+from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
 
 
@@ -85,6 +86,7 @@ class Chain:
 
 def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Chain]:
     """The chains of at least two of the `sparse` contractions, given by their nodes."""
+    sparse = {node: c for node, c in sparse.items() if device_of(c.weight.device).chains}
     attention = find_attention(graph)
     order = {node: number for number, node in enumerate(graph.nodes)}
     chains: list[Chain] = []
@@ -162,21 +164,21 @@ def _fits(
     if node.op != "call_function" or phase(node) != phase(output):
         return False
     if node in attending:
-        return _same(_rows_of(attending[node].output), rows)
+        return equal(_rows_of(attending[node].output), rows)
     if node in sparse:
         contraction = sparse[node]
         addend = contraction.addend
         plain = addend is None or kind_of(addend, node.meta["val"].shape) is not None
-        return contraction.side == "right" and plain and _same(_rows_of(node), rows)
+        return contraction.side == "right" and plain and equal(_rows_of(node), rows)
     if is_row_reduction(node):
-        return _same(_rows_of(node.args[0]), rows)  # type: ignore[arg-type]
+        return equal(_rows_of(node.args[0]), rows)  # type: ignore[arg-type]
     if node.target is operator.getitem:
         return is_row_reduction(node.args[0])  # type: ignore[arg-type]
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool) or not _same(_rows_of(node), rows):
+    if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool) or not equal(_rows_of(node), rows):
         return False
     if is_identity(node):
-        return _same(_rows_of(node.all_input_nodes[0]), rows)
+        return equal(_rows_of(node.all_input_nodes[0]), rows)
     return is_elementwise(node) and all(_readable(operand, value.shape) for operand in node.all_input_nodes)
 
 
@@ -187,13 +189,9 @@ def _readable(operand: fx.Node, shape: torch.Size) -> bool:
 def _rows_of(node: fx.Node) -> object:
     """Number of rows of a value seen as a matrix; None for what is no matrix."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.device.type != "cpu":
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return None
     return prod(value.shape[:-1])
-
-
-def _same(a: object, b: object) -> bool:
-    return a is not None and b is not None and statically_known_true(a == b)
 
 
 def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> Chain | None:
@@ -242,7 +240,7 @@ def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bo
     counts = [_rows_of(output)]
     if operand.kind == "position":
         counts.append(attention[0].node.args[0].meta["val"].shape[2])  # type: ignore[union-attr]
-    return any(_same(_rows_of(operand.node), count) for count in counts)
+    return any(equal(_rows_of(operand.node), count) for count in counts)
 
 
 def _vanishes(node: fx.Node) -> bool:

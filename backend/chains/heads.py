@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from gossamer.backend.graph.fusable import is_identity
-from gossamer.backend.graph.layout import Layout, Size, equal, follow, merged, path, spans
+from gossamer.backend.graph.layout import Layout, follow, merged, path, spans
+from gossamer.backend.graph.nodes import Size, equal
 
 Roles = tuple[int, int, int, int]
 """Which dimensions are batch, heads, positions and the columns of a head."""

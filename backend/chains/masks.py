@@ -9,20 +9,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.layout import equal
-from gossamer.backend.graph.weight_expressions import static_nodes
+from gossamer.backend.graph.expressions import computed_from
+from gossamer.backend.graph.nodes import SPREADS, equal_sizes
 
 aten = torch.ops.aten
 
 _ANDS = {aten.bitwise_and.Tensor, aten.logical_and.default}
-_SPREADS = {aten.expand.default, aten.clone.default, aten.unsqueeze.default, aten.view.default}
 
 
 class Constants:
     """The values of a graph that depend on none of its inputs, computed when they are asked for."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._constant = static_nodes(graph, ())
+        self._constant = computed_from(graph, ())
         self._values: dict[fx.Node, torch.Tensor] = {}
 
     def of(self, node: fx.Node) -> torch.Tensor | None:
@@ -73,15 +72,14 @@ def hides_later_keys(mask: fx.Node, constants: Constants) -> bool:
                 return True
         elif node.target in _ANDS:
             pending += node.args
-        elif node.target in _SPREADS:
+        elif node.target in SPREADS:
             pending.append(node.args[0])
     return False
 
 
 def _square(node: fx.Node, length: int) -> bool:
     """Whether a value has an element for each query and key."""
-    shape = node.meta["val"].shape
-    return len(shape) > 1 and equal(shape[-1], length) and equal(shape[-2], length)
+    return equal_sizes(node.meta["val"].shape[-2:], (length, length))
 
 
 def _all_later(hidden: torch.Tensor) -> bool:

@@ -4,13 +4,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.calls.region_op import region as region_op
 from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.fusable import VIEWS
-from gossamer.backend.graph.nodes import same_shape
+from gossamer.backend.graph.nodes import VIEWS, equal, same_shape
 from gossamer.backend.regions.matrix_functions import Extra
 from gossamer.backend.regions.replace_region import read_as
 
@@ -45,7 +43,7 @@ def _operand(operand: Extra, chain: Chain, emit: Emitter) -> fx.Node:
         return _by_token(node, chain, emit)
     if operand.kind == "mask":
         assert chain.attention is not None
-        if node.meta["val"].dim() == 4 and not statically_known_true(node.meta["val"].shape[1] == 1):
+        if node.meta["val"].dim() == 4 and not equal(node.meta["val"].shape[1], 1):
             node = emit(aten.slice.Tensor, node, 1, 0, 1)  # all heads have the same
         node = emit(aten.expand.default, node, [chain.attention.sizes[0], 1, -1, -1])
         length = node.meta["val"].shape[-1]
@@ -59,7 +57,7 @@ def _by_token(node: fx.Node, chain: Chain, emit: Emitter) -> fx.Node:
     assert chain.attention is not None
     value, tokens = node.meta["val"], chain.contractions[0].x.meta["val"]
     columns = value.shape[-1]
-    if not statically_known_true(value.numel() * tokens.shape[-1] == tokens.numel() * columns):
+    if not equal(value.numel() * tokens.shape[-1], tokens.numel() * columns):
         node = emit(aten.reshape.default, node, [1, -1, columns])
         node = emit(aten.expand.default, node, [emit.now(chain.attention.sizes[0]), -1, -1])
     return emit(aten.reshape.default, node, [-1, columns]) if node.meta["val"].dim() != 2 else node

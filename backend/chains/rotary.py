@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from gossamer.backend.chains.heads import Heads, Roles, matrix_behind, passed, row_strides
-from gossamer.backend.graph.layout import Layout, equal, follow, merged, path, spans
+from gossamer.backend.graph.layout import Layout, follow, merged, path, spans
+from gossamer.backend.graph.nodes import equal, equal_sizes
 
 aten = torch.ops.aten
 
@@ -66,7 +67,7 @@ def find_rotation(node: fx.Node) -> Rotation | None:
     x, cos, sin, rotated, inner = found
     shape, size = value.shape, value.shape[-1]
     given = x.meta["val"].shape
-    if len(given) != 4 or not all(map(equal, given, shape)):  # the tables may have more rows than x
+    if not equal_sizes(given, shape):  # the tables may have more rows than x
         return None
     for roles in _ROLES:
         cut = matrix_behind(x, roles)

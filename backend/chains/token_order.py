@@ -11,7 +11,7 @@ from torch import fx
 
 from gossamer.backend.chains.attention import Attention
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, kind_of
-from gossamer.backend.graph.layout import equal
+from gossamer.backend.graph.nodes import equal, equal_sizes
 from gossamer.backend.regions.contractions import Contraction
 
 aten = torch.ops.aten
@@ -55,7 +55,7 @@ def token_orders(
     sizes = {False: (batch, length), True: (length, batch)}
     for node in moving:
         source = node.all_input_nodes[0]
-        if source not in orders or not all(map(equal, source.meta["val"].shape[:2], sizes[orders[source]])):
+        if source not in orders or not equal_sizes(source.meta["val"].shape[:2], sizes[orders[source]]):
             return None
     return orders
 

@@ -20,6 +20,8 @@ _COPY_GBS = 5.0
 _RENEWAL_US = 1.2e-3
 """Microseconds to evaluate, compare and gather one element of a weight that has changed."""
 
+_BF16_PRODUCTS = frozenset({"avx512bf16", "amx"})
+
 _predict = lru_cache(maxsize=1024)(cost_model.predict)  # layers of one shape are asked about again and again
 
 
@@ -31,6 +33,7 @@ class Cpu:
     schedules = SCHEDULES
     allocate = staticmethod(allocate)
     edge_call = 30e3
+    chains = reorders = measures = True
 
     @property
     def bits(self) -> int:
@@ -39,6 +42,10 @@ class Cpu:
     @property
     def features(self) -> frozenset[str]:
         return host().instructions
+
+    @property
+    def rounds_to_bf16(self) -> bool:
+        return not _BF16_PRODUCTS.isdisjoint(host().instructions)
 
     @property
     def call_us(self) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gossamer.dialects.elements import FLOATS
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.passes.schedules.families import GPU_FAMILIES
@@ -28,7 +29,6 @@ _DENSE, _READ = 0.7, 0.8  # shares of the peaks that cuBLAS and streaming kernel
 _LEAST_TOKENS = 16  # of a tile of tensor cores
 _KERNEL_US, _CALL_US = 3.0, 4.0
 _BYTES_A_CYCLE = 8  # of a multiprocessor's share of memory, where the driver does not tell its speed
-_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8}
 _POSITION = 2  # bytes of a coordinate
 
 
@@ -50,7 +50,7 @@ class Roofline:
 
     def predict(self, matrix: Matrix, tokens: int | None, tf32: bool) -> Prediction:
         """What a layer with this weight costs; `tf32` says whether torch multiplies f32 on tensor cores."""
-        t, width = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), _BYTES[matrix.element]
+        t, width = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), FLOATS[matrix.element].bytes
         through = (matrix.rows + matrix.columns) * t * width
         able = [f for f in GPU_FAMILIES.values() if t <= f.most and f.storage(matrix) is not None]
         stored = matrix.nonzeros / matrix.fill * width + matrix.nonzeros * _POSITION

@@ -32,6 +32,7 @@ class Gpu:
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     schedules = tuple(GPU_FAMILIES)
     call_us = 0.0
+    rounds_to_bf16 = chains = reorders = measures = False
     edge_call = 5e6  # of 12 bytes each, in some 20 µs
 
     def __init__(self, place: torch.device, device: cuda.Device) -> None:

@@ -11,7 +11,7 @@ import torch
 from gossamer.backend.devices.cpu import CPU
 from gossamer.backend.devices.cuda_device import gpu
 from gossamer.backend.devices.kernel import Allocate, Kernel
-from gossamer.dialects.errors import DeviceError
+from gossamer.dialects.errors import DeviceError, GossamerError
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.pipelines import Observer
 from gossamer.passes.schedules.cost_model import Prediction
@@ -26,8 +26,15 @@ class Device(Protocol):
     dtypes     types of the elements that it has kernels for
     schedules  the names of its schedules
     allocate   memory for results
-    call_us    microseconds of a call that a measured kernel has not in its time
+    call_us    microseconds that a call takes besides its kernel, which measurements leave out
     edge_call  elements that gather and scatter over an edge list move in the time of a call
+
+    What it can do besides:
+
+    rounds_to_bf16  products of f32 whose weight is rounded to bf16, faster than without
+    chains          several products and what lies between them as one kernel
+    reorders        products with the rows and columns of the weight in another order
+    measures        schedules are timed against each other; elsewhere predictions stand
     """
 
     @property
@@ -46,6 +53,14 @@ class Device(Protocol):
     def call_us(self) -> float: ...
     @property
     def edge_call(self) -> float: ...
+    @property
+    def rounds_to_bf16(self) -> bool: ...
+    @property
+    def chains(self) -> bool: ...
+    @property
+    def reorders(self) -> bool: ...
+    @property
+    def measures(self) -> bool: ...
 
     def predict(self, matrix: Matrix, tokens: int | None) -> Prediction:
         """What a product costs, dense and with each schedule."""
@@ -74,6 +89,14 @@ _KINDS: dict[str, Callable[[torch.device], Device]] = {"cpu": lambda _: CPU, "cu
 def has_kernels(place: torch.device) -> bool:
     """Whether there are sparse kernels for such a place."""
     return place.type in _KINDS
+
+
+def find_device(place: torch.device) -> Device | None:
+    """The processor of a place, if sparse kernels run on it."""
+    try:
+        return device_of(place)
+    except GossamerError:
+        return None
 
 
 def device_of(place: torch.device) -> Device:

@@ -7,16 +7,24 @@ import torch
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
+from gossamer.runtime.elements import FLOATS
 from gossamer.runtime.packing import Packed
+from gossamer.runtime.torch_internals import empty_strided_cpu
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = tuple(FLOATS)
 """Types of elements that there are kernels for."""
 
 Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 """From sizes, strides and type to a tensor with any content."""
 
 
-allocate: Allocate = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+def keeps_kernels(place: torch.device) -> bool:
+    """Whether kernels for a place are kept on disk together with the graph that calls them: GPUs load theirs one by one. Not
+    asked of a `Device`, since a process that finds its graphs there loads no compiler."""
+    return place.type == "cpu"
+
+
+allocate: Allocate = empty_strided_cpu
 """What Inductor's own code allocates with on a CPU: a third of the time of torch.empty."""
 
 

@@ -6,47 +6,18 @@ edges that need no gradient) are new, not at every call:
     %row = select(cat([index(%edge_index, [None, ne(…)]), %loops], 1), 0, 0)    →    evaluate(edge_index) = row
 """
 
-import hashlib
-import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
 from gossamer.backend.devices.device import has_kernels
+from gossamer.backend.graph.expressions import Expression, Place, computed_from, cut
 from gossamer.backend.graph.inputs import Inputs
 
 aten = torch.ops.aten
-
-Place = fx.Node | None
-
-_ON_SIZES = {operator.add, operator.sub, operator.mul, operator.floordiv, torch.sym_sum, torch.sym_max, torch.sym_min}
-
-
-@dataclass(frozen=True, eq=False)
-class Expression:
-    """Several values that depend on leaves only.
-
-    leaves    tensors, and `numbers` sizes, in the order in which `evaluate` takes their values
-    evaluate  leaf values → the values, None where none was asked for
-    key       hash of the expression: equal keys compute the same from equal leaves
-    """
-
-    leaves: tuple[fx.Node, ...]
-    numbers: tuple[fx.Node, ...]
-    evaluate: fx.GraphModule
-    key: str
-
-
-def evaluated(
-    evaluate: Callable[..., Any], leaves: Sequence[torch.Tensor], numbers: Sequence[int]
-) -> tuple[torch.Tensor | None, ...]:
-    """The values that an expression has for real leaves, out of reach of autograd and autocast."""
-    with torch.no_grad(), torch.autocast(leaves[0].device.type if leaves else "cpu", enabled=False):
-        found: tuple[torch.Tensor | None, ...] = evaluate(*leaves, *numbers)
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,38 +26,22 @@ class Structure:
 
     leaves: frozenset[fx.Node]
     nodes: frozenset[fx.Node]
+    _cuts: dict[tuple[Place, ...], Expression] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: fx.Graph, inputs: Inputs) -> "Structure":
         """Leaves are integer and boolean inputs, sizes, and floating point vectors that need no gradient."""
         leaves = frozenset(n for n in graph.nodes if n.op == "placeholder" and _is_leaf(n, inputs))
-        found = set(leaves)
-        for node in graph.nodes:
-            if _is_pure(node) and all(n in found for n in node.all_input_nodes):
-                found.add(node)
-        return cls(leaves, frozenset(found))
+        return cls(leaves, frozenset(computed_from(graph, leaves)))
 
     def __contains__(self, node: object) -> bool:
         return node in self.nodes
 
     def cut(self, *places: Place) -> Expression:
         """The expression of some of its nodes."""
-        graph = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        order = ancestors([p for p in places if p is not None])
-        used = [n for n in order if n in self.leaves]
-        tensors = [n for n in used if isinstance(n.meta["val"], torch.Tensor)]
-        numbers = [n for n in used if n not in tensors]
-        for position, leaf in enumerate((*tensors, *numbers)):
-            copies[leaf] = graph.placeholder(f"leaf{position}")
-        for node in order:
-            if node not in copies:
-                args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
-                copies[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
-        graph.output(tuple(copies[p] if p is not None else None for p in places))
-        evaluate = fx.GraphModule({}, graph)
-        key = hashlib.sha256(evaluate.code.encode()).hexdigest()[:16]
-        return Expression(tuple(tensors), tuple(numbers), evaluate, key)
+        if places not in self._cuts:
+            self._cuts[places] = cut(places, self.leaves)
+        return self._cuts[places]
 
 
 _CONSTANTS = {
@@ -156,30 +111,3 @@ def _is_leaf(node: fx.Node, inputs: Inputs) -> bool:
         given = inputs.value(node)
         return value.dim() == 1 and given is not None and not given.requires_grad
     return True
-
-
-def _is_pure(node: fx.Node) -> bool:
-    if node.op != "call_function":
-        return False
-    if node.target in _ON_SIZES:
-        return True
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and not node.target._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in node.target.tags
-        and isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)
-    )
-
-
-def ancestors(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes and all they are computed from, producers first."""
-    seen: dict[fx.Node, None] = {}
-    stack: list[tuple[fx.Node, Any]] = [(node, False) for node in reversed(nodes)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            seen[node] = None
-        elif node not in seen:
-            stack.append((node, True))
-            stack += [(n, False) for n in reversed(node.all_input_nodes)]
-    return list(seen)

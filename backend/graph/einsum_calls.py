@@ -1,21 +1,20 @@
 """The operations on SparseTensors as they stand in a traced graph: gossamer::einsum, gossamer::sample and their operands."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from gossamer.backend.graph.nodes import same
 from gossamer.dialects.format import Format
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
-_ALIASES = (aten.detach.default, aten.alias.default)
 COMPRESSED_ROWS = ["dense", "compressed"]
 
 
@@ -51,7 +50,7 @@ class Given:
             return None
         outer, inner = (self.letters[level.dim] for level in self.format.levels)
         sizes = dict(zip(self.letters, self.sizes, strict=True))
-        return Rows(plain(self.arrays[0]), plain(self.arrays[1]), outer, inner, (sizes[outer], sizes[inner]))
+        return Rows(same(self.arrays[0]), same(self.arrays[1]), outer, inner, (sizes[outer], sizes[inner]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,40 +107,6 @@ def call_at(node: Any, target: Any) -> Call | None:
 def arguments(node: fx.Node) -> tuple[Any, ...]:
     """What a node is called with."""
     return node.args
-
-
-def plain(node: fx.Node) -> fx.Node:
-    """The node behind aliases of it."""
-    while _is_alias(node):
-        node = arguments(node)[0]
-    return node
-
-
-def users(node: fx.Node) -> list[fx.Node]:
-    """What uses the value of a node, by way of aliases or not."""
-    found = []
-    for user in node.users:
-        found += users(user) if _is_alias(user) else [user]
-    return found
-
-
-def escapes(start: fx.Node, ends: Collection[fx.Node]) -> bool:
-    """Whether a graph returns what is computed from a node otherwise than through some others."""
-    seen, pending = {start}, [start]
-    while pending:
-        ahead = [user for user in pending.pop().users if user not in ends and user not in seen]
-        if any(user.op == "output" for user in ahead):
-            return True
-        seen.update(ahead)
-        pending += ahead
-    return False
-
-
-def _is_alias(node: fx.Node) -> bool:
-    if node.target is aten.expand.default:
-        before, after = arguments(node)[0].meta["val"].shape, node.meta["val"].shape
-        return len(before) == len(after) and all(statically_known_true(a == b) for a, b in zip(before, after, strict=True))
-    return node.target in _ALIASES
 
 
 def hint(size: Any) -> int:

@@ -1,10 +1,13 @@
 """Adding nodes to a graph, with the values that later rewritings ask about."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
+
+from gossamer.runtime.torch_internals import detect_fake_mode
 
 aten = torch.ops.aten
 
@@ -14,7 +17,7 @@ _OWN = ("val", "tensor_meta", "original_aten", "eager_input_vals")  # metadata t
 class Emitter:
     """Adds nodes right before one node, with its provenance and their own fake values."""
 
-    def __init__(self, before: fx.Node, replaced: dict[fx.Node, fx.Node]) -> None:
+    def __init__(self, before: fx.Node, replaced: Mapping[fx.Node, fx.Node] = MappingProxyType({})) -> None:
         self._before, self._replaced = before, replaced
         self._mode = detect_fake_mode([before.meta["val"]])
 
@@ -22,7 +25,7 @@ class Emitter:
         with self._before.graph.inserting_before(self._before):
             node = self._before.graph.call_function(target, args, options)
         node.meta = {k: v for k, v in self._before.meta.items() if k not in _OWN}
-        with self._mode:  # type: ignore[union-attr]
+        with self._mode:
             node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]), **options)
         return node
 

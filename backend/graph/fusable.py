@@ -5,16 +5,16 @@ from typing import Literal
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.backend.graph.nodes import COPIES, VIEWS, equal, equal_sizes
+from gossamer.runtime.torch_internals import OpOverload
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 Kind = Literal["scalar", "vector", "column", "matrix", "mask", "position"]
 
-VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
-
-ELEMENTWISE: set[torch._ops.OpOverload] = {
+ELEMENTWISE: set[OpOverload] = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default, aten.minimum.default),
     *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar, aten.pow.Tensor_Scalar),
     *(aten.neg.default, aten.abs.default, aten.exp.default, aten.erf.default, aten.tanh.default),
@@ -27,7 +27,6 @@ ELEMENTWISE: set[torch._ops.OpOverload] = {
 _ROW_REDUCTIONS = {
     aten.sum.dim_IntList, aten.mean.dim, aten.var_mean.correction, aten.native_layer_norm.default
 }  # fmt: skip
-_IDENTITIES = {*VIEWS, aten.clone.default, aten.alias.default, aten.detach.default}
 _MEMORY_FORMATS = (None, torch.contiguous_format, torch.preserve_format)
 
 
@@ -46,11 +45,11 @@ def is_elementwise(node: fx.Node) -> bool:
 
 def is_identity(node: fx.Node) -> bool:
     """Whether this node keeps all values and the last dimension, so that it vanishes in a region on matrices."""
-    if node.op != "call_function" or node.target not in _IDENTITIES:
+    if node.op != "call_function" or node.target not in VIEWS | COPIES:
         return False
     source, value = node.all_input_nodes[0].meta["val"], node.meta["val"]
     if node.target in VIEWS:
-        return source.dim() > 0 and value.dim() > 0 and statically_known_true(source.shape[-1] == value.shape[-1])
+        return source.dim() > 0 and value.dim() > 0 and equal(source.shape[-1], value.shape[-1])
     return node.kwargs.get("memory_format") in _MEMORY_FORMATS
 
 
@@ -85,16 +84,10 @@ def kind_of(node: fx.Node, shape: torch.Size) -> Kind | None:
     if not isinstance(value, torch.Tensor):
         return None
     sizes = tuple(value.shape)
-    if all(_is(s, 1) for s in sizes):
-        return "matrix" if len(sizes) == len(shape) and all(_is(s, 1) for s in shape) else "scalar"
-    if _is(sizes[-1], shape[-1]) and all(_is(s, 1) for s in sizes[:-1]):
-        return "matrix" if len(sizes) == len(shape) and all(_is(s, 1) for s in shape[:-1]) else "vector"
-    if len(sizes) == len(shape) and all(_is(a, b) for a, b in zip(sizes, shape, strict=True)):
+    if equal_sizes(sizes, shape):
         return "matrix"
-    if len(sizes) == len(shape) and _is(sizes[-1], 1) and all(_is(a, b) for a, b in zip(sizes[:-1], shape[:-1], strict=True)):
-        return "column"
-    return None
-
-
-def _is(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    return statically_known_true(a == b)
+    if all(equal(size, 1) for size in sizes):
+        return "scalar"
+    if equal(sizes[-1], shape[-1]) and all(equal(size, 1) for size in sizes[:-1]):
+        return "vector"
+    return "column" if equal(sizes[-1], 1) and equal_sizes(sizes[:-1], shape[:-1]) else None

@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.source import GlobalSource, LocalSource
-from torch._functorch._aot_autograd.descriptors import (
+
+from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.runtime.torch_internals import (
     AOTInput,
     BufferAOTInput,
+    FakeTensor,
+    GlobalSource,
+    LocalSource,
     ParamAOTInput,
     PlainAOTInput,
     SubclassGetAttrAOTInput,
 )
-from torch._subclasses.fake_tensor import FakeTensor
-
-from gossamer.runtime.nonzeros import count_nonzeros
 
 
 class Unmatched(Exception):

@@ -18,16 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gossamer.backend.graph.fusable import VIEWS
+from gossamer.backend.graph.nodes import COPIES, VIEWS, Size, equal
+from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
 
-Size = Any
-"""An integer, or a symbolic one."""
-
-_COPIES = {aten.clone.default, aten.alias.default, aten.detach.default}
 _SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
 
 
@@ -58,11 +54,6 @@ class Layout:
     def strided(cls, shape: Sequence[Size], strides: Sequence[Size]) -> "Layout":
         """One axis a dimension."""
         return cls(0, tuple(_dim(Axis(size, stride)) for size, stride in zip(shape, strides, strict=True)))
-
-
-def equal(a: Size, b: Size) -> bool:
-    """Whether two sizes are known to be the same."""
-    return statically_known_true(a == b)
 
 
 def path(node: fx.Node) -> list[fx.Node]:
@@ -238,7 +229,7 @@ _Form = Callable[[Layout, fx.Node], Layout | None]
 
 _FORMS: dict[Any, _Form] = {
     **dict.fromkeys(VIEWS, _view),
-    **dict.fromkeys(_COPIES, _same),
+    **dict.fromkeys(COPIES, _same),
     **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.t.default), _permute),
     **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), _squeeze),
     aten.cat.default: _same,  # of one tensor and empty ones, as a cache of keys begins

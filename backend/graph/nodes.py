@@ -1,23 +1,34 @@
-"""Questions about single nodes of an FX graph: what they are copies of, and whether their sizes and types are equal.
+"""Questions about the nodes of an FX graph: what they are copies of, who uses them, whether their sizes and types are equal.
 
 Sizes are equal where that holds whatever the sizes of inputs are; nothing here makes Dynamo guard one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
 
-_SAME = {aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+Size = Any
+"""An integer, or a symbolic one."""
+
+VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
+"""The same values in other dimensions."""
+
+COPIES = {aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+"""The same values in the same dimensions."""
+
+SPREADS = VIEWS | COPIES | {aten.expand.default, aten.unsqueeze.default}
+"""The same values, some of them possibly several times."""
 
 
 def same(node: Any) -> fx.Node:
-    """The node before copies."""
-    while node.target in _SAME or (node.target is aten.expand.default and same_shape(node.args[0], node)):
+    """The node before copies, and before views that have its shape."""
+    while node.target in COPIES or (node.target in SPREADS and same_shape(node.args[0], node)):
         node = node.args[0]
     return node
 
@@ -27,8 +38,13 @@ def of_tensors(node: fx.Node) -> bool:
     return all(isinstance(a, fx.Node) and isinstance(a.meta["val"], torch.Tensor) for a in node.args)
 
 
-def equal_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(statically_known_true(p == q) for p, q in zip(a, b, strict=True))
+def equal(a: Size, b: Size) -> bool:
+    """Whether two sizes are known to be the same."""
+    return statically_known_true(a == b)
+
+
+def equal_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    return len(a) == len(b) and all(map(equal, a, b))
 
 
 def same_shape(a: Any, b: Any) -> bool:
@@ -42,3 +58,65 @@ def same_dtype(a: Any, b: Any) -> bool:
 def as_long(a: Any, b: Any) -> bool:
     """Whether two tensors have the same first size, whatever that of inputs is."""
     return a.meta["val"].dim() > 0 and b.meta["val"].dim() > 0 and equal_sizes(a.meta["val"].shape[:1], b.meta["val"].shape[:1])
+
+
+def fixed_size(node: fx.Node) -> int | None:
+    """The value of a symbolic size that guards have fixed."""
+    value = node.meta.get("val")
+    return value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+
+
+def hint(size: Size) -> int | None:
+    """A size, or what it was when it was traced; None if that is not known."""
+    found: int | None = size.node.hint if isinstance(size, torch.SymInt) else size
+    return found
+
+
+def phase(node: fx.Node) -> tuple[Any, bool]:
+    """What the partitioner goes by when it splits forward from backward."""
+    return node.meta.get("partitioner_tag"), bool(node.meta.get("autograd_backward"))
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether a node of a joint graph was traced by autograd."""
+    tag, traced = phase(node)
+    return traced or tag == "is_backward"
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The node that uses this one, if no other does."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def users(node: fx.Node) -> list[fx.Node]:
+    """What uses the value of a node, by way of copies or not."""
+    found = []
+    for user in node.users:
+        found += users(user) if same(user) is same(node) else [user]
+    return found
+
+
+def escapes(start: fx.Node, ends: Collection[fx.Node]) -> bool:
+    """Whether a graph returns what is computed from a node otherwise than through some others."""
+    seen, pending = {start}, [start]
+    while pending:
+        ahead = [user for user in pending.pop().users if user not in ends and user not in seen]
+        if any(user.op == "output" for user in ahead):
+            return True
+        seen.update(ahead)
+        pending += ahead
+    return False
+
+
+def ancestors(nodes: Sequence[fx.Node], given: Callable[[fx.Node], bool] = lambda _: False) -> list[fx.Node]:
+    """The nodes and all they are computed from, producers first. Nothing before what is `given` is looked at."""
+    seen: dict[fx.Node, None] = {}
+    stack: list[tuple[fx.Node, bool]] = [(node, False) for node in reversed(nodes)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            seen[node] = None
+        elif node not in seen:
+            stack.append((node, True))
+            stack += [(n, False) for n in reversed(node.all_input_nodes) if not given(node)]
+    return list(seen)

@@ -28,9 +28,10 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.passes.schedules.machine_speed import Curve, Machine, Speed
 from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.elements import FLOATS
 from gossamer.runtime.target import host
 
-ELEMENTS = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
+_TYPES = {name: dtype for dtype, name in FLOATS.items()}
 
 _READ_SIZES = (1 << 19, 1 << 21, 1 << 23, 1 << 25)
 _DENSE_SIZES = ((384, 384), (768, 1536), (2048, 2048))
@@ -51,8 +52,8 @@ def calibrate(elements: Sequence[str] = ("f32",)) -> Machine:
 
     Raises OptionError for an unknown element type.
     """
-    if unknown := [e for e in elements if e not in ELEMENTS]:
-        raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(ELEMENTS)}")
+    if unknown := [e for e in elements if e not in _TYPES]:
+        raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(_TYPES)}")
     machine = replace(this_machine(), name=cpu_name())
     steps = 1 + len(elements) * (len(_DENSE_SIZES) + len(_WEIGHTS))
     with _one_thread(), progress("gossamer calibrates", steps) as bar:
@@ -68,7 +69,7 @@ def _speed(element: str, bar: Progress) -> Speed:
     dense = []
     for rows, columns in _DENSE_SIZES:
         bar.advance(f"dense {element} {rows}x{columns}")
-        dense.append((rows * columns * ELEMENTS[element].itemsize, _dense(rows, columns, ELEMENTS[element])))
+        dense.append((rows * columns * _TYPES[element].itemsize, _dense(rows, columns, _TYPES[element])))
     found: dict[str, dict[int, list[float]]] = {}
     for density, block, nm in _WEIGHTS:
         matrix = Matrix(
@@ -137,7 +138,7 @@ def reference_weight(matrix: Matrix) -> torch.Tensor:
         r, c = matrix.block or (1, 1)
         kept = torch.rand(-(-m // r), -(-k // c), generator=generator) < matrix.density
         weight *= kept.repeat_interleave(r, 0)[:m].repeat_interleave(c, 1)[:, :k]
-    return weight.to(ELEMENTS[matrix.element])
+    return weight.to(_TYPES[matrix.element])
 
 
 def _mean(values: Sequence[float]) -> float:

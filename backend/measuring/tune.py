@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.devices import calibrated
+from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.backend.measuring.measure import Product, fastest
@@ -104,8 +105,8 @@ def _promising(contraction: Contraction, options: Options) -> bool:
 
 
 def _measurable(contraction: Contraction) -> bool:
-    """Whether this CPU can compute it; for other devices predictions stand."""
-    return contraction.weight.device.type == "cpu" and refusal(contraction) is None
+    """Whether its device can compute it and measures; elsewhere predictions stand."""
+    return refusal(contraction) is None and device_of(contraction.weight.device).measures
 
 
 def _shortlist(key: Key, options: Options) -> list[str]:

@@ -16,10 +16,9 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import as_long, of_tensors, same, same_shape
+from gossamer.backend.graph.nodes import as_long, is_backward, of_tensors, same, same_shape
+from gossamer.backend.messages.message_edges import EdgeIndex
 from gossamer.backend.messages.message_patterns import Aggregation, gather_at, repeated, zeros_of
-from gossamer.backend.messages.message_scores import EdgeIndex
-from gossamer.backend.regions.contractions import is_backward
 from gossamer.sparsity.edges.edge_extremes import MOST_FEATURES
 
 aten = torch.ops.aten

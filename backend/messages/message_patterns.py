@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.devices.device import has_kernels
+from gossamer.backend.edges.spelling import rows_of
 from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.nodes import as_long, equal_sizes, of_tensors, same, same_shape
+from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
-
-_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim}
 
 SCATTERS = {
     aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default, aten.index_put.default,
@@ -156,14 +155,6 @@ def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None
         return None
     left, right = (gather_at(factor, structure) for factor in product.args)  # type: ignore[arg-type]
     return EdgeProducts(node, left, right, product, kept) if left and right else None
-
-
-def rows_of(node: fx.Node) -> fx.Node:
-    """The node before copies and views that keep its rows."""
-    node = same(node)
-    while node.target in _VIEWS and as_long(node.args[0], node):
-        node = same(node.args[0])
-    return node
 
 
 def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | None, tuple[Factor, ...]]:

@@ -7,62 +7,57 @@ So D^-1/2 A D^-1/2 costs nothing, degrees included, as long as A is the same: it
 """
 
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import SubclassGetAttrAOTInput
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gossamer.backend.calls import message_ops
-from gossamer.backend.graph.edge_expressions import Expression, Structure
+from gossamer.backend.edges.structure_values import remembered
+from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.einsum_calls import call_at, hint
-from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import Expression
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.operations.sparse_report import name_of
-from gossamer.backend.report.options import Options
+from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
+from gossamer.runtime.torch_internals import SubclassGetAttrAOTInput
 
 ours = torch.ops.gossamer
 
 
-def fold_values(graph: fx.Graph, inputs: Inputs, options: Options) -> list[Decision]:
-    """Rewrites all of them; a decision for each."""
-    if not any(node.target in (ours.sample.default, ours.einsum.default) for node in graph.nodes):
-        return []
-    structure = Structure.of(graph, inputs)
-    decisions = []
-    for node in [n for n in graph.nodes if n.op == "call_function" and n in structure]:
-        value = node.meta["val"]
-        if all(user in structure for user in node.users) or not isinstance(value, torch.Tensor) or value.dim() != 1:
-            continue
-        expression = structure.cut(node)
-        source = _source(expression)
-        size = _size(value.shape[0], expression)
-        if source is None or size is None or not all(_belongs_to_sparse(leaf, inputs) for leaf in expression.leaves):
-            continue
-        emit = Emitter(node, {})
-        key = message_ops.structure_value(expression, options.verify, value.dtype)
-        sizes = [size] if isinstance(size, int) else emit.sizes(size, (0,))
-        leaves = list(expression.leaves), list(expression.numbers)
-        node.replace_all_uses_with(emit(message_ops.structure, *leaves, sizes, key))
-        decisions.append(_decision(source, expression, inputs))
-    if decisions:
-        graph.eliminate_dead_code()
-    return decisions
+class FoldValues:
+    """What depends on constants alone is computed once."""
+
+    name: ClassVar[str] = "fold-values"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each that is folded."""
+        if not any(node.target in (ours.sample.default, ours.einsum.default) for node in graph.nodes):
+            return []
+        structure = Structure.of(graph, context.inputs)
+        decisions = []
+        for node in [n for n in graph.nodes if n.op == "call_function" and n in structure]:
+            value = node.meta["val"]
+            if all(user in structure for user in node.users) or not isinstance(value, torch.Tensor) or value.dim() != 1:
+                continue
+            expression = structure.cut(node)
+            source = _source(expression)
+            if source is None or not all(_belongs_to_sparse(leaf, context.inputs) for leaf in expression.leaves):
+                continue
+            new = remembered(node, expression, context.options.verify)
+            if new is None:
+                continue
+            node.replace_all_uses_with(new)
+            decisions.append(_decision(source, expression, context.inputs))
+        if decisions:
+            graph.eliminate_dead_code()
+        return decisions
 
 
 def _source(expression: Expression) -> fx.Node | None:
     """The first call in it that is worth it: one that goes over the entries of a sparse tensor."""
     targets = (ours.sample.default, ours.einsum.default)
     return next((node for node in expression.evaluate.graph.nodes if node.target in targets), None)
-
-
-def _size(wanted: object, expression: Expression) -> int | fx.Node | None:
-    """A size: as a number, or a leaf that has it."""
-    if isinstance(wanted, int):
-        return wanted
-    shapes = ((leaf, leaf.meta["val"].shape) for leaf in expression.leaves)
-    return next((leaf for leaf, shape in shapes if len(shape) == 1 and statically_known_true(shape[0] == wanted)), None)
 
 
 def _belongs_to_sparse(leaf: fx.Node, inputs: Inputs) -> bool:

@@ -10,11 +10,10 @@ steps in between stays outside, so that relu is taken and gelu, whose gradient n
 import warnings
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.spmm_region import GatheredRegion
@@ -23,17 +22,17 @@ from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.einsum_calls import Call, call_at, hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.fusable import is_identity
-from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.operations.sparse_report import name_of
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.regions.build_region import content_hash
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import GatherBody, signature
 from gossamer.backend.regions.replace_region import read_as
 from gossamer.backend.report.dump import Dump
-from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError, DeviceError
 from gossamer.dialects.format import Format
+from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.runtime.versions import source_hash
 from gossamer.sparsity.arrays.row_form import LARGE
 from gossamer.sparsity.operations.matrix_calls import RowProduct
@@ -42,36 +41,32 @@ ours = torch.ops.gossamer
 _SCHEDULE = "rows"
 
 
-@dataclass(frozen=True, eq=False)
-class Fused:
-    """What was fused: decisions for the report, and the regions by their keys."""
+class FuseRows:
+    """Products take the elementwise work after them into their kernel."""
 
-    decisions: list[Decision]
-    regions: dict[str, GatheredRegion]
+    name: ClassVar[str] = "fuse-rows"
 
-
-def fuse_rows(graph: fx.Graph, inputs: Inputs, options: Options, dump: Dump | None) -> Fused:
-    """Rewrites all of them. A CompileError is raised if options are strict, else there is a warning and the product stays."""
-    fused = Fused([], {})
-    if options.schedule == "reference":
-        return fused
-    for node in [n for n in graph.nodes if n.target is ours.einsum.default]:
-        found = _Product.at(node)
-        if found is None or not found.count:
-            continue
-        name = name_of(found.call.sparse[0].arrays[0], inputs)
-        try:
-            key, region = found.compiled(name, dump)
-        except (CompileError, DeviceError) as problem:
-            if options.strict:
-                raise
-            warnings.warn(f"{problem}\nThe product of {name} and what follows it stay apart.", stacklevel=2)
-            continue
-        region_op.add(key, region)
-        fused.regions[key] = region
-        fused.decisions.append(found.decision(name))
-        found.replace(key)
-    return fused
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each; a product that fails to compile warns and stays, or raises CompileError under `strict`."""
+        if context.options.schedule == "reference":
+            return []
+        decisions = []
+        for node in [n for n in graph.nodes if n.target is ours.einsum.default]:
+            found = _Product.at(node)
+            if found is None or not found.count:
+                continue
+            name = name_of(found.call.sparse[0].arrays[0], context.inputs)
+            try:
+                key, region = found.compiled(name, context.dump)
+            except (CompileError, DeviceError) as problem:
+                if context.options.strict:
+                    raise
+                warnings.warn(f"{problem}\nThe product of {name} and what follows it stay apart.", stacklevel=2)
+                continue
+            region_op.add(key, region)
+            decisions.append(found.decision(name))
+            found.replace(key)
+        return decisions
 
 
 @dataclass(eq=False)

@@ -7,6 +7,8 @@ Libraries that pack both factors are made for square ones: here they take up to 
 long as the rest of a graph neural network. What is added stays with Inductor, which fuses it with what follows.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import fx
 
@@ -14,8 +16,8 @@ from gossamer.backend.calls import region_op
 from gossamer.backend.calls.spmm_region import GatheredRegion
 from gossamer.backend.graph.einsum_calls import arguments, hint
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.operations.sparse_report import name_of
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.operations import LIBRARY
@@ -29,31 +31,38 @@ _BYTES = 256 << 10  # of the narrow one, at most: half of a second-level cache
 _TYPES = (torch.float32, torch.float64)
 
 
-def take_tall_products(graph: fx.Graph, inputs: Inputs) -> list[Decision]:
-    """Replaces all of them, if the graph has an operation on sparse tensors or edge lists; a decision for each."""
-    if not any(map(_is_sparse_operation, graph.nodes)):
-        return []
-    decisions = []
-    for node in graph.nodes:
-        factors = _factors(node)
-        if factors is None or not _is_tall(*factors):
-            continue
-        x, w = factors
-        dtype, size = w.meta["val"].dtype, w.meta["val"].shape
-        try:
-            schedule = tall_kernel(dtype).schedule
-        except CompileError:
-            continue
-        emit = Emitter(node, {})
-        product = emit(torch.ops.gossamer.tall_product.default, x, w)
-        if node.target is aten.addmm.default:
-            product = emit(aten.add.Tensor, product, arguments(node)[0])
-        node.replace_all_uses_with(product)
-        reason = f"{hint(x.meta['val'].shape[0])} rows times {size[0]} x {size[1]}"
-        decisions.append(Decision(name_of(w, inputs), "mm", tuple(map(hint, size)), 1.0, None, schedule, False, reason, None))
-    if decisions:
-        graph.eliminate_dead_code()
-    return decisions
+class TallProducts:
+    """Dense products between sparse ones get the schedule for tall matrices."""
+
+    name: ClassVar[str] = "tall-products"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """Replaces all of them, if the graph has an operation on sparse tensors or edge lists; a decision for each."""
+        if not any(map(_is_sparse_operation, graph.nodes)):
+            return []
+        decisions = []
+        for node in graph.nodes:
+            factors = _factors(node)
+            if factors is None or not _is_tall(*factors):
+                continue
+            x, w = factors
+            dtype, size = w.meta["val"].dtype, w.meta["val"].shape
+            try:
+                schedule = tall_kernel(dtype).schedule
+            except CompileError:
+                continue
+            emit = Emitter(node, {})
+            product = emit(torch.ops.gossamer.tall_product.default, x, w)
+            if node.target is aten.addmm.default:
+                product = emit(aten.add.Tensor, product, arguments(node)[0])
+            node.replace_all_uses_with(product)
+            reason = f"{hint(x.meta['val'].shape[0])} rows times {size[0]} x {size[1]}"
+            decisions.append(
+                Decision(name_of(w, context.inputs), "mm", tuple(map(hint, size)), 1.0, None, schedule, False, reason, None)
+            )
+        if decisions:
+            graph.eliminate_dead_code()
+        return decisions
 
 
 def _is_sparse_operation(node: fx.Node) -> bool:

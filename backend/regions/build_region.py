@@ -7,12 +7,13 @@ weights are arguments of the kernel and do not count.
 import hashlib
 import threading
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import torch
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.calls.region_op import CompiledRegion, Variant
+from gossamer.backend.calls.region_op import Callee, CompiledRegion, Variant
 from gossamer.backend.calls.reordered_region import ReorderedRegion
 from gossamer.backend.devices.device import Device, device_of
 from gossamer.backend.devices.kernel import Kernel
@@ -30,7 +31,7 @@ from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS
 from gossamer.runtime.versions import source_hash
 
 _lock = threading.RLock()
-_kernels: dict[str, Kernel] = {}
+_kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Built:
     """A region under its key, the kernels that run it, and the bytes of each weight as packed for the usual tokens."""
 
     key: str
+    region: Callee
     kernels: tuple[Kernel, ...]
     packed_bytes: tuple[int, ...]
 
@@ -77,7 +79,8 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
         renew = renewing_pays(contraction, options.min_gain)
         training = in_training(contraction.node.graph)
         key = content_hash(*keys, weight.key, densest, renew, options.verify, training)
-        if region_op.find(key) is None:
+        built = region_op.find(key)
+        if built is None:
             out = region.output.meta["val"]
             compiled = CompiledRegion(
                 tuple(variants), region.body, len(leaves), densest, renew, options.verify == "full", contraction.m, out.dtype,
@@ -85,14 +88,15 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
             )  # fmt: skip
             kinds = [extra.kind for extra in region.extras]
             orders = contraction.orders
-            region_op.add(key, compiled if orders is None else ReorderedRegion.of(compiled, orders, kinds))
+            built = compiled if orders is None else ReorderedRegion.of(compiled, orders, kinds)
+        built = region_op.add(key, built)
     # With several variants the first call that needs one packs for it.
     usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
     try:
         packed = usual.packings.current(leaves, densest)
     except FormatError as error:
         raise CompileError(f"region {name}: its weight cannot be packed: {error}") from error
-    return Built(key, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))
+    return Built(key, built, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))
 
 
 def _format(kernel: Kernel) -> Format | Packing:

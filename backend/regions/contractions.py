@@ -15,11 +15,14 @@ from typing import Literal
 
 import torch
 from torch import SymInt, fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gossamer.backend.devices.measured_times import Times
-from gossamer.backend.graph.fusable import VIEWS, kind_of
-from gossamer.backend.graph.weight_expressions import Weight, cut, static_nodes
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import computed_from
+from gossamer.backend.graph.fusable import kind_of
+from gossamer.backend.graph.nodes import SPREADS, equal_sizes, hint, is_backward
+from gossamer.backend.graph.weight_expressions import Weight, weight_behind
+from gossamer.runtime.torch_internals import OpOverload
 
 aten = torch.ops.aten
 
@@ -28,10 +31,8 @@ Side = Literal["left", "right"]
 Order = torch.Tensor
 """Lines of a matrix in another order, int64."""
 
-_BROADCASTS = VIEWS | {aten.expand.default, aten.unsqueeze.default}
-
 # op → positions of (addend, left factor, right factor) in its arguments
-_PRODUCTS: dict[torch._ops.OpOverload, tuple[int | None, int, int]] = {
+_PRODUCTS: dict[OpOverload, tuple[int | None, int, int]] = {
     aten.mm.default: (None, 0, 1),
     aten.bmm.default: (None, 0, 1),
     aten.addmm.default: (0, 1, 2),
@@ -50,7 +51,7 @@ class Contraction:
     m, k    sizes of the weight: results and reduced elements
     addend  y = alpha * product + beta * addend, where there is one
     times   what was measured of the product, by `tokens_class`; empty where nothing was
-    orders  of the results and of what is summed over, where the weight is not in that of the graph (see `permute`)
+    orders  of the results and of what is summed over, where the weight is not in that of the graph (reorder_into_blocks.py)
     """
 
     node: fx.Node
@@ -70,8 +71,8 @@ class Contraction:
         """Rows of x seen as a matrix; for a dynamic size its hint, None where there is none."""
         sizes = list(self.x.meta["val"].shape)
         del sizes[-1 if self.side == "right" else -2]
-        hints = [size.node.hint if isinstance(size, SymInt) else size for size in sizes]
-        return None if None in hints else prod(hints)
+        hints = [hint(size) for size in sizes]
+        return None if None in hints else prod(hints)  # type: ignore[arg-type]
 
     @property
     def given(self) -> torch.dtype:
@@ -96,11 +97,6 @@ class Contraction:
         return f"{name} backward" if self.backward else name
 
 
-def is_backward(node: fx.Node) -> bool:
-    """Whether a node of a joint graph was traced by autograd."""
-    return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
-
-
 def in_training(graph: fx.Graph) -> bool:
     """Whether it is a joint graph, with gradients."""
     return any(n.op == "placeholder" and "tangents" in str(n.target) for n in graph.nodes)
@@ -111,7 +107,7 @@ def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> list[Cont
 
     Where both factors are static, the one with more zeros is the weight.
     """
-    static = static_nodes(graph, leaf_values)
+    static = computed_from(graph, leaf_values)
     return [c for n in list(graph.nodes) if (c := _contraction_at(n, static, leaf_values)) is not None]
 
 
@@ -120,7 +116,7 @@ def split_addends(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> 
 
     addmm(%c, %w, %x)   →   add(mm(%w, %x), %c)          with a weight on the left, or a %c of an odd shape
     """
-    static = static_nodes(graph, leaf_values)
+    static = computed_from(graph, leaf_values)
     for node in list(graph.nodes):
         plain = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default}.get(node.target)
         if plain is None:
@@ -129,16 +125,12 @@ def split_addends(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> 
         if _unbatched(left) not in static and kind_of(addend, node.meta["val"].shape) is not None:
             continue
         alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
-        with graph.inserting_before(node):
-            result = graph.call_function(plain, (left, right))
-            result.meta = dict(node.meta)
-            if alpha != 1:
-                result = graph.call_function(aten.mul.Tensor, (result, alpha))
-                result.meta = dict(node.meta)
-            if beta != 0:
-                scale = {} if beta == 1 else {"alpha": beta}
-                result = graph.call_function(aten.add.Tensor, (result, addend), scale)
-                result.meta = dict(node.meta)
+        emit = Emitter(node)
+        result = emit(plain, left, right)
+        if alpha != 1:
+            result = emit(aten.mul.Tensor, result, alpha)
+        if beta != 0:
+            result = emit(aten.add.Tensor, result, addend, **({} if beta == 1 else {"alpha": beta}))
         node.replace_all_uses_with(result)
         graph.erase_node(node)
 
@@ -151,7 +143,7 @@ def _contraction_at(node: fx.Node, static: set[fx.Node], leaf_values: dict[fx.No
     sides: tuple[tuple[Side, int, int], ...] = (("right", right, left), ("left", left, right))
     for side, at, other in sides:
         operand = _unbatched(node.args[at])  # type: ignore[arg-type]
-        weight = cut(operand, leaf_values) if operand in static else None
+        weight = weight_behind(operand, leaf_values) if operand in static else None
         if weight is not None:
             found.append(_contraction(node, node.args[other], weight, side, addend))  # type: ignore[arg-type]
     return min(found, key=lambda c: c.weight.density) if found else None
@@ -174,13 +166,9 @@ def _unbatched(operand: fx.Node) -> fx.Node:
     is that matrix.
     """
     node = operand
-    while node.op == "call_function" and node.target in _BROADCASTS and node.meta["val"].dim() > 2:
+    while node.op == "call_function" and node.target in SPREADS and node.meta["val"].dim() > 2:
         source = node.all_input_nodes[0]
-        if source.meta["val"].dim() < 2 or not _same_matrix(source.meta["val"], node.meta["val"]):
+        if source.meta["val"].dim() < 2 or not equal_sizes(source.meta["val"].shape[-2:], node.meta["val"].shape[-2:]):
             break
         node = source
     return node if node.meta["val"].dim() == 2 else operand
-
-
-def _same_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return all(statically_known_true(p == q) for p, q in zip(a.shape[-2:], b.shape[-2:], strict=True))

@@ -2,9 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
-import torch
 
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, tokens_class
@@ -12,11 +9,7 @@ from gossamer.backend.regions.contractions import Contraction
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.runtime.data_cache import first_level_bytes
-
-if TYPE_CHECKING:
-    pass
-
-_NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+from gossamer.runtime.elements import FLOATS
 
 TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
 """Numbers of tokens up to each of which one schedule is chosen, where the number is not known at compile time."""
@@ -97,9 +90,9 @@ def matrix_of(contraction: Contraction) -> Matrix:
     by_rows = weight.transposed == (c.side == "right")  # stored as [M, K]
     pattern = (weight.pattern if by_rows else weight.pattern.transposed).rounded
     return Matrix(
-        c.m, c.k, 1 if by_rows else 0, _NAMES[weight.dtype], device.bits, pattern.density,
+        c.m, c.k, 1 if by_rows else 0, FLOATS[weight.dtype], device.bits, pattern.density,
         block=pattern.block, fill=pattern.fill, nm=pattern.rows.nm, skew=pattern.rows.skew, features=device.features,
-        vnm=pattern.rows.vnm, given=_NAMES[c.given] if c.given != weight.dtype else None,
+        vnm=pattern.rows.vnm, given=FLOATS[c.given] if c.given != weight.dtype else None,
         l1d=first_level_bytes(),
     )  # fmt: skip
 

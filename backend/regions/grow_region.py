@@ -11,13 +11,13 @@ so that one kernel serves every number of tokens.
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
 from gossamer.backend.devices.kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, kind_of
+from gossamer.backend.graph.nodes import phase
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody
 
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 class Region:
     """A function cut out of a graph, and what it replaces.
 
-    body     (x [T, K], w as stored, *extras) → [T, M]; each node's meta["val"] is a fake tensor with T symbolic
+    body     (x [T, K], w as stored, *extras) → [T, M]; see `matrix_functions` for what its nodes' meta says
     extras   the values of the large graph that `body` takes after x and w
     members  the nodes of the large graph that it computes; `output` is the only one that others use
     """
@@ -87,7 +87,7 @@ def _fusable(node: fx.Node, start: fx.Node, region: Container[fx.Node]) -> bool:
         return False
     if is_identity(node):
         return True
-    if not is_elementwise(node) or phase(node) != phase(start):
+    if not is_elementwise(node) or phase(node) != phase(start):  # what straddles phases could not be split
         return False
     for operand in node.all_input_nodes:
         if operand in region:
@@ -103,8 +103,3 @@ def _readable(operand: fx.Node, value: torch.Tensor) -> bool:
     any device, a kernel does not."""
     given = operand.meta["val"]
     return kind_of(operand, value.shape) is not None and given.dtype in DTYPES and given.device == value.device
-
-
-def phase(node: fx.Node) -> tuple[Any, Any]:
-    """What the partitioner goes by when it splits forward from backward; a region must not straddle it."""
-    return node.meta.get("partitioner_tag"), bool(node.meta.get("autograd_backward"))

@@ -29,8 +29,8 @@ WEIGHT = 1
 def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None) -> str:
     """The contract IR of a region, as text.
 
-    `body` takes (x, w, *extras) as matrices (see `bodies`). `matrix` is the weight, of
-    which the hints are noted, `tokens` the expected number of rows of x. Raises CompileError if torch-mlir refuses the graph.
+    `body` takes (x, w, *extras) as matrices (matrix_functions.py). `matrix` is the weight, whose hints are noted, `tokens`
+    the expected number of rows of x. Raises CompileError if torch-mlir refuses the graph.
     """
     module = import_body(body, WEIGHT)
     function = next(op for op in module.body.operations if op.operation.name == "func.func")

@@ -13,20 +13,25 @@ elementwise work and sums of rows, such as a layer norm.
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from gossamer.backend.graph.fusable import Kind, constant_of, is_identity, is_row_reduction, kind_of
 from gossamer.backend.regions.contractions import Contraction
+from gossamer.runtime.torch_internals import DimDynamic, FakeTensorMode, ShapeEnv, StatelessSymbolicContext
 
 aten = torch.ops.aten
 prims = torch.ops.prims
+
+_BOUNDED: dict[Any, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
+    aten.hardtanh.default: lambda x, low=-1.0, high=1.0: (aten.clamp.default, (x, low, high)),
+    aten.maximum.default: lambda x, low: (aten.clamp.Tensor, (x, low)),
+    aten.minimum.default: lambda x, high: (aten.clamp.Tensor, (x, None, high)),
+}
 
 
 Shape = tuple[int | None, ...]
@@ -40,15 +45,6 @@ class Extra:
     kind: Kind
 
 
-@cache
-def _any_tokens() -> tuple[FakeTensorMode, torch.SymInt]:
-    """The mode of all bodies' fake tensors, and T: torch computes each type once for all of them."""
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    dynamic: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
-    tokens: Any = mode.from_tensor(torch.empty(8, 2), symbolic_context=dynamic).shape[0]
-    return mode, tokens
-
-
 class _Body:
     """Builds a body, node by node."""
 
@@ -56,7 +52,6 @@ class _Body:
         self.graph = fx.Graph()
         self.extras: list[Extra] = []
         self._copies: dict[fx.Node, fx.Node] = {}
-        self._mode, self._tokens = _any_tokens()
 
     def append(self, node: fx.Node) -> None:
         """Adds the copy of a node of the large graph; views vanish, since all is [T, M] here."""
@@ -76,6 +71,8 @@ class _Body:
             self._copies[node] = result
         elif target is aten.gelu.default and kwargs.get("approximate") == "tanh":
             self._copies[node] = self._tanh_gelu(args[0])
+        elif target in _BOUNDED:  # by clamp: torch-mlir's own choose the bound where there is a NaN
+            self._copies[node] = self._call(*_BOUNDED[target](*args))
         elif target is aten._to_copy.default:
             self._copies[node] = self._call(prims.convert_element_type.default, (args[0], kwargs["dtype"]))
         else:
@@ -225,7 +222,7 @@ class RowsBody(_Body):
 def with_values(body: fx.GraphModule) -> fx.GraphModule:
     """The body, its nodes with fake values in meta["val"]; T is one symbol."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    dynamic: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
     tokens = mode.from_tensor(torch.empty(8, 2), symbolic_context=dynamic).shape[0]
     with mode:
         for node in body.graph.nodes:

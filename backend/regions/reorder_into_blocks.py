@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from gossamer.backend.devices.device import find_device
 from gossamer.backend.graph.weight_expressions import Weight, run
 from gossamer.backend.graph.zero_pattern import Pattern
 from gossamer.backend.regions.contractions import Contraction, Order
@@ -38,7 +39,14 @@ def in_blocks(contraction: Contraction, leaves: list[torch.Tensor]) -> Contracti
     `leaves` are the values that the weight is computed from.
     """
     weight = contraction.weight
-    if contraction.side != "right" or weight.pattern.block or weight.density > _DENSEST or weight.device.type != "cpu":
+    device = find_device(weight.device)
+    if (
+        contraction.side != "right"
+        or weight.pattern.block
+        or weight.density > _DENSEST
+        or device is None
+        or not device.reorders
+    ):
         return contraction
     mask = nonzero_mask(run(weight.evaluate, leaves)).cpu()
     orders = block_orders(mask)

@@ -7,8 +7,7 @@ from torch import fx
 
 from gossamer.backend.calls.region_op import region as region_op
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.fusable import VIEWS
-from gossamer.backend.graph.nodes import same_shape
+from gossamer.backend.graph.nodes import VIEWS, same_shape
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import Extra
 

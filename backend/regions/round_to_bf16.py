@@ -1,7 +1,7 @@
 """Products of f32 whose factors may be rounded to bf16: the user said so by `torch.set_float32_matmul_precision("medium")`.
 
 The weight is stored in bf16; x stays f32 in the graph, and a kernel rounds it where it multiplies pairs of bf16. Sums, the
-epilogue and the result stay f32. Only where the CPU multiplies bf16 faster: elsewhere the permission is of no use.
+epilogue and the result stay f32. Only where the device multiplies bf16 faster: elsewhere the permission is of no use.
 """
 
 import dataclasses
@@ -10,11 +10,9 @@ from functools import partial
 
 import torch
 
+from gossamer.backend.devices.device import find_device
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.report.options import Options
-from gossamer.runtime.target import host
-
-_INSTRUCTIONS = frozenset({"avx512bf16", "amx"})
 
 
 def rounded(weight: torch.dtype, x: torch.dtype) -> bool:
@@ -23,15 +21,15 @@ def rounded(weight: torch.dtype, x: torch.dtype) -> bool:
 
 
 def may_round(options: Options) -> bool:
-    """Whether products of f32 are to be computed in bf16; the reference never rounds."""
-    allowed = torch.get_float32_matmul_precision() == "medium" and options.schedule != "reference"
-    return allowed and not _INSTRUCTIONS.isdisjoint(host().instructions)
+    """Whether products of f32 are to be computed in bf16 where that is faster; the reference never rounds."""
+    return torch.get_float32_matmul_precision() == "medium" and options.schedule != "reference"
 
 
 def with_rounded_weight(contraction: Contraction) -> Contraction:
-    """The contraction with its weight in bf16, if it is one of f32 on the CPU."""
+    """The contraction with its weight in bf16, if it is one of f32 on a device that gains by it."""
     weight = contraction.weight
-    if (weight.dtype, contraction.given) != (torch.float32, torch.float32) or weight.device.type != "cpu":
+    device = find_device(weight.device)
+    if (weight.dtype, contraction.given) != (torch.float32, torch.float32) or device is None or not device.rounds_to_bf16:
         return contraction
     in_bf16 = dataclasses.replace(
         weight, evaluate=partial(_rounded, weight.evaluate), key=f"{weight.key} in bf16", dtype=torch.bfloat16

@@ -7,9 +7,15 @@ before.
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from torch._dynamo import callback, eval_frame
-from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
+from gossamer.runtime.torch_internals import (
+    cached_backends,
+    callback_handler,
+    counters,
+    get_compilation_metrics,
+    graph_break_reasons,
+)
 
 _ADVICE = (
     "torch.compile cannot trace torch.sparse tensors, so Dynamo broke the graph{where} and that part runs uncompiled. "
@@ -41,7 +47,7 @@ def collect_breaks() -> Iterator[list[str]]:
 def watch_for_sparse(backend: object) -> None:
     """Warns once when a compilation for `backend` ends with a graph break at a torch.sparse tensor."""
 
-    def check(_: callback.CallbackArgs) -> None:
+    def check(_: Any) -> None:
         global _known_breaks, _warned
         before, _known_breaks = _known_breaks, _sparse_breaks()
         if _known_breaks > before and not _warned and _is_in_use(backend):
@@ -49,9 +55,8 @@ def watch_for_sparse(backend: object) -> None:
             warnings.warn(_ADVICE.format(where=_last_sparse_place()), stacklevel=2)
 
     check.__qualname__ = watch_for_sparse.__qualname__
-    handler = callback.callback_handler
-    if not any(getattr(c, "__qualname__", "") == check.__qualname__ for c in handler.end_callbacks):
-        handler.register_end_callback(check)
+    if not any(getattr(c, "__qualname__", "") == check.__qualname__ for c in callback_handler.end_callbacks):
+        callback_handler.register_end_callback(check)
 
 
 def _sparse_breaks() -> int:
@@ -72,7 +77,7 @@ def _last_sparse_place() -> str:
 
 def _is_in_use(backend: object) -> bool:
     """Whether torch.compile was called for this backend since Dynamo was last reset."""
-    return any(getattr(cached, "compiler_fn", None) is backend for cached in eval_frame.cached_backends.values())
+    return any(getattr(cached, "compiler_fn", None) is backend for cached in cached_backends.values())
 
 
 def _line(reason: str | None, filename: str | None, number: int | None) -> str:

@@ -5,39 +5,16 @@ In: the mapping a user wrote. Out: a validated, frozen `Options`, or an `OptionE
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from gossamer.dialects.errors import OptionError
+from gossamer.passes.framework import by_name
 
 Dense = Literal["auto", "inductor", "eager"]
-Schedule = Literal[
-    "auto",
-    "kblock",
-    "gather",
-    "lookup",
-    "planes",
-    "bitmap",
-    "broadcast",
-    "bf16dot",
-    "pairs",
-    "expand",
-    "amx",
-    "amxcolumns",
-    "amxexpand",
-    "block",
-    "blockvec",
-    "rowpairs",
-    "reference",
-    "gpu-kblock",
-    "gpu-gather",
-    "gpu-blocks",
-    "gpu-twofour",
-    "gpu-expand",
-    "gpu-vnm",
-]
 Verify = Literal["version", "full"]
+SCHEDULES = ("auto", "reference", *by_name.schedules(*by_name.CPU_SCHEDULES), *by_name.schedules(*by_name.GPU_SCHEDULES))
 MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
 """The modes of torch.compile in which schedules are measured."""
 
@@ -58,25 +35,31 @@ class Options:
               mode="max-autotune" does, which torch.compile does not take beside options.
     dump_ir   directory for the text of every compilation stage; default: environment variable GOSSAMER_DUMP_IR.
     strict    raise when a region fails to compile, instead of warning and leaving it dense.
+    disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them.
     verify    how a changed weight is noticed: "version" compares data pointer and version counter; "full" compares
               every value on every call, and so sees writes that torch does not count (`.data`, numpy).
     """
 
     dense: Dense = "auto"
-    schedule: Schedule = "auto"
+    schedule: str = "auto"
     min_gain: float = 1.1
     max_autotune: bool = False
     dump_ir: str | None = field(default_factory=lambda: os.environ.get("GOSSAMER_DUMP_IR") or None)
     strict: bool = False
     verify: Verify = "version"
+    disable: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _one_of("dense", self.dense, get_args(Dense))
-        _one_of("schedule", self.schedule, get_args(Schedule))
+        _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("verify", self.verify, get_args(Verify))
         for name in ("strict", "max_autotune"):
             if not isinstance(value := getattr(self, name), bool):
                 raise OptionError(f"option {name} is {value!r}; it must be True or False")
+        names: Any = self.disable
+        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+            raise OptionError(f"option disable is {names!r}; it must be a list of names of graph passes")
+        object.__setattr__(self, "disable", tuple(names))
         gain: Any = self.min_gain
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not gain >= 0:
             raise OptionError(f"option min_gain is {gain!r}; it must be a number of at least 0 (1.1 by default)")

@@ -5,12 +5,12 @@ The log, the report and the tests all read these records. `record` hands decisio
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from torch._dynamo.utils import counters
+from gossamer.runtime.torch_internals import counters
 
 log = logging.getLogger("gossamer")
 
@@ -64,11 +64,15 @@ class Report:
     decisions     in the order of the graph, forward before backward
     graph_breaks  why Dynamo split the model, each with the user's line; a sparse region never crosses a break
     kernels       number of distinct kernels behind the sparse decisions
+    seconds       what each graph pass took, over all graphs; nothing where a graph was in the cache on disk
+    off           what this torch has no way to, each as a sentence
     """
 
     decisions: list[Decision] = field(default_factory=list)
     graph_breaks: list[str] = field(default_factory=list)
     kernels: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    off: list[str] = field(default_factory=list)
 
     @property
     def sparse(self) -> list[Decision]:
@@ -97,6 +101,7 @@ class Collector:
 
     decisions: list[Decision] = field(default_factory=list)
     kernels: set[str] = field(default_factory=set)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 _open: ContextVar[tuple[Collector, ...]] = ContextVar("gossamer_collectors", default=())
@@ -113,8 +118,9 @@ def collect() -> Iterator[Collector]:
         _open.reset(token)
 
 
-def record(decisions: Iterable[Decision], kernels: Iterable[str]) -> None:
-    """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses."""
+def record(decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float]) -> None:
+    """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses,
+    `seconds` what each graph pass took."""
     decisions, kernels = list(decisions), set(kernels)
     for decision in decisions:
         log.info("%s", decision)
@@ -124,6 +130,8 @@ def record(decisions: Iterable[Decision], kernels: Iterable[str]) -> None:
     for collector in _open.get():
         collector.decisions += decisions
         collector.kernels |= kernels
+        for name, taken in seconds.items():
+            collector.seconds[name] = collector.seconds.get(name, 0.0) + taken
 
 
 __all__ = ["Collector", "Decision", "Report", "collect", "log", "record"]

@@ -30,6 +30,8 @@ def render(report: Report) -> str:
         console.print(f"{_count(len(report.graph_breaks), 'graph break')}; no region crosses one:")
         for number, reason in enumerate(report.graph_breaks, 1):
             console.print(f"  {number}. {reason}")
+    for sentence in report.off:
+        console.print(sentence)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 

@@ -11,12 +11,11 @@ after    if tiles >= threads
          else                                      // stage by stage, rows and heads shared out
            scf.parallel ...  scf.parallel ...
 
-Each product has the inner loops of its own family (products.py). Stages that differ in nothing but their operands share
+Each product has the inner loops of its own family (`Family.chain`). Stages that differ in nothing but their operands share
 a function: the layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering.
 Runs on functions whose storage is exposed (expose-storage).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,7 +52,8 @@ from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of
 from gossamer.passes.loops.epilogue import reads_tokens
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import defining, public_functions
-from gossamer.passes.loops.vectors import byte_width, call_narrowest, index, reserve_workspace, vector_of
+from gossamer.passes.loops.row_shares import ends_of
+from gossamer.passes.loops.vectors import byte_width, call_narrowest, index, parallel, reserve_workspace, vector_of
 
 TILE_WORKSPACE = "kernel.tile_workspace"
 """Module attribute [tokens, shared, scratch]: the workspace also has `shared` bytes for each tile of `tokens`, and for each
@@ -77,8 +77,14 @@ class LowerChain:
 
 @dataclass(frozen=True)
 class _Tile:
-    """A tile at run time: its number, the thread or tile whose private memory it has, the thread's number for scratch memory,
-    and the range of parts; `first` of its tokens, `valid` many, the number of its sequence, `within` it."""
+    """A tile at run time.
+
+    number    of the tile, of all sequences
+    slot      the thread or tile whose private memory it has
+    first     its first token, `within` is that in its sequence
+    valid     tokens that it has
+    sequence  the number of its sequence
+    """
 
     number: ir.Value
     slot: ir.Value
@@ -150,34 +156,22 @@ class _Lowering:
 
     def _by_tiles(self, stages: list[Stage]) -> None:
         """One phase: each thread takes tiles and does all stages on them."""
-
-        def body(task: ir.Value) -> None:
+        with parallel(self.tiles) as task:
             tile = self._tile(task, thread_number())
             for stage in stages:
                 self._call(stage, tile, index(0), index(stage.splits))
 
-        self._parallel(self.tiles, body)
-
     def _by_parts(self, stage: Stage) -> None:
         """One stage, with more threads than tiles: each tile is shared out among some."""
         if stage.splits == 1:
-            self._parallel(self.tiles, lambda task: self._call(stage, self._tile(task, task), index(0), index(1)))
+            with parallel(self.tiles) as task:
+                self._call(stage, self._tile(task, task), index(0), index(1))
             return
         parts = arith.minui(arith.divui(self.threads, self.tiles), index(stage.splits))
-
-        def body(task: ir.Value) -> None:
+        with parallel(arith.muli(self.tiles, parts)) as task:
             number, part = arith.divui(task, parts), arith.remui(task, parts)
-            low, high = (arith.divui(arith.muli(p, index(stage.splits)), parts) for p in (part, arith.addi(part, index(1))))
+            low, high = ends_of(index(stage.splits), part, parts)
             self._call(stage, self._tile(number, number), low, high)
-
-        self._parallel(arith.muli(self.tiles, parts), body)
-
-    def _parallel(self, tasks: ir.Value, body: Callable[[ir.Value], None]) -> None:
-        task_loop = scf.ParallelOp([], [index(0)], [tasks], [index(1)], [])
-        block = ir.Block.create_at_start(task_loop.region, [ir.IndexType.get()], [self.function.location])
-        with ir.InsertionPoint(block):
-            body(block.arguments[0])
-            scf.ReduceOp([], 0)
 
     def _tile(self, number: ir.Value, slot: ir.Value) -> _Tile:
         sequence = arith.divui(number, self.per_sequence)

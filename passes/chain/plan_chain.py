@@ -18,7 +18,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError
-from gossamer.passes.chain.products import ChainProduct, Layout, chain_product
+from gossamer.passes.chain.products import chain_product
+from gossamer.passes.framework.chain_product import ChainProduct, Layout
 from gossamer.passes.loops.epilogue import reads_tokens
 from gossamer.passes.loops.queries import defining
 from gossamer.passes.loops.vectors import byte_width

@@ -17,7 +17,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.passes.chain.plan_chain import Place, Rounded, Tiled, columns
-from gossamer.passes.chain.products import ChainProduct, Layout
+from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
 from gossamer.passes.loops.epilogue import Epilogue, on_lanes, reads_tokens
 from gossamer.passes.loops.queries import dims
 from gossamer.passes.loops.vectors import (
@@ -30,7 +30,6 @@ from gossamer.passes.loops.vectors import (
     widened,
     zeros,
 )
-from gossamer.passes.weights_bf16.amx_panel_loop import TilePanels
 from gossamer.passes.weights_bf16.bf16_columns import LINE, round_columns, store_column, transpose_columns
 from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, store_line
 
@@ -153,7 +152,7 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
     result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
     target = result if gives is None else Rounded(result, gives)
     inner = product.inner(frame.outside[op.w], packed, frame.vec, frame.vectors)
-    if isinstance(inner, TilePanels):
+    if isinstance(inner, Stores):
         _emit_stored(inner, epilogue, product, target, columns(result), frame)
         return
     height = product.rows(frame.vectors)
@@ -188,7 +187,7 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
                 _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
 
 
-def _emit_stored(inner: TilePanels, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame) -> None:
+def _emit_stored(inner: Stores, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame) -> None:
     """The same where the inner loops leave the sums of a group in memory: they go through the epilogue two rows at a time."""
     type_ = ir.MemRefType.get([product.height, frame.vectors * frame.lanes], frame.vec.element_type)
     sums = memref.alloca(type_, [], [], alignment=64)

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from torch_mlir import ir
 
+from gossamer.dialects.elements import WIDE
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import affine_maps
@@ -53,7 +54,7 @@ def _is_product(op: ir.Operation) -> bool:
     types = [ir.RankedTensorType(value.type) for value in op.operands]
     if any(t.encoding is None or Format.parse(str(t.encoding)).levels != Format.CSR.levels for t in types):
         return False
-    if len({str(t.element_type) for t in types}) > 1 or str(types[0].element_type) not in ("f32", "f64"):
+    if len({str(t.element_type) for t in types}) > 1 or str(types[0].element_type) not in WIDE:
         return False
     of_a, of_b, of_c = (dims(m) for m in affine_maps(op.attributes["indexing_maps"]))
     if [of_a[0], of_b[1]] != of_c or of_a[1] != of_b[0] or of_a[1] in of_c:

@@ -13,13 +13,13 @@ from typing import ClassVar
 
 from torch_mlir import ir
 
+from gossamer.dialects.elements import FLOATS
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.passes.loops.queries import all_ops, dims, walk
 from gossamer.passes.loops.scalars import Scalars
 
 _TOGETHER = 4  # a power of two: independent chains of multiply-adds, and few enough that short rows fill them
-_ELEMENTS = ("f16", "bf16", "f32", "f64")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SampleRows:
             raise CompileError(
                 f"the dots schedule sums over one dimension at the entries of CSR, not {op.name} at {op.location}"
             )
-        if str(pattern.element_type) not in _ELEMENTS:
+        if str(pattern.element_type) not in FLOATS:
             raise CompileError(f"the dots schedule computes with floats, not {pattern.element_type} at {op.location}")
         for read in [inner.operation for inner in op.regions[0].blocks[0].operations if inner.operation.name == "kernel.read"]:
             places = dims(ir.AffineMapAttr(read.attributes["map"]).value)

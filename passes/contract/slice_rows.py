@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 
 from torch_mlir import ir
 
+from gossamer.dialects.elements import WIDE
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.open_ops import GatherSlicesOp
 from gossamer.dialects.packing import Slices
 from gossamer.passes.loops.encodings import stored_as
 from gossamer.passes.loops.queries import public_functions, walk
-
-_ELEMENTS = ("f32", "f64")
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def _change(op: Any, width: int) -> None:
     a, x = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.x.type)
     if len(op.epilogue.blocks[0].operations) > 1:
         raise CompileError(f"the slices schedule has no epilogue, but {op.operation.name} at {op.location} has one")
-    if x.rank != 1 or str(a.element_type) not in _ELEMENTS or not isinstance(op.a.owner, ir.Block):
+    if x.rank != 1 or str(a.element_type) not in WIDE or not isinstance(op.a.owner, ir.Block):
         raise CompileError(f"the slices schedule computes a matrix of floats times a vector, not {op.operation.name} of {x}")
     op.a.set_type(stored_as(a, Slices(1, ir.IntegerAttr(op.lanes).value, width)))
     with ir.InsertionPoint(op), op.location:

@@ -1,16 +1,19 @@
 """A family of schedules: one way to compute y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with a sparse w.
 
-A family says how it stores the weight, how it tiles the product, which pass lowers it, and what it costs. It is declared at
-the top of the file of its lowering, and listed in `families.py`.
+A family says how it stores the weight, how it tiles the product, what it costs, and how it runs in chains. It is declared in
+the file of its lowering, under its name in capitals: that is how it is found (by_name.py).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import sqrt
 from statistics import NormalDist
+from typing import Any
 
+from gossamer.dialects.elements import FLOATS
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
+from gossamer.passes.framework.chain_product import ChainProduct
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Matrix:
     @property
     def lanes(self) -> int:
         """Sums in a vector: narrow floats are summed in f32."""
-        return self.bits // (64 if self.element == "f64" else 32)
+        return self.bits // (8 * FLOATS[FLOATS[self.element].sums].bytes)
 
     @property
     def nonzeros(self) -> float:
@@ -85,21 +88,34 @@ def _highest(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
+def _tiles_gain(matrix: Matrix, tokens: int) -> float:
+    return 1.15 - 0.4 * matrix.density
+
+
 @dataclass(frozen=True)
 class Family:
     """One way to schedule a product.
 
-    name      as in the option `schedule` and in the attribute of `kernel.spmm`
-    lowering  the pass that lowers it, or several
-    storage   the format or packing of the weight; None where the family cannot compute with such a matrix
-    tile      the numbers in the attribute `tile`, the tokens of a tile first; None for a storage that it cannot read
-    cycles    predicted cycles of one core for a matrix and a number of tokens, but for the call
-    most      tokens up to which it is worth considering
+    name     as in the option `schedule` and in the attribute of `kernel.spmm`
+    storage  the format or packing of the weight; None where the family cannot compute with such a matrix
+    tile     the numbers in the attribute `tile`, the tokens of a tile first; None for a storage that it cannot read
+    cycles   predicted cycles of one core for a matrix and a number of tokens, but for the call
+    most     tokens up to which it is worth considering
+    chain    how a `kernel.spmm` of it runs in a chain; None where none does
+    gain     how many times as fast a product with a matrix and a number of tokens is in a chain, about: nothing is transposed
+             there between products, but the sums of all rows of a tile take turns in the second-level cache. Measured, on
+             tiles that are whole vectors of tokens.
     """
 
     name: str
-    lowering: str
     storage: Callable[[Matrix], Format | Packing | None]
     tile: Callable[[Matrix, Format | Packing], tuple[int, ...] | None]
     cycles: Callable[[Matrix, int], float]
     most: float = float("inf")
+    chain: Callable[[Any], ChainProduct] | None = None
+    gain: Callable[[Matrix, int], float] = _tiles_gain
+
+    @property
+    def lowering(self) -> str:
+        """The pass that lowers it."""
+        return f"lower-{self.name}"

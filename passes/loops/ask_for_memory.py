@@ -14,11 +14,13 @@ _DYNAMIC = ir.ShapedType.get_dynamic_size()
 
 @contextmanager
 def given(giver: ir.Value, sizes: Sequence[ir.Value]) -> Iterator[list[ir.Value]]:
-    """Memories (memref<?xi8>) of so many bytes, for what follows in this block: without them, it is passed over.
+    """Memories (memref<?xi8>) of so many bytes. The insertion point is where all have been given; if one has not, the kernel
+    skips that.
 
-    `giver` is the address (index) of a function (i64 bytes, ptr to an address), which writes the address of the memory there if
-    it has some: a function in Python that is interrupted gives nothing back that could be relied on. Only the thread that
-    entered the kernel may ask. What is given is the caller's again when the kernel returns.
+    giver  the address (index) of a function of the caller: (i64 bytes, ptr) → nothing. It writes where the memory is to the
+           ptr, or leaves the 0 there. (It returns nothing because a Python function that is interrupted returns garbage.)
+
+    Only the thread that entered the kernel may ask. When the kernel returns, the memory is the caller's again.
     """
     pointer, word = ir.Type.parse("!llvm.ptr"), ir.IntegerType.get_signless(64)
     function = llvm.inttoptr(pointer, to_llvm(giver))

@@ -7,16 +7,21 @@ func.func private @region_tile64(operands, %offset, %first, %low, %high)      Pr
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf
 
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.packing import Packing
 from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
+from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.epilogue import Buffers, Epilogue
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import walk
-from gossamer.passes.loops.vectors import call_narrowest, index, load_index, loop
+from gossamer.passes.loops.vectors import call_narrowest, index, load_index, loop, parallel
+
+Stored = TypeVar("Stored", bound=Packing)
 
 _MEETING = 1 << 13  # cycles of multiply-adds that are as soon done by one thread as shared by two, which have to meet
 _MANY = 4  # tiles a thread from which on it does not matter that some threads have one more
@@ -58,6 +63,25 @@ def products(module: ir.Module, schedule: str) -> list[Any]:
     return [op for op in found if ir.StringAttr(op.schedule).value == schedule]
 
 
+def shape_of(op: Any) -> tuple[int, int]:
+    """Rows and columns of the weight of a kernel.spmm: results, and elements summed over."""
+    sizes, reduction = ir.RankedTensorType(op.w.type).shape, ir.IntegerAttr(op.reduction).value
+    return sizes[1 - reduction], sizes[reduction]
+
+
+def lanes_of(op: Any) -> int:
+    """Sums in a vector of a kernel.spmm."""
+    return int(ir.IntegerAttr(op.lanes).value)
+
+
+def stored_of(op: Any, kind: type[Stored]) -> Stored:
+    """How the weight of a kernel.spmm is stored; CompileError if that is of another kind."""
+    stored = storage_of_type(ir.RankedTensorType(op.w.type))
+    if not isinstance(stored, kind):
+        raise CompileError(f"a weight stored as {stored} is not stored as {kind.kind}")
+    return stored
+
+
 class Product:
     """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, the rows in groups of `unit`, by default one
     vector."""
@@ -65,10 +89,8 @@ class Product:
     def __init__(self, op: Any, unit: int | None = None) -> None:
         self.op = op
         self.storage: Storage = storage_of(op.operation)
-        self.lanes = ir.IntegerAttr(op.lanes).value
-        reduction = ir.IntegerAttr(op.reduction).value
-        weight = ir.RankedTensorType(op.w.type)
-        self.M, self.K = weight.shape[1 - reduction], weight.shape[reduction]
+        self.lanes = lanes_of(op)
+        self.M, self.K = shape_of(op)
         self.unit = unit or self.lanes
         self.groups = -(-self.M // self.unit)
         block = op.epilogue.blocks[0]
@@ -137,11 +159,8 @@ class Product:
 
     def parallel(self, tasks: ir.Value, workspace: int, body: Callable[[ir.Value, ir.Value], None]) -> None:
         """Run body(task, offset of the thread into the workspace) for all tasks, `workspace` bytes a thread."""
-        tasks_loop = scf.ParallelOp([], [index(0)], [tasks], [index(1)], [])
-        block = ir.Block.create_at_start(tasks_loop.region, [ir.IndexType.get()], [self.op.location])
-        with ir.InsertionPoint(block):
-            body(block.arguments[0], arith.muli(thread_number(), index(workspace)))
-            scf.ReduceOp([], 0)
+        with parallel(tasks) as task:
+            body(task, arith.muli(thread_number(), index(workspace)))
 
     def row_range(self, chunk: ir.Value, chunks: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The row groups [low, high) of one of `chunks` parts of equal work."""

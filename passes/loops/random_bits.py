@@ -1,39 +1,35 @@
-"""Random numbers that depend on a counter and a key only, so that backward draws those of forward again, in any order.
-
-Philox2x32-7 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011: seven rounds are the fewest that pass
-their tests (BigCrush).
-"""
+"""The random numbers of dialects/philox.py in vectors."""
 
 from collections.abc import Sequence
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, vector
 
+from gossamer.dialects.philox import MULTIPLIER, philox, threshold
 from gossamer.passes.loops.vectors import vector_of
 
-_ROUNDS = 7
-_MULTIPLIER = 0xD256D193
-_WEYL = 0x9E3779B9
 
-
-def philox(counter: ir.Value, key: ir.Value) -> ir.Value:
+def random_bits(counter: ir.Value, key: ir.Value) -> ir.Value:
     """32 random bits a lane, for a vector of i64 and an i32 for all lanes."""
     lanes = ir.VectorType(counter.type).shape[0]
     i32 = ir.IntegerType.get_signless(32)
     words, wide = vector_of(lanes, i32), counter.type
     left = arith.trunci(words, counter)
     right = arith.trunci(words, arith.shrui(counter, _splat(wide, 32)))
-    for number in range(_ROUNDS):
-        product = arith.muli(arith.extui(wide, left), _splat(wide, _MULTIPLIER))
-        high = arith.trunci(words, arith.shrui(product, _splat(wide, 32)))
-        added = arith.addi(key, _constant(i32, number * _WEYL))
-        left, right = arith.xori(arith.xori(high, vector.broadcast(words, added)), right), arith.trunci(words, product)
-    return left
+
+    def multiplied(word: ir.Value) -> tuple[ir.Value, ir.Value]:
+        product = arith.muli(arith.extui(wide, word), _splat(wide, MULTIPLIER))
+        return arith.trunci(words, arith.shrui(product, _splat(wide, 32))), arith.trunci(words, product)
+
+    def keyed(number: int) -> ir.Value:
+        return vector.broadcast(words, arith.addi(key, _constant(i32, number)))
+
+    return philox(left, right, multiplied, keyed, arith.xori)
 
 
 def at_least(bits: ir.Value, share: float) -> ir.Value:
     """Whether random bits, as numbers in [0, 1), are `share` or more."""
-    return arith.cmpi(arith.CmpIPredicate.uge, bits, _splat(bits.type, min(round(share * 2**32), 2**32 - 1)))
+    return arith.cmpi(arith.CmpIPredicate.uge, bits, _splat(bits.type, threshold(share)))
 
 
 def constants(type_: ir.VectorType, values: Sequence[int]) -> ir.Value:

@@ -19,6 +19,20 @@ def share_of(total: ir.Value, part: ir.Value, parts: ir.Value) -> ir.Value:
     return arith.divui(arith.muli(part, total), parts)
 
 
+def ends_of(total: ir.Value, part: ir.Value, parts: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Where a part of `total` begins and ends."""
+    return share_of(total, part, parts), share_of(total, arith.addi(part, index(1)), parts)
+
+
+def rows_of(
+    positions: ir.Value, rows: ir.Value, entries: ir.Value, part: ir.Value, parts: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """The rows [low, high) of a part of a CSR matrix: a row counts as much as an entry."""
+    ends = ends_of(arith.addi(entries, rows), part, parts)
+    low, high = (first_row(positions, rows, end, rows_count=True) for end in ends)
+    return low, high
+
+
 def first_row(positions: ir.Value, rows: ir.Value, begun: ir.Value, *, rows_count: bool) -> ir.Value:
     """The first row, or `rows`, with positions[row] >= begun, by bisection.
 

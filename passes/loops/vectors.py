@@ -78,6 +78,16 @@ def loop(low: ir.Value, high: ir.Value, step: ir.Value, carried: Sequence[ir.Val
             scf.YieldOp([])
 
 
+@contextmanager
+def parallel(tasks: ir.Value) -> Iterator[ir.Value]:
+    """scf.parallel over the numbers of tasks from 0 on, with the insertion point in its body: gives the number."""
+    op = scf.ParallelOp([], [index(0)], [tasks], [index(1)], [])
+    block = ir.Block.create_at_start(op.region, [ir.IndexType.get()], [op.operation.location])
+    with ir.InsertionPoint(block):
+        yield block.arguments[0]
+        scf.ReduceOp([], 0)
+
+
 def transpose(rows: Sequence[ir.Value]) -> list[ir.Value]:
     """Transpose a square of n vectors of n elements (n a power of two) in log2(n) steps of two-source shuffles.
 

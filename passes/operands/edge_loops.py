@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func, memref, scf, vector
+from torch_mlir.dialects import arith, func, memref, vector
 
 from gossamer.dialects.edges import operands_of
 from gossamer.dialects.errors import CompileError
@@ -19,14 +19,15 @@ from gossamer.dialects.format import Format
 from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.heads_in_lanes import dot, spread
 from gossamer.passes.loops.openmp import thread_number
-from gossamer.passes.loops.random_bits import at_least, constants, philox
-from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
+from gossamer.passes.loops.random_bits import at_least, constants, random_bits
+from gossamer.passes.loops.row_shares import parts_of, rows_of
 from gossamer.passes.loops.vectors import (
     byte_width,
     index,
     load_index,
     loop,
     mask_of,
+    parallel,
     reserve_workspace,
     splat_of,
     vector_of,
@@ -44,8 +45,7 @@ ROW_SIDE = {"target": ("target", "queries", "statistics", "gradient", "delta"), 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a function works on: memrefs by name, the group's first head, and rows [low, high); `cached` keeps what is read of
-    the row at hand."""
+    """What a function works on: memrefs by name, the group's first head, and rows [low, high)."""
 
     memory: dict[str, ir.Value]
     outputs: tuple[ir.Value, ...]
@@ -128,18 +128,12 @@ class EdgeRows:
             entries = memref.dim(coordinates, index(0))
             each = -(-self.heads * (self.features + self.size) // self.lanes) + 8
             parts = parts_of(entries, index(each), self.storage.threads)
-            parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
-            block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
-            with ir.InsertionPoint(block):
-                part = block.arguments[0]
-                total = arith.addi(entries, rows)
-                numbers = part, arith.addi(part, index(1))
-                low, high = (first_row(positions, rows, share_of(total, number, parts), rows_count=True) for number in numbers)
+            with parallel(parts) as part:
+                low, high = rows_of(positions, rows, entries, part, parts)
                 offset = arith.muli(thread_number(), index(space))
                 with loop(index(0), index(self.heads), index(self.group)) as groups:
                     memory = [*self.buffers.values(), *self.storage.outputs, self.storage.workspace]
                     func.CallOp(function, [*memory, offset, groups.induction_variable, low, high])
-                scf.ReduceOp([], 0)
         self.storage.erase()
 
     def _function(self, emit: Callable[[Rows], None]) -> func.FuncOp:
@@ -277,7 +271,7 @@ class EdgeRows:
         first = arith.addi(arith.muli(number, index(self.heads)), rows.first_head)
         places = constants(vector_of(lanes, i64), [n // self.width * self.heads + n % self.width for n in range(lanes)])
         counter = arith.addi(vector.broadcast(places.type, arith.index_cast(i64, first)), places)
-        bits = philox(counter, memref.load(rows.memory["seed"], [index(0)]))
+        bits = random_bits(counter, memref.load(rows.memory["seed"], [index(0)]))
         return arith.select(at_least(bits, self.dropout), splat_of(type_, 1 / (1 - self.dropout)), zeros(type_))
 
     def factor(self, rows: Rows, entry: Entry) -> ir.Value:

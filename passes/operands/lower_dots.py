@@ -26,9 +26,9 @@ from gossamer.dialects.errors import CompileError
 from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.prefetch import elements_a_line, far, fetch, reach
 from gossamer.passes.loops.queries import dims, walk
-from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
+from gossamer.passes.loops.row_shares import ends_of, first_row, parts_of
 from gossamer.passes.loops.scalars import Scalars
-from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, vector_of, zeros
+from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, parallel, vector_of, zeros
 
 _REACH = reach(8)  # entries
 
@@ -69,17 +69,13 @@ class _Dots:
             parts = parts_of(entries, arith.ceildivui(reduced, index(self.lanes)), self.storage.threads)
             self.last = arith.subi(entries, index(1))
             self.far = {read: far(self.buffers[read]) for read in self.gathered}
-            parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
-            block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
-            with ir.InsertionPoint(block):
-                part = block.arguments[0]
-                begin, end = share_of(entries, part, parts), share_of(entries, arith.addi(part, index(1)), parts)
+            with parallel(parts) as part:
+                begin, end = ends_of(entries, part, parts)
                 # The row before the first one that begins in the part may reach into it.
                 low = first_row(self.positions, rows, begin, rows_count=False)
                 low = arith.subi(low, arith.minui(low, index(1)))
                 with loop(low, first_row(self.positions, rows, end, rows_count=False), index(1)) as steps:
                     self._row(steps.induction_variable, begin, end, reduced)
-                scf.ReduceOp([], 0)
         self.storage.erase()
 
     def _reduced(self) -> ir.Value:

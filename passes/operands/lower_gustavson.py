@@ -40,7 +40,7 @@ from gossamer.passes.loops.ask_for_memory import array_in, given
 from gossamer.passes.loops.buffers import sparse_buffers_of
 from gossamer.passes.loops.queries import sole_user, walk
 from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
-from gossamer.passes.loops.vectors import byte_width, index, load_index, loop
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, parallel
 from gossamer.passes.operands.column_set import AT_ONCE, SPAN, ColumnSet, filled
 
 _LINE = 64  # bytes
@@ -111,7 +111,7 @@ class _Product:
         """Compute the arrays of the result. Its entries, whether positions can hold their number or not."""
         self._parallel(self._compute)
         entries = self._add_up(self.positions)
-        with self._team(index(2)) as number:
+        with parallel(index(2)) as number:
             choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, number, index(0)), has_else=True)
             for block, array in ((choice.then_block, self.coordinates), (choice.else_block, self.values)):
                 with ir.InsertionPoint(block):
@@ -136,7 +136,7 @@ class _Product:
         """work[i] = the multiply-adds of the rows before i, room[i] = the entries they can have."""
         entries = arith.addi(memref.dim(self.a[1], index(0)), self.rows)
         parts = parts_of(entries, index(1), self.threads)
-        with self._team(parts) as part:
+        with parallel(parts) as part:
             low, high = (
                 first_row(self.a[0], self.rows, share_of(entries, at, parts), rows_count=True)
                 for at in (part, arith.addi(part, index(1)))
@@ -159,18 +159,9 @@ class _Product:
                 memref.store(value, buffer, [at])
             scf.YieldOp(list(after))
 
-    @contextmanager
-    def _team(self, parts: ir.Value) -> Iterator[ir.Value]:
-        """The body of a loop over parts, one a thread."""
-        parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
-        block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
-        with ir.InsertionPoint(block):
-            yield block.arguments[0]
-            scf.ReduceOp([], 0)
-
     def _parallel(self, body: Callable[[ir.Value, ir.Value, ir.Value], None]) -> None:
         """body(part, first row, row after the last) for all parts."""
-        with self._team(self.parts) as part:
+        with parallel(self.parts) as part:
             body(part, *self._rows_of(part))
 
     def _rows_of(self, part: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -21,8 +21,8 @@ from gossamer.dialects.format import Format
 from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.epilogue import on_lanes
 from gossamer.passes.loops.queries import dims, walk
-from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
-from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, zeros
+from gossamer.passes.loops.row_shares import parts_of, rows_of
+from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, parallel, zeros
 from gossamer.passes.operands.segment_reductions import Reduction
 
 _VECTORS = 8  # of results at once, as many as leave room for what they are made of
@@ -60,16 +60,8 @@ class _Reduce:
             rows = arith.subi(memref.dim(self.positions, index(0)), index(1))
             entries = memref.dim(self.coordinates, index(0))
             parts = parts_of(entries, index(-(-self.columns // self.lanes) + 2), self.storage.threads)
-            parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
-            with ir.InsertionPoint(ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])) as at:
-                part, total = at.block.arguments[0], arith.addi(entries, rows)
-                numbers = part, arith.addi(part, index(1))
-                low, high = (
-                    first_row(self.positions, rows, share_of(total, number, parts), rows_count=True) for number in numbers
-                )
-                with loop(low, high, index(1)) as each:
-                    self._row(each.induction_variable)
-                scf.ReduceOp([], 0)
+            with parallel(parts) as part, loop(*rows_of(self.positions, rows, entries, part, parts), index(1)) as each:
+                self._row(each.induction_variable)
         self.storage.erase()
 
     def _row(self, row: ir.Value) -> None:

@@ -43,6 +43,7 @@ from gossamer.passes.loops.vectors import (
     load_index,
     loop,
     mask_of,
+    parallel,
     reserve_workspace,
     vector_of,
     zeros,
@@ -124,11 +125,8 @@ class _Rows:
             self.parts = parts_of(self.entries, arith.ceildivui(self.columns, index(self.lanes)), self.storage.threads)
             with loop(index(0), self.columns, index(self.vectors * self.lanes)) as tiles:
                 first = tiles.induction_variable
-                parallel = scf.ParallelOp([], [index(0)], [self.parts], [index(1)], [])
-                block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
-                with ir.InsertionPoint(block):
-                    self._part(variants, single, first, block.arguments[0])
-                    scf.ReduceOp([], 0)
+                with parallel(self.parts) as part:
+                    self._part(variants, single, first, part)
                 if self.cuts:
                     with loop(index(1), self.parts, index(1)) as parts:
                         self._merge(first, parts.induction_variable)

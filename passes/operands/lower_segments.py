@@ -25,8 +25,8 @@ from gossamer.dialects.errors import CompileError
 from gossamer.passes.loops.buffers import Storage, buffer_of, storage_of
 from gossamer.passes.loops.epilogue import on_lanes
 from gossamer.passes.loops.queries import all_ops, defining, dims, public_functions
-from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
-from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, mask_of, vector_of
+from gossamer.passes.loops.row_shares import parts_of, rows_of
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, mask_of, parallel, vector_of
 from gossamer.passes.operands.segment_reductions import OPS, Reduction, number, of_entries
 
 _VECTORS = 2  # of multiply-adds that an entry costs in about the same time
@@ -57,22 +57,16 @@ def _lower(ops: list[ir.Operation], bits: int) -> None:
         positions = buffer_of(last.operands[0])
         segments = arith.subi(memref.dim(positions, index(0)), index(1))
         entries = load_index(positions, segments)
-        work, parts = arith.addi(entries, segments), parts_of(entries, index(_VECTORS), storage.threads)
-        parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
-        body = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [last.location])
-        with ir.InsertionPoint(body):
-            numbers = body.arguments[0], arith.addi(body.arguments[0], index(1))
-            low, high = (first_row(positions, segments, share_of(work, number, parts), rows_count=True) for number in numbers)
-            with loop(low, high, index(1)) as rows:
-                segment = rows.induction_variable
-                begin, end = (load_index(positions, at) for at in (segment, arith.addi(segment, index(1))))
-                short = arith.cmpi(arith.CmpIPredicate.ule, arith.subi(end, begin), index(lanes))
-                choice = scf.IfOp(short, has_else=True)
-                for block, kind in ((choice.then_block, _Segment), (choice.else_block, _LongSegment)):
-                    with ir.InsertionPoint(block):
-                        kind(ops, storage, lanes, segment, begin, end).emit()
-                        scf.YieldOp([])
-            scf.ReduceOp([], 0)
+        parts = parts_of(entries, index(_VECTORS), storage.threads)
+        with parallel(parts) as part, loop(*rows_of(positions, segments, entries, part, parts), index(1)) as rows:
+            segment = rows.induction_variable
+            begin, end = (load_index(positions, at) for at in (segment, arith.addi(segment, index(1))))
+            short = arith.cmpi(arith.CmpIPredicate.ule, arith.subi(end, begin), index(lanes))
+            choice = scf.IfOp(short, has_else=True)
+            for block, kind in ((choice.then_block, _Segment), (choice.else_block, _LongSegment)):
+                with ir.InsertionPoint(block):
+                    kind(ops, storage, lanes, segment, begin, end).emit()
+                    scf.YieldOp([])
     storage.erase()
     for op in reversed(ops[:-1]):
         op.erase()

@@ -32,8 +32,8 @@ from gossamer.dialects.packing import Slices
 from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.queries import walk
-from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
-from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, reserve_workspace, vector_of, zeros
+from gossamer.passes.loops.row_shares import ends_of, parts_of, rows_of
+from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, parallel, reserve_workspace, vector_of, zeros
 
 _HASHED = 16  # words at a time
 _MIX = (0x9E3779B97F4A7C15, 30), (0xBF58476D1CE4E5B9, 27), (0x94D049BB133111EB, 32)  # SplitMix64: factors, then shifts
@@ -75,17 +75,11 @@ class _Slices:
             parts = parts_of(steps, index(_STEP), self.storage.threads)
             line = ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], self.long)
             hashes = memref.view(line, self.storage.workspace, index(0), [parts])
-            parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
-            block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
-            with ir.InsertionPoint(block):
-                part = block.arguments[0]
+            with parallel(parts) as part:
                 memref.store(self._hashed(part, parts), hashes, [part])
-                work = arith.addi(steps, slices)
-                ends = [share_of(work, each, parts) for each in (part, arith.addi(part, index(1)))]
-                low, high = (first_row(self.positions, slices, begun, rows_count=True) for begun in ends)
+                low, high = rows_of(self.positions, slices, steps, part, parts)
                 with loop(low, high, index(1)) as each:
                     self._slice(each.induction_variable)
-                scf.ReduceOp([], 0)
             zero = arith.constant(self.long, 0)
             with loop(index(0), parts, index(1), [zero]) as total:
                 scf.YieldOp([arith.addi(total.inner_iter_args[0], memref.load(hashes, [total.induction_variable]))])
@@ -97,7 +91,7 @@ class _Slices:
         """The hash of a part of the original values."""
         words, each = memref.dim(self.original, index(0)), index(_HASHED)
         groups = arith.ceildivui(words, each)
-        low, high = (arith.muli(share_of(groups, p, parts), each) for p in (part, arith.addi(part, index(1))))
+        low, high = (arith.muli(end, each) for end in ends_of(groups, part, parts))
         whole = arith.subi(words, arith.remui(words, each))
         pairs, line = vector_of(_HASHED // 2, self.long), vector_of(_HASHED, self.word)
         total = _constant(pairs, [0] * (_HASHED // 2))

@@ -21,8 +21,8 @@ from torch_mlir.dialects import arith, func, math, memref, scf, vector
 
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.queries import walk
-from gossamer.passes.loops.row_shares import parts_of, share_of
-from gossamer.passes.loops.vectors import call_narrowest, index, loop, mask_of, vector_of, zeros
+from gossamer.passes.loops.row_shares import ends_of, parts_of
+from gossamer.passes.loops.vectors import call_narrowest, index, loop, mask_of, parallel, vector_of, zeros
 
 _ROWS = 8  # of a tile, at most: as many chains of sums hide the latency of a multiply-add
 
@@ -57,13 +57,8 @@ class _Tall:
             # Tiles as wide as can be, and of equal width: 5 vectors are 3 and 2.
             width = arith.ceildivui(needed, arith.ceildivui(needed, index(self.vectors)))
             parts = parts_of(arith.muli(rows, reduced), needed, self.storage.threads)
-            parallel = scf.ParallelOp([], [index(0)], [parts], [index(1)], [])
-            block = ir.Block.create_at_start(parallel.region, [ir.IndexType.get()], [self.op.location])
-            with ir.InsertionPoint(block):
-                part = block.arguments[0]
-                begin, end = share_of(rows, part, parts), share_of(rows, arith.addi(part, index(1)), parts)
-                call_narrowest(width, functions, [*self.buffers, begin, end])
-                scf.ReduceOp([], 0)
+            with parallel(parts) as part:
+                call_narrowest(width, functions, [*self.buffers, *ends_of(rows, part, parts)])
         self.storage.erase()
 
     def _function(self, count: int) -> func.FuncOp:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from gossamer.dialects.elements import FLOATS
+
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
-_WIDTH = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
 _CYCLES_A_US = 3000.0
 _CALL_US = 5.0
 _NEAR, _FAR = 1 << 20, 1 << 24  # bytes of weights out of the second-level cache, and from beyond
@@ -119,7 +120,7 @@ class Machine:
                 ),
                 {} if fmas == 2 else _ZEN4,
             )
-            for element, width in _WIDTH.items()
+            for element, width in ((name, each.bytes) for name, each in FLOATS.items())
         }
         read = Curve(((4 * _NEAR, 60.0), (_FAR, 30.0)) if fmas == 2 else ((_FAR, 90.0), (2 * _FAR, 50.0)))
         return Machine(f"a usual server with vectors of {bits} bits", speeds, read)
@@ -145,15 +146,10 @@ class Machine:
         for element, speed in found["speeds"].items():
             dense = tuple((int(size), _curve(points)) for size, points in speed["dense"])
             families = {str(name): _curve(points) for name, points in speed["families"].items()}
-            if element not in _WIDTH or not dense:
+            if element not in FLOATS or not dense:
                 raise ValueError(f"no speeds of {element!r}")
             machine = machine.with_speed(element, Speed(dense, families))
         return machine
-
-
-def element_width(element: str) -> int:
-    """Bytes of an element."""
-    return _WIDTH[element]
 
 
 def _usual(tokens: int, width: int, bits: int, fmas: int, read: float, faster: float) -> float:

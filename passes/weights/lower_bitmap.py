@@ -56,7 +56,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(m * blocks * (_MASK + _TOKEN * t) + _ROW * m * t + blocks * t for t in tiles)
 
 
-BITMAP = Family("bitmap", "lower-bitmap", _storage, _tile, _cycles, most=_TOKENS)
+BITMAP = Family("bitmap", _storage, _tile, _cycles, most=_TOKENS)
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,18 @@ written past the end of a tensor: blocks are filled up with zeros, tokens past t
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch_mlir import ir
 
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Blocks, Packing
+from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.encodings import storage_of_type
-from gossamer.passes.loops.product import products
+from gossamer.passes.loops.product import products, shape_of, stored_of
 from gossamer.passes.weights.block_loop import BlockRows
 from gossamer.passes.weights.row_groups import RowGroups
-from gossamer.passes.weights.token_tile import TokenTile
 
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _MULTIPLY, _LOAD, _START, _ELEMENT = 0.73, 0.3, 24.0, 0.31  # cycles, see _cycles
@@ -79,7 +78,14 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(value * v + starts + _ELEMENT * (columns + rows) * v * lanes for v in tiles)
 
 
-BLOCK = Family("block", "lower-block", _storage, _tile, _cycles)
+def _in_chain(op: Any) -> ChainProduct:
+    (rows, columns), stored = shape_of(op), stored_of(op, Blocks)
+    groups = -(-rows // stored.rows)
+    inner = partial(BlockRows, storage=stored, groups=groups)
+    return ChainProduct(integers(op.tile)[0], stored.rows, groups, -(-columns // stored.width), None, inner)
+
+
+BLOCK = Family("block", _storage, _tile, _cycles, chain=_in_chain)
 
 
 @dataclass(frozen=True)
@@ -90,13 +96,6 @@ class LowerBlock:
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, BLOCK.name):
-            stored = storage_of_type(ir.RankedTensorType(op.w.type))
-            if not isinstance(stored, Blocks):
-                raise CompileError(f"a weight stored as {stored} is not stored in blocks")
+            stored = stored_of(op, Blocks)
             groups = RowGroups(op, stored.rows, stored.width, stored.columns)
-            groups.lower(module, partial(_inner, stored, groups.number))
-
-
-def _inner(stored: Blocks, groups: int, tile: TokenTile, packed: ir.Value) -> BlockRows:
-    weight = tile.operands
-    return BlockRows(stored, groups, weight.positions, weight.coordinates, weight.values, packed, tile.vec, tile.vectors)
+            groups.lower(module, partial(BlockRows, storage=stored, groups=groups.number))

@@ -89,7 +89,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return total
 
 
-BLOCKVEC = Family("blockvec", "lower-blockvec", _storage, _tile, _cycles)
+BLOCKVEC = Family("blockvec", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)

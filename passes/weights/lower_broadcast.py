@@ -24,9 +24,9 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, Padded
+from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.encodings import storage_of_type
-from gossamer.passes.loops.product import Operands, Product, products
+from gossamer.passes.loops.product import Operands, Product, lanes_of, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import (
     byte_width,
     index,
@@ -42,6 +42,7 @@ from gossamer.passes.loops.vectors import (
 from gossamer.passes.weights.padded_loop import PaddedRows
 
 _COLUMNS = ((0.25, 256), (0.07, 384), (0.0, 768))  # columns of a block at most, for weights denser than this
+_IN_CHAINS = 4  # vectors of tokens of a tile
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _NONZERO = {0.5: 0.9, 1.0: 1.2, 2.0: 2.25}  # cycles by vectors of tokens
 _ROW, _ELEMENT = 8.0, 0.4
@@ -70,7 +71,13 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(stored * _NONZERO[v] + _ROW * m * blocks + _ELEMENT * (k + m) * v * lanes for v in tiles)
 
 
-BROADCAST = Family("broadcast", "lower-broadcast", _storage, _tile, _cycles)
+def _in_chain(op: Any) -> ChainProduct:
+    (rows, columns), lanes, stored = shape_of(op), lanes_of(op), stored_of(op, Padded)
+    inner = partial(PaddedRows, rows=rows, columns=stored.columns, lanes=lanes)
+    return ChainProduct(_IN_CHAINS * lanes, 1, rows, -(-columns // stored.columns), None, inner)
+
+
+BROADCAST = Family("broadcast", _storage, _tile, _cycles, chain=_in_chain)
 
 
 @dataclass(frozen=True)
@@ -91,9 +98,7 @@ class _Spmm(Product):
 
     def __init__(self, op: Any) -> None:
         super().__init__(op)
-        stored, tile = storage_of_type(ir.RankedTensorType(op.w.type)), integers(op.tile)
-        if not isinstance(stored, Padded):
-            raise CompileError(f"no broadcast schedule for a weight stored as {stored}")
+        stored, tile = stored_of(op, Padded), integers(op.tile)
         if tile not in ([self.lanes], [2 * self.lanes]):
             raise CompileError(f"tile {tile} is not one or two vectors of {self.lanes} tokens")
         (self.tokens,) = tile
@@ -137,8 +142,8 @@ class _Tile:
         spmm, lanes = self.spmm, index(self.spmm.lanes)
         packed, sums = self._scratch()
         self._pack(packed)
-        weight = self.operands.positions, self.operands.coordinates, self.operands.values
-        nonzeros = PaddedRows(spmm.M, spmm.columns, *weight, packed, self.vec, len(self.at), spmm.lanes)
+        shape = spmm.M, spmm.columns, spmm.lanes
+        nonzeros = PaddedRows(self.operands.weight, packed, self.vec, len(self.at), *shape)
         step = index(spmm.rows // spmm.lanes)
         with loop(self.operands.low, self.operands.high, step) as panels:
             panel = panels.induction_variable

@@ -64,7 +64,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return several * (_NONZERO * matrix.nonzeros / matrix.lanes + _ROW * matrix.rows)
 
 
-GATHER = Family("gather", "lower-gather", _storage, _tile, _cycles, most=_FEW)
+GATHER = Family("gather", _storage, _tile, _cycles, most=_FEW)
 
 
 @dataclass(frozen=True)

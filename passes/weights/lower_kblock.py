@@ -25,8 +25,9 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing
+from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.product import Product, products
+from gossamer.passes.loops.product import Product, products, shape_of
 from gossamer.passes.loops.vectors import index, loop, reserve_workspace, zeros
 from gossamer.passes.weights.kblock_loop import KBlockRows
 from gossamer.passes.weights.panels import widest_panel
@@ -71,7 +72,12 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(matrix.nonzeros * _NONZERO[v] + a_row + _ELEMENT * (k + m) * v * lanes for v in tiles)
 
 
-KBLOCK = Family("kblock", "lower-kblock", _storage, _tile, _cycles)
+def _in_chain(op: Any) -> ChainProduct:
+    (rows, columns), (tokens, _, width) = shape_of(op), integers(op.tile)
+    return ChainProduct(tokens, 1, rows, -(-columns // width), None, partial(KBlockRows, rows=rows, columns=width))
+
+
+KBLOCK = Family("kblock", _storage, _tile, _cycles, chain=_in_chain)
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,7 @@ def _emit(spmm: _Spmm, tile: TokenTile) -> None:
     lanes, (low, high) = index(spmm.lanes), (tile.operands.low, tile.operands.high)
     packed, sums = tile.scratch(spmm.padded_K, spmm.rows)
     tile.pack(packed, spmm.padded_K)
-    weight = tile.operands.positions, tile.operands.coordinates, tile.operands.values
-    nonzeros = KBlockRows(spmm.M, spmm.columns, *weight, packed, tile.vec, tile.vectors)
+    nonzeros = KBlockRows(tile.operands.weight, packed, tile.vec, tile.vectors, spmm.M, spmm.columns)
     step = index(spmm.rows // spmm.lanes)
     with loop(low, high, step) as panels:
         panel = panels.induction_variable

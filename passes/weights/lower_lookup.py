@@ -22,10 +22,12 @@ from typing import ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, memref, scf, vector
 
+from gossamer.dialects.elements import FLOATS
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, Windows
 from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.inner_loop import added_up
 from gossamer.passes.loops.product import Operands, products
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
 from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
@@ -42,7 +44,7 @@ _PERMUTE = {  # instructions that look up lanes of two registers, or of one
 
 def _storage(matrix: Matrix) -> Windows | None:
     """Windows of two registers of x, where an instruction looks lanes up."""
-    sums = "f64" if matrix.element == "f64" else "f32"
+    sums = FLOATS[matrix.element].sums
     return Windows(matrix.reduction, matrix.lanes) if (sums, matrix.lanes) in _PERMUTE else None
 
 
@@ -69,7 +71,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(steps * (_STEP + a_token * t) + _GROUP * groups + blocks * t for t in tiles)
 
 
-LOOKUP = Family("lookup", "lower-lookup", _storage, _tile, _cycles, most=_FEW)
+LOOKUP = Family("lookup", _storage, _tile, _cycles, most=_FEW)
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,7 @@ class _Rows(TokenRows):
                     scf.YieldOp(self._run(x, steps, runs.induction_variable, at, sums))
                 carried = list(runs.results)
             _, *sums = carried
-            for way in range(1, self.ways):
-                more = sums[way * self.count : (way + 1) * self.count]
-                sums[: self.count] = [arith.addf(a, b) for a, b in zip(sums, more, strict=False)]
-            self.store(arith.muli(group, index(self.lanes)), sums[: self.count])
+            self.store(arith.muli(group, index(self.lanes)), added_up(sums, self.count))
 
     def _run(self, x: ir.Value, steps: int, run: ir.Value, at: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """The place after the run's `steps` steps, and the sums with what they add."""

@@ -64,7 +64,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return tokens * (_STEP * steps + _GROUP * groups + _PLANES * matrix.columns)
 
 
-PLANES = Family("planes", "lower-planes", _storage, _tile, _cycles, most=1)
+PLANES = Family("planes", _storage, _tile, _cycles, most=1)
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,21 @@ half as many loops to start and end are faster than row by row. Runs on function
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, scf, vector
+from torch_mlir.dialects import arith, scf, vector
 
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, RowPairs
+from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.encodings import storage_of_type
-from gossamer.passes.loops.product import products
-from gossamer.passes.loops.vectors import index, load_index, loop, widened
+from gossamer.passes.loops.inner_loop import InnerLoop
+from gossamer.passes.loops.product import products, shape_of, stored_of
+from gossamer.passes.loops.vectors import index, load_index, loop
 from gossamer.passes.weights.panels import widest_panel
 from gossamer.passes.weights.row_groups import RowGroups
-from gossamer.passes.weights.token_tile import TokenTile
 
 _NONZERO = {1: (2.2, 0.1), 2: (2.9, 0.6), 4: (4.3, 1.1)}  # cycles by vectors of tokens, see _cycles
 _START, _ELEMENT = 36.0, 0.4
@@ -65,7 +65,14 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return total
 
 
-ROWPAIRS = Family("rowpairs", "lower-rowpairs", _storage, _tile, _cycles)
+def _in_chain(op: Any) -> ChainProduct:
+    (rows, columns), width = shape_of(op), stored_of(op, RowPairs).width
+    pairs = -(-rows // 2)
+    inner = partial(PairedRows, width=width, pairs=pairs)
+    return ChainProduct(integers(op.tile)[0], 2, pairs, -(-columns // width), None, inner)
+
+
+ROWPAIRS = Family("rowpairs", _storage, _tile, _cycles, chain=_in_chain)
 
 
 @dataclass(frozen=True)
@@ -76,30 +83,17 @@ class LowerRowpairs:
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, ROWPAIRS.name):
-            stored = storage_of_type(ir.RankedTensorType(op.w.type))
-            if not isinstance(stored, RowPairs):
-                raise CompileError(f"a weight stored as {stored} is not stored by pairs of rows")
+            stored = stored_of(op, RowPairs)
             groups = RowGroups(op, 2, stored.width, 1)
-            groups.lower(module, partial(_inner, stored.width, groups.number))
-
-
-def _inner(width: int, groups: int, tile: TokenTile, packed: ir.Value) -> "PairedRows":
-    weight = tile.operands
-    return PairedRows(width, groups, weight.positions, weight.coordinates, weight.values, packed, tile.vec, tile.vectors)
+            groups.lower(module, partial(PairedRows, width=stored.width, pairs=groups.number))
 
 
 @dataclass(frozen=True)
-class PairedRows:
-    """The inner loops: a weight of `pairs` pairs of rows in panels of `width` columns, and x packed as [K][tokens]."""
+class PairedRows(InnerLoop):
+    """For a weight of `pairs` pairs of rows in panels of `width` columns."""
 
     width: int
     pairs: int
-    positions: ir.Value
-    coordinates: ir.Value
-    values: ir.Value
-    packed: ir.Value
-    vec: ir.VectorType
-    vectors: int
 
     def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """sums + what the pair's nonzeros in this panel give: first what the rows have in common, then the rest."""
@@ -108,11 +102,11 @@ class PairedRows:
         origin = arith.muli(panel, index(self.width))
         with loop(begin, middle, index(1), sums) as common:
             k, _ = self._columns(origin, common.induction_variable)
-            x = self._x(k)
+            x = list(self.x(k))
             scf.YieldOp(self._multiply_add(common.induction_variable, [x, x], list(common.inner_iter_args)))
         with loop(middle, end, index(1), list(common.results)) as rest:
             ks = self._columns(origin, rest.induction_variable)
-            scf.YieldOp(self._multiply_add(rest.induction_variable, [self._x(k) for k in ks], list(rest.inner_iter_args)))
+            scf.YieldOp(self._multiply_add(rest.induction_variable, [list(self.x(k)) for k in ks], list(rest.inner_iter_args)))
         return list(rest.results)
 
     def _columns(self, origin: ir.Value, p: ir.Value) -> list[ir.Value]:
@@ -120,15 +114,11 @@ class PairedRows:
         first = arith.muli(p, index(2))
         return [arith.addi(origin, load_index(self.coordinates, arith.addi(first, index(row)))) for row in range(2)]
 
-    def _x(self, k: ir.Value) -> list[ir.Value]:
-        return [vector.load(self.vec, self.packed, [k, index(v * self.vec.shape[0])]) for v in range(self.vectors)]
-
     def _multiply_add(self, p: ir.Value, x: list[list[ir.Value]], sums: list[ir.Value]) -> list[ir.Value]:
         """sums + the entry's value in each row times x of that row."""
-        first, element, totals = arith.muli(p, index(2)), self.vec.element_type, []
+        first, totals = arith.muli(p, index(2)), []
         for row in range(2):
-            value = memref.load(self.values, [arith.addi(first, index(row))])
-            weight = vector.broadcast(self.vec, widened(value, element))
+            weight = self.value(arith.addi(first, index(row)))
             mine = sums[row * self.vectors : (row + 1) * self.vectors]
             totals += [vector.fma(weight, vector_, total) for vector_, total in zip(x[row], mine, strict=True)]
         return totals

@@ -13,41 +13,30 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, memref, scf, vector
 
 from gossamer.dialects.packing import Padded
-from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
+from gossamer.passes.loops.inner_loop import InnerLoop, added_up, sets_of
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened
 
 
 @dataclass(frozen=True)
-class PaddedRows:
-    """A weight of `rows` x K in blocks of `columns`, and `packed`: x as [K][`vectors` of type `vec`], tokens in lanes.
-
-    `lanes` are those of the target: `vec` may be half as wide.
-    """
+class PaddedRows(InnerLoop):
+    """For a weight of `rows` x K in blocks of `columns`. `lanes` are those of the target: `vec` may be half as wide."""
 
     rows: int
     columns: int
-    positions: ir.Value
-    coordinates: ir.Value
-    values: ir.Value
-    packed: ir.Value
-    vec: ir.VectorType
-    vectors: int
     lanes: int
 
-    def add(self, block: ir.Value, m: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + the products of row m's nonzeros in this block with their columns of x.
+    def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + the products of row `group`'s nonzeros in this block of columns with their columns of x.
 
-        The nonzeros of a step take turns at four sums, for a multiply-add takes four cycles.
+        The nonzeros of a step take turns at the sums.
         """
         ways, lanes = max(1, 4 // self.vectors), self.vec.shape[0]
-        at = arith.addi(arith.muli(block, index(self.rows)), m)
-        begin = load_index(self.positions, at)
-        end = load_index(self.positions, arith.addi(at, index(1)))
+        begin, end = self.entries(arith.addi(arith.muli(panel, index(self.rows)), group))
         x = memref.collapse_shape(
             ir.MemRefType.get([self._width * self._columns_of_x], self.vec.element_type), self.packed, [[0, 1]]
         )
-        origin = arith.muli(block, index(self.columns * self._width))
-        several = sums + [zeros(self.vec)] * (self.vectors * (ways - 1))
-        with loop(begin, end, index(Padded.GROUP), several) as groups:
+        origin = arith.muli(panel, index(self.columns * self._width))
+        with loop(begin, end, index(Padded.GROUP), sets_of(sums, ways)) as groups:
             totals = list(groups.inner_iter_args)
             for i, (weight, column) in enumerate(self._group(groups.induction_variable)):
                 here = arith.addi(origin, column)
@@ -56,10 +45,7 @@ class PaddedRows:
                     loaded = vector.load(self.vec, x, [arith.addi(here, index(v * lanes))])
                     totals[mine] = vector.fma(weight, loaded, totals[mine])
             scf.YieldOp(totals)
-        first, *others = (list(groups.results)[way * self.vectors : (way + 1) * self.vectors] for way in range(ways))
-        for other in others:
-            first = [arith.addf(a, b) for a, b in zip(first, other, strict=True)]
-        return first
+        return added_up(list(groups.results), self.vectors)
 
     @property
     def _width(self) -> int:

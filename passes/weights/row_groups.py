@@ -9,25 +9,18 @@ func.func private @region_tile64(...)
   unpack:  16 rows of sums at a time, transposed, through the epilogue into y
 """
 
-from collections.abc import Callable
 from math import lcm
-from typing import Any, Protocol
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import integers
+from gossamer.passes.framework.chain_product import Adds, Inner
 from gossamer.passes.loops.product import Product
 from gossamer.passes.loops.vectors import index, loop, reserve_workspace, zeros
 from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles, tile_bytes
-
-
-class Adds(Protocol):
-    """The inner loops over a weight."""
-
-    def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums (all vectors of a row, then those of the next) + what the group's nonzeros in this panel of columns give."""
 
 
 class RowGroups(Product):
@@ -51,16 +44,16 @@ class RowGroups(Product):
         self.padded = -(-self.K // lcm(columns, self.lanes)) * lcm(columns, self.lanes)
         self.slots = min(max(1, rows // self.unit), self.groups if self.panels > 1 else 1) * self.unit
 
-    def lower(self, module: ir.Module, inner: Callable[[TokenTile, ir.Value], Adds]) -> None:
-        """Replace the op; inner(tile, packed) makes the inner loops for x packed as [K][tokens]."""
+    def lower(self, module: ir.Module, inner: Inner[Adds]) -> None:
+        """Replace the op; `inner` makes the inner loops."""
         workspace = tile_bytes(self, self.tokens, self.padded + self.slots)
         reserve_workspace(module, workspace)
         lower_by_tiles(self, self.tokens, workspace, lambda tile: self._emit(tile, inner))
 
-    def _emit(self, tile: TokenTile, inner: Callable[[TokenTile, ir.Value], Adds]) -> None:
+    def _emit(self, tile: TokenTile, inner: Inner[Adds]) -> None:
         packed, sums = tile.scratch(self.padded, self.slots)
         tile.pack(packed, self.padded)
-        rows = inner(tile, packed)
+        rows = inner(tile.operands.weight, packed, tile.vec, tile.vectors)
         low, high, step = tile.operands.low, tile.operands.high, index(self.slots // self.unit)
         with loop(low, high, step) as chunks:
             start = chunks.induction_variable

@@ -12,6 +12,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector, x86
 
 from gossamer.dialects.packing import Panels
+from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.vectors import index, load_index, loop, vector_of
 from gossamer.passes.weights_bf16.bf16_columns import LINE, pairs_of
 
@@ -24,28 +25,23 @@ _SUMS = 4  # tiles of sums, of eight tiles
 
 
 @dataclass(frozen=True)
-class TilePanels:
-    """A weight in panels, and `packed`: x as columns (bf16_columns.py) if it is one column at a time, as lines (bf16_pairs.py)
-    if they are neighbours. `gathered` is memory as `gathering` makes it."""
+class TilePanels(InnerLoop):
+    """For a weight in panels; x is packed as columns (bf16_columns.py) if they come one at a time, as lines (bf16_pairs.py) if
+    they are neighbours. `gathered` is memory for the columns of a panel; None if they are neighbours in x."""
 
     storage: Panels
-    positions: ir.Value
-    coordinates: ir.Value
-    values: ir.Value
-    packed: ir.Value
-    vectors: int
     gathered: ir.Value | None
 
-    def store(self, strip: ir.Value, sums: ir.Value) -> None:
+    def store(self, group: ir.Value, sums: ir.Value) -> None:
         """The products of a strip into `sums`, [rows, tokens]."""
         at_once = _SUMS // (self.storage.rows // ROWS)
         for v in range(0, self.vectors, at_once):
-            self._multiply(strip, sums, range(v, min(v + at_once, self.vectors)))
+            self._multiply(group, sums, range(v, min(v + at_once, self.vectors)))
 
     def _multiply(self, strip: ir.Value, sums: ir.Value, vectors: range) -> None:
         factor, total = (ir.Type.parse(f"!x86.amx.tile<16x{columns}>") for columns in (f"{_COLUMNS}xbf16", f"{TOKENS}xf32"))
         halves, size = self.storage.rows // ROWS, ROWS * _COLUMNS
-        begin, end = (load_index(self.positions, at) for at in (strip, arith.addi(strip, index(1))))
+        begin, end = self.entries(strip)
         nothing = [x86.TileZeroOp(total).result for _ in range(halves) for _ in vectors]
         with loop(begin, end, index(1), nothing) as panels:
             panel = panels.induction_variable
@@ -83,9 +79,14 @@ class TilePanels:
         return [vector.load(line, self.packed, [at, index(v * LINE)]) for v in vectors]
 
 
-def gathering(storage: Panels, vectors: int, element: ir.Type) -> ir.Value | None:
-    """Memory of the current function for the columns of a panel, with so many vectors of tokens; None if it needs none."""
-    if storage.width == _COLUMNS:
-        return None
-    slots = min(vectors, _SUMS // (storage.rows // ROWS))
-    return memref.alloca(ir.MemRefType.get([slots, _PAIRS, LINE], element), [], [], alignment=64)
+def tile_panels(
+    weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int, storage: Panels
+) -> TilePanels:
+    """The inner loops in the first block of a function, with memory of it if they need some."""
+    gathered = None
+    if storage.width != _COLUMNS:
+        slots = min(vectors, _SUMS // (storage.rows // ROWS))
+        type_ = ir.MemRefType.get([slots, _PAIRS, LINE], ir.MemRefType(packed.type).element_type)
+        with ir.InsertionPoint.at_block_begin(ir.InsertionPoint.current.block):  # after a loop, LLVM would not make it once
+            gathered = memref.alloca(type_, [], [], alignment=64)
+    return TilePanels(weight, packed, vec, vectors, storage, gathered)

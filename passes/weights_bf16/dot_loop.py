@@ -12,6 +12,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, scf, vector, x86
 
 from gossamer.dialects.packing import Vnni
+from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.vectors import in_all_lanes, index, load_index, loop, vector_of
 from gossamer.passes.weights_bf16.bf16_pairs import LINE
 
@@ -28,15 +29,10 @@ def rows_at_once(vectors: int) -> int:
 
 
 @dataclass(frozen=True)
-class DotBlocks:
-    """A weight in blocks for dot products, and `packed`: x as lines of pairs (bf16_pairs.py), tokens in lanes."""
+class DotBlocks(InnerLoop):
+    """For a weight in blocks for dot products; x is packed as lines of pairs (bf16_pairs.py)."""
 
     storage: Vnni
-    positions: ir.Value
-    coordinates: ir.Value
-    values: ir.Value
-    packed: ir.Value
-    vectors: int
 
     def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """sums (all vectors of a row, then those of the next) + what the blocks of a group of rows give. There is one
@@ -46,7 +42,7 @@ class DotBlocks:
         strip, within = arith.divui(row, index(rows)), arith.remui(row, index(rows))
         tile = arith.muli(arith.divui(within, index(HEIGHT)), index(HEIGHT * width))
         offset = arith.addi(tile, arith.muli(arith.remui(within, index(HEIGHT)), index(2)))
-        begin, end = (load_index(self.positions, at) for at in (strip, arith.addi(strip, index(1))))
+        begin, end = self.entries(strip)
         with loop(begin, end, index(1), sums) as blocks:
             block = blocks.induction_variable
             line = arith.muli(load_index(self.coordinates, block), index(width // 2))

@@ -53,7 +53,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return max(stored * computed / _PRODUCTS, stored * 2 / _BYTES) + _RESULTS * computed * matrix.rows / LANES + copy
 
 
-AMX = Family("amx", "lower-amx", _storage, _tile, _cycles)
+AMX = Family("amx", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)

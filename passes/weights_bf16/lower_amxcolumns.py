@@ -14,6 +14,7 @@ Wide blocks are for chains, whose x has this order: by itself, a product with th
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch_mlir import ir
@@ -23,16 +24,17 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, Panels
+from gossamer.passes.framework.chain_product import ChainProduct, Layout
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.encodings import storage_of_type
-from gossamer.passes.loops.product import Product, products
+from gossamer.passes.loops.product import Product, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, loop, reserve_workspace
 from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles
-from gossamer.passes.weights_bf16.amx_panel_loop import ROWS, TOKENS, TilePanels, gathering
+from gossamer.passes.weights_bf16.amx_panel_loop import ROWS, TOKENS, tile_panels
 from gossamer.passes.weights_bf16.bf16_columns import pack_columns
 from gossamer.passes.weights_bf16.bf16_pairs import pack_lines
 
 _FEATURE = "amx"
+_IN_CHAINS = 4  # vectors of tokens of a tile
 _CACHE_LINE = 64
 _PRODUCTS, _ELEMENT, _RESULT = 180.0, 0.4, 3.0
 _GATHER = {1: 48.0, 2: 32.0, Panels.COLUMNS: 0.0}  # cycles of a panel, by its neighbours
@@ -57,11 +59,6 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return _multiplying(matrix, tokens) + -(-tokens // 32) * _ELEMENT * (matrix.columns + matrix.rows) * 32
 
 
-def cycles_in_chains(matrix: Matrix, tokens: int) -> float:
-    """Where nothing is transposed: those of the products, and 3 for each vector of results."""
-    return _multiplying(matrix, tokens) + -(-tokens // 32) * _RESULT * matrix.rows * 32 / TOKENS
-
-
 def _multiplying(matrix: Matrix, tokens: int) -> float:
     """For every 32 tokens: of each panel of R rows, 32 R 32 / 180 for its products and 48 to gather columns, 32 if they come
     two by two, none if it has 32 neighbours."""
@@ -73,7 +70,20 @@ def _multiplying(matrix: Matrix, tokens: int) -> float:
     return -(-tokens // 32) * each * panels
 
 
-AMXCOLUMNS = Family("amxcolumns", "lower-amxcolumns", _storage, _tile, _cycles)
+def _in_chain(op: Any) -> ChainProduct:
+    (rows, _), stored = shape_of(op), stored_of(op, Panels)
+    layout: Layout = "columns" if stored.width == 1 else "lines"
+    inner = partial(tile_panels, storage=stored)
+    return ChainProduct(_IN_CHAINS * TOKENS, stored.rows, -(-rows // stored.rows), 1, layout, inner)
+
+
+def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
+    """There nothing is transposed: the cycles are those of the products, and 3 for each vector of results."""
+    stored = -(-tokens // 32) * _RESULT * matrix.rows * 32 / TOKENS
+    return _cycles(matrix, tokens) / (_multiplying(matrix, tokens) + stored)
+
+
+AMXCOLUMNS = Family("amxcolumns", _storage, _tile, _cycles, chain=_in_chain, gain=_gain_in_chains)
 
 
 @dataclass(frozen=True)
@@ -94,12 +104,9 @@ class _Panels(Product):
 
     def __init__(self, op: Any) -> None:
         super().__init__(op)
-        stored = storage_of_type(ir.RankedTensorType(op.w.type))
-        tile = integers(op.tile)
-        if not isinstance(stored, Panels) or self.lanes != ROWS:
-            raise CompileError(f"a weight stored as {stored} is not stored in panels for vectors of {ROWS} sums")
-        if tile not in ([TOKENS], [2 * TOKENS]):
-            raise CompileError(f"tile {tile} is not [16] or [32] tokens")
+        stored, tile = stored_of(op, Panels), integers(op.tile)
+        if self.lanes != ROWS or tile not in ([TOKENS], [2 * TOKENS]):
+            raise CompileError(f"tile {tile} for vectors of {self.lanes} sums is not [16] or [32] tokens for {ROWS}")
         (self.tokens,), self.stored = tile, stored
         self.height = stored.rows
         self.groups = -(-self.M // self.height)
@@ -109,11 +116,10 @@ class _Panels(Product):
 
     def emit(self, tile: TokenTile) -> None:
         """The body of a function for one tile."""
-        operands, memory = tile.operands, gathering(self.stored, tile.vectors, self.element)
+        operands = tile.operands
         (sums,) = tile.scratch(self.height)
         packed = self._pack(tile, arith.addi(operands.offset, index(self.height * tile.vectors * TOKENS * 4)))
-        weight = operands.positions, operands.coordinates, operands.values
-        panels = TilePanels(self.stored, *weight, packed, tile.vectors, memory)
+        panels = tile_panels(operands.weight, packed, tile.vec, tile.vectors, self.stored)
         with loop(operands.low, operands.high, index(1)) as strips:
             strip = strips.induction_variable
             panels.store(strip, sums)

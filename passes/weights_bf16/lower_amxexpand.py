@@ -44,7 +44,6 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
 
 AMXEXPAND = Family(
     "amxexpand",
-    "lower-amxexpand",
     lambda matrix: map_of(matrix, _FEATURES),
     lambda matrix, stored: tile_of(matrix, stored, _FEATURES, _WIDTHS[0]),
     _cycles,

@@ -19,12 +19,16 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, scf, vector, x86
 
 from gossamer.dialects.packing import Vnni
+from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.product import Operands, products
+from gossamer.passes.loops.inner_loop import added_up, sets_of
+from gossamer.passes.loops.product import Operands, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import in_all_lanes, index, load_index, loop, reserve_workspace, vector_of, zeros
+from gossamer.passes.weights_bf16.dot_loop import HEIGHT, DotBlocks, rows_at_once
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips, storage_in_blocks, tile_of
 
 _FEATURE = "avx512bf16"
+_IN_CHAINS = 4  # vectors of tokens of a tile
 _TOKENS = 96  # of a tile: x stays in the second-level cache
 _GROUPS = ((17, 12), (8, 8), (4, 4), (2, 2), (1, 1))  # from so many tokens on, so many have their sums in registers
 _CHAINS = 8  # sums that have to be under way at once
@@ -49,8 +53,23 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return max(_LINE * stored * computed / (2 * LANES), stored * 2 / _BYTES) + _RESULTS * computed * matrix.rows / LANES
 
 
+def _in_chain(op: Any) -> ChainProduct:
+    (rows, _), inner = shape_of(op), partial(DotBlocks, storage=stored_of(op, Vnni))
+    return ChainProduct(_IN_CHAINS * LANES, HEIGHT, -(-rows // HEIGHT), 1, "lines", inner, rows_at_once)
+
+
+def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
+    """Elsewhere x is read as it lies in memory; in chains a load of it is shared by more rows."""
+    return 0.8 if tokens <= matrix.lanes else 1.03
+
+
 BF16DOT = Family(
-    "bf16dot", "lower-bf16dot", _storage, lambda matrix, stored: tile_of(matrix, stored, _FEATURE, (_TOKENS, _TOKENS)), _cycles
+    "bf16dot",
+    _storage,
+    lambda matrix, stored: tile_of(matrix, stored, _FEATURE, (_TOKENS, _TOKENS)),
+    _cycles,
+    chain=_in_chain,
+    gain=_gain_in_chains,
 )
 
 
@@ -78,7 +97,7 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
     sums_type = vector_of(LANES, ir.F32Type.get())
     sums = tokens * strips.halves
     ways = max(1, min(_CHAINS // sums, strips.width // 2))
-    with loop(group.begin, group.end, index(1), [zeros(sums_type)] * (sums * ways)) as blocks:
+    with loop(group.begin, group.end, index(1), sets_of([zeros(sums_type)] * sums, ways)) as blocks:
         block = blocks.induction_variable
         k = arith.muli(load_index(operands.coordinates, block), index(strips.width))
         first = arith.muli(block, index(strips.height * strips.width))
@@ -91,14 +110,7 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
                 totals[mine] = _pair(strips, tokens, operands, group, k, first, pair, totals[mine])
             scf.YieldOp(totals)
         scf.YieldOp(list(pairs.results))
-    totals = list(blocks.results)
-    for way in range(1, ways):
-        totals[:sums] = [arith.addf(a, b) for a, b in zip(totals[:sums], totals[way * sums : (way + 1) * sums], strict=True)]
-    found = strips.sums(operands, tokens)
-    for i, total in enumerate(totals[:sums]):
-        t, half = divmod(i, strips.halves)
-        vector.store(total, found, [index(t), index(half * LANES)])
-    strips.store(operands, group, found)
+    strips.store_sums(operands, group, added_up(list(blocks.results), sums))
 
 
 def _pair(

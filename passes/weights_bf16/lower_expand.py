@@ -23,6 +23,7 @@ from torch_mlir.dialects import arith, llvm, math, memref, scf, vector, x86
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, VnniMap
 from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.inner_loop import added_up, sets_of
 from gossamer.passes.loops.product import Operands, products
 from gossamer.passes.loops.vectors import in_all_lanes, index, loop, reserve_workspace, vector_of, zeros
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips
@@ -57,7 +58,6 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
 
 EXPAND = Family(
     "expand",
-    "lower-expand",
     lambda matrix: map_of(matrix, FEATURES),
     lambda matrix, stored: tile_of(matrix, stored, FEATURES, _TOKENS),
     _cycles,
@@ -107,23 +107,16 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
             found += [x86.DotBF16Op(total, weight, given).result for total, weight in zip(mine, weights, strict=True)]
         return place, found
 
-    with loop(index(0), index(whole), index(unrolled), [group.begin, *[none] * (sums * ways)]) as several:
+    with loop(index(0), index(whole), index(unrolled), [group.begin, *sets_of([none] * sums, ways)]) as several:
         place, *totals = several.inner_iter_args
         for i in range(unrolled):
             mine = slice(i % ways * sums, (i % ways + 1) * sums)
             place, totals[mine] = pair(arith.addi(several.induction_variable, index(i)), place, totals[mine])
         scf.YieldOp([place, *totals])
     place, *totals = several.results
-    first, others = totals[:sums], [totals[way * sums : (way + 1) * sums] for way in range(1, ways)]
     for at in range(whole, pairs):
-        place, first = pair(index(at), place, first)
-    for other in others:
-        first = [arith.addf(a, b) for a, b in zip(first, other, strict=True)]
-    found = strips.sums(operands, tokens)
-    for i, total in enumerate(first):
-        t, half = divmod(i, strips.halves)
-        vector.store(total, found, [index(t), index(half * LANES)])
-    strips.store(operands, group, found)
+        place, totals[:sums] = pair(index(at), place, totals[:sums])
+    strips.store_sums(operands, group, added_up(totals, sums))
 
 
 def expanded_line(operands: Operands, line: ir.Value, place: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -15,6 +15,7 @@ The two columns need not be neighbours.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch_mlir import ir
@@ -24,9 +25,9 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, Pairs
+from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.encodings import storage_of_type
-from gossamer.passes.loops.product import Product, products
+from gossamer.passes.loops.product import Product, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, loop, reserve_workspace, zeros
 from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles, tile_bytes
 from gossamer.passes.weights_bf16.bf16_columns import LINE, pack_columns
@@ -75,7 +76,13 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(pairs * _PAIR[v] + _ROW * starts + _ELEMENT * (k + m) * v * _LANES for v in tiles)
 
 
-PAIRS = Family("pairs", "lower-pairs", _storage, _tile, _cycles)
+def _in_chain(op: Any) -> ChainProduct:
+    (rows, columns), width = shape_of(op), stored_of(op, Pairs).width
+    inner = partial(PairRows, rows=rows, width=width)
+    return ChainProduct(integers(op.tile)[0], 1, rows, -(-columns // width), "columns", inner)
+
+
+PAIRS = Family("pairs", _storage, _tile, _cycles, chain=_in_chain)
 
 
 @dataclass(frozen=True)
@@ -99,12 +106,9 @@ class _Pairs(Product):
 
     def __init__(self, op: Any) -> None:
         super().__init__(op)
-        stored = storage_of_type(ir.RankedTensorType(op.w.type))
-        tile = integers(op.tile)
-        if not isinstance(stored, Pairs) or self.lanes != _LANES:
-            raise CompileError(f"a weight stored as {stored} is not stored in pairs for vectors of {_LANES} sums")
-        if len(tile) != 2 or tile[0] % _LANES or tile[1] % _LANES:
-            raise CompileError(f"tile {tile} is not [tokens, rows] in multiples of {_LANES}")
+        stored, tile = stored_of(op, Pairs), integers(op.tile)
+        if self.lanes != _LANES or len(tile) != 2 or tile[0] % _LANES or tile[1] % _LANES:
+            raise CompileError(f"tile {tile} for vectors of {self.lanes} sums is not [tokens, rows] in multiples of {_LANES}")
         self.tokens, self.width = tile[0], stored.width
         self.element = ir.RankedTensorType(op.w.type).element_type
         self.blocks = -(-self.K // self.width)
@@ -120,8 +124,7 @@ class _Pairs(Product):
             ir.MemRefType.get([self.padded, tile.vectors * _LANES], self.element), tile.operands.workspace, after, []
         )
         pack_columns(tile, packed, self.padded)
-        weight = tile.operands.positions, tile.operands.coordinates, tile.operands.values
-        nonzeros = PairRows(self.M, self.width, *weight, packed, tile.vec, tile.vectors)
+        nonzeros = PairRows(tile.operands.weight, packed, tile.vec, tile.vectors, self.M, self.width)
         low, high, step = tile.operands.low, tile.operands.high, index(self.rows // _LANES)
         with loop(low, high, step) as chunks:
             start = chunks.induction_variable

@@ -5,11 +5,13 @@ scf.for %p = %begin to %end iter_args(4 vectors of sums)
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, scf, vector, x86
+from torch_mlir.dialects import arith, vector, x86
 
-from gossamer.passes.loops.vectors import in_all_lanes, index, load_index, loop, vector_of, zeros
+from gossamer.passes.loops.inner_loop import InnerLoop, add_in_turns
+from gossamer.passes.loops.vectors import in_all_lanes, index, load_index, vector_of
 from gossamer.passes.weights_bf16.bf16_columns import pairs_of
 
 _LONG_ROW = 8  # pairs of a row in a block from which on a row counts as long
@@ -17,43 +19,17 @@ _WAYS = 2  # pairs of a long row that are multiplied independently
 
 
 @dataclass(frozen=True)
-class PairRows:
-    """A weight of `rows` x K in blocks of `width` columns, and `packed`: x as columns (bf16_columns.py), tokens in lanes."""
+class PairRows(InnerLoop):
+    """For a weight of `rows` x K in blocks of `width` columns; x is packed as columns (bf16_columns.py)."""
 
     rows: int
     width: int
-    positions: ir.Value
-    coordinates: ir.Value
-    values: ir.Value
-    packed: ir.Value
-    vec: ir.VectorType
-    vectors: int
 
-    def add(self, block: ir.Value, m: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + the products of row m's pairs in this block with their columns of x.
-
-        Long rows are taken several pairs at a time, each with sums of its own.
-        """
-        count, origin = len(sums), arith.muli(block, index(self.width))
-        at = arith.addi(arith.muli(block, index(self.rows)), m)
-        begin, end = load_index(self.positions, at), load_index(self.positions, arith.addi(at, index(1)))
-        pairs = arith.subi(end, begin)
-        long = arith.cmpi(arith.CmpIPredicate.uge, pairs, index(_LONG_ROW))
-        whole = arith.select(long, arith.subi(pairs, arith.remui(pairs, index(_WAYS))), index(0))
-        middle = arith.addi(begin, whole)
-        with loop(begin, middle, index(_WAYS), sums + [zeros(self.vec)] * (count * (_WAYS - 1))) as several:
-            totals = list(several.inner_iter_args)
-            for way in range(_WAYS):
-                mine = slice(way * count, (way + 1) * count)
-                totals[mine] = self._pair(origin, arith.addi(several.induction_variable, index(way)), totals[mine])
-            scf.YieldOp(totals)
-        first, *others = (list(several.results)[way * count : (way + 1) * count] for way in range(_WAYS))
-        with loop(middle, end, index(1), first) as rest:
-            scf.YieldOp(self._pair(origin, rest.induction_variable, list(rest.inner_iter_args)))
-        totals = list(rest.results)
-        for other in others:
-            totals = [arith.addf(a, b) for a, b in zip(totals, other, strict=True)]
-        return totals
+    def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + the products of row `group`'s pairs in this block of columns with their columns of x."""
+        origin = arith.muli(panel, index(self.width))
+        begin, end = self.entries(arith.addi(arith.muli(panel, index(self.rows)), group))
+        return add_in_turns(begin, end, _WAYS, _LONG_ROW, sums, partial(self._pair, origin))
 
     def _pair(self, origin: ir.Value, pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """sums + two values of the weight * their columns of x."""

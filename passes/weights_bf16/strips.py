@@ -120,6 +120,14 @@ class Strips(Product):
                 finish = partial(self.epilogue.whole, vector.load(vec, sums, [t, at]))
                 operands.memory.store_token(arith.addi(group.token, t), arith.addi(group.first_row, at), LANES, finish)
 
+    def store_sums(self, operands: Operands, group: "Group", sums: list[ir.Value]) -> None:
+        """The same for sums in registers, those of a token side by side."""
+        memory = self.sums(operands, len(sums) // self.halves)
+        for i, total in enumerate(sums):
+            t, half = divmod(i, self.halves)
+            vector.store(total, memory, [index(t), index(half * LANES)])
+        self.store(operands, group, memory)
+
     def run(self, functions: Sequence[tuple[int, func.FuncOp]]) -> None:
         """Share out tiles of tokens and, with fewer of these than threads, strips. Of the functions, which are named with the
         tokens that they need, the first one that is not too wide is called, or the last."""

@@ -69,7 +69,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return -(-tokens // _TOKENS[0]) * _TOKENS[0] * matrix.nonzeros / 512
 
 
-GPU_BLOCKS = Family("gpu-blocks", "lower-gpu-blocks", _storage, _tile, _cycles)
+GPU_BLOCKS = Family("gpu-blocks", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)

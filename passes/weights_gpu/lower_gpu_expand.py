@@ -66,7 +66,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return tiles * max(256 * (1.5 / 8 + 2 * matrix.density) / 15, 50 / 2.5)
 
 
-GPU_EXPAND = Family("gpu-expand", "lower-gpu-expand", _storage, _tile, _cycles, most=_FEW)
+GPU_EXPAND = Family("gpu-expand", _storage, _tile, _cycles, most=_FEW)
 
 
 @dataclass(frozen=True)

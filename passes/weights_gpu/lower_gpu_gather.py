@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, memref, scf, vector
 
+from gossamer.dialects.elements import FLOATS
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
@@ -37,12 +38,11 @@ _ROWS = 2  # of a warp
 _TOGETHER = 4  # nonzeros of a lane whose loads are in flight at once
 _MOST_SHARED = 96 << 10  # bytes of x in shared memory: what a block may have on every architecture since Ampere
 _FEW = 16  # tokens up to which it may be the fastest
-_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 def _storage(matrix: Matrix) -> Format | None:
     """CSR (CSC if the matrix is stored transposed) with coordinates as narrow as they can be."""
-    if matrix.element not in _BYTES or matrix.columns * _BYTES[matrix.element] > _MOST_SHARED:
+    if FLOATS[matrix.element].sums != "f32" or matrix.columns * FLOATS[matrix.element].bytes > _MOST_SHARED:
         return None
     rows = Format.CSR if matrix.reduction == 1 else Format.CSC
     return rows.with_widths(32, 16 if matrix.columns <= 1 << 16 else 32)
@@ -55,12 +55,12 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
     """Cycles of a multiprocessor: its share of memory is 15 bytes a cycle, which values and coordinates have to pass."""
-    if matrix.element not in _BYTES:
+    if FLOATS[matrix.element].sums != "f32":
         return inf
-    return -(-tokens // _TOKENS[0]) * matrix.nonzeros * (_BYTES[matrix.element] + 2) / 15
+    return -(-tokens // _TOKENS[0]) * matrix.nonzeros * (FLOATS[matrix.element].bytes + 2) / 15
 
 
-GPU_GATHER = Family("gpu-gather", "lower-gpu-gather", _storage, _tile, _cycles, most=_FEW)
+GPU_GATHER = Family("gpu-gather", _storage, _tile, _cycles, most=_FEW)
 
 
 @dataclass(frozen=True)

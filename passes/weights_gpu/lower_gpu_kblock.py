@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, memref, scf, vector
 
+from gossamer.dialects.elements import FLOATS
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
@@ -36,14 +37,13 @@ from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 
 _TOKENS, _ROWS, _COLUMNS = 128, 128, 128  # of the largest tile
 _WARPS = 16
-_ELEMENTS = ("f32", "bf16", "f16")
 _ENTRY = 8  # bytes of a nonzero in shared memory: where its column begins in the staged x, and its value
 _TOGETHER = 4  # nonzeros of a row whose loads are in flight at once
 
 
 def _storage(matrix: Matrix) -> Format | None:
     """K-blocked CSR with 32-bit positions and 16-bit coordinates."""
-    if matrix.element not in _ELEMENTS:
+    if FLOATS[matrix.element].sums != "f32":
         return None
     blocked = Format.kblock(_COLUMNS)
     return blocked if matrix.reduction == 1 else blocked.permuted((1, 0))
@@ -56,12 +56,12 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
     """Cycles of a multiprocessor's shared memory, which bounds it: 128 bytes of x a cycle, and one for the nonzero."""
-    width = 4 if matrix.element == "f32" else 2
+    width = FLOATS[matrix.element].bytes
     tiles = -(-tokens // _TOKENS)
     return tiles * matrix.nonzeros * (_TOKENS * width / 128 + 1)
 
 
-GPU_KBLOCK = Family("gpu-kblock", "lower-gpu-kblock", _storage, _tile, _cycles)
+GPU_KBLOCK = Family("gpu-kblock", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return -(-tokens // _TOKENS[0]) * _TOKENS[0] * matrix.rows * matrix.columns / 1024
 
 
-GPU_TWOFOUR = Family("gpu-twofour", "lower-gpu-twofour", _storage, _tile, _cycles)
+GPU_TWOFOUR = Family("gpu-twofour", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)

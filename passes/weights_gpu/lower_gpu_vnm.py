@@ -69,7 +69,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return tiles * left * (_TOKENS[0] * ROWS / 1024 + _TOKENS[0] / 64)
 
 
-GPU_VNM = Family("gpu-vnm", "lower-gpu-vnm", _storage, _tile, _cycles)
+GPU_VNM = Family("gpu-vnm", _storage, _tile, _cycles)
 
 
 @dataclass(frozen=True)

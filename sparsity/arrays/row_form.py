@@ -10,20 +10,18 @@ brought into rows once and kept as long as its arrays live, for an adjacency is 
 What is kept are integers, never values: those are gathered at every call, so that no change of theirs can be missed.
 """
 
-import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.arrays import stored_entries
 from gossamer.sparsity.arrays.sorting import sort_keys
 
-_KEPT = 256  # forms of matrices that are alive
 LARGE = 1 << 26
 """Entries up to which a matrix is brought into rows: the second form of more would take too much memory."""
 
@@ -64,51 +62,10 @@ def row_form(format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Te
         return RowForm(structure[0].contiguous(), structure[1].contiguous(), None)
     if arrays[-1].numel() > LARGE:
         return None
-    return _kept.of(format, dim, shape, arrays)
+    return _kept.get(structure, (format.levels, dim, *shape), lambda: sorted_by_rows(format, dim, shape, arrays))
 
 
-@dataclass(slots=True, eq=False)
-class _Made:
-    """A form, and what tells that it is still the one of some arrays: their storages, and copies of those without a count."""
-
-    storages: list[weakref.ref[torch.UntypedStorage]]
-    uncounted: list[Tensor | None]
-    form: RowForm
-
-    def is_of(self, arrays: Sequence[Tensor]) -> bool:
-        # Storages over the same memory may follow each other at one address; who wrote to it in between, nobody counts.
-        return all(alive() is array.untyped_storage() for alive, array in zip(self.storages, arrays, strict=True)) and all(
-            copy is None or torch.equal(copy, array) for copy, array in zip(self.uncounted, arrays, strict=True)
-        )
-
-
-class _Kept:
-    """Forms by what they were made of, dropped with its storages."""
-
-    def __init__(self) -> None:
-        self._forms: dict[tuple[object, ...], _Made] = {}
-        self._lock = threading.Lock()
-
-    def of(self, format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Tensor]) -> RowForm:
-        # A write into positions or coordinates makes another key.
-        structure = arrays[:-1]
-        storages = [array.untyped_storage() for array in structure]  # which several may have over the same memory
-        of_arrays = ((array.data_ptr(), array.shape, 0 if array.is_inference() else array._version) for array in structure)
-        key = (format.levels, dim, *shape, *of_arrays, *(each._cdata for each in storages))
-        found = self._forms.get(key)
-        if found is not None and found.is_of(structure):
-            return found.form
-        drop = partial(self._forms.pop, key)  # the reference is what pop returns where nothing is left to drop
-        uncounted = [array.clone() if array.is_inference() else None for array in structure]
-        form = sorted_by_rows(format, dim, shape, arrays)
-        with self._lock:
-            while len(self._forms) >= _KEPT:
-                self._forms.pop(next(iter(self._forms)), None)
-            self._forms[key] = _Made([weakref.ref(each, drop) for each in storages], uncounted, form)
-        return form
-
-
-_kept = _Kept()
+_kept: Remembered[RowForm] = Remembered(most=256)
 
 
 def sorted_by_rows(format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Tensor]) -> RowForm:

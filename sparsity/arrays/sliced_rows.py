@@ -27,16 +27,18 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.target import host
+from gossamer.runtime.torch_internals import storage_references, tensor_references
 from gossamer.sparsity.arrays.row_form import RowForm
 
 log = logging.getLogger("gossamer")
@@ -174,17 +176,12 @@ _NONE = _Values((), 0)
 class Use:
     """How often a matrix has been multiplied with the same values; in slices of rows after a while, if that pays."""
 
-    def __init__(self, storages: Sequence[torch.UntypedStorage], key: "_Key") -> None:
-        self._alive = [weakref.ref(each, partial(_uses.pop, key)) for each in storages]
+    def __init__(self) -> None:
         self._values = _NONE
         self._form: SlicedRows | None = None
         self._refused = False
         self.bytes = 0
         self.last = next(_turns)
-
-    def is_of(self, storages: Sequence[torch.UntypedStorage]) -> bool:
-        """Whether it is about the arrays in these storages."""
-        return all(a() is b for a, b in zip(self._alive, storages, strict=True))
 
     def multiply(
         self, form: RowForm, stored: Tensor, x: Tensor, out: Tensor, kernel: Kernels, written: int | None = None
@@ -258,7 +255,7 @@ class Use:
 def _writes_are_counted(stored: Tensor, storage: torch.UntypedStorage) -> bool:
     """Whether nobody can write to a tensor's memory and torch not count it: no other tensor is over it, nor NumPy ever was,
     and nobody but Python has the tensor (autograd may, and who exports it by DLPack)."""
-    references: tuple[int, int] = stored._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    references: tuple[int, int] = tensor_references(stored), storage_references(storage._cdata)
     return references == _ALONE and storage.resizable()
 
 
@@ -279,37 +276,32 @@ _NOT_ASKED = ctypes.c_int64()  # where the hash of nothing goes
 _ALONE = 1, 2  # Python has the tensor; the tensor and Python have its storage
 
 
-_Key = tuple[int | torch.dtype, ...]
-_uses: dict[_Key, Use] = {}
+_uses: Remembered[Use] = Remembered()
 _turns = itertools.count(1)
 _making = threading.Lock()
 
 
 def use_of(form: RowForm, stored: Tensor) -> Use | None:
     """What is known of a matrix with values of this type; None if it stays by rows whatever happens."""
-    arrays = form.positions, form.coordinates
     entries, integers = form.coordinates.numel(), form.coordinates.dtype
     if not _LEAST <= entries <= _MOST or stored.dtype not in _DTYPES or integers not in _INTEGERS:
         return None
-    storages = [array.untyped_storage() for array in arrays]  # which several may have over the same memory
-    facts = ((array.data_ptr(), array.numel(), array.dtype, version(array)) for array in arrays)
-    key: _Key = (*(fact for each in facts for fact in each), *(each._cdata for each in storages), stored.dtype)
-    use = _uses.get(key)
-    if use is None or not use.is_of(storages):
-        with _making:
-            use = _uses[key] = Use(storages, key)
-            _make_room()
-    return use
+    return _uses.get((form.positions, form.coordinates), (stored.dtype,), _new_use)
 
 
-def _make_room() -> None:
+def _new_use() -> Use:
+    _make_room(_KEPT - 1)
+    return Use()
+
+
+def _make_room(most: int = _KEPT) -> None:
     """Forgets matrices, those first that have not been used for longest."""
-    by_use = sorted(_uses.copy().items(), key=lambda each: each[1].last)
+    by_use = sorted(_uses.items(), key=lambda each: each[1].last)
     count, size = len(by_use), sum(use.bytes for _, use in by_use)
     for key, use in by_use:
-        if count <= _KEPT and size <= _BYTES:
+        if count <= most and size <= _BYTES:
             return
-        _uses.pop(key, None)
+        _uses.forget(key)
         count, size = count - 1, size - use.bytes
 
 

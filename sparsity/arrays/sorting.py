@@ -5,8 +5,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gossamer.runtime.elements import ELEMENTS
 from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
-from gossamer.sparsity.kernels.contract_ir import ELEMENTS
 
 
 def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -19,10 +19,10 @@ def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor,
     O(n + extent): a counting sort (Seward, 1954), by a kernel for CPU tensors.
     """
     if bool((keys[1:] >= keys[:-1]).all()):
-        return torch._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), None
+        return torch.ops.aten._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), None
     if not keys.is_cpu:
         keys, order = keys.sort(stable=True)
-        return torch._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), order
+        return torch.ops.aten._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), order
     positions, order = keys.new_empty(extent + 1, dtype=integers), keys.new_empty(keys.numel(), dtype=torch.int64)
     _kernel(keys.dtype, integers).into([positions, order], [keys.contiguous()])
     return positions, order

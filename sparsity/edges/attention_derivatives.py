@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from gossamer.runtime.torch_internals import set_forward_gradients
 from gossamer.sparsity.edges import composed_attention
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import differentiable
@@ -46,7 +47,7 @@ def _gradients(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
 def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
     (_, _, *pattern), terms, others = _kept(ctx)
     of_terms = _by_place(ctx, tangents)[2:-1]
-    with forward_ad._set_fwd_grad_enabled(True):  # one level is all that torch has (2.13)
+    with set_forward_gradients(True):  # one level is all that torch has (2.13)
         dual = [
             term if term is None or tangent is None
             else forward_ad.make_dual(forward_ad.unpack_dual(term, level=0).primal, tangent, level=0)

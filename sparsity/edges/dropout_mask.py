@@ -1,7 +1,9 @@
-"""The random numbers of passes/loops/random_bits.py by torch's operations: on any device; kernels are tested against."""
+"""The random numbers of dialects/philox.py by torch's operations: on any device, and what kernels are tested against."""
 
 import torch
 from torch import Tensor
+
+from gossamer.dialects.philox import MULTIPLIER, philox, threshold
 
 _WORD = (1 << 32) - 1
 
@@ -9,10 +11,12 @@ _WORD = (1 << 32) - 1
 def kept(seed: Tensor, entries: int, heads: int, dropout: float, dtype: torch.dtype) -> Tensor:
     """[entries, heads]: what dropout multiplies weights with, 0 or 1 / (1 - dropout). The seed is [1]."""
     counter = torch.arange(entries * heads, device=seed.device)
-    left, right, key = counter & _WORD, counter >> 32, seed.long()
-    for number in range(7):
-        upper, lower = left * 0xD256, left * 0xD193
-        product, high = (upper << 16) + lower, (upper + (lower >> 16)) >> 16
-        left, right = (high ^ (key + number * 0x9E3779B9) ^ right) & _WORD, product & _WORD
-    keeps = left >= min(round(dropout * 2**32), _WORD)
+    bits = philox(counter & _WORD, counter >> 32, _multiplied, lambda number: (seed.long() + number) & _WORD, torch.bitwise_xor)
+    keeps = bits >= threshold(dropout)
     return (keeps.to(dtype) / (1 - dropout)).view(entries, heads)
+
+
+def _multiplied(word: Tensor) -> tuple[Tensor, Tensor]:
+    """The product of two words, in halves of one: 64 bits have a sign."""
+    upper, lower = word * (MULTIPLIER >> 16), word * (MULTIPLIER & 0xFFFF)
+    return (upper + (lower >> 16)) >> 16, ((upper << 16) + lower) & _WORD

@@ -21,11 +21,11 @@ from gossamer.dialects.edges import ReduceEdgesOp
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import ReadOp, YieldOp
 from gossamer.passes.framework.context import context
+from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
 from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import ELEMENTS
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations.argument_check import check_alike
 from gossamer.sparsity.operations.batches import batched_one_by_one

@@ -13,7 +13,7 @@ from torch_mlir.dialects import func
 from gossamer.dialects.edges import GRADIENTS, SAVED, TERMS
 from gossamer.dialects.format import Format
 from gossamer.passes.framework.context import context
-from gossamer.sparsity.kernels.contract_ir import ELEMENTS
+from gossamer.runtime.elements import ELEMENTS
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+from weakref import WeakValueDictionary
 
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.passes import pipelines
@@ -14,7 +15,7 @@ from gossamer.runtime.target import Target, host
 from gossamer.runtime.versions import compiler
 
 _lock = threading.Lock()
-_by_contract: dict[tuple[str, str, Target], RegionKernel] = {}
+_by_contract: WeakValueDictionary[tuple[str, str, Target], RegionKernel] = WeakValueDictionary()
 
 
 def compile_region(

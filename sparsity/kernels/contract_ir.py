@@ -22,11 +22,7 @@ from gossamer.dialects.open_ops import SampleOp
 from gossamer.passes.framework.context import context
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import index
-
-ELEMENTS = {
-    torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16",
-    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-}  # fmt: skip
+from gossamer.runtime.elements import ELEMENTS
 
 
 @dataclass(frozen=True)

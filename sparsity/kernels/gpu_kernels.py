@@ -4,6 +4,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -21,8 +22,8 @@ from gossamer.runtime.recall import Note
 from gossamer.runtime.versions import compiler
 
 _lock = threading.Lock()
-_by_contract: dict[tuple[str, str, Architecture], "GpuRegionKernel"] = {}
-_by_key: dict[str, "GpuRegionKernel"] = {}
+_by_contract: WeakValueDictionary[tuple[str, str, Architecture], "GpuRegionKernel"] = WeakValueDictionary()
+_by_key: WeakValueDictionary[str, "GpuRegionKernel"] = WeakValueDictionary()
 
 
 class GpuRegionKernel:
@@ -137,8 +138,8 @@ def _full(request: str, architecture: Architecture) -> str:
 def _compile(contract: str, schedule: str, architecture: Architecture, observer: pipelines.Observer | None) -> GpuRegionKernel:
     plan = pipelines.plan(contract, schedule, gpu_pipelines.WARP_BITS, observer)
     key = hashlib.sha256(f"{plan.text}\n{architecture}\n{compiler()}".encode()).hexdigest()[:32]
-    if observer is None and key in _by_key:
-        return _by_key[key]
+    if observer is None and (known := _by_key.get(key)) is not None:
+        return known
     entry = disk_cache.read(key) if observer is None else None
     if entry is None:
         entry = _code(plan, architecture, observer)

@@ -1,4 +1,9 @@
-"""Memory that kernels ask for while they run (see passes/given_memory): it is warm, and nothing to free."""
+"""Memory that kernels ask for while they run (see passes/loops/ask_for_memory.py).
+
+A kernel whose result has a size that only the kernel finds out calls the function at `GIVER`. What it is given is memory that
+the process has used before (see warm_memory.py), so that the system need not map it again. Nobody has to free it: it goes back
+when the last tensor over it dies.
+"""
 
 import ctypes
 import threading
@@ -11,13 +16,13 @@ from torch import Tensor
 from gossamer.sparsity.kernels import warm_memory
 
 COPIED = 1 << 16
-"""Bytes; copying fewer takes less time than keeping track of them."""
+"""Bytes up to which an array is copied into a tensor of its own: that takes less time than to watch over its block."""
 
 Block = memoryview | bytearray
 
 
 class _Call(threading.local):
-    """What the kernel that runs on this thread was given, by address, and what was raised meanwhile."""
+    """The blocks that the kernel which runs on this thread was given, by address, and the error if one could not be given."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
@@ -44,7 +49,8 @@ GIVER = ctypes.cast(_give, ctypes.c_void_p).value or 0
 
 @contextmanager
 def given() -> Iterator[dict[int, Block]]:
-    """What kernels are given in here on this thread, by address. What was raised when they asked is raised at the end."""
+    """The blocks that kernels ask for in here, on this thread, by address. If one could not be given, its error is raised when
+    the kernel is done."""
     before, _call.blocks = _call.blocks, {}
     try:
         yield _call.blocks
@@ -55,7 +61,7 @@ def given() -> Iterator[dict[int, Block]]:
 
 
 def array_of(block: Block, count: int, dtype: torch.dtype) -> Tensor:
-    """The first elements of a block as a tensor, in memory of its own where the block is much larger, or small."""
+    """The first elements of a block as a tensor. Few are copied, and those of a block more than twice as large."""
     size = count * dtype.itemsize
     if size < COPIED or len(block) > 2 * size:
         out = warm_memory.empty([count], dtype)

@@ -11,7 +11,7 @@ from gossamer.dialects.kernel import ReadOp, YieldOp
 from gossamer.dialects.open_ops import SegmentMapOp, SegmentReduceOp
 from gossamer.passes.framework.context import context
 from gossamer.passes.loops.scalars import Scalars
-from gossamer.sparsity.kernels.contract_ir import ELEMENTS
+from gossamer.runtime.elements import ELEMENTS, FLOATS
 
 _KINDS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
@@ -101,7 +101,7 @@ class _Segments:
 
 def _module(positions: torch.dtype, dtypes: Sequence[torch.dtype], build: Callable[..., ir.Value]) -> str:
     """A module with one function of positions and [entries] tensors, which returns what `build` computes from them."""
-    known = [dtype for dtype in ELEMENTS if dtype.is_floating_point]
+    known = list(FLOATS)
     if dtypes[0] not in ELEMENTS:
         names = ", ".join(str(d).removeprefix("torch.") for d in known)
         raise CompileError(f"there are no kernels for {dtypes[0]}, only for {names}: convert the operands with .to(dtype)")

@@ -16,16 +16,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import Function, forward_ad
 
 from gossamer.runtime.operations import KERNELS, LIBRARY, untraced
+from gossamer.runtime.torch_internals import (
+    SPARSE_TENSORS,
+    TRANSFORMS,
+    AutoDispatchBelowAutograd,
+    after_autograd_keyset,
+    enable_single_level_autograd_function,
+    forward_level,
+    refusal,
+    set_forward_gradients,
+    transforms_active,
+)
 from gossamer.sparsity.operations.dispatch import is_plain, watched
 
 Setup = Callable[[Any, Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]
 Backward = Callable[[Any, Tensor], Sequence[Tensor | None]]
 Tangent = Callable[[Any, Sequence[Tensor | None]], Tensor | None]
 Operation = Callable[..., Any]
+
+_single_level = refusal(TRANSFORMS) or enable_single_level_autograd_function
 
 
 def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent, result: int = 0) -> Operation:
@@ -58,8 +70,8 @@ def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent
 
         @staticmethod
         def jvp(ctx: Any, _compute: None, _inputs: None, *tangents: Tensor | None) -> Any:
-            if torch._C._are_functorch_transforms_active():  # tangents may have tangents, which torch does not follow in here
-                with forward_ad._set_fwd_grad_enabled(True):
+            if transforms_active():  # tangents may have tangents, which torch does not follow in here
+                with set_forward_gradients(True):
                     found = tangent(_Primal(ctx), tangents)
             else:
                 found = tangent(ctx, tangents)
@@ -70,10 +82,10 @@ def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent
 
     def on_autograd(keyset: Any, *inputs: Any) -> Any:
         compute, tensors = partial(_below, operation, keyset, inputs), _tensors(inputs)
-        if torch._C._are_functorch_transforms_active():  # the innermost of which has come to this operation
-            with enable_single_level_autograd_function():
+        if transforms_active():  # the innermost of which has come to this operation
+            with _single_level():
                 output = apply(partial(_seen_outside, compute), inputs, *tensors)
-        elif forward_ad._current_level >= 0 or _needs_gradient(tensors):
+        elif forward_level._current_level >= 0 or _needs_gradient(tensors):
             output = apply(compute, inputs, *tensors)
         else:
             return compute()
@@ -85,6 +97,8 @@ def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent
             return operation(*inputs)
         return apply(partial(kernel, *inputs), inputs, *tensors) if _needs_gradient(tensors) else kernel(*inputs)
 
+    if (refuse := refusal(SPARSE_TENSORS)) is not None:
+        on_autograd = call = refuse
     LIBRARY.impl(name, untraced(on_autograd), "Autograd", with_keyset=True)
     return call
 
@@ -110,11 +124,11 @@ def _needs_gradient(tensors: Sequence[Tensor]) -> bool:
 
 def _below(operation: Any, keyset: Any, inputs: Sequence[Any]) -> Any:
     """The operation without derivatives."""
-    with torch._C._AutoDispatchBelowAutograd():
-        return operation.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
+    with AutoDispatchBelowAutograd():
+        return operation.redispatch(keyset & after_autograd_keyset, *inputs)
 
 
 def _seen_outside(compute: Operation) -> Any:
     """The same while an outer function transform still differentiates it."""
-    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+    with torch.enable_grad(), set_forward_gradients(True):
         return compute()

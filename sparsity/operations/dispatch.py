@@ -2,7 +2,19 @@
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad, profiler
+from torch.autograd import forward_ad
+
+from gossamer.runtime.torch_internals import (
+    forward_level,
+    get_tracing_state,
+    has_storage,
+    is_functorch_wrapped_tensor,
+    is_torch_function_mode_enabled,
+    layers_of_transforms,
+    len_torch_dispatch_stack,
+    peek_interpreter_stack,
+    profiler,
+)
 
 PLAIN = (Tensor, nn.Parameter)
 """Types of tensors that nobody has given a meaning of their own."""
@@ -15,32 +27,32 @@ def is_plain(tensor: Tensor) -> bool:
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor.is_neg()
-        and torch._C._has_storage(tensor)
+        and has_storage(tensor)
     )
 
 
 def in_transform() -> bool:
     """Whether a transform of torch.func is running, in eager code or in what Dynamo traces."""
-    return bool(torch._C._functorch.get_dynamic_layer_stack_depth())
+    return bool(layers_of_transforms())
 
 
 def transformed(tensor: Tensor) -> bool:
     """Whether a tensor may have derivatives other than those of autograd: inside torch.func, or with a tangent."""
     if in_transform() or torch.compiler.is_dynamo_compiling():
         return in_transform()
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if is_functorch_wrapped_tensor(tensor):
         return True
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+    return forward_level._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def watched() -> bool:
     """Whether something wants to see each operation, or to make something else of it: a dispatch mode (fake tensors, tracing),
     a function mode, torch.jit.trace, a function transform, the profiler, forward differentiation."""
     return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        len_torch_dispatch_stack()
+        or is_torch_function_mode_enabled()
+        or get_tracing_state() is not None
+        or peek_interpreter_stack() is not None
         or profiler._is_profiler_enabled
-        or forward_ad._current_level >= 0
+        or forward_level._current_level >= 0
     )

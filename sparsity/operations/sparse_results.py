@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from gossamer.dialects.format import Format
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.torch_internals import detect_fake_mode, get_proxy_mode
 from gossamer.sparsity.arrays.structure import INTEGERS, sharing
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.loop_order import level_letters, sparse_result_order, unblocked, walkable

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_map_only
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.torch_internals import tree_map_only
 from gossamer.sparsity.tensor.pointwise import ON_VALUES
 from gossamer.sparsity.tensor.shapes import to_dense
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
@@ -63,7 +63,7 @@ class strict(ContextDecorator):
 def without_sparse_way(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function that nobody has registered."""
     if not computes(func):
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     return densified(func, args, kwargs)
 
@@ -75,7 +75,7 @@ def densified(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     return func(*args, **kwargs)
 
 
-@torch._dynamo.assume_constant_result
+@torch.compiler.assume_constant_result
 def computes(func: Callable[..., Any]) -> bool:
     """Whether a function computes something from the elements of its arguments and gives it as a result."""
     return _name_computes(func.__name__)
@@ -91,7 +91,7 @@ def _name_computes(name: str) -> bool:
     return any(callable(getattr(home, plain, None)) for home in _HOMES)
 
 
-@torch._dynamo.assume_constant_result
+@torch.compiler.assume_constant_result
 def _tell(func: Callable[..., Any]) -> None:
     """Once for each function, or raise under `strict`."""
     name = func.__name__.strip("_")

@@ -83,7 +83,7 @@ def einsum_at_once(letters: tuple[str, ...], result: str, left: Tensor, right: T
     values = arrays[-1]
     if type(values) not in PLAIN or values.dtype is not dense.dtype or not (values.is_cpu and dense.is_cpu):
         return None
-    with torch._C.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
+    with torch.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
         differentiated = torch.is_grad_enabled() and (sparse.requires_grad or dense.requires_grad)
         shape = tuple(sparse.shape)
         if differentiated:

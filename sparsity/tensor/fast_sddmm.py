@@ -28,7 +28,7 @@ def sample_at_once(inputs: tuple[str, ...], result: str, operands: Sequence[Tens
     values = arrays[-1]
     if not is_plain(values) or not all(is_plain(factor) and factor.dtype is values.dtype for factor in factors):
         return None
-    with torch._C.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
+    with torch.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
         if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
             return None
         shape = tuple(pattern.shape)

@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.torch_internals import (
+    FakeTensor,
+    FunctionalTensor,
+    SetExcludeDispatchKeyGuard,
+    return_and_correct_aliasing,
+    tree_leaves,
+    tree_map_only,
+)
 from gossamer.sparsity.operations.dispatch import transformed
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -37,7 +41,7 @@ ON_VALUES = (
 def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Apply an operator to the stored values of tensors of one pattern."""
     first = _pattern(func, args, kwargs)
-    with nullcontext() if _traced(first) else torch._C._SetExcludeDispatchKeyGuard(_COUNTING, False):
+    with nullcontext() if _traced(first) else SetExcludeDispatchKeyGuard(_COUNTING, False):
         values = func(*_values(args), **_values(kwargs))
     result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))
     return return_and_correct_aliasing(func, args, kwargs, result)

@@ -56,7 +56,7 @@ class Repeated:
         call = self._calls.get(len(shape))
         if call is None or shape[0] != self._columns:
             return None
-        with torch._C.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
+        with torch.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
             if torch.is_grad_enabled() and (matrix.requires_grad or x.requires_grad):
                 return None
             written = None if matrix.is_inference() else matrix._version

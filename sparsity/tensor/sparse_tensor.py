@@ -13,10 +13,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
+from gossamer.runtime.torch_internals import (
+    SPARSE_TENSORS,
+    make_wrapper_subclass,
+    refusal,
+    set_throw_on_mutable_data_ptr,
+    temporarily_clear_interpreter_stack,
+)
 from gossamer.sparsity.arrays.stored_entries import block_sizes
 from gossamer.sparsity.arrays.structure import INTEGERS, check
 from gossamer.sparsity.kernels.contract_ir import Operand
@@ -27,6 +33,7 @@ from gossamer.sparsity.tensor import interchange
 from gossamer.sparsity.tensor.given import format_of, shape_of, tensor_of
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_make = refusal(SPARSE_TENSORS) or make_wrapper_subclass
 
 
 class SparseTensor(torch.Tensor):
@@ -61,10 +68,8 @@ class SparseTensor(torch.Tensor):
         cls, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False
     ) -> "SparseTensor":
         values = components[-1]
-        self: SparseTensor = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad
-        )
-        torch._C._set_throw_on_mutable_data_ptr(self)  # it has no memory of its own: an address would be a null pointer
+        self: SparseTensor = _make(cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad)
+        set_throw_on_mutable_data_ptr(self)  # it has no memory of its own: an address would be a null pointer
         return self
 
     def __init__(self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False) -> None:
@@ -175,7 +180,7 @@ class SparseTensor(torch.Tensor):
 
     def values(self) -> Tensor:
         """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             shape = self.shape
         block = block_sizes(self._format, shape)
         values = values_of(self)

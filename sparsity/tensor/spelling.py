@@ -43,7 +43,7 @@ def into(out: Any, result: Any) -> Tensor:
     return out.copy_(dense)
 
 
-@torch._dynamo.assume_constant_result
+@torch.compiler.assume_constant_result
 def _parameters(ours: Callable[..., Any]) -> frozenset[str]:
     return _names(ours)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from gossamer.runtime.torch_internals import tree_map_only
 from gossamer.sparsity.operations.dispatch import watched
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -66,7 +66,7 @@ def _on_meta(func: Callable[..., Any], tree: Any) -> Any:
 
 def _empty(tensor: Tensor) -> Tensor:
     if isinstance(tensor, SparseTensor):
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     if not tensor.dim() and tensor.is_cpu and tensor.layout is torch.strided:
         return tensor.detach()  # a number
@@ -82,7 +82,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _described(argument: Any) -> Any:
     """What tells calls apart. TypeError for what cannot."""
     if isinstance(argument, Tensor):
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             return tuple(argument.shape), argument.dtype
     if isinstance(argument, list | tuple):
         return type(argument), *map(_described, argument)

@@ -30,14 +30,21 @@ def compile_and_run(
     fullgraph: bool = True,
     dynamic: bool | None = None,
     grad: bool = False,
+    regions: int | None = None,
     **options: Any,
 ) -> Run:
-    """One call through the backend; unless told otherwise with everything sparse, an eager remainder, and no mercy."""
+    """One call through the backend; unless told otherwise with everything sparse, an eager remainder, and no mercy.
+
+    As many regions have been made by then as `regions` says, one at least where it says nothing: what stays dense says 0.
+    """
     given = {"dense": "eager", "min_gain": 0, "strict": True, **options}
     with collect() as collected, torch.set_grad_enabled(grad):
         compiled = torch.compile(function, backend=sparse, fullgraph=fullgraph, dynamic=dynamic, options=given)
         output = compiled(*inputs)
-    return Run(compiled, output, list(collected.decisions))
+    run = Run(compiled, output, list(collected.decisions))
+    made = len(run.regions)
+    assert made == regions if regions is not None else made > 0, f"{made} regions: {run.decisions}"
+    return run
 
 
 def pruned(*shape: int, density: float = 0.2, dtype: torch.dtype = torch.float32) -> torch.Tensor:

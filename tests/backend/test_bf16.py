@@ -63,8 +63,8 @@ def on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jit, "optimize", lambda text, to: optimize(emulated(text) if "x86_amx" in text else text, to))
     monkeypatch.setattr("gossamer.sparsity.kernels.compile_kernel.host", lambda: target)
     monkeypatch.setattr("gossamer.backend.devices.cpu.host", lambda: target)
-    monkeypatch.setattr("gossamer.backend.regions.cost.runs_in_chains", lambda name, matrix: name == "amxcolumns")
-    monkeypatch.setattr("gossamer.backend.plan.chain_pays", lambda chain: True)
+    monkeypatch.setattr("gossamer.backend.chains.chain_cost.runs_in_chains", lambda name, matrix: name == "amxcolumns")
+    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda chain: True)
 
 
 @needs_dot

@@ -117,8 +117,8 @@ def test_a_transformer_layer_is_one_chain(build, contractions: int, length: int)
 def test_the_products_of_a_chain_have_the_schedule_that_suits_them(
     schedule: str, block: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossamer.backend.regions.cost.runs_in_chains", lambda name, matrix: name == schedule)
-    monkeypatch.setattr("gossamer.backend.plan.chain_pays", lambda chain: True)
+    monkeypatch.setattr("gossamer.backend.chains.chain_cost.runs_in_chains", lambda name, matrix: name == schedule)
+    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda chain: True)
     module, x = model(Ffn(), block).to(dtype), torch.randn(75, D, dtype=dtype)
     run = compile_and_run(module, x)
     assert [(d.schedule, d.reason) for d in run.regions] == [(schedule, "in a chain of 2")] * 2
@@ -244,7 +244,7 @@ def test_small_layers_are_a_chain_for_few_tokens_too(length: int) -> None:
 def test_large_layers_run_one_by_one_for_few_tokens(shape: tuple[int, int]) -> None:
     """A chain has tokens in the lanes, and no schedule for a few of them."""
     module, x = model(nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512))), torch.randn(shape)
-    run = compile_and_run(module, x)
+    run = compile_and_run(module, x, regions=2)
     assert not any("chain" in d.reason for d in run.regions)
     assert_same(run.output, module(x))
 
@@ -252,7 +252,7 @@ def test_large_layers_run_one_by_one_for_few_tokens(shape: tuple[int, int]) -> N
 def test_many_short_sequences_run_one_by_one() -> None:
     """No tile has tokens of two sequences."""
     module, x = model(PostNorm()), torch.randn(200, 1, D)
-    run = compile_and_run(module, x)
+    run = compile_and_run(module, x, regions=6)
     assert not any("chain of 6" in d.reason for d in run.regions)
     assert_same(run.output, module(x))
 
@@ -303,7 +303,7 @@ def test_a_weight_that_becomes_dense_runs_the_chain_densely() -> None:
 
 def test_changed_values_are_taken_over() -> None:
     module, x = model(Ffn()), torch.randn(40, D)
-    run = compile_and_run(module, x)
+    run = compile_and_run(module, x, regions=2)
     with torch.no_grad():
         module.up.weight.mul_(2)
         module.down.weight.neg_()
@@ -312,13 +312,13 @@ def test_changed_values_are_taken_over() -> None:
 
 def test_no_tokens_give_no_rows() -> None:
     module = model(Ffn())
-    run = compile_and_run(module, torch.randn(40, D), dynamic=True)
+    run = compile_and_run(module, torch.randn(40, D), dynamic=True, regions=2)
     assert run.function(torch.empty(0, D)).shape == (0, D)
 
 
 def test_training_keeps_what_backward_needs() -> None:
     module, x = model(Ffn()), torch.randn(40, D, requires_grad=True)
-    run = compile_and_run(module, x, grad=True)
+    run = compile_and_run(module, x, grad=True, regions=4)
     run.output.sum().backward()
     gradient, x.grad = x.grad, None
     module(x).sum().backward()

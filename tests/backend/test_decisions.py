@@ -29,7 +29,7 @@ def test_a_sparse_decision_says_everything() -> None:
 
 def test_too_dense() -> None:
     model, x = prune_(nn.Linear(512, 512), 0.9).eval(), torch.randn(512, 512)
-    run = compile_and_run(model, x, min_gain=1.1)
+    run = compile_and_run(model, x, min_gain=1.1, regions=0)
     decision = only(run.decisions)
     assert not decision.sparse and decision.reason == "too dense for a gain of 1.1x"
     assert decision.gain is not None and decision.gain < 1.1
@@ -38,12 +38,12 @@ def test_too_dense() -> None:
 
 def test_too_small() -> None:
     model, x = prune_(nn.Linear(16, 16), 0.1).eval(), torch.randn(4, 16)
-    decision = only(compile_and_run(model, x, min_gain=1.1).decisions)
+    decision = only(compile_and_run(model, x, min_gain=1.1, regions=0).decisions)
     assert not decision.sparse and decision.reason == "too small for a gain of 1.1x"
 
 
 def test_weights_without_zeros_are_not_mentioned() -> None:
-    run = compile_and_run(nn.Linear(64, 64).eval(), torch.randn(4, 64), min_gain=1.1)
+    run = compile_and_run(nn.Linear(64, 64).eval(), torch.randn(4, 64), min_gain=1.1, regions=0)
     assert run.decisions == []
 
 
@@ -76,7 +76,7 @@ def test_uses_without_a_sparse_kernel(use: str) -> None:
     make, shape, x, reason = OTHER_USES[use]
     weight = pruned(*shape)
     function = make(weight)
-    run = compile_and_run(function, x)
+    run = compile_and_run(function, x, regions=0)
     decision = only(run.decisions)
     assert (decision.name, decision.sparse, decision.reason) == ("w", False, reason)
     assert_same(run.output, function(x))
@@ -84,7 +84,7 @@ def test_uses_without_a_sparse_kernel(use: str) -> None:
 
 def test_integer_weights_stay_dense() -> None:
     w, x = torch.randint(0, 2, (32, 32)), torch.randint(0, 5, (4, 32))
-    run = compile_and_run(lambda x: x @ w, x)
+    run = compile_and_run(lambda x: x @ w, x, regions=0)
     assert only(run.decisions).reason == "no sparse kernel for int64 on cpu"
     assert torch.equal(run.output, x @ w)
 
@@ -96,7 +96,7 @@ def test_arguments_are_not_weights() -> None:
         (lambda x, d: x @ d["w"][0], (x, {"w": [w]})),
     ):
         torch._dynamo.reset()
-        run = compile_and_run(function, *arguments)
+        run = compile_and_run(function, *arguments, regions=0)
         assert run.decisions == []
 
 
@@ -154,8 +154,7 @@ def test_unreadable_inputs_leave_the_graph_dense(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Inputs, "of", lambda gm, ex: original(gm, [torch.ones(3)] * len(ex)))
     monkeypatch.setattr("gossamer.backend.graph.inputs._is_static", lambda source, tensor: True)
     with pytest.warns(UserWarning, match="leaves a graph dense: input .* is not the"):
-        run = compile_and_run(model, x)
-    assert run.regions == []
+        run = compile_and_run(model, x, regions=0)
     assert_same(run.output, model(x).detach())
 
 
@@ -168,7 +167,7 @@ def test_a_region_that_fails_to_compile_stays_dense(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gossamer.backend.devices.cpu.compile_region", fail)
     model, x = prune_(nn.Linear(70, 50)).eval(), torch.randn(4, 70)
     with pytest.warns(UserWarning, match=r"region weight: pass 'schedule' failed: no luck; .* are in ") as warned:
-        run = compile_and_run(model, x, strict=False, dump_ir=str(tmp_path))
+        run = compile_and_run(model, x, strict=False, regions=0, dump_ir=str(tmp_path))
     assert len(warned) == 1 and only(run.decisions).reason == "it failed to compile"
     assert_same(run.output, model(x).detach())
     torch._dynamo.reset()

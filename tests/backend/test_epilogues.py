@@ -57,6 +57,19 @@ def test_taken_whole(name: str, dense: str) -> None:
     assert_same(run.output.float() if single else run.output, expected.float() if single else expected)
 
 
+@pytest.mark.parametrize("name", [*WHOLE, "hardtanh", "clamp_min", "clamp_max"])
+def test_nan_and_infinity_come_through(name: str) -> None:
+    bounds = {"hardtanh": F.hardtanh, "clamp_min": lambda y: y.clamp_min(0.1), "clamp_max": lambda y: y.clamp_max(0.1)}
+    epilogue, x = {**WHOLE, **bounds}[name], torch.randn(T, K)
+    holes = torch.zeros(T, M)
+    holes[0, ::3] = torch.nan
+    holes[2, 1::4] = 0 if name == "gelu" else torch.inf  # of which torch makes a NaN
+    run = compile_and_run(lambda x: epilogue(F.linear(x, W, B) + holes), x)
+    assert len(run.regions) == 1
+    expected = epilogue(F.linear(x, W, B) + holes).float()
+    torch.testing.assert_close(run.output.float(), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 def test_tanh_gelu_in_double() -> None:
     """The importer's own expansion rounds sqrt(2/pi) to three digits."""
     x, w = torch.randn(T, K, dtype=torch.double), W.double()

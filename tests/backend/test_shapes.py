@@ -60,8 +60,7 @@ def test_no_tokens(shape: tuple[int, ...], dense: str) -> None:
 @pytest.mark.parametrize("m,k", [(0, 64), (48, 0)])
 def test_empty_weights_stay_dense(m: int, k: int) -> None:
     w, x = torch.zeros(m, k), torch.randn(5, k)
-    run = compile_and_run(lambda x: F.linear(x, w), x)
-    assert run.regions == []
+    run = compile_and_run(lambda x: F.linear(x, w), x, regions=0)
     assert_same(run.output, F.linear(x, w))
 
 

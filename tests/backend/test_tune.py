@@ -29,11 +29,14 @@ Times = Callable[[Mapping[str, Callable[[], object]]], dict[str, float]]
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, a machine that needs no calibration, and two families to choose from."""
+    """A cache of its own, two families to choose from, and predictions of vectors of 512 bits, without a calibration."""
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
-    usual = replace(Machine.usual(host().vector_bits), measured=frozenset(calibrate.ELEMENTS))
+    usual = replace(Machine.usual(512), measured=frozenset(calibrate.ELEMENTS))
     monkeypatch.setattr(calibrated, "this_machine", lambda: usual)
     monkeypatch.setattr("gossamer.backend.devices.cpu.this_machine", lambda: usual)
+    predict = lambda matrix, *given: cost_model.predict(replace(matrix, bits=512), *given)
+    for place in ("devices.cpu._predict", "measuring.tune.predict"):
+        monkeypatch.setattr(f"gossamer.backend.{place}", predict)
     monkeypatch.setattr(cost_model, "FAMILIES", {name: FAMILIES[name] for name in ("kblock", "gather")})
     return tmp_path
 

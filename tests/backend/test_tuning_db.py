@@ -11,9 +11,12 @@ from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
 from gossamer.backend.measuring import tuning_db
 from gossamer.backend.measuring.tuning_db import Key, TuningDatabase
 from gossamer.passes.framework.family import Matrix
+from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
 
-MATRIX = Matrix(768, 3072, 1, "f32", host().vector_bits, 0.1, (4, 4), 0.9, skew=1.5, features=host().instructions)
+MATRIX = Matrix(
+    768, 3072, 1, "f32", host().vector_bits, 0.1, (4, 4), 0.9, skew=1.5, features=host().instructions, l1d=first_level_bytes()
+)
 KEY = Key(MATRIX, 16, 1)
 TIMES = Times({DENSE: 100.0, "kblock": 20.0, "gather": 50.0})
 

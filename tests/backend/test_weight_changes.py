@@ -34,14 +34,14 @@ def assert_follows(run: Run, model: nn.Module, x: Tensor) -> None:
 
 
 def test_same_pattern(model: nn.Module, x: Tensor) -> None:
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     with torch.no_grad():
         model[0].weight.mul_(3)
     assert_follows(run, model, x)
 
 
 def test_new_pattern(model: nn.Module, x: Tensor) -> None:
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     for _ in range(3):
         with torch.no_grad():
             model[0].weight.copy_(pruned(48, 64))
@@ -49,7 +49,7 @@ def test_new_pattern(model: nn.Module, x: Tensor) -> None:
 
 
 def test_new_pattern_at_every_call(model: nn.Module, x: Tensor) -> None:
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     for _ in range(5):
         with torch.no_grad():
             model[0].weight.copy_(pruned(48, 64))
@@ -57,7 +57,7 @@ def test_new_pattern_at_every_call(model: nn.Module, x: Tensor) -> None:
 
 
 def test_it_becomes_dense_and_sparse_again(model: nn.Module, x: Tensor) -> None:
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     for density in (1.0, 0.1):
         with torch.no_grad():
             model[0].weight.copy_(pruned(48, 64, density=density))
@@ -65,7 +65,7 @@ def test_it_becomes_dense_and_sparse_again(model: nn.Module, x: Tensor) -> None:
 
 
 def test_load_state_dict(model: nn.Module, x: Tensor) -> None:
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     other = prune_(nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 64)))
     model.load_state_dict(other.state_dict())
     assert_follows(run, model, x)
@@ -74,7 +74,7 @@ def test_load_state_dict(model: nn.Module, x: Tensor) -> None:
 
 
 def test_optimizer_step(model: nn.Module, x: Tensor) -> None:
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         model(x).square().sum().backward()
@@ -84,7 +84,7 @@ def test_optimizer_step(model: nn.Module, x: Tensor) -> None:
 
 def test_new_parameters_again_and_again(model: nn.Module, x: Tensor) -> None:
     """Freed memory is reused for the next parameter, at the same address and version."""
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     for _ in range(20):
         model[0].weight = nn.Parameter(pruned(48, 64))
         gc.collect()
@@ -93,13 +93,13 @@ def test_new_parameters_again_and_again(model: nn.Module, x: Tensor) -> None:
 
 
 def test_data_is_replaced(model: nn.Module, x: Tensor) -> None:
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     model[0].weight.data = pruned(48, 64)
     assert_follows(run, model, x)
 
 
 def test_uncounted_writes_are_seen_by_full_verification(model: nn.Module, x: Tensor) -> None:
-    run = compile_and_run(model, x, verify="full")
+    run = compile_and_run(model, x, verify="full", regions=2)
     model[0].weight.data.mul_(2)
     assert_follows(run, model, x)
     model[0].weight.detach().numpy()[:] = pruned(48, 64).numpy()
@@ -108,7 +108,7 @@ def test_uncounted_writes_are_seen_by_full_verification(model: nn.Module, x: Ten
 
 def test_the_mask_changes(x: Tensor) -> None:
     weight, mask = nn.Parameter(torch.randn(48, 64)), torch.rand(48, 64) < 0.2
-    run = compile_and_run(lambda x: F.linear(x, weight * mask), x)
+    run = compile_and_run(lambda x: F.linear(x, weight * mask), x, regions=1)
     with torch.no_grad():
         mask.copy_(torch.rand(48, 64) < 0.2)
         for _ in range(3):
@@ -128,7 +128,7 @@ def test_a_weight_that_the_graph_itself_changes(x: Tensor) -> None:
 
     model = Decaying()
     twin = copy.deepcopy(model)
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     assert_same(run.output, twin(x))
     for _ in range(3):
         assert_same(run.function(x), twin(x))
@@ -137,13 +137,12 @@ def test_a_weight_that_the_graph_itself_changes(x: Tensor) -> None:
 def test_inference_tensors(x: Tensor) -> None:
     with torch.inference_mode():
         weight = pruned(48, 64)
-        run = compile_and_run(lambda x: F.linear(x, weight), x)
-        assert len(run.regions) == 1
+        run = compile_and_run(lambda x: F.linear(x, weight), x, regions=1)
         assert_same(run.function(x), F.linear(x, weight))
 
 
 def test_copies_and_pickles_compile_for_themselves(model: nn.Module, x: Tensor) -> None:
-    run = compile_and_run(model, x)
+    run = compile_and_run(model, x, regions=2)
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin[0].weight.copy_(pruned(48, 64))
@@ -159,7 +158,7 @@ def test_copies_and_pickles_compile_for_themselves(model: nn.Module, x: Tensor) 
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_compiled_model_holds_no_tensors(model: nn.Module, dense: str, grad: bool) -> None:
     x = torch.randn(5, 64)
-    run = compile_and_run(model, x, dense=dense, grad=grad)
+    run = compile_and_run(model, x, dense=dense, grad=grad, regions=3 if grad else 2)
     dead = [weakref.ref(tensor.untyped_storage()) for tensor in (x, model[0].weight)]
     del x
     run.output = None

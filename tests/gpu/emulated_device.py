@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.backend.devices import devices
+from gossamer.backend.devices import device as devices
 from gossamer.backend.devices.cuda_device import Gpu
 from gossamer.runtime import cuda
 from gossamer.runtime.region_kernel import RegionKernel

@@ -1,7 +1,7 @@
 """torch.compile with a GPU: what is decided, and what comes out of the kernels, which the emulator runs."""
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from gossamer.backend.devices import cuda_cost
 from gossamer.backend.devices.cpu import CPU
 from gossamer.backend.devices.cuda_device import Gpu
 from gossamer.backend.regions import build_region
-from gossamer.backend.report.options import Schedule
+from gossamer.backend.report.options import SCHEDULES
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime import cuda
 from gossamer.sparsity.kernels import gpu_kernels
@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     emulated = emulated_device()
-    monkeypatch.setattr(region_op, "_regions", {})
+    region_op._regions.clear()
     with emulated.installed(monkeypatch):
         yield emulated
 
@@ -151,9 +151,9 @@ def test_an_input_that_is_part_of_another_tensor(gpu: EmulatedDevice) -> None:
 
 def test_what_has_no_kernel_on_a_gpu_stays_dense() -> None:
     weight, x = pruned(40, 48), torch.randn(20, 48)
-    run = compile_and_run(Layer(weight), x, schedule="lookup")
+    run = compile_and_run(Layer(weight), x, schedule="lookup", regions=0)
     assert [d.reason for d in run.decisions] == ["schedule lookup is not for cpu"]  # where the tensors of this GPU are
-    run = compile_and_run(Layer(weight.double()), x.double())
+    run = compile_and_run(Layer(weight.double()), x.double(), regions=0)
     assert [d.reason for d in run.decisions] == ["no sparse kernel for float64 on cpu"]
 
 
@@ -162,7 +162,7 @@ def test_a_kernel_that_the_driver_refuses_leaves_the_layer_dense(gpu: EmulatedDe
     gpu.driver.failures["cuLinkComplete"] = 218
     try:
         with pytest.warns(UserWarning, match=r"refuses a kernel with \.version .*CUDA_ERROR_218(.|\n)*It stays dense"):
-            run = compile_and_run(model, x, strict=False)
+            run = compile_and_run(model, x, strict=False, regions=0)
     finally:
         gpu.driver.failures.clear()
     assert [d.reason for d in run.decisions] == ["it failed to compile"]
@@ -255,7 +255,7 @@ def test_the_reason_says_if_there_is_no_driver_or_no_kernel(monkeypatch: pytest.
 
 
 def test_the_option_knows_every_schedule_of_every_device() -> None:
-    assert set(get_args(Schedule)) == {"auto", *CPU.schedules, *Gpu.schedules}
+    assert set(SCHEDULES) == {"auto", *CPU.schedules, *Gpu.schedules}
 
 
 # Predictions, for the H100 that the driver tells of

@@ -1,10 +1,13 @@
 """Passes by name, their options, and pipelines that mix ours with MLIR's."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,11 +15,17 @@ from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.passes import registry
+from gossamer.passes.framework import by_name
 from gossamer.passes.framework.context import context
 from gossamer.passes.framework.diagnostics import PassError, collected
+from gossamer.passes.framework.family import Family
 from gossamer.passes.framework.pass_options import build, label, signature
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.registry import get, instance, names, parse_pipeline, register, run_pipeline
+from gossamer.passes.schedules.families import ALL_FAMILIES
+
+ROOT = Path(__file__).parents[2]
+PASSES = ROOT / "passes"
 
 SUMS = """
 func.func @f(%a: f32) -> f32 {
@@ -103,8 +112,29 @@ def options(text: str) -> Mark:
 # --- names
 
 
-def test_every_pass_of_the_table_exists_under_its_name() -> None:
+def test_a_file_named_as_its_pass_is_all_that_a_pass_needs() -> None:
+    declared = [
+        (file.stem.replace("_", "-"), name)
+        for file in PASSES.rglob("*.py")
+        for name in re.findall(r'^    name: ClassVar\[str\] = "(.*)"', file.read_text(), re.MULTILINE)
+    ]
+    assert sorted(declared) == [(name, name) for name in names() if name not in ("mark", "fail")]  # each is in one file
     assert [get(name).name for name in names()] == names()
+
+
+def test_every_pass_has_lit_tests() -> None:
+    folders = {folder.name for folder in (ROOT / "tests" / "lit").iterdir()}
+    assert set(names()) - folders == {"mark", "fail"}
+
+
+def test_every_lowering_in_a_room_of_schedules_is_a_family() -> None:
+    for name, family in ALL_FAMILIES.items():
+        (module,) = {get(family.lowering).__module__}
+        (declared,) = (value for value in vars(import_module(module)).values() if isinstance(value, Family))
+        assert declared is family and family.name == name
+    rooms = (*by_name.CPU_SCHEDULES, *by_name.GPU_SCHEDULES)
+    assert set(rooms) == {room.name for room in PASSES.glob("weights*")}
+    assert len(ALL_FAMILIES) == sum(len(list((PASSES / room).glob("lower_*.py"))) for room in rooms)
 
 
 def test_every_pass_has_options_that_a_pipeline_can_write() -> None:
@@ -114,8 +144,10 @@ def test_every_pass_has_options_that_a_pipeline_can_write() -> None:
 
 
 def test_listing_names_imports_neither_mlir_nor_torch() -> None:
-    code = "import sys; from gossamer.passes.registry import names; names(); print(*sys.modules)"
+    code = "import sys; from gossamer.passes.registry import names, by_name; names(); "
+    code += "print(by_name.schedules(*by_name.CPU_SCHEDULES, *by_name.GPU_SCHEDULES), *sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'kblock'" in result.stdout and "'gpu-vnm'" in result.stdout
     assert not {"torch_mlir", "torch", "gossamer.passes.contract.schedule"} & set(result.stdout.split())
 
 

@@ -122,7 +122,7 @@ def test_columns_that_follow_each_other_are_not_gathered() -> None:
     a, x = stencil(40), torch.randint(-3, 4, (1600,)).float()
     expected = torch.from_numpy(a.to_scipy() @ x.numpy())
     assert all(torch.equal(y, expected) for y in again(a, x))
-    structure = next(use._form for use in sliced_rows._uses.values() if use._form is not None).structure
+    structure = next(use._form for _, use in sliced_rows._uses.items() if use._form is not None).structure
     origins, starts = structure[2], structure[6]
     assert (origins >= 0).float().mean() > 0.5
     assert (starts >= 0).float().mean() > 0.5
@@ -396,11 +396,11 @@ def test_what_one_thread_copies_is_not_used_for_the_values_of_another(monkeypatc
 def test_forms_and_values_take_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch, copied: list[torch.Tensor]) -> None:
     x, matrices = torch.ones(500), [band(500, value=value) for value in (1.0, 2.0, 3.0)]
     again(matrices[0], x)
-    size = next(reversed(sliced_rows._uses.values())).bytes
+    size = sliced_rows._uses.items()[-1][1].bytes
     monkeypatch.setattr(sliced_rows, "_BYTES", 2 * size)
     for number in (1, 0, 2):  # the second goes
         again(matrices[number], x)
-    assert sum(use.bytes for use in sliced_rows._uses.values()) == 2 * size
+    assert sum(use.bytes for _, use in sliced_rows._uses.items()) == 2 * size
     assert sum(type(found) is SlicedRows for found in gc.get_objects()) == 2
     copies = len(copied)
     again(matrices[0], x)

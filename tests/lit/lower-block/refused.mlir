@@ -2,7 +2,7 @@
 // RUN: gossamer-opt %s -p expose-storage,lower-block --split-input-file --verify-diagnostics
 
 // Any other storage.
-// expected-error @unknown {{is not stored in blocks}}
+// expected-error @unknown {{is not stored as blocks}}
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @storage(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, #CSR>) -> tensor<?x4xf32> {
   %y = "kernel.spmm"(%x, %w) ({

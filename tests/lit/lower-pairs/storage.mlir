@@ -1,7 +1,7 @@
-// What is not stored in pairs has no lowering.
+// What is not stored as pairs has no lowering.
 // RUN: gossamer-opt %s -p expose-storage,lower-pairs --verify-diagnostics
 
-// expected-error @unknown {{a weight stored as vnni(reduction=1, rows=32, columns=4) is not stored in pairs}}
+// expected-error @unknown {{a weight stored as vnni(reduction=1, rows=32, columns=4) is not stored as pairs}}
 func.func @region(%x: tensor<?x64xbf16>, %w: tensor<40x64xbf16, "vnni(reduction=1, rows=32, columns=4)">, %bias: tensor<40xbf16>) -> tensor<?x40xbf16> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):

@@ -1,7 +1,7 @@
 // Storage that the lowering does not know.
 // RUN: gossamer-opt %s -p expose-storage,lower-rowpairs --verify-diagnostics
 
-// expected-error @unknown {{is not stored by pairs of rows}}
+// expected-error @unknown {{is not stored as rowpairs}}
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @storage(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, #CSR>) -> tensor<?x4xf32> {
   %y = "kernel.spmm"(%x, %w) ({

@@ -1,12 +1,15 @@
 """What the report says about the operations on SparseTensors that a graph ends up with: format, schedule, loop order."""
 
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import fx
 
-from gossamer.backend.graph.einsum_calls import Call, call_at, hint, plain
+from gossamer.backend.graph.einsum_calls import Call, call_at, hint
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.nodes import same
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -19,21 +22,26 @@ from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 ours = torch.ops.gossamer
 
 
-def sparse_operations(graph: fx.Graph, inputs: Inputs) -> list[Decision]:
-    """A decision for each call of gossamer::einsum and gossamer::sample, in the order of the graph."""
-    found = []
-    for node in graph.nodes:
-        einsum, sample = call_at(node, ours.einsum.default), call_at(node, ours.sample.default)
-        if einsum is not None:
-            found.append(_decision(einsum, "einsum", einsum_ir, RowProduct.of(einsum.spec), inputs))
-        elif sample is not None:
-            found.append(_decision(sample, "sample", sample_ir, RowSample.of(sample.spec), inputs))
-    return found
+class ReportOperations:
+    """Changes nothing: says what operations on SparseTensors there are in the end."""
+
+    name: ClassVar[str] = "report-operations"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each call of gossamer::einsum and gossamer::sample, in the order of the graph."""
+        found = []
+        for node in graph.nodes:
+            einsum, sample = call_at(node, ours.einsum.default), call_at(node, ours.sample.default)
+            if einsum is not None:
+                found.append(_decision(einsum, "einsum", einsum_ir, RowProduct.of(einsum.spec), context.inputs))
+            elif sample is not None:
+                found.append(_decision(sample, "sample", sample_ir, RowSample.of(sample.spec), context.inputs))
+        return found
 
 
 def name_of(structure: fx.Node, inputs: Inputs) -> str:
     """What a user calls the sparse tensor that has this array; what is computed has the name of its node."""
-    node = plain(structure)
+    node = same(structure)
     return inputs.name(node) if node.op == "placeholder" else node.name
 
 

@@ -11,15 +11,17 @@ the right side does without the second of these products if x needs no gradient,
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
-from gossamer.backend.graph.einsum_calls import Call, arguments, call_at, hint, plain, users
+from gossamer.backend.graph.einsum_calls import Call, arguments, call_at, hint
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.operations.sparse_report import name_of
+from gossamer.backend.graph.nodes import same, users
+from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
@@ -30,20 +32,25 @@ _GAIN = 1.1
 """What another order has to be cheaper by."""
 
 
-def order_products(graph: fx.Graph, inputs: Inputs) -> list[Decision]:
-    """Reorders where that pays; a decision for each pair of products."""
-    decisions = []
-    for node in list(graph.nodes):
-        pair = _Pair.at(node)
-        if pair is not None:
-            costs = pair.costs()
-            better = costs[not pair.aggregates_first] * _GAIN < costs[pair.aggregates_first]
-            decisions.append(pair.decision(better, inputs))
-            if better:
-                pair.reorder()
-    if decisions:
-        graph.eliminate_dead_code()
-    return decisions
+class OrderProducts:
+    """(A X) W and A (X W) come in the cheaper order."""
+
+    name: ClassVar[str] = "order-products"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """Reorders where that pays; a decision for each pair of products."""
+        decisions = []
+        for node in list(graph.nodes):
+            pair = _Pair.at(node)
+            if pair is not None:
+                costs = pair.costs()
+                better = costs[not pair.aggregates_first] * _GAIN < costs[pair.aggregates_first]
+                decisions.append(pair.decision(better, context.inputs))
+                if better:
+                    pair.reorder()
+        if decisions:
+            graph.eliminate_dead_code()
+        return decisions
 
 
 @dataclass(eq=False)
@@ -68,13 +75,13 @@ class _Pair:
         """The pair whose second product a node is."""
         call = _aggregation(node, forward=True)
         if call is not None:
-            first = plain(call.dense[0].values)
+            first = same(call.dense[0].values)
             if first.target is not aten.mm.default or users(first) != [node]:
                 return None
             pair = cls(call, first, False, *arguments(first))
         else:
             second = _mm(node)
-            call = _aggregation(plain(second[0]), forward=True) if second else None
+            call = _aggregation(same(second[0]), forward=True) if second else None
             if second is None or call is None:
                 return None
             pair = cls(call, node, True, call.dense[0].values, second[1])
@@ -92,7 +99,7 @@ class _Pair:
                 return True
             self.backward = _Backward.of_aggregate_first(self, others)
             return self.backward is not None
-        for user in users(plain(self.sparse.operands[_at_sparse(self.sparse)].arrays[0])):
+        for user in users(same(self.sparse.operands[_at_sparse(self.sparse)].arrays[0])):
             call = _aggregation(user, forward=False)
             if call is not None and _same_matrix(call, self.sparse):
                 found = _Backward.of_transform_first(self, call)
@@ -177,11 +184,11 @@ class _Backward:
             if known is None:
                 return None
             left, right = known
-            if plain(left) is call.node:
+            if same(left) is call.node:
                 into_x.append((user, right))
-            elif plain(right) is call.node and _transposed(left) is plain(pair.x):
+            elif same(right) is call.node and _transposed(left) is same(pair.x):
                 into_w.append((user, False))
-            elif _transposed(left) is call.node and plain(right) is plain(pair.x):
+            elif _transposed(left) is call.node and same(right) is same(pair.x):
                 into_w.append((user, True))
             else:
                 return None
@@ -199,8 +206,8 @@ class _Backward:
                 return None
             left, right = known
             straight = _transposed(left) is pair.sparse.node
-            found = plain(right) if straight else _transposed(left)
-            if found is None or (not straight and plain(right) is not pair.sparse.node) or gradient not in (None, found):
+            found = same(right) if straight else _transposed(left)
+            if found is None or (not straight and same(right) is not pair.sparse.node) or gradient not in (None, found):
                 return None
             gradient = found
             into_w.append((user, not straight))
@@ -209,7 +216,7 @@ class _Backward:
         into_x, transpose = [], None
         for user in users(gradient):
             known = _mm(user) if user.target is aten.mm.default else None
-            if known is None or plain(known[0]) is not gradient:
+            if known is None or same(known[0]) is not gradient:
                 continue
             for after in users(user):
                 call = _aggregation(after, forward=False)
@@ -260,7 +267,7 @@ def _at_sparse(call: Call) -> int:
 def _same_matrix(a: Call, b: Call) -> bool:
     """Whether two calls multiply with the same sparse matrix, or its transpose."""
     left, right = a.sparse[0], b.sparse[0]
-    return left.format == right.format and [plain(n) for n in left.arrays] == [plain(n) for n in right.arrays]
+    return left.format == right.format and [same(n) for n in left.arrays] == [same(n) for n in right.arrays]
 
 
 def _times(emit: Emitter, call: Call, dense: fx.Node) -> fx.Node:
@@ -285,9 +292,9 @@ def _mm(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def _transposed(node: fx.Node) -> fx.Node | None:
     """What a matrix is the transpose of."""
-    node = plain(node)
+    node = same(node)
     if node.target is aten.t.default or (node.target is aten.permute.default and list(arguments(node)[1]) == [1, 0]):
-        return plain(arguments(node)[0])
+        return same(arguments(node)[0])
     return None
 
 

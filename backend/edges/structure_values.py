@@ -1,0 +1,41 @@
+"""Values that depend on edge lists or patterns alone are computed when those are new, not at every call.
+
+%d = reciprocal(scatter_add(zeros, 0, %target, ones))    →    %d = gossamer::structure([%target], [], [%n], "3f2a…")
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls import message_ops
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import Expression
+from gossamer.backend.graph.nodes import equal
+from gossamer.backend.report.options import Verify
+
+aten = torch.ops.aten
+
+
+def remembered(node: fx.Node, expression: Expression, verify: Verify) -> fx.Node | None:
+    """A node, put before this one, that has its value; None if only the value itself could tell its size."""
+    value, emit = node.meta["val"], Emitter(node, {})
+    sizes = [_size(size, expression, emit) for size in value.shape]
+    if None in sizes:
+        return None
+    key = message_ops.structure_value(expression, verify, value.dtype)
+    return emit(message_ops.structure, list(expression.leaves), list(expression.numbers), sizes, key)
+
+
+def _size(wanted: Any, expression: Expression, emit: Emitter) -> int | fx.Node | None:
+    """A size as a number, or taken from the leaves."""
+    if isinstance(wanted, int):
+        return wanted
+    for number in expression.numbers:
+        if equal(number.meta["val"], wanted):
+            return number
+    for leaf in expression.leaves:
+        for dim, size in enumerate(leaf.meta["val"].shape):
+            if equal(size, wanted):
+                return emit(aten.sym_size.int, leaf, dim)
+    return None

@@ -1,0 +1,92 @@
+"""Expressions: what some values of a graph are computed from, cut out as a graph of its own.
+
+    %t = permute(mul(%weight, %mask), [1, 0])   →   evaluate(weight, mask) = (permute(mul(weight, mask), [1, 0]),)
+
+What is known before the graph runs, weights and edge lists, are the leaves. What is computed from them alone is evaluated when
+they are new, not at every call.
+"""
+
+import hashlib
+import operator
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.nodes import ancestors, fixed_size
+from gossamer.runtime.torch_internals import OpOverload
+
+T = TypeVar("T")
+
+Place = fx.Node | None
+
+_ON_SIZES = {operator.add, operator.sub, operator.mul, operator.floordiv, torch.sym_sum, torch.sym_max, torch.sym_min}
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """Several values that depend on leaves only.
+
+    leaves    tensors, and `numbers` sizes, in the order in which `evaluate` takes their values
+    evaluate  leaf values → the values, None where none was asked for
+    key       hash of the expression: equal keys compute the same from equal leaves
+    """
+
+    leaves: tuple[fx.Node, ...]
+    numbers: tuple[fx.Node, ...]
+    evaluate: fx.GraphModule
+    key: str
+
+
+def computed_from(graph: fx.Graph, leaves: Iterable[fx.Node]) -> set[fx.Node]:
+    """The leaves, and the nodes that are computed from them alone, by operations without side effects or chance."""
+    found = set(leaves)
+    for node in graph.nodes:
+        if _is_pure(node) and all(n in found or fixed_size(n) is not None for n in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def cut(places: Sequence[Place], leaves: Container[fx.Node]) -> Expression:
+    """The expression of some nodes that are computed from leaves. Sizes that guards have fixed are numbers in it."""
+    order = ancestors([p for p in places if p is not None], lambda n: n in leaves or fixed_size(n) is not None)
+    copies: dict[fx.Node, Any] = {node: size for node in order if (size := fixed_size(node)) is not None}
+    used = [n for n in order if n in leaves and n not in copies]
+    numbers = [n for n in used if isinstance(n.meta.get("val"), torch.SymInt)]
+    tensors = [n for n in used if n not in numbers]
+    graph = fx.Graph()
+    for position, leaf in enumerate((*tensors, *numbers)):
+        copies[leaf] = graph.placeholder(f"leaf{position}")
+    for node in order:
+        if node not in copies:
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
+            copies[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+    graph.output(tuple(copies[p] if p is not None else None for p in places))
+    evaluate = fx.GraphModule({}, graph)
+    return Expression(tuple(tensors), tuple(numbers), evaluate, content_key(evaluate))
+
+
+def content_key(evaluate: fx.GraphModule, *more: object) -> str:
+    """A hash of what a graph computes, and of what else its result depends on."""
+    return hashlib.sha256(f"{evaluate.code}{more}".encode()).hexdigest()[:16]
+
+
+def evaluated(evaluate: Callable[..., T], leaves: Sequence[torch.Tensor], numbers: Sequence[int] = ()) -> T:
+    """What an expression has for real leaves, out of reach of autograd and autocast."""
+    with torch.no_grad(), torch.autocast(leaves[0].device.type if leaves else "cpu", enabled=False):
+        return evaluate(*leaves, *numbers)
+
+
+def _is_pure(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target in _ON_SIZES:
+        return True
+    return (
+        isinstance(node.target, OpOverload)
+        and not node.target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in node.target.tags
+        and isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)
+    )

@@ -1,0 +1,41 @@
+"""What a rewriting of a graph looks like: `backend/graph_passes.py` lists them in their order."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import fx
+
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.report.dump import Dump
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Decision
+
+
+@dataclass(frozen=True, eq=False)
+class GraphContext:
+    """What graph passes know besides the graph.
+
+    inputs     the real inputs that Dynamo gave
+    options    the user's
+    dump       where stages are written to, None if nowhere
+    measuring  whether to measure (mode="max-autotune") what the tuning database does not know
+    """
+
+    inputs: Inputs
+    options: Options
+    dump: Dump | None
+    measuring: bool
+
+
+class GraphPass(Protocol):
+    """A rewriting of an inference or joint graph."""
+
+    name: ClassVar[str]
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """Rewrites the graph in place, its nodes' `meta["val"]` kept right; what was decided, for the report.
+
+        What fails to compile warns and stays as it was, or is raised under `strict`. Whatever else is raised is a bug: the
+        graph goes on as if there were no such pass.
+        """
+        ...

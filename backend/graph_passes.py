@@ -1,0 +1,40 @@
+"""The rewritings of a graph, in the order in which they run. A new one is a file and a line here.
+
+Importing this file imports none of them, and nothing of the compiler.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from gossamer.backend.report.options import did_you_mean
+from gossamer.dialects.errors import OptionError
+
+if TYPE_CHECKING:
+    from gossamer.backend.graph.graph_pass import GraphPass
+
+GRAPH_PASSES = {
+    "message-passing": "messages.message_passing:MessagePassing",
+    "fold-values": "operations.fold_values:FoldValues",
+    "fuse-attention": "operations.fuse_attention:FuseAttention",
+    "order-products": "operations.order_products:OrderProducts",
+    "fuse-rows": "operations.fuse_rows:FuseRows",
+    "sparse-weights": "weights.sparse_weights:SparseWeights",
+    "report-operations": "operations.report_operations:ReportOperations",
+    "tall-products": "operations.tall_products:TallProducts",
+}
+
+
+def graph_pass(name: str) -> "GraphPass":
+    """The pass of this name."""
+    module, _, cls = GRAPH_PASSES[name].partition(":")
+    found: GraphPass = getattr(import_module(f"gossamer.backend.{module}"), cls)()
+    return found
+
+
+def check_disabled(names: Sequence[str]) -> None:
+    """OptionError for a name in the option `disable` that is none of a pass."""
+    for name in names:
+        if name not in GRAPH_PASSES:
+            hint = did_you_mean(name, GRAPH_PASSES)
+            raise OptionError(f"option disable names {name!r}{hint}; the graph passes are {', '.join(GRAPH_PASSES)}")

@@ -1,0 +1,96 @@
+"""The edges of attention that is written with operations on SparseTensors, in the words of `edges/spelling.py`.
+
+    %s = gossamer::sample([%pos, %crd, %a, %q, %k])               product of queries and keys, or rows that are gathered
+    %w = gossamer::softmax(%pos, %z)                              softmax of %z
+    %y = gossamer::einsum([%pos, %crd, %w, %v])                   sum of %w times %v
+
+The entries of a pattern are the edges, from the columns (sources) to the rows (targets); there is one head.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from gossamer.backend.edges.spelling import PerNode, Product, Softmax, Sum
+from gossamer.backend.graph.einsum_calls import Call, Given, Rows, call_at
+from gossamer.backend.graph.nodes import is_backward, same, users
+
+aten, ours = torch.ops.aten, torch.ops.gossamer
+
+
+class SparseEdges:
+    """The entries of a pattern stored in rows."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def gathered(self, node: fx.Node) -> tuple[str, PerNode] | None:
+        """The side that a sampled vector belongs to."""
+        call = self._sample(node)
+        if call is None or len(call[0]) != 1 or len(call[0][0].letters) != 1:
+            return None
+        (vector,), rows = call
+        return "target" if vector.letters == rows.row else "source", PerNode(vector.values)
+
+    def product(self, node: fx.Node) -> Product | None:
+        """The sampled product of two matrices."""
+        call = self._sample(node)
+        if call is None or len(call[0]) != 2 or any(len(matrix.letters) != 2 for matrix in call[0]):
+            return None
+        matrices, rows = call
+        by = {next((each for each in (rows.row, rows.column) if each in m.letters), ""): m for m in matrices}
+        features = {letter for matrix in matrices for letter in matrix.letters} - {rows.row, rows.column}
+        if set(by) != {rows.row, rows.column} or len(features) != 1 or not all(features < {*m.letters} for m in matrices):
+            return None
+        size = matrices[0].values.meta["val"].shape[matrices[0].letters.index(features.pop())]
+        if not isinstance(size, int):
+            return None
+        return Product(same(node), _per_node(by[rows.row], rows.row), _per_node(by[rows.column], rows.column), size)
+
+    def softmax(self, node: fx.Node) -> Softmax | None:
+        """The softmax of rows that a node is."""
+        if node.target is not ours.softmax.default or node.args[2] or same(node.args[0]) is not self.rows.positions:
+            return None
+        backward = (user for user in users(node) if user.target is ours.softmax_backward.default)
+        of = tuple(user for user in backward if same(user.args[2]) is node)
+        return Softmax(same(node.args[1]), of)
+
+    def backward_sums(self) -> Iterator[Sum]:
+        """Products with the pattern, whatever its values, in backward."""
+        for node in self.rows.positions.graph.nodes:
+            call = call_at(node, ours.einsum.default) if is_backward(node) else None
+            found = None if call is None else self.sum_of(call)
+            if found is not None:
+                yield found
+
+    def sum_of(self, call: Call) -> Sum | None:
+        """The sum over the entries of each row, or column, that a product of the pattern with a matrix, or alone, is."""
+        if len(call.sparse) != 1 or len(call.dense) > 1:
+            return None
+        pattern, result = call.sparse[0], call.spec.result.letters
+        rows = pattern.rows
+        if rows is None or rows.pattern != self.rows.pattern:
+            return None
+        letter, other = (rows.row, rows.column) if rows.row in result else (rows.column, rows.row)
+        place, factors = PerNode(call.node, result[-1] == letter and len(result) == 2), (same(pattern.values),)
+        side = "target" if letter == rows.row else "source"
+        if not call.dense:
+            return Sum(place, side, None, factors) if result == letter else None
+        (matrix,) = call.dense
+        features = {*result} - {letter}
+        fits = len(result) == len(matrix.letters) == 2 and other not in result and {*matrix.letters} == {other, *features}
+        return Sum(place, side, _per_node(matrix, other), factors) if fits and len(features) == 1 else None
+
+    def _sample(self, node: fx.Node) -> tuple[list[Given], Rows] | None:
+        """What is sampled at this pattern, with the letters of that call."""
+        call = call_at(same(node), ours.sample.default)
+        rows = None if call is None else call.operands[0].rows
+        if call is None or rows is None or rows.pattern != self.rows.pattern:
+            return None
+        return call.dense, rows
+
+
+def _per_node(matrix: Given, letter: str) -> PerNode:
+    """A matrix whose dimension of this letter is nodes."""
+    return PerNode(matrix.values, len(matrix.letters) == 2 and matrix.letters[1] == letter)

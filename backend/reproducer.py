@@ -1,0 +1,136 @@
+"""A program that shows a failure: Dynamo's graph as text, inputs of the same kind, one call with `strict`.
+
+Values are made anew: weights with as many zeros, integers up to the largest. Users can read it before they send it, and
+nothing of theirs is in it but names and shapes.
+"""
+
+import os
+import tempfile
+import traceback
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import torch
+
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import Inputs, density
+from gossamer.backend.report.options import Options
+from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
+
+_PROGRAM = '''"""gossamer: the graph pass '{name}' fails on this program.
+
+{trace}"""
+
+import torch
+from torch import device, inf, nan
+
+import gossamer
+
+
+def made(shape, dtype=torch.float32, density=1.0, requires_grad=False):
+    """Random values, of which a share is not zero."""
+    values = torch.randn(shape) * (torch.rand(shape) < density)
+    return values.to(dtype).requires_grad_(requires_grad)
+
+
+class Graph(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+{static}
+
+{forward}
+
+    def forward(self, *inputs):
+        given = iter(inputs)
+        return self.graph({arguments})
+
+
+torch.manual_seed(0)
+model = Graph()
+inputs = [
+{inputs}
+]
+compiled = torch.compile(model, backend="sparse", dynamic={dynamic}, options={options})
+with torch.set_grad_enabled({grad}):
+    print(compiled(*inputs))
+'''
+
+
+def write_reproducer(name: str, error: Exception, context: GraphContext) -> str | None:
+    """Writes the program for a graph pass that failed into the dump directory, or one for temporary files; its path.
+
+    None where no file can be written.
+    """
+    text = program(name, error, context.inputs, context.options)
+    try:
+        descriptor, path = tempfile.mkstemp(prefix=f"gossamer_{name}_", suffix=".py", dir=context.options.dump_ir)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        return None
+    return path
+
+
+def program(name: str, error: Exception, inputs: Inputs, options: Options) -> str:
+    """The text of the program."""
+    trace = "".join(traceback.format_exception(error)).replace("\\", "\\\\").replace('"""', "'''")
+    static = {index: f"s{index}" for index in inputs.statics}
+    kept = [f"self.{n} = {_static(inputs.values[i])}" for i, n in static.items()] or ["pass"]
+    arguments = [f"self.{static[i]}" if i in static else "next(given)" for i in range(len(inputs.values))]
+    given = [f"    {_made(value)}," for index, value in enumerate(inputs.values) if index not in static]
+    dynamic = any(isinstance(size, torch.SymInt) for value in inputs.values for size in _sizes(value))
+    return _PROGRAM.format(
+        name=name, trace=trace, static="\n".join(f"        {line}" for line in kept),
+        forward="\n".join(_forward(inputs)), arguments=", ".join(arguments), inputs="\n".join(given), dynamic=dynamic or None,
+        options=_options(options), grad=torch.is_grad_enabled(),
+    )  # fmt: skip
+
+
+def _forward(inputs: Inputs) -> Iterator[str]:
+    """Dynamo's graph as a method `graph`."""
+    for line in inputs.module.code.strip().splitlines():
+        yield f"    {line}".replace("def forward(", "def graph(", 1).rstrip()
+
+
+def _static(value: Any) -> str:
+    """A parameter of this kind; what cannot be one is a plain attribute."""
+    if isinstance(value, torch.nn.Parameter):
+        return f"torch.nn.Parameter({_made(value.detach())}, requires_grad={value.requires_grad})"
+    return f"torch.nn.Buffer({_made(value)})" if isinstance(value, torch.Tensor) else _made(value)
+
+
+def _made(value: Any) -> str:
+    """An expression for a value of this kind."""
+    if isinstance(value, torch.SymInt):
+        return str(value.node.hint)
+    if is_traceable_wrapper_subclass(value):
+        return _sparse(value)
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    shape = tuple(int(size) for size in value.shape)
+    place = "" if value.is_cpu else f".to({str(value.device)!r})"
+    if not value.is_floating_point():
+        largest = int(value.max()) if value.numel() and not value.is_complex() else 1
+        return f"torch.randint(0, {largest + 1}, {shape}).to({value.dtype}){place}"
+    grad = ", requires_grad=True" if value.requires_grad else ""
+    return f"made({shape}, {value.dtype}, {density(value.detach()):.3g}{grad}){place}"
+
+
+def _sparse(value: Any) -> str:
+    shape = tuple(int(size) for size in value.shape)
+    dense = f"made({shape}, {value.dtype}, {value.values().numel() / max(1, prod(shape)):.3g})"
+    return f"gossamer.SparseTensor.from_dense({dense}, gossamer.Format.parse({str(value.format)!r}))"
+
+
+def _sizes(value: Any) -> tuple[Any, ...]:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
+
+
+def _options(options: Options) -> dict[str, Any]:
+    """Those that are not as they are by default, and `strict`."""
+    usual = Options()
+    changed = {
+        n: v for n in ("dense", "schedule", "min_gain", "verify", "disable") if (v := getattr(options, n)) != getattr(usual, n)
+    }
+    return {**changed, "strict": True}

@@ -1,0 +1,1 @@
+"""Products with static weights: which become sparse, which of them make chains."""

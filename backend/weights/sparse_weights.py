@@ -1,0 +1,63 @@
+"""sparse-weights: products with a static weight that is mostly zeros, with what follows them, as sparse kernels.
+
+    %y = addmm(%bias, %x, permute(%w))           →    %z = gossamer::region([%x, %w, %bias], "3f2a…")
+    %z = relu(%y)
+
+First everything is decided and compiled, then the graph is changed.
+"""
+
+from operator import attrgetter
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.chains.find_chains import Chain
+from gossamer.backend.chains.replace_chain import replace_chain
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import zero_heavy
+from gossamer.backend.measuring.tune import tuned
+from gossamer.backend.regions import contractions
+from gossamer.backend.regions.decide import left_out
+from gossamer.backend.regions.reorder_into_blocks import in_blocks
+from gossamer.backend.regions.replace_region import replace
+from gossamer.backend.regions.round_to_bf16 import may_round, with_rounded_weight
+from gossamer.backend.report.report import Decision
+from gossamer.backend.weights.plan import fix_sizes, plan
+
+
+class SparseWeights:
+    """Products with a sparse weight become regions and chains."""
+
+    name: ClassVar[str] = "sparse-weights"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each product with a static weight, and each tensor of many zeros that is used otherwise."""
+        statics, options = context.inputs.match(graph), context.options
+        for node, static in statics.items():
+            if zero_heavy(static.tensor):
+                fix_sizes(node)
+        values = {node: static.tensor for node, static in statics.items()} | _constants(graph)
+        names = {node: statics[node].name if node in statics else str(node.target) for node in values}
+        contractions.split_addends(graph, values)
+        found = contractions.find(graph, values)
+        if options.schedule == "auto" and not contractions.in_training(graph):
+            found = [in_blocks(contraction, [values[leaf] for leaf in contraction.weight.leaves]) for contraction in found]
+        if may_round(options):
+            found = [with_rounded_weight(contraction) for contraction in found]
+        if context.measuring:
+            found = tuned(found, values, options)
+        decisions, planned = plan(found, names, values, options, context.dump)
+        covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
+        decisions += left_out(statics, covered)
+        replaced: dict[fx.Node, fx.Node] = {}
+        for region, built in planned:
+            (replace_chain if isinstance(region, Chain) else replace)(region, built.key, replaced)  # type: ignore[arg-type]
+        graph.eliminate_dead_code()
+        return decisions
+
+
+def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
+    """The tensors that tracing has put into the graph itself."""
+    found = {n: attrgetter(n.target)(graph.owning_module) for n in graph.nodes if n.op == "get_attr"}
+    return {node: value for node, value in found.items() if type(value) is torch.Tensor}

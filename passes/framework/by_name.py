@@ -1,0 +1,36 @@
+"""What there is, by the names of files: nothing is imported to list it.
+
+a pass      "lower-kblock" is the class `LowerKblock` of a file `lower_kblock.py`, in any room of `passes/`, with a line
+            `name: ClassVar[str] = "lower-kblock"`
+a schedule  "kblock" is the `Family` called `KBLOCK` of a file `lower_kblock.py`, in a room of schedules
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+CPU_SCHEDULES, GPU_SCHEDULES = ("weights", "weights_bf16"), ("weights_gpu",)
+"""The rooms of schedules."""
+
+_HOUSE, _PACKAGE = Path(__file__).parents[1], __package__.rpartition(".")[0]
+
+
+def passes() -> dict[str, str]:
+    """Where our passes are, as "module:class"."""
+    files = sorted(_files("*", "*"))
+    found = {name: file for name, file in files if f'name: ClassVar[str] = "{name}"' in file.read_text(encoding="utf-8")}
+    return {name: f"{_module(file)}:{''.join(map(str.capitalize, name.split('-')))}" for name, file in found.items()}
+
+
+def schedules(*rooms: str) -> dict[str, str]:
+    """Where the schedules of some rooms are, as "module:family"."""
+    found = {name.removeprefix("lower-"): file for room in rooms for name, file in _files(room, "lower_*")}
+    return {name: f"{_module(file)}:{name.replace('-', '_').upper()}" for name, file in sorted(found.items())}
+
+
+def _files(room: str, name: str) -> Iterator[tuple[str, Path]]:
+    for file in _HOUSE.glob(f"{room}/{name}.py"):
+        yield file.stem.replace("_", "-"), file
+
+
+def _module(file: Path) -> str:
+    return f"{_PACKAGE}.{file.parent.name}.{file.stem}"

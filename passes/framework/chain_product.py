@@ -1,0 +1,67 @@
+"""How the products of a family run in a chain: what a tile of tokens gives to their inner loops, and what it gets from them.
+
+A tile is [columns][tokens], with tokens in the lanes. Inner loops `add` to the sums of a few rows, all tokens of the tile at
+once, or `store` them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch_mlir import ir
+
+Layout = Literal["columns", "lines"]
+"""How x lies in the tile where it is bf16: columns (bf16_columns.py), or two side by side (bf16_pairs.py)."""
+
+_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
+
+
+class Adds(Protocol):
+    """Inner loops whose sums are in registers."""
+
+    def add(self, panel: "ir.Value", group: "ir.Value", sums: "list[ir.Value]") -> "list[ir.Value]":
+        """sums (all vectors of a row, then those of the next) + what the group's nonzeros in this panel of columns give."""
+
+
+@runtime_checkable
+class Stores(Protocol):
+    """Inner loops that leave their sums in memory."""
+
+    def store(self, group: "ir.Value", sums: "ir.Value") -> None:
+        """The products of a group of rows into `sums`, [rows, tokens]."""
+
+
+Loops = TypeVar("Loops", bound=Adds | Stores)
+Inner = Callable[["tuple[ir.Value, ...]", "ir.Value", "ir.VectorType", int], Loops]
+"""(the arrays of the weight, x in the tile, a vector of sums, vectors of tokens) → inner loops."""
+
+
+@dataclass(frozen=True)
+class ChainProduct:
+    """How a product runs in a chain.
+
+    tokens  of a tile at most
+    groups  of rows, `height` each: what threads share out
+    panels  of columns: the sums of all rows are stored and loaded between two of them
+    reads   how x lies in the tile, None for sums
+    inner   makes the inner loops
+    cut     (vectors of tokens) → rows whose sums are in registers, where these are not all of a group
+    """
+
+    tokens: int
+    height: int
+    groups: int
+    panels: int
+    reads: Layout | None
+    inner: Inner[Adds | Stores]
+    cut: Callable[[int], int] | None = None
+
+    def rows(self, vectors: int) -> int:
+        """Rows that the inner loops take at once, with so many vectors of tokens: a divisor of `height`."""
+        return self.height if self.cut is None else self.cut(vectors)
+
+    @property
+    def step(self) -> int:
+        """Groups that go through a panel before the next panel."""
+        return max(1, _ROWS // self.height)

@@ -1,0 +1,92 @@
+"""The innermost loops of products with tokens in the lanes: what they read, and sums that take turns.
+
+A multiply-add takes four cycles. So where few sums are in registers, there are several sets of them, which the nonzeros take in
+turns, and which are added up in the end.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector
+
+from gossamer.passes.loops.vectors import index, load_index, loop, widened, zeros
+
+
+@dataclass(frozen=True)
+class InnerLoop:
+    """The arrays of a `weight`, and `packed`: x as [K][`vectors` of type `vec`], tokens in lanes."""
+
+    weight: tuple[ir.Value, ...]
+    packed: ir.Value
+    vec: ir.VectorType
+    vectors: int
+
+    @property
+    def positions(self) -> ir.Value:
+        """Where the entries of each row begin."""
+        return self.weight[0]
+
+    @property
+    def coordinates(self) -> ir.Value:
+        """The columns of the entries."""
+        return self.weight[1]
+
+    @property
+    def values(self) -> ir.Value:
+        """The values of the entries."""
+        return self.weight[-1]
+
+    def entries(self, at: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """positions[at], and the next one."""
+        begin = load_index(self.positions, at)
+        return begin, load_index(self.positions, arith.addi(at, index(1)))
+
+    def x(self, k: ir.Value) -> Iterator[ir.Value]:
+        """The vectors of column k of x, each loaded when it is asked for."""
+        return (vector.load(self.vec, self.packed, [k, index(v * self.vec.shape[0])]) for v in range(self.vectors))
+
+    def value(self, p: ir.Value) -> ir.Value:
+        """values[p] in all lanes."""
+        return vector.broadcast(self.vec, widened(memref.load(self.values, [p]), self.vec.element_type))
+
+
+def sets_of(sums: list[ir.Value], ways: int) -> list[ir.Value]:
+    """So many sets of sums: these, then zeros."""
+    return sums + [zeros(ir.VectorType(sums[0].type))] * (len(sums) * (ways - 1))
+
+
+def added_up(sets: list[ir.Value], count: int) -> list[ir.Value]:
+    """`count` sums: the sets of so many, added up."""
+    total, *others = (sets[at : at + count] for at in range(0, len(sets), count))
+    for other in others:
+        total = [arith.addf(a, b) for a, b in zip(total, other, strict=True)]
+    return total
+
+
+def add_in_turns(
+    begin: ir.Value,
+    end: ir.Value,
+    ways: int,
+    least: int,
+    sums: list[ir.Value],
+    add: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
+) -> list[ir.Value]:
+    """sums = add(p, sums) for begin <= p < end; from `least` of them on, several at a time, each with sums of its own.
+
+    For fewer, the second loop over what is left over would cost more than that gains.
+    """
+    number, width = arith.subi(end, begin), len(sums)
+    many = arith.cmpi(arith.CmpIPredicate.uge, number, index(least))
+    in_groups = arith.select(many, arith.subi(number, arith.remui(number, index(ways))), index(0))
+    middle = arith.addi(begin, in_groups)
+    with loop(begin, middle, index(ways), sets_of(sums, ways)) as groups:
+        totals = list(groups.inner_iter_args)
+        for way in range(ways):
+            at, mine = arith.addi(groups.induction_variable, index(way)), slice(way * width, (way + 1) * width)
+            totals[mine] = add(at, totals[mine])
+        scf.YieldOp(totals)
+    first, others = list(groups.results)[:width], list(groups.results)[width:]
+    with loop(middle, end, index(1), first) as rest:
+        scf.YieldOp(add(rest.induction_variable, list(rest.inner_iter_args)))
+    return added_up([*rest.results, *others], width)

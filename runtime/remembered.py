@@ -1,0 +1,122 @@
+"""What was made of tensors, kept until they change or die.
+
+A weight is packed, an edge list sorted, a matrix brought into rows: once, for many calls. What was made is that of the tensors
+of a call if
+
+    their storages are the same      seen by weak references, for an address may be freed and used again
+    they lie in them as before       address, sizes, strides and type
+    nobody has written to them       by torch's count of writes, or by comparing their values with a copy
+
+It goes when one of the storages dies, and so must not share their memory.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+Compared = Literal["none", "uncounted", "all"]
+"""Of which tensors the values are compared: of those to which torch counts no writes (made in inference mode), or of all."""
+
+
+class Made(Generic[T]):
+    """A value, and what tells that some tensors are still those that it was made of.
+
+    value     what was made; to be set by who makes it
+    versions  how often each tensor had been written to, -1 where torch does not count
+    storage   that of the only tensor, if its `version` says all; None otherwise. For a quick look without a call.
+    """
+
+    __slots__ = ("_copies", "_storages", "storage", "value", "version", "versions")
+    value: T
+
+    def __init__(self, tensors: Sequence[Tensor], compared: Compared, forget: Callable[[Any], None]) -> None:
+        """To be called before their values are read; `forget` is called when one of the storages dies."""
+        self.versions = _versions(tensors)
+        copied = [compared == "all" or (compared == "uncounted" and version < 0) for version in self.versions]
+        self._copies = [t.clone() if copy else None for t, copy in zip(tensors, copied, strict=True)]
+        self._storages = [weakref.ref(t.untyped_storage(), forget) for t in tensors]
+        alone = len(tensors) == 1 and self.versions[0] >= 0 and not copied[0]
+        self.storage: weakref.ref[torch.UntypedStorage] | None = self._storages[0] if alone else None
+        self.version = self.versions[0] if alone else -1
+
+    def is_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether it was made of these tensors, whatever has been written to them since."""
+        return all(ref() is t.untyped_storage() for ref, t in zip(self._storages, tensors, strict=True))
+
+    def is_current(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether it was made of these tensors as they are now."""
+        if self.versions != _versions(tensors) or not self.is_of(tensors):
+            return False
+        return all(copy is None or torch.equal(copy, t) for copy, t in zip(self._copies, tensors, strict=True))
+
+
+class Remembered(Generic[T]):
+    """Values by the tensors they were made of. Safe to use from several threads.
+
+    compared  of which tensors the values are compared
+    most      how many values there are at most: the one that was made first goes first
+    """
+
+    def __init__(self, compared: Compared = "uncounted", most: int | None = None) -> None:
+        self.compared, self._most = compared, most
+        self._entries: dict[Hashable, Made[T]] = {}
+        self._lock = threading.RLock()
+
+    def get(self, tensors: Sequence[Tensor], more: Sequence[Hashable], make: Callable[[], T]) -> T:
+        """What `make` returns for these tensors and for what else it depends on; called if that is not known yet."""
+        # Several storages may be over the same memory: each has its own.
+        key = (*more, *[(t.data_ptr(), t.shape, t.stride(), t.dtype, t.untyped_storage()._cdata) for t in tensors])
+        found = self._entries.get(key)
+        if found is not None and found.is_current(tensors):
+            return found.value
+        with self._lock:
+            found = self._entries.get(key)
+            if found is None or not found.is_current(tensors):  # else another thread was faster
+                found = self._begin(key, tensors)
+                found.value = make()
+                self._put(key, found)
+            return found.value
+
+    def items(self) -> list[tuple[Hashable, T]]:
+        """The values, by keys to forget them by; the one that was made first comes first."""
+        return [(key, made.value) for key, made in self._entries.copy().items()]
+
+    def forget(self, key: Hashable) -> None:
+        """Lets a value go."""
+        self._entries.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _begin(self, key: Hashable, tensors: Sequence[Tensor]) -> Made[T]:
+        return Made(tensors, self.compared, _Forget(self, key))
+
+    def _put(self, key: Hashable, made: Made[T]) -> None:
+        self._entries.pop(key, None)
+        while self._most is not None and len(self._entries) >= self._most:
+            self._entries.pop(next(iter(self._entries)), None)
+        self._entries[key] = made
+
+
+class _Forget:
+    """What a dying storage calls. It keeps nothing alive, so that what was made goes at once where nobody remembers it."""
+
+    __slots__ = ("_key", "_of")
+
+    def __init__(self, of: Remembered[Any], key: Hashable) -> None:
+        self._of, self._key = weakref.ref(of), key
+
+    def __call__(self, _: object) -> None:
+        of = self._of()
+        if of is not None:
+            of.forget(self._key)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [-1 if t.is_inference() else t._version for t in tensors]

@@ -1,0 +1,274 @@
+"""The private names of torch that the house uses, all of them and here alone.
+
+    from gossamer.runtime.torch_internals import compile_fx
+
+gives torch's own object, found when it is first asked for: no module of torch is loaded before. A torch that lacks it gives the
+stand-in of its entry, and what needs it is off: a warning says so once, and so do `gossamer.explain` and `off`. Private is what
+has an underscore in its dotted path, and torch.fx.experimental; operators (`torch.ops.aten._to_copy`) are what graphs are made
+of, and have a schema that torch keeps.
+"""
+
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from gossamer.dialects.errors import GossamerError
+
+REGIONS = "sparse regions"
+CAPTURED = "captured variables as weights"
+DYNAMIC = "sizes that are equal whatever they are"
+INDUCTOR = "Inductor around sparse regions"
+TRITON = "Inductor on GPUs"
+OP_BY_OP = "compilation without Inductor"
+MODES = "modes of torch.compile"
+CACHE = "graphs that an earlier process has compiled"
+PORTABLE_CACHE = "our part of torch.compiler.save_cache_artifacts"
+DIRECT_CALLS = "calls from Inductor's code without torch's dispatcher"
+UNTRACED = "the short way past Dynamo"
+LIFETIMES = "freeing what compiled code calls when the code goes"
+ALLOCATION = "allocation as Inductor's"
+STREAMS = "the short way to CUDA's current stream"
+BREAKS = "graph breaks in reports, and the warning at torch.sparse tensors"
+COUNTERS = "our part of torch._dynamo.utils.counters"
+SPARSE_TENSORS = "gossamer.SparseTensor"
+COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
+TRANSFORMS = "torch.func on operations of SparseTensors"
+SHORT_WAY = "operations of SparseTensors without torch's dispatcher"
+COPIES = "copies of the values of a matrix that is multiplied again"
+
+
+@dataclass(frozen=True)
+class Private:
+    """A name that torch does not promise.
+
+    path      where torch has it, module:attributes
+    purpose   what we use it for
+    feature   what is off without it
+    stand_in  what it is then; None for what raises GossamerError when it is called
+    changing  whether it is a variable of its module that changes: what is imported is the module
+    """
+
+    path: str
+    purpose: str
+    feature: str
+    stand_in: Any = None
+    changing: bool = False
+
+
+class Absent:
+    """In place of a class: nothing is an instance of it."""
+
+
+def off(feature: str) -> str | None:
+    """Why a feature is off with this torch, as a sentence; None if it is not."""
+    for name, private in PRIVATE.items():
+        if private.feature == feature:
+            _get(name)
+    return _off.get(feature)
+
+
+def known_off() -> list[str]:
+    """What was found to be off so far, as sentences."""
+    return list(_off.values())
+
+
+def refusal(feature: str) -> Callable[..., Any] | None:
+    """What raises GossamerError where the feature is asked for, if it is off."""
+    return None if off(feature) is None else _refusing(feature)
+
+
+def _refusing(feature: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise GossamerError(_off[feature])
+
+    return refuse
+
+
+def _modes(mode: str | None = None) -> dict[str, Any]:
+    return {} if mode else {"default": {}}
+
+
+def _empty_strided(sizes: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(sizes, strides, dtype=dtype)
+
+
+def _in_transform() -> bool:
+    """By the one of two names that is there."""
+    found = (_get(name) for name in ("layers_of_transforms", "transforms_active"))
+    return any(ask() for ask in found if ask is not _in_transform)
+
+
+_AOT, _SHAPES = "torch._functorch._aot_autograd.descriptors", "torch.fx.experimental.symbolic_shapes"
+_CODEGEN, _FUNCTORCH = "torch._inductor.codegen", "torch._C._functorch"
+_CACHES, _FRAMES = "torch.compiler._cache", "torch._C._dynamo.eval_frame"
+_UNCOUNTED = lambda *_: -1
+_YES = lambda *_: True
+
+PRIVATE = {
+    # Graphs: what their inputs are, and their sizes
+    "AOTInput": Private(f"{_AOT}:AOTInput", "any input of a traced graph", REGIONS, Absent),
+    "PlainAOTInput": Private(f"{_AOT}:PlainAOTInput", "an argument, by its number", REGIONS, Absent),
+    "ParamAOTInput": Private(f"{_AOT}:ParamAOTInput", "a parameter, by its name", REGIONS, Absent),
+    "BufferAOTInput": Private(f"{_AOT}:BufferAOTInput", "a buffer, by its name", REGIONS, Absent),
+    "SubclassGetAttrAOTInput": Private(f"{_AOT}:SubclassGetAttrAOTInput", "an array of a SparseTensor", REGIONS, Absent),
+    "OpOverload": Private("torch._ops:OpOverload", "the type of what nodes call", REGIONS, Absent),
+    "FakeTensor": Private("torch._subclasses.fake_tensor:FakeTensor", "inputs without content", REGIONS, Absent),
+    "FakeTensorMode": Private("torch._subclasses.fake_tensor:FakeTensorMode", "shapes of regions", REGIONS, Absent),
+    "ShapeEnv": Private(f"{_SHAPES}:ShapeEnv", "regions for any number of tokens", REGIONS, Absent),
+    "StatelessSymbolicContext": Private(f"{_SHAPES}:StatelessSymbolicContext", "which size that is", REGIONS, Absent),
+    "DimDynamic": Private(f"{_SHAPES}:DimDynamic", "that it is known at run time", REGIONS, Absent),
+    "detect_fake_mode": Private("torch._guards:detect_fake_mode", "shapes of new nodes", REGIONS, lambda *_: None),
+    "disable_current_modes": Private(
+        "torch.utils._python_dispatch:_disable_current_modes", "real numbers while a graph is traced", REGIONS, nullcontext
+    ),
+    "LocalSource": Private("torch._dynamo.source:LocalSource", "whether an input is captured", CAPTURED, Absent),
+    "GlobalSource": Private("torch._dynamo.source:GlobalSource", "whether it is a global", CAPTURED, Absent),
+    "statically_known_true": Private(
+        f"{_SHAPES}:statically_known_true", "whether symbolic sizes agree", DYNAMIC, lambda known: known is True
+    ),
+    # Who compiles the rest
+    "compile_fx": Private("torch._inductor.compile_fx:compile_fx", "compilation of the rest", INDUCTOR),
+    "get_cpp_compiler": Private("torch._inductor.cpp_builder:get_cpp_compiler", "if it can build", INDUCTOR, lambda: None),
+    "select_decomp_table": Private("torch._inductor.decomposition:select_decomp_table", "its decompositions", INDUCTOR, dict),
+    "has_triton": Private("torch.utils._triton:has_triton", "whether Triton is there", TRITON, lambda: False),
+    "list_mode_options": Private("torch._inductor:list_mode_options", "what they mean", MODES, _modes),
+    "aot_autograd": Private(
+        "torch._dynamo.backends.common:aot_autograd", "tracing", OP_BY_OP, lambda **_: lambda module, _: module.forward
+    ),
+    # Caches on disk
+    "functorch_config": Private(
+        "torch._functorch:config", "AOTAutograd's cache", CACHE,
+        SimpleNamespace(enable_autograd_cache=False, patch=lambda **_: nullcontext()),
+    ),
+    "CustomGraphPass": Private("torch._inductor.custom_graph_pass:CustomGraphPass", "our part of its key", CACHE, object),
+    "is_traceable_wrapper_subclass": Private(
+        "torch.utils._python_dispatch:is_traceable_wrapper_subclass", "the inputs in its key", CACHE, lambda _: False
+    ),
+    "CacheArtifact": Private(f"{_CACHES}:CacheArtifact", "object code as a part", PORTABLE_CACHE, object),
+    "CacheArtifactFactory": Private(
+        f"{_CACHES}:CacheArtifactFactory", "taking it out", PORTABLE_CACHE, SimpleNamespace(register=lambda kind: kind)
+    ),
+    "CacheArtifactManager": Private(
+        f"{_CACHES}:CacheArtifactManager", "putting it in", PORTABLE_CACHE,
+        SimpleNamespace(record_artifact=lambda *_: None),
+    ),
+    # Calls
+    "CUSTOM_EXTERN_KERNEL_CODEGEN": Private(
+        f"{_CODEGEN}.custom_extern_kernel_codegen:CUSTOM_EXTERN_KERNEL_CODEGEN", "who writes a call", DIRECT_CALLS, {}
+    ),
+    "CustomCodegen": Private(
+        f"{_CODEGEN}.custom_extern_kernel_codegen:CustomCodegen", "that we do", DIRECT_CALLS, lambda **_: None
+    ),
+    "SubgraphPythonWrapperCodegen": Private(
+        f"{_CODEGEN}.wrapper:SubgraphPythonWrapperCodegen", "bodies of loops, which take no imports", DIRECT_CALLS, object
+    ),
+    "V": Private("torch._inductor.virtualized:V", "what Inductor writes into", DIRECT_CALLS),
+    "innermost_fn": Private("torch._dynamo.eval_frame:innermost_fn", "what Dynamo keeps", LIFETIMES, lambda _: None),
+    "set_code_exec_strategy": Private(
+        f"{_FRAMES}:set_code_exec_strategy", "keeping Dynamo out of our Python", UNTRACED, lambda *_: None
+    ),
+    "FrameExecStrategy": Private(f"{_FRAMES}:_FrameExecStrategy", "frame and callees", UNTRACED, lambda *_: None),
+    "FrameAction": Private(f"{_FRAMES}:_FrameAction", "to skip them", UNTRACED, SimpleNamespace(SKIP=None)),
+    "empty_strided_cpu": Private(
+        "torch._C._dynamo.guards:_empty_strided_cpu", "results in a third of the time", ALLOCATION, _empty_strided
+    ),
+    "cuda_raw_stream": Private(
+        "torch._C:_cuda_getCurrentRawStream", "where kernels are launched", STREAMS,
+        lambda index: torch.cuda.current_stream(index).cuda_stream,
+    ),
+    # Reports
+    "counters": Private("torch._dynamo.utils:counters", "graphs and regions, counted", COUNTERS, defaultdict(Counter)),
+    "graph_break_reasons": Private("torch._dynamo.utils:graph_break_reasons", "why, and where", BREAKS, []),
+    "get_compilation_metrics": Private("torch._dynamo.utils:get_compilation_metrics", "what failed", BREAKS, lambda: []),
+    "cached_backends": Private("torch._dynamo.eval_frame:cached_backends", "whether we are in use", BREAKS, {}),
+    "callback_handler": Private(
+        "torch._dynamo.callback:callback_handler", "when a compilation ends", BREAKS,
+        SimpleNamespace(end_callbacks=[], register_end_callback=lambda _: None),
+    ),
+    # SparseTensors
+    "make_wrapper_subclass": Private("torch:Tensor._make_wrapper_subclass", "a tensor of several", SPARSE_TENSORS),
+    "set_throw_on_mutable_data_ptr": Private(
+        "torch._C:_set_throw_on_mutable_data_ptr", "errors for who asks for an address", SPARSE_TENSORS
+    ),
+    "return_and_correct_aliasing": Private(
+        "torch.utils._python_dispatch:return_and_correct_aliasing", "in-place arithmetic", SPARSE_TENSORS
+    ),
+    "tree_map_only": Private("torch.utils._pytree:tree_map_only", "arguments in lists", SPARSE_TENSORS),
+    "tree_leaves": Private("torch.utils._pytree:tree_leaves", "arguments in lists", SPARSE_TENSORS),
+    "FunctionalTensor": Private(
+        "torch._subclasses.functional_tensor:FunctionalTensor", "arrays without content", SPARSE_TENSORS, Absent
+    ),
+    "SetExcludeDispatchKeyGuard": Private("torch._C:_SetExcludeDispatchKeyGuard", "counting writes", SPARSE_TENSORS),
+    "AutoDispatchBelowAutograd": Private("torch._C:_AutoDispatchBelowAutograd", "our own gradients", SPARSE_TENSORS),
+    "after_autograd_keyset": Private("torch._C:_after_autograd_keyset", "our own gradients", SPARSE_TENSORS),
+    "set_forward_gradients": Private(
+        "torch.autograd.forward_ad:_set_fwd_grad_enabled", "our own tangents", SPARSE_TENSORS
+    ),
+    "get_proxy_mode": Private(
+        "torch.fx.experimental.proxy_tensor:get_proxy_mode", "whether a graph is made", COMPILED_SIZES, _YES
+    ),
+    "layers_of_transforms": Private(
+        f"{_FUNCTORCH}:get_dynamic_layer_stack_depth", "whether one runs", TRANSFORMS, _in_transform
+    ),
+    "transforms_active": Private("torch._C:_are_functorch_transforms_active", "whether one runs", TRANSFORMS, _in_transform),
+    "is_functorch_wrapped_tensor": Private(
+        f"{_FUNCTORCH}:is_functorch_wrapped_tensor", "what is inside of one", TRANSFORMS, lambda _: False
+    ),
+    "enable_single_level_autograd_function": Private(
+        "torch._functorch.utils:enable_single_level_autograd_function", "derivatives of derivatives", TRANSFORMS
+    ),
+    "temporarily_clear_interpreter_stack": Private(
+        "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack", "tensors of outside", TRANSFORMS
+    ),
+    "has_storage": Private("torch._C:_has_storage", "whether a tensor is memory", SHORT_WAY, lambda _: False),
+    "len_torch_dispatch_stack": Private("torch._C:_len_torch_dispatch_stack", "whether a mode watches", SHORT_WAY, _YES),
+    "is_torch_function_mode_enabled": Private("torch._C:_is_torch_function_mode_enabled", "likewise", SHORT_WAY, _YES),
+    "get_tracing_state": Private("torch._C:_get_tracing_state", "whether torch.jit traces", SHORT_WAY, _YES),
+    "peek_interpreter_stack": Private(f"{_FUNCTORCH}:peek_interpreter_stack", "whether torch.func watches", SHORT_WAY, _YES),
+    "profiler": Private(
+        "torch.autograd.profiler:_is_profiler_enabled", "whether a profiler watches", SHORT_WAY,
+        SimpleNamespace(_is_profiler_enabled=True), changing=True,
+    ),
+    "forward_level": Private(
+        "torch.autograd.forward_ad:_current_level", "whether tangents are computed", SHORT_WAY,
+        SimpleNamespace(_current_level=0), changing=True,
+    ),
+    "tensor_references": Private("torch:Tensor._use_count", "whether others have its values", COPIES, _UNCOUNTED),
+    "storage_references": Private("torch._C:_storage_Use_Count", "whether others have their memory", COPIES, _UNCOUNTED),
+}  # fmt: skip
+
+_off: dict[str, str] = {}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PRIVATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: it is no entry of PRIVATE")
+    return _get(name)
+
+
+def _get(name: str) -> Any:
+    if name not in globals():
+        globals()[name] = _found(PRIVATE[name])
+    return globals()[name]
+
+
+def _found(private: Private) -> Any:
+    module, _, attributes = private.path.partition(":")
+    try:
+        home = value = import_module(module)
+        for attribute in attributes.split("."):
+            value = getattr(value, attribute)
+        return home if private.changing else value
+    except (ImportError, AttributeError):
+        if private.feature not in _off:
+            where = private.path.replace(":", ".")
+            _off[private.feature] = f"{private.feature}: off, for torch {torch.__version__} has no {where} ({private.purpose})"
+            warnings.warn(f"gossamer: {_off[private.feature]}", stacklevel=3)
+        return _refusing(private.feature) if private.stand_in is None else private.stand_in

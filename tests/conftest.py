@@ -1,0 +1,29 @@
+"""For all tests: one temporary cache on disk for the whole run, and the machine that `--machine` names instead of this one."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.machines import MACHINES, pretend
+
+_CACHE = "GOSSAMER_CACHE_DIR"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--machine", choices=[*MACHINES], help="pretend to be another machine (tests/machines.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before tests are collected, which already ask what this machine can do. Processes that share the work share the cache."""
+    if not hasattr(config, "workerinput"):
+        cache = tempfile.TemporaryDirectory(prefix="gossamer-tests-")
+        patch = pytest.MonkeyPatch()
+        patch.setenv(_CACHE, cache.name)
+        config.add_cleanup(cache.cleanup)
+        config.add_cleanup(patch.undo)
+    if name := config.getoption("--machine"):
+        patch = pytest.MonkeyPatch()
+        pretend(MACHINES[name], Path(tempfile.mkdtemp(dir=os.environ[_CACHE])), patch.setattr)
+        config.add_cleanup(patch.undo)
