@@ -23,7 +23,7 @@ from gossamer.backend.devices.kernel import keeps_kernels
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
-from gossamer.runtime import disk_cache
+from gossamer.runtime import cache_files, disk_cache
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.nonzeros import nonzero_mask
 from gossamer.runtime.target import host
@@ -60,7 +60,7 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
     """A hash of all that decisions about a graph depend on; None where its regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
     kept = all(keeps_kernels(tensor.device) for tensor in tensors)
-    if off(CACHE) or disk_cache.directory() is None or options.dump_ir or not kept:
+    if off(CACHE) or cache_files.directory() is None or options.dump_ir or not kept:
         return None
     found = hashlib.sha256(f"{version()}\n{host()}\n".encode())
     state = (
@@ -106,7 +106,7 @@ def recall(fingerprint: str) -> list[object] | None:
     if entry is None:
         return None
     try:
-        found: Rewritten = pickle.loads(entry.code)  # in a directory that is this user's alone
+        found: Rewritten = pickle.loads(entry.code)  # signed with this user's key
     except Exception as problem:  # whatever unpickling may raise
         log.info("graph cache: regions cannot be restored (%s), the graph is compiled again", problem)
         return None

@@ -1,13 +1,18 @@
 """Object code on disk, so that the next process starts without compiling.
 
-An entry is one file, named by the hash of all that the code depends on: kernel IR, target, versions. It holds a line of
-JSON (what is needed to call the code, and a hash of that, of the name and of the code) and the object code. Entries are
-written to a temporary file and renamed, so that any number of processes may read and write at once; what is damaged or
-foreign is ignored. Beyond 512 MB the entries that were not used for longest are removed. Torch's portable cache
-(`torch.compiler.save_cache_artifacts`) takes the entries along that a process has used.
+An entry is one file, named by the hash of all that the code depends on: kernel IR, target, versions.
 
-The directory is $GOSSAMER_CACHE_DIR, by default ~/.cache/gossamer; an empty value turns the cache off. Code is loaded from
-it into the process, so a directory that others may write to is not used.
+    signature (32 bytes)   of the checksum, with the user's key (see `cache_key`)
+    checksum (32 bytes)    SHA-256 of the name and of all that follows
+    a line of JSON         what is needed to call the code
+    object code            or a pickled graph, or nothing
+
+Nothing is parsed, unpickled or run before signature and checksum are right: what is damaged or foreign is ignored. Beyond
+512 MB the entries that were not used for longest are removed.
+
+Torch's portable cache takes the entries along that a process has used, without their signatures. What
+`torch.compiler.load_cache_artifacts` is given is signed with the key of the user who calls it, which says that they trust it:
+whoever made those bytes decides what code runs. That holds for torch's own parts of them just as well.
 """
 
 import hashlib
@@ -16,20 +21,20 @@ import logging
 import os
 import re
 import stat
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gossamer.runtime import cache_files
+from gossamer.runtime.cache_key import SIGNATURE_BYTES, is_signature, signature
 from gossamer.runtime.torch_internals import PORTABLE_CACHE, CacheArtifact, CacheArtifactFactory, CacheArtifactManager, off
 
 log = logging.getLogger("gossamer")
 
 _LARGEST = 512 << 20
-"""Bytes of all entries from which on old ones are removed, down to three quarters of it."""
+"""Bytes of all entries from which on old ones are removed, down to three quarters of it. No entry is larger."""
 
 _CHECKED = 8 << 20
 """Bytes that a process writes before it looks again whether there is too much; it does so at its first entry, too."""
@@ -37,6 +42,7 @@ _CHECKED = 8 << 20
 _ABANDONED = 3600
 """Seconds after which a temporary file belongs to a process that died."""
 
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 _unchecked = _CHECKED
 
@@ -50,28 +56,28 @@ class Entry:
 
 
 def read(key: str) -> Entry | None:
-    """The entry of this key, None if there is none that is whole."""
-    base = directory()
+    """The entry of this key, None if there is none that is whole and written by this user."""
+    base = cache_files.directory()
     if base is None:
         return None
     path = base / f"{key}.o"
     try:
-        content = path.read_bytes()
+        content = _verified(base, cache_files.read(path, _LARGEST))
         entry = _decoded(key, content)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (OSError, ValueError) as problem:
         log.warning("kernel cache: %s cannot be read (%s), it is compiled anew", path, problem)
         return None
     with suppress(OSError):
-        os.utime(path)  # it is used
+        os.utime(path, follow_symlinks=False)  # it is used
     _take_along(key, content)
     return entry
 
 
 def write(key: str, entry: Entry) -> None:
     """Store an entry; a disk that cannot be written is no error."""
-    base = directory()
+    base = cache_files.directory()
     if base is None:
         return
     content = _encoded(key, entry)
@@ -79,19 +85,18 @@ def write(key: str, entry: Entry) -> None:
     _store(base, key, content)
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a file as a whole: who reads it meanwhile finds the old content or the new one. OSError if that fails."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp", delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)
-
-
 class _Artifact(CacheArtifact):
     """An entry in torch's portable cache; its key says for which machine it is."""
 
     def populate_cache(self) -> None:
-        base = directory()
-        if base is not None and re.fullmatch(r"[\w-]+", self.key):
+        base = cache_files.directory()
+        if base is None or not re.fullmatch(r"[\w-]{1,128}", self.key, re.ASCII):
+            return
+        try:
+            _decoded(self.key, self.content)
+        except (ValueError, RecursionError) as problem:  # RecursionError: a list in a list in a list …
+            log.warning("kernel cache: the artifact %s is left out (%s)", self.key, problem)
+        else:
             _store(base, self.key, self.content)
 
     @staticmethod
@@ -109,33 +114,46 @@ if not off(PORTABLE_CACHE):
 
 
 def _encoded(key: str, entry: Entry) -> bytes:
-    call = json.dumps(entry.call)
-    return json.dumps({"call": call, "sha256": _digest(key, call, entry.code)}).encode() + b"\n" + entry.code
+    """An entry with its checksum."""
+    stored = json.dumps(entry.call).encode() + b"\n" + entry.code
+    return _checksum(key, stored) + stored
 
 
 def _decoded(key: str, content: bytes) -> Entry:
-    """ValueError, KeyError or TypeError if it is not whole, or not what was stored under this key."""
-    header, _, code = content.partition(b"\n")
-    found = json.loads(header)
-    if found["sha256"] != _digest(key, found["call"], code):
+    """ValueError if it is not whole, or not what was stored under this key."""
+    if content[:_CHECKSUM_BYTES] != _checksum(key, memoryview(content)[_CHECKSUM_BYTES:]):
         raise ValueError("it is damaged")
-    return Entry(code, json.loads(found["call"]))
+    end = content.index(b"\n", _CHECKSUM_BYTES)
+    return Entry(content[end + 1 :], json.loads(content[_CHECKSUM_BYTES:end]))
 
 
-def _digest(key: str, call: str, code: bytes) -> str:
-    return hashlib.sha256(f"{key}\n{call}\n".encode() + code).hexdigest()
+def _checksum(key: str, stored: bytes | memoryview) -> bytes:
+    checksum = hashlib.sha256(f"{key}\n".encode())
+    checksum.update(stored)
+    return checksum.digest()
+
+
+def _verified(base: Path, signed: bytes) -> bytes:
+    """What follows the signature. ValueError if that is not this user's."""
+    content = signed[SIGNATURE_BYTES:]
+    if not is_signature(base, content[:_CHECKSUM_BYTES], signed[:SIGNATURE_BYTES]):
+        raise ValueError("it is damaged, or not signed with this user's key")
+    return content
 
 
 def _store(base: Path, key: str, content: bytes) -> None:
+    if len(content) + SIGNATURE_BYTES > _LARGEST:
+        log.info("kernel cache: %s has %d bytes, which is too much to keep", key, len(content))
+        return
     try:
-        replace(base / f"{key}.o", content)
+        cache_files.replace(base / f"{key}.o", signature(base, content[:_CHECKSUM_BYTES]) + content)
         global _unchecked
         _unchecked += len(content)
         if _unchecked > _CHECKED:
             _unchecked = 0
             _make_room(base)
     except OSError as problem:
-        log.warning("kernel cache: %s cannot be written (%s)", base, problem)
+        log.warning("kernel cache: %s cannot be written (%s)", base / f"{key}.o", problem)
 
 
 def _make_room(base: Path) -> None:
@@ -143,43 +161,20 @@ def _make_room(base: Path) -> None:
     entries, now = [], time.time()
     with os.scandir(base) as files:
         for file in files:
-            try:
+            with suppress(OSError):  # another process was faster
                 status = file.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    continue
                 if file.name.endswith(".o"):
                     entries.append((status.st_mtime, status.st_size, file.path))
-                elif file.name.endswith(".tmp") and now - status.st_mtime > _ABANDONED:
+                elif file.name.endswith(cache_files.TEMPORARY) and now - status.st_mtime > _ABANDONED:
                     os.unlink(file.path)
-            except FileNotFoundError:
-                continue  # another process was faster
     size = sum(entry[1] for entry in entries)
     if size <= _LARGEST:
         return
     for _, bytes_, path in sorted(entries):
         if size <= _LARGEST * 3 / 4:
             break
-        Path(path).unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(path)
         size -= bytes_
-
-
-@cache
-def _warn_once(message: str) -> None:
-    log.warning("%s", message)
-
-
-def directory() -> Path | None:
-    """The cache directory, made if need be; None if the cache is off or the directory is not ours alone to write."""
-    given = os.environ.get("GOSSAMER_CACHE_DIR")
-    if given == "":
-        return None
-    base = None
-    try:
-        base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gossamer"
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = base.stat()
-    except (OSError, RuntimeError) as problem:  # RuntimeError: there is no home
-        _warn_once(f"kernel cache: {base or 'its directory'} cannot be made ({problem})")
-        return None
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        _warn_once(f"kernel cache: {base} may be written by others, it is not used (chmod go-w {base})")
-        return None
-    return base

@@ -1,21 +1,24 @@
 """This machine, as the cost model knows it: as a calibration found it, or else as such machines usually are."""
 
 import hashlib
-import os
+import logging
 from functools import cache, lru_cache
+from pathlib import Path
 
 import torch
 
 from gossamer.passes.schedules.machine_speed import Machine
-from gossamer.runtime import records
+from gossamer.runtime import cache_files, records
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
 from gossamer.runtime.versions import compiler
 
+log = logging.getLogger("gossamer")
+
 
 def this_machine() -> Machine:
     """This machine as calibrated; element types that were not measured are as fast as on a usual machine."""
-    return _recorded(_record(), os.environ.get("GOSSAMER_CACHE_DIR"))
+    return _recorded(_record(), cache_files.directory())
 
 
 def keep(machine: Machine) -> None:
@@ -43,14 +46,17 @@ def cpu_name() -> str:
 
 
 @lru_cache(maxsize=4)
-def _recorded(record: str, _directory: str | None) -> Machine:
+def _recorded(record: str, _directory: Path | None) -> Machine:
     here = host()
     bf16 = 4.7 if "amx" in here.instructions else 2.0 if here.rounds_to_bf16 else 1.0
     f16 = 4.7 if "+avx512fp16" in here.features.split(",") else 0.25  # without it torch converts number by number
     usual, found = Machine.usual(here.vector_bits, 1 if here.cpu == "znver4" else 2, bf16, f16), records.read(record)
+    if found is None:
+        return usual
     try:
-        return usual.updated(found) if found is not None else usual
-    except (ValueError, KeyError, TypeError, IndexError):
+        return usual.updated(found)
+    except ValueError as problem:
+        log.warning("the calibration %s makes no sense (%s), it is ignored: gossamer.calibrate() replaces it", record, problem)
         return usual
 
 

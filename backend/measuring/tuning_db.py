@@ -11,10 +11,11 @@ prediction that orders the contenders alike; its times are scaled by the predict
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from gossamer.backend.devices.calibrated import identity
 from gossamer.backend.devices.measured_times import DENSE, Times
+from gossamer.dialects.elements import FLOATS
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime import records
 from gossamer.runtime.data_cache import first_level_bytes
@@ -24,6 +25,28 @@ _FIELDS = ("rows", "columns", "reduction", "element", "density", "block", "fill"
 _SAME = ("reduction", "element", "block", "nm", "given")
 _NEAR_SIZE, _NEAR_DENSITY = 2.0, 1.6  # factors up to which a pattern is similar
 _CLEAR = 1.15  # how far ahead the fastest has to be to be taken over
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 1 << 48
+
+
+def _sizes(number: int) -> Callable[[Any], bool]:
+    return lambda value: value is None or (isinstance(value, tuple) and len(value) == number and all(map(_count, value)))
+
+
+def _between(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, float) and low <= value <= high
+
+
+_POSSIBLE: dict[str, Callable[[Any], bool]] = {
+    "rows": _count, "columns": _count, "tokens": _count, "threads": _count,
+    "reduction": [0, 1].__contains__,
+    "element": [*FLOATS].__contains__, "given": [None, *FLOATS].__contains__,
+    "density": _between(1e-12, 1), "fill": _between(0.01, 1), "skew": _between(1, 1e12),
+    "block": _sizes(2), "nm": _sizes(2), "vnm": _sizes(3),
+}  # fmt: skip
+"""What the fields of a key on disk can be: a journal may say anything, and predictions divide by some of them."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,18 @@ class Key:
         """All but what the machine says."""
         return {name: getattr(self.matrix, name) for name in _FIELDS} | {"tokens": self.tokens, "threads": self.threads}
 
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """The key of this machine that `to_json` wrote. ValueError, KeyError or TypeError if it is none."""
+        values: dict[str, Any] = {name: found[name] for name in _POSSIBLE}
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        wrong = [name for name, possible in _POSSIBLE.items() if not possible(values[name])]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r}")
+        tokens, threads = values.pop("tokens"), values.pop("threads")
+        matrix = Matrix(bits=host().vector_bits, features=host().instructions, l1d=first_level_bytes(), **values)
+        return cls(matrix, tokens, threads)
+
 
 Predict = Callable[[Key], Mapping[str, float]]
 
@@ -50,14 +85,11 @@ class TuningDatabase:
         self._entries: dict[Key, Times] = {}
         for line in records.lines(self._name):
             try:
-                key, us = line["key"], {str(name): float(value) for name, value in line["us"].items()}
-                fields: dict[str, Any] = {name: tuple(v) if isinstance(v := key[name], list) else v for name in _FIELDS}
-                matrix = Matrix(bits=host().vector_bits, features=host().instructions, l1d=first_level_bytes(), **fields)
-                entry = Key(matrix, int(key["tokens"]), int(key["threads"]))
-                if us.keys() > {DENSE} and all(0 < value < math.inf for value in us.values()):
-                    self._entries[entry] = Times(us)
-            except (KeyError, TypeError, ValueError, AttributeError):
+                key, us = Key.from_json(line["key"]), {str(name): float(value) for name, value in line["us"].items()}
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # a line of something else
+            if us.keys() > {DENSE} and all(0 < value < math.inf for value in us.values()):
+                self._entries[key] = Times(us)
 
     def find(self, key: Key) -> Times | None:
         """The times that were measured for a key."""

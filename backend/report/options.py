@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.settings import DUMP_IR
 from gossamer.passes.framework import by_name
 
 Dense = Literal["auto", "inductor", "eager"]
@@ -44,7 +45,7 @@ class Options:
     schedule: str = "auto"
     min_gain: float = 1.1
     max_autotune: bool = False
-    dump_ir: str | None = field(default_factory=lambda: os.environ.get("GOSSAMER_DUMP_IR") or None)
+    dump_ir: str | None = field(default_factory=DUMP_IR.get)
     strict: bool = False
     verify: Verify = "version"
     disable: Sequence[str] = ()

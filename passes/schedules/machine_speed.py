@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from gossamer.dialects.elements import FLOATS
@@ -17,6 +18,7 @@ from gossamer.dialects.elements import FLOATS
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 _CYCLES_A_US = 3000.0
 _CALL_US = 5.0
+_LEAST, _MOST = 1e-9, 1e15  # of what can be believed of a calibration
 _NEAR, _FAR = 1 << 20, 1 << 24  # bytes of weights out of the second-level cache, and from beyond
 
 
@@ -141,14 +143,20 @@ class Machine:
         return {"name": self.name, "read": self.read.points, "call_us": self.call_us, "speeds": speeds}
 
     def updated(self, found: Mapping[str, Any]) -> "Machine":
-        """The machine with what `to_json` wrote. ValueError, KeyError or TypeError if that is not what it wrote."""
-        machine = Machine(str(found["name"]), self.speeds, _curve(found["read"]), float(found["call_us"]))
-        for element, speed in found["speeds"].items():
-            dense = tuple((int(size), _curve(points)) for size, points in speed["dense"])
-            families = {str(name): _curve(points) for name, points in speed["families"].items()}
-            if element not in FLOATS or not dense:
-                raise ValueError(f"no speeds of {element!r}")
-            machine = machine.with_speed(element, Speed(dense, families))
+        """The machine with what `to_json` wrote. ValueError if that is not what it wrote, or no machine is like that."""
+        try:
+            machine = Machine(str(found["name"]), self.speeds, _curve(found["read"]), _plausible(found["call_us"]))
+            for element, speed in found["speeds"].items():
+                sizes = _ascending([size for size, _ in speed["dense"]])
+                dense = tuple((size, _curve(points)) for size, (_, points) in zip(sizes, speed["dense"], strict=True))
+                families = {str(name): _curve(points) for name, points in speed["families"].items()}
+                if element not in FLOATS or not families:
+                    raise ValueError(f"there are no times of {element!r}")
+                machine = machine.with_speed(element, Speed(dense, families))
+            if not machine.measured:
+                raise ValueError("there are no times")
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise ValueError(f"{type(problem).__name__}: {problem}") from problem
         return machine
 
 
@@ -162,10 +170,23 @@ def _usual(tokens: int, width: int, bits: int, fmas: int, read: float, faster: f
 
 
 def _curve(points: Any) -> Curve:
-    found = tuple((int(tokens), float(value)) for tokens, value in points)
-    if not found or list(found) != sorted(found) or any(not 0 < value < math.inf for _, value in found):
-        raise ValueError(f"{points!r} is no curve")
-    return Curve(found)
+    numbers = _ascending([number for number, _ in points])
+    return Curve(tuple((number, _plausible(value)) for number, (_, value) in zip(numbers, points, strict=True)))
+
+
+def _ascending(numbers: list[Any]) -> list[int]:
+    """Numbers of tokens or bytes that a curve goes by. ValueError if they are not."""
+    whole = all(type(number) is int and 0 < number < _MOST for number in numbers)
+    if not numbers or not whole or any(next_ <= number for number, next_ in pairwise(numbers)):
+        raise ValueError(f"{numbers!s:.80} do not ascend")
+    return numbers
+
+
+def _plausible(value: Any) -> float:
+    """A speed or a time, in any of the units above. ValueError if no machine has it."""
+    if type(value) not in (int, float) or not _LEAST < value < _MOST:
+        raise ValueError(f"{value!r:.80} is no speed")
+    return float(value)
 
 
 def _between(x0: float, low: float, x1: float, high: float, x: float) -> float:

@@ -1,6 +1,8 @@
 """Nothing compiled for one weight, backend or thread is served to another by mistake."""
 
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor.utils import fresh_cache
+from torch.compiler._cache import CacheArtifactManager
 
 from gossamer.backend import graph_cache
 from gossamer.backend.calls import message_ops, region_op
@@ -171,6 +174,37 @@ print(sorted({part for part in compiler if any(name.startswith(part) for name in
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
         assert run.returncode == 0, run.stderr
         assert run.stdout.strip() == expected
+
+
+def test_a_graph_of_somebody_else_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forged:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "it ran",)
+
+    name = f"graph-{'0' * 32}"
+    for whose in ("theirs", "ours"):
+        monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path / whose))
+        disk_cache.write(name, disk_cache.Entry(pickle.dumps(Forged()), {}))
+    shutil.copyfile(tmp_path / "theirs" / f"{name}.o", tmp_path / "ours" / f"{name}.o")
+    assert graph_cache.recall("0" * 32) is None
+    assert not (tmp_path / "it ran").exists()
+
+
+def test_graphs_in_torchs_portable_cache_serve_another_user() -> None:
+    """Who loads it says with that to trust it: the entries are then signed with their key."""
+    model, x = nn.Sequential(model_with(pruned(48, 64)), nn.Softmax(-1)).eval(), torch.randn(5, 64)
+    saved: tuple[bytes, object] | None = None
+    for hits in (0, 1):
+        with cached(), CacheArtifactManager.with_fresh_cache():
+            if saved is not None:
+                torch.compiler.load_cache_artifacts(saved[0])
+            torch._dynamo.reset()
+            counters.clear()
+            region_op._regions.clear()
+            run = compile_and_run(model, x, dense="inductor", regions=1)
+            assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+            assert_same(run.output, model(x).detach())
+            saved = torch.compiler.save_cache_artifacts()
 
 
 def test_a_graph_that_cannot_be_stored_is_no_failure() -> None:

@@ -1,6 +1,7 @@
 """Calibration: what is measured, what is kept, and that predictions follow it. Times are given, not taken."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime.target import host
 from tests.backend.harness import prune_
+from tests.runtime.damage import NONSENSE, variations
 
 Calls = Mapping[str, Callable[[], object]]
 
@@ -88,6 +90,27 @@ def test_a_damaged_record_is_ignored(directory: Path, seen: list[str], content: 
     record.write_text(content)
     calibrated._recorded.cache_clear()
     assert calibrated.this_machine().measured == frozenset()
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=lambda value: f"{value!r:.20}")
+def test_a_record_without_sense_is_refused_wherever_that_stands(seen: list[str], value: object) -> None:
+    machine = gossamer.calibrate()
+    whole = json.loads(json.dumps(machine.to_json()))
+    assert machine.updated(whole).to_json() == machine.to_json()
+    for changed in variations({name: whole[name] for name in ("read", "call_us", "speeds")}, value):
+        with pytest.raises(ValueError):
+            machine.updated({"name": "x", **changed} if isinstance(changed, dict) else changed)
+
+
+def test_a_record_without_sense_is_ignored_and_said_so_once(
+    directory: Path, seen: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    gossamer.calibrate()
+    (record,) = directory.glob("machine-*.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "call_us": math.nan}))
+    calibrated._recorded.cache_clear()
+    assert all(calibrated.this_machine().measured == frozenset() for _ in range(3))
+    assert len([r for r in caplog.records if "makes no sense (nan is no speed)" in r.getMessage()]) == 1
 
 
 def test_decisions_follow_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:

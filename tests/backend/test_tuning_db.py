@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
-from gossamer.backend.measuring import tuning_db
+from gossamer.backend.measuring import tune, tuning_db
 from gossamer.backend.measuring.tuning_db import Key, TuningDatabase
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
+from tests.runtime.damage import NONSENSE, variations
 
 MATRIX = Matrix(
     768, 3072, 1, "f32", host().vector_bits, 0.1, (4, 4), 0.9, skew=1.5, features=host().instructions, l1d=first_level_bytes()
@@ -143,6 +144,20 @@ def test_damaged_lines_are_left_out(directory: Path, line: str) -> None:
     TuningDatabase().add(another(tokens=32), TIMES)
     database = TuningDatabase()
     assert len(database) == 2 and database.find(KEY) == TIMES
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=lambda value: f"{value!r:.20}")
+def test_whatever_a_line_says_a_similar_product_is_predicted(directory: Path, value: object) -> None:
+    """Lines that make no sense are left out; those that do may be of use, and none makes anything fail."""
+    TuningDatabase().add(another(vnm=(16, 2, 8), nm=(2, 4)), TIMES)
+    whole = json.loads(journal(directory).read_text())
+    asked = another(rows=1024, vnm=(16, 2, 8), nm=(2, 4))
+    for changed in variations(whole, value):
+        journal(directory).write_text(json.dumps(changed))
+        database = TuningDatabase()
+        assert database.find(asked) is None
+        times = database.similar(asked, tune._predicted)
+        assert times is None or all(0 < us < 1e12 for us in times.us.values())
 
 
 def test_a_journal_of_other_bytes_is_empty(directory: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.runtime import records
+from tests.runtime.damage import CONTENT, IN_PLACE, oversized, put
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +23,40 @@ def test_a_document_comes_back_and_is_replaced() -> None:
     assert records.read("d") == {"a": 2}
 
 
-def test_a_damaged_document_is_none(directory: Path) -> None:
-    records.write("d", {"a": 1})
-    (directory / "d.json").write_bytes(b'{"a": \xff')
-    assert records.read("d") is None
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_what_is_not_this_users_file_is_neither_read_nor_waited_for(directory: Path, kind: str) -> None:
+    records.write("d", 1)
+    records.append("j", 1)
+    for name in ("d.json", "j.jsonl"):
+        IN_PLACE[kind](directory / name)
+    assert records.read("d") is None and records.lines("j") == []
+    records.write("d", 2)
+    records.append("j", 2)
+    assert records.read("d") == (None if kind == "directory" else 2)
+    assert records.lines("j") == [], "a journal is not replaced"
+    assert not [*directory.glob("*.tmp")]
+
+
+@pytest.mark.parametrize("content", CONTENT.values(), ids=CONTENT)
+def test_damage_is_ignored(directory: Path, content: bytes) -> None:
+    records.write("d", 1)
+    records.append("j", 1)
+    put(directory / "d.json", content)
+    put(directory / "j.jsonl", content)
+    assert records.read("d") in (None, {})
+    records.append("j", 2)
+    assert records.lines("j")[-1] == 2
+
+
+def test_what_is_too_large_is_ignored_and_begun_anew(directory: Path) -> None:
+    records.write("d", 1)
+    records.append("j", 1)
+    for name in ("d.json", "j.jsonl"):
+        oversized(directory / name, 1 << 40)
+    assert records.read("d") is None and records.lines("j") == []
+    records.write("d", 2)
+    records.append("j", 2)
+    assert records.read("d") == 2 and records.lines("j") == [2]
 
 
 def test_a_journal_keeps_its_order() -> None:

@@ -1,0 +1,43 @@
+"""The environment variables that Gossamer reads, all of them and here alone. `python -m gossamer` prints them."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """An environment variable.
+
+    means   what it is for, and what holds where it is not set
+    typed   its value from its text, None where it is not set
+    """
+
+    name: str
+    means: str
+    typed: Callable[[str | None], T]
+
+    @property
+    def text(self) -> str | None:
+        """What the environment says now."""
+        return os.environ.get(self.name)
+
+    def get(self) -> T:
+        """Its value now."""
+        return self.typed(self.text)
+
+
+def _cache_directory(text: str | None) -> Path | None:
+    if text is None:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gossamer"
+    return Path(text) if text else None
+
+
+CACHE_DIR = Setting("GOSSAMER_CACHE_DIR", "directory of the cache, usually ~/.cache/gossamer; empty: none", _cache_directory)
+DUMP_IR = Setting("GOSSAMER_DUMP_IR", "directory for the text of every compilation stage", lambda text: text or None)
+
+SETTINGS = (CACHE_DIR, DUMP_IR)

@@ -1,0 +1,120 @@
+"""The files of the cache: in a directory that is this user's alone, each looked at before it is read.
+
+What comes out of them is run, or believed. So a file counts only if it is a regular one that this user owns and nobody else may
+write to; a link, a pipe or a socket in its place is refused and never waited for. All refusals are OSErrors. Files are written
+under a temporary name and then renamed: any number of processes may read and write at once, and a write that fails leaves
+nothing behind.
+"""
+
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from gossamer.dialects.settings import CACHE_DIR
+
+log = logging.getLogger("gossamer")
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_ANYTHING = stat.S_IRWXG | stat.S_IRWXO
+
+TEMPORARY = ".tmp"
+"""How names of files end that are being written, or that a dying process left behind."""
+
+_AT_ONCE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PRIVATE = stat.S_IRUSR | stat.S_IWUSR
+
+
+def directory() -> Path | None:
+    """The cache directory, made if need be; None if the cache is off or the directory is not ours alone to write."""
+    base = None
+    try:
+        base = CACHE_DIR.get()
+        if base is None:
+            return None
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = base.stat()
+    except (OSError, RuntimeError, ValueError) as problem:  # RuntimeError: there is no home; ValueError: a null in the name
+        warn_once(f"kernel cache: {base or 'its directory'} cannot be made ({problem})")
+        return None
+    if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+        warn_once(f"kernel cache: {base} may be written by others, it is not used (chmod go-w {base})")
+        return None
+    return base
+
+
+def read(path: Path, largest: int, forbidden: int = OTHERS_WRITE) -> bytes:
+    """The content of a file that is ours alone, has none of the `forbidden` bits of mode, and at most `largest` bytes."""
+    with _opened(path, os.O_RDONLY, forbidden) as (file, size):
+        if size > largest:
+            raise OSError(f"it has {size} bytes, more than {largest}")
+        parts = []
+        while size and (part := os.read(file, size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file as a whole: who reads it meanwhile finds the old content or the new one."""
+    with _written(path, content) as name:
+        os.replace(name, path)
+
+
+def create(path: Path, content: bytes) -> None:
+    """Write a file as a whole, unless it is there already: of several processes, the first one's content stays."""
+    with _written(path, content) as name:
+        try:
+            os.link(name, path)
+        except FileExistsError:
+            return
+        except OSError:  # a file system without hard links: the last one's stays
+            os.replace(name, path)
+
+
+def append(path: Path, line: bytes, largest: int) -> None:
+    """Add to a file in one write, so that lines of several processes do not mix. Beyond `largest` bytes it starts anew."""
+    with _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OTHERS_WRITE) as (file, size):
+        if size + len(line) > largest:
+            os.ftruncate(file, 0)
+        os.write(file, line)
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log what would else be said at every entry."""
+    log.warning("%s", message)
+
+
+@contextmanager
+def _opened(path: Path, flags: int, forbidden: int) -> Iterator[tuple[int, int]]:
+    """The descriptor and the size of a file."""
+    file = os.open(path, flags | _AT_ONCE, _PRIVATE)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no regular file")
+        if status.st_uid != os.geteuid():
+            raise PermissionError(f"it belongs to user {status.st_uid}")
+        if status.st_mode & forbidden:
+            raise PermissionError(f"others may access it (mode {stat.S_IMODE(status.st_mode):o})")
+        yield file, status.st_size
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _written(path: Path, content: bytes) -> Iterator[str]:
+    """The name of a temporary file beside `path`, gone afterwards unless it was renamed."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=TEMPORARY)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        yield name
+    finally:
+        with suppress(OSError):
+            os.unlink(name)
