@@ -37,7 +37,6 @@ ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
 BREAKS = "graph breaks in reports, and the warning at torch.sparse tensors"
 COUNTERS = "our part of torch._dynamo.utils.counters"
-SPARSE_MEMORY = "errors where memory of a gossamer.SparseTensor is asked for, which has none of its own"
 SPARSE_TENSORS = "gossamer.SparseTensor"
 COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
 TRANSFORMS = "torch.func on operations of SparseTensors"
@@ -194,11 +193,10 @@ PRIVATE = {
         SimpleNamespace(end_callbacks=[], register_end_callback=lambda _: None),
     ),
     # SparseTensors
-    "refuse_addresses": Private(
-        "torch._C:_set_throw_on_mutable_data_ptr", "an error where the address of its memory is asked for", SPARSE_MEMORY,
-        lambda _: None,
-    ),
     "make_wrapper_subclass": Private("torch:Tensor._make_wrapper_subclass", "a tensor of several", SPARSE_TENSORS),
+    "set_throw_on_mutable_data_ptr": Private(
+        "torch._C:_set_throw_on_mutable_data_ptr", "errors for who asks for an address", SPARSE_TENSORS
+    ),
     "return_and_correct_aliasing": Private(
         "torch.utils._python_dispatch:return_and_correct_aliasing", "in-place arithmetic", SPARSE_TENSORS
     ),

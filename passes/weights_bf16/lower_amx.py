@@ -71,12 +71,7 @@ def _lower(module: ir.Module, op: Any) -> None:
     strips = Strips(op)
     widths = (64, 32, 16) if strips.halves == 1 else (32, 16)
     with op.location:
-        functions = [
-            (n, strips.in_groups(n, 0 if strips.aligned else max(strips.tile), partial(_multiply, strips, n))) for n in widths
-        ]
-        if strips.aligned:
-            functions.append((0, strips.in_groups(_ROWS, _ROWS, partial(_multiply, strips, _ROWS))))
-        strips.run(functions)
+        strips.run_tiles(widths, _ROWS, partial(_multiply, strips))
     reserve_workspace(module, strips.workspace)
 
 

@@ -64,12 +64,8 @@ class LowerAmxexpand:
 
 def _lower(module: ir.Module, op: Any) -> None:
     strips = Strips(op, _COLUMNS)
-    copied = 0 if strips.aligned else max(strips.tile)
     with op.location:
-        functions = [(n, strips.in_groups(n, copied, partial(_multiply, strips, n))) for n in _WIDTHS]
-        if strips.aligned:
-            functions.append((0, strips.in_groups(_ROWS, _ROWS, partial(_multiply, strips, _ROWS))))
-        strips.run(functions)
+        strips.run_tiles(_WIDTHS, _ROWS, partial(_multiply, strips))
     reserve_workspace(module, strips.workspace)
 
 

@@ -128,6 +128,14 @@ class Strips(Product):
             vector.store(total, memory, [index(t), index(half * LANES)])
         self.store(operands, group, memory)
 
+    def run_tiles(self, widths: Sequence[int], rows: int, multiply: Callable[[int, Operands, Group], None]) -> None:
+        """As `run`, where tokens are multiplied `rows` at a time: the narrowest function takes fewer on a copy of x."""
+        copied = 0 if self.aligned else max(self.tile)
+        functions = [(n, self.in_groups(n, copied, partial(multiply, n))) for n in widths]
+        if self.aligned:
+            functions.append((0, self.in_groups(rows, rows, partial(multiply, rows))))
+        self.run(functions)
+
     def run(self, functions: Sequence[tuple[int, func.FuncOp]]) -> None:
         """Share out tiles of tokens and, with fewer of these than threads, strips. Of the functions, which are named with the
         tokens that they need, the first one that is not too wide is called, or the last."""

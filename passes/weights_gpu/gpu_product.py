@@ -8,12 +8,14 @@ gpu.module @kernels {
 }
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref
 
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.kernel import integers
 from gossamer.dialects.launch import Launch
 from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.epilogue import Epilogue, reader
@@ -24,7 +26,10 @@ from gossamer.passes.loops.vectors import index
 class GpuProduct:
     """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, in a function whose storage is exposed."""
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: Any, tile: list[int] | None = None) -> None:
+        """CompileError if the op's tile is not this one, where that is given."""
+        if tile is not None and integers(op.tile) != tile:
+            raise CompileError(f"tile {integers(op.tile)} is not {tile}")
         self.op = op
         self.storage = storage_of(op.operation)
         reduction = ir.IntegerAttr(op.reduction).value
@@ -45,6 +50,12 @@ class GpuProduct:
             emit(Operands(arguments[buffer_of(self.op.x)], weight, reads, arguments[self.storage.output], launch))
 
         add_kernel(self.op.operation.parent.opview, suffix, launch, body)
+
+    def kernels(self, launches: Mapping[int, Launch], emit: Callable[["Operands"], None]) -> None:
+        """One kernel for each number of tokens of a tile, which takes the place of the function that held the op."""
+        for tokens, launch in launches.items():
+            self.kernel(f"t{tokens}", launch, emit)
+        self.erase()
 
     def erase(self) -> None:
         """Remove the function that held the op, once kernels do the work."""

@@ -22,9 +22,7 @@ from typing import ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, scf
 
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import integers
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing, TwoFour
 from gossamer.passes.framework.family import Family, Matrix
@@ -67,12 +65,8 @@ class LowerGpuTwofour:
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_TWOFOUR.name):
             with op.location:
-                if integers(op.tile) != _TILE:
-                    raise CompileError(f"tile {integers(op.tile)} is not {_TILE}")
-                spmm = GpuProduct(op)
-                for tokens in _TOKENS:
-                    spmm.kernel(f"t{tokens}", _launch(spmm, tokens), partial(_emit, spmm))
-                spmm.erase()
+                spmm = GpuProduct(op, _TILE)
+                spmm.kernels({tokens: _launch(spmm, tokens) for tokens in _TOKENS}, partial(_emit, spmm))
 
 
 def _launch(spmm: GpuProduct, tokens: int) -> Launch:

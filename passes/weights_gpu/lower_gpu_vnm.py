@@ -27,9 +27,7 @@ from typing import ClassVar, NamedTuple
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, scf, vector
 
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import integers
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing, Vnm
 from gossamer.passes.framework.family import Family, Matrix
@@ -81,13 +79,9 @@ class LowerGpuVnm:
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_VNM.name):
             with op.location:
-                if integers(op.tile) != _TILE:
-                    raise CompileError(f"tile {integers(op.tile)} is not {_TILE}")
-                spmm, packing = GpuProduct(op), storage_of_type(ir.RankedTensorType(op.w.type))
+                spmm, packing = GpuProduct(op, _TILE), storage_of_type(ir.RankedTensorType(op.w.type))
                 assert isinstance(packing, Vnm)
-                for tokens in _TOKENS:
-                    spmm.kernel(f"t{tokens}", _launch(spmm, packing, tokens), partial(_emit, spmm, packing))
-                spmm.erase()
+                spmm.kernels({n: _launch(spmm, packing, n) for n in _TOKENS}, partial(_emit, spmm, packing))
 
 
 def _launch(spmm: GpuProduct, packing: Vnm, tokens: int) -> Launch:

@@ -113,12 +113,10 @@ def _elements(input: SparseTensor, given: Sequence[Tensor]) -> Tensor:
     each_shape = [each.shape if each.dtype != torch.bool else at.shape for each, at in zip(given, found, strict=True)]
     together = torch.broadcast_tensors(*(at.view(shape) for at, shape in zip(found, each_shape, strict=True)))
     first, *others = (at.flatten() for at in together)
-    for dim, (at, extent) in enumerate(zip(others, input.shape[1:], strict=True), 1):
-        inside, message = ((at >= 0) & (at < extent)).all(), f"index is out of bounds for dimension {dim} of size {extent}"
-        if torch.compiler.is_compiling():
-            torch._assert_async(inside, message)
-        elif not inside:
-            raise IndexError(message)
+    # Taken from all coordinates, those that are out of bounds are refused.
+    others = [
+        torch.arange(extent, device=at.device).index_select(0, at) for at, extent in zip(others, input.shape[1:], strict=True)
+    ]
     rows = CoordinateList.of(input).placed(0, first, input.shape[0])
     there = torch.ones_like(rows.at[0], dtype=torch.bool)
     for crd, at in zip(rows.at[1:], others, strict=True):

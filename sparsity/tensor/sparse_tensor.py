@@ -20,7 +20,7 @@ from gossamer.runtime.torch_internals import (
     SPARSE_TENSORS,
     make_wrapper_subclass,
     refusal,
-    refuse_addresses,
+    set_throw_on_mutable_data_ptr,
     temporarily_clear_interpreter_stack,
 )
 from gossamer.sparsity.arrays.stored_entries import block_sizes
@@ -69,7 +69,7 @@ class SparseTensor(torch.Tensor):
     ) -> "SparseTensor":
         values = components[-1]
         self: SparseTensor = _make(cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad)
-        refuse_addresses(self)  # it has no memory of its own: an address would be a null pointer
+        set_throw_on_mutable_data_ptr(self)  # it has no memory of its own: an address would be a null pointer
         return self
 
     def __init__(self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False) -> None:
