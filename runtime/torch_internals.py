@@ -119,6 +119,7 @@ PRIVATE = {
     "SubclassGetAttrAOTInput": Private(f"{_AOT}:SubclassGetAttrAOTInput", "an array of a SparseTensor", REGIONS, Absent),
     "OpOverload": Private("torch._ops:OpOverload", "the type of what nodes call", REGIONS, Absent),
     "FakeTensor": Private("torch._subclasses.fake_tensor:FakeTensor", "inputs without content", REGIONS, Absent),
+    "is_fake": Private("torch._subclasses.fake_tensor:is_fake", "likewise", REGIONS, lambda _: False),
     "FakeTensorMode": Private("torch._subclasses.fake_tensor:FakeTensorMode", "shapes of regions", REGIONS, Absent),
     "ShapeEnv": Private(f"{_SHAPES}:ShapeEnv", "regions for any number of tokens", REGIONS, Absent),
     "StatelessSymbolicContext": Private(f"{_SHAPES}:StatelessSymbolicContext", "which size that is", REGIONS, Absent),

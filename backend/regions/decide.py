@@ -8,7 +8,7 @@ from torch import fx
 
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import tokens_class
-from gossamer.backend.graph.inputs import Static, density, zero_heavy
+from gossamer.backend.graph.inputs import Inputs, Static, density, zero_heavy
 from gossamer.backend.graph.weight_expressions import Weight
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import predicted_gain, usual_tokens
@@ -76,6 +76,14 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
         refused = _refusal(static.tensor, static.tensor)
         tensor = static.tensor
         yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refused or reason, None)
+
+
+def unknown(inputs: Inputs) -> Iterator[Decision]:
+    """Decisions about the matrices whose content nobody knows while the graph is compiled."""
+    reason = "its values are not known while it is compiled (a fake tensor)"
+    for name, shape in inputs.unknown:
+        if len(shape) >= 2:
+            yield Decision(name, "-", shape, 1.0, None, None, False, reason, None)
 
 
 def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:
