@@ -34,6 +34,16 @@ def take_sparse(model: nn.Module) -> None:
         model.__class__ = _taking(type(model))  # type: ignore[arg-type]
 
 
+def leave_sparse(model: nn.Module) -> None:
+    """Make a model take its own arguments only, as before `take_sparse`; the SparseTensors that it holds stay."""
+    for module in model.modules():
+        if isinstance(module, _TakesSparse):
+            module.__class__ = type(module).__mro__[2]
+        for hook_id, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, _EdgeIndex):
+                del module._forward_pre_hooks[hook_id], module._forward_pre_hooks_with_kwargs[hook_id]
+
+
 def _is_torch_sparse(value: object) -> bool:
     return isinstance(value, Tensor) and not isinstance(value, SparseTensor) and value.layout in _LAYOUTS
 
