@@ -17,6 +17,9 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import GossamerError
 
+_REMEDIES = {"mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), and it is products, step by step"}
+"""What makes something else of an operation that has no sparse kernel."""
+
 
 def judge(contraction: Contraction, options: Options) -> tuple[str | None, float | None]:
     """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain."""
@@ -72,7 +75,7 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
         if node in covered or not zero_heavy(static.tensor):
             continue
         op = _first_use(node, statics)
-        reason = f"no sparse kernel for {op}" if op else "not used in this graph"
+        reason = f"no sparse kernel for {op}{_REMEDIES.get(op, '')}" if op else "not used in this graph"
         refused = _refusal(static.tensor, static.tensor)
         tensor = static.tensor
         yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refused or reason, None)
