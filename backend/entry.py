@@ -9,6 +9,7 @@ from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
+from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_for_sparse
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
@@ -45,4 +46,5 @@ def sparse(
     return compiled
 
 
+watch_for_generate(sparse)
 watch_for_sparse(sparse)  # a model that breaks at its first line never gets as far as calling the backend

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gossamer.backend.report.report import Decision, Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.sparsity.finalize import finalize
     from gossamer.sparsity.prepare import prepare
     from gossamer.sparsity.reorder import reorder
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
@@ -44,6 +45,7 @@ _HOMES = {
     "OptionError": "gossamer.dialects.errors",
     "EinsumError": "gossamer.sparsity.tensor.einsum",
     "einsum": "gossamer.sparsity.tensor.einsum",
+    "finalize": "gossamer.sparsity.finalize",
     "graph_attention": "gossamer.sparsity.tensor.graph_attention",
     "implements": "gossamer.sparsity.tensor.extension",
     "prepare": "gossamer.sparsity.prepare",
@@ -70,6 +72,7 @@ __all__ = [
     "calibrate",
     "einsum",
     "explain",
+    "finalize",
     "graph_attention",
     "implements",
     "prepare",

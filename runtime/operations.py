@@ -19,6 +19,7 @@ have changed since the last: no CUDA graph takes that."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _UNTRACED = None if off(UNTRACED) else FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+_BELOW = None if off(UNTRACED) else FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
 
 
 def untraced(function: _Function) -> _Function:
@@ -30,6 +31,18 @@ def untraced(function: _Function) -> _Function:
         return torch.compiler.disable(function)
     python: Any = function.func if isinstance(function, partial) else function
     set_code_exec_strategy(python.__code__, _UNTRACED)
+    return function
+
+
+def traced_below(function: _Function) -> _Function:
+    """Has Dynamo start no graph at a Python function, but in what it calls. Within a graph it is traced as any other.
+
+    `torch.compiler.disable(recursive=False)` would end a graph here, and forbid torch.export.
+    """
+    if _BELOW is None:
+        return torch.compiler.disable(function, recursive=False)
+    python: Any = function
+    set_code_exec_strategy(python.__code__, _BELOW)
     return function
 
 

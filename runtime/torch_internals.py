@@ -120,6 +120,7 @@ PRIVATE = {
     "SubclassGetAttrAOTInput": Private(f"{_AOT}:SubclassGetAttrAOTInput", "an array of a SparseTensor", REGIONS, Absent),
     "OpOverload": Private("torch._ops:OpOverload", "the type of what nodes call", REGIONS, Absent),
     "FakeTensor": Private("torch._subclasses.fake_tensor:FakeTensor", "inputs without content", REGIONS, Absent),
+    "is_fake": Private("torch._subclasses.fake_tensor:is_fake", "likewise", REGIONS, lambda _: False),
     "FakeTensorMode": Private("torch._subclasses.fake_tensor:FakeTensorMode", "shapes of regions", REGIONS, Absent),
     "ShapeEnv": Private(f"{_SHAPES}:ShapeEnv", "regions for any number of tokens", REGIONS, Absent),
     "StatelessSymbolicContext": Private(f"{_SHAPES}:StatelessSymbolicContext", "which size that is", REGIONS, Absent),
@@ -187,6 +188,7 @@ PRIVATE = {
     "counters": Private("torch._dynamo.utils:counters", "graphs and regions, counted", COUNTERS, defaultdict(Counter)),
     "graph_break_reasons": Private("torch._dynamo.utils:graph_break_reasons", "why, and where", BREAKS, []),
     "get_compilation_metrics": Private("torch._dynamo.utils:get_compilation_metrics", "what failed", BREAKS, lambda: []),
+    "OptimizedModule": Private("torch._dynamo.eval_frame:OptimizedModule", "methods that stay uncompiled", BREAKS, Absent),
     "cached_backends": Private("torch._dynamo.eval_frame:cached_backends", "whether we are in use", BREAKS, {}),
     "callback_handler": Private(
         "torch._dynamo.callback:callback_handler", "when a compilation ends", BREAKS,

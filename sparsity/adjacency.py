@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gossamer.runtime.operations import traced_below, untraced
 from gossamer.sparsity.arrays.stored_entries import coordinates, stores_fill, within
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
 
@@ -33,10 +34,21 @@ def take_sparse(model: nn.Module) -> None:
         model.__class__ = _taking(type(model))  # type: ignore[arg-type]
 
 
+def leave_sparse(model: nn.Module) -> None:
+    """Make a model take its own arguments only, as before `take_sparse`; the SparseTensors that it holds stay."""
+    for module in model.modules():
+        if isinstance(module, _TakesSparse):
+            module.__class__ = type(module).__mro__[2]
+        for hook_id, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, _EdgeIndex):
+                del module._forward_pre_hooks[hook_id], module._forward_pre_hooks_with_kwargs[hook_id]
+
+
 def _is_torch_sparse(value: object) -> bool:
     return isinstance(value, Tensor) and not isinstance(value, SparseTensor) and value.layout in _LAYOUTS
 
 
+@untraced
 def _converted(value: Any) -> Any:
     """The value with SparseTensors for torch.sparse tensors, in lists, tuples and dictionaries too; itself if it has none."""
     if _is_torch_sparse(value):
@@ -105,15 +117,11 @@ class _TakesSparse(nn.Module):
     Dynamo refuses a frame with such an argument. It skips this one, and compiles the one below.
     """
 
-    @torch.compiler.disable(recursive=False)
+    @traced_below
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = torch.compiler.disable(_converted)((args, kwargs))
+        if not torch.compiler.is_compiling():  # nothing that is traced is a torch.sparse tensor
+            args, kwargs = _converted((args, kwargs))
         return super().__call__(*args, **kwargs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the model."""
-        # torch.compile starts at __call__ only where forward is not torch's own.
-        return super().forward(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _new, (type(self).__mro__[2],), self.__dict__
@@ -121,7 +129,15 @@ class _TakesSparse(nn.Module):
 
 @functools.cache
 def _taking(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(kind.__name__, (_TakesSparse, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # torch.compile starts at __call__ only where forward is not torch's own.
+        return kind.forward(self, *args, **kwargs)
+
+    forward.__doc__ = kind.forward.__doc__
+    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
+    return type(
+        kind.__name__, (_TakesSparse, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__, "forward": forward}
+    )
 
 
 def _new(kind: type[nn.Module]) -> nn.Module:

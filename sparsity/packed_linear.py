@@ -24,17 +24,28 @@ class PackedLinear(nn.Linear):
 
     weight_handle: torch.Tensor
     _store: WeightStore
+    _kind: type[nn.Linear]
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Self:
         """Turns a linear layer into a packed one, in place, so that hooks and references to it hold."""
         weight = linear._parameters.pop("weight")
         assert weight is not None
-        linear.__class__ = cls
+        kind, linear.__class__ = type(linear), cls
         packed: Any = linear
+        packed._kind = kind
         packed._non_persistent_buffers_set.add("weight_handle")
         packed._install(weight)
         return packed
+
+    def unpack(self) -> None:
+        """Turns it back into the linear layer that it was, in place, its weight a parameter."""
+        weight = nn.Parameter(self._store.copy())
+        del self._buffers["weight_handle"], self._store
+        self._non_persistent_buffers_set.discard("weight_handle")
+        kind = self.__dict__.pop("_kind")
+        self.__class__ = kind
+        self._parameters = {"weight": weight, **self._parameters}
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]

@@ -36,28 +36,36 @@ class Mask(nn.Module):
         return original * self.mask
 
 
+def is_mask(parametrization: nn.Module) -> bool:
+    """Whether a parametrization is a mask: ours, or that of torch.ao.pruning, which holds it before `squash_mask`."""
+    kind = type(parametrization)  # torch.ao takes a second to import, and is where such a module is
+    return kind is Mask or (kind.__name__ == "FakeSparsity" and kind.__module__.startswith("torch.ao.pruning"))
+
+
 def prepare(model: Model, *, free_dense: bool = False) -> Model:
     """Make a sparse model ready for `torch.compile(model, backend="sparse")`; changes it in place and returns it.
 
     - Pruning by `torch.nn.utils.prune` becomes a mask parametrization. The parameters stay the same objects, so that an
       optimizer that holds them goes on; in the state dict `weight_orig` becomes `parametrizations.weight.original`, and
       `weight_mask` becomes `parametrizations.weight.0.mask`.
+    - So does the mask of a sparsifier of torch.ao.pruning, before its `squash_mask`.
     - torch.sparse tensors of any layout become SparseTensors: parameters, buffers and attributes (in lists and dictionaries
       too), and arguments when the model is called, with fullgraph=True as well. The state dict keeps its names; checkpoints of
       the model as it was load. Layers of PyTorch Geometric take an adjacency (rows are targets) for an `edge_index`.
     - If the model has attention or transformer layers of torch.nn, their fused inference path, which makes nested tensors
       of padded batches, is turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
+    - The signature of `forward` stays, for who reads it (a Trainer of Hugging Face drops columns that are not in it).
+      `torch.export` works. `finalize` turns all of this back, but for the zeros.
     - With `free_dense`, for inference: the weight of every linear layer that has a tenth of zeros or more is kept dense only
       until a compiled graph has packed it. Masks are multiplied in. Such a weight is no parameter any more and has no
       gradient; `layer.weight` and the state dict give dense copies under the usual names, checkpoints load as before, and
       what still needs it dense (a call without torch.compile, a layer that stays dense) rebuilds it. Weights that several
       modules share stay as they are.
     """
+    parametrize_pruned(model)
     for module in model.modules():
-        for hook_id, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, prune.BasePruningMethod):
-                del module._forward_pre_hooks[hook_id]
-                _parametrize(module, hook._tensor_name)
+        if is_mask(module):
+            module.__class__ = Mask  # Dynamo skips all of torch.ao; its sparsifiers go on with what they find
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
             torch.backends.mha.set_fastpath_enabled(False)
     if free_dense:
@@ -66,10 +74,19 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
     return model
 
 
+def parametrize_pruned(model: nn.Module) -> None:
+    """Replace the hooks of torch.nn.utils.prune by masks, in place."""
+    for module in list(model.modules()):
+        for hook_id, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, prune.BasePruningMethod):
+                del module._forward_pre_hooks[hook_id]
+                _parametrize(module, hook._tensor_name)
+
+
 def _free_dense(model: nn.Module) -> None:
     for module in list(model.modules()):
         parametrizations: Any = getattr(module, "parametrizations", {})
-        if "weight" in parametrizations and all(isinstance(child, Mask) for child in parametrizations["weight"].children()):
+        if "weight" in parametrizations and all(map(is_mask, parametrizations["weight"].children())):
             parametrize.remove_parametrizations(module, "weight")
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     for layer in (m for m in model.modules() if type(m) in (nn.Linear, NonDynamicallyQuantizableLinear)):

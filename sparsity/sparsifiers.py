@@ -2,6 +2,7 @@
 
     w = gossamer.sparsify(weight, "magnitude", density=0.1)            a SparseTensor
     model = gossamer.sparsify(model, "nm", n=2, m=4)                   every linear layer under a mask
+    model = gossamer.sparsify(model, "nm", skip=["lm_head", "*.gate"]) but these
 
 A sparsifier is a function of a dense tensor that gives a SparseTensor of its shape.
 """
@@ -16,6 +17,7 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
+from gossamer.sparsity.choose_layers import Layers, chosen_layers, is_transposed
 from gossamer.sparsity.prepare import Mask
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -41,28 +43,38 @@ def register_sparsifier(name: str) -> Callable[[Named], Named]:
 @overload
 def sparsify(target: Tensor, how: str | Sparsifier, **options: Any) -> SparseTensor: ...
 @overload
-def sparsify(target: Model, how: str | Sparsifier, **options: Any) -> Model: ...
-def sparsify(target: Any, how: str | Sparsifier, **options: Any) -> Any:
-    """What a sparsifier (or its name) keeps of a tensor; of a model, of the weights of all its linear layers.
+def sparsify(
+    target: Model, how: str | Sparsifier, *, only: Layers | None = None, skip: Layers = (), **options: Any
+) -> Model: ...
+def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, skip: Layers = (), **options: Any) -> Any:
+    """What a sparsifier (or its name) keeps of a tensor; of a model, of the weights of its linear layers.
 
     A tensor gives a SparseTensor. A model is changed in place and returned: what the sparsifier stores of a weight becomes
     its mask, as a parametrization: it trains on with its zeros, and `torch.compile(model, backend="sparse")` finds them. A
-    weight that has a mask already gets one more. OptionError for an unknown name.
+    weight that has a mask already gets one more. `gossamer.finalize(model)` makes plain weights of them, to be saved.
+    OptionError for an unknown name, or one that is no layer's.
 
     "magnitude"  density, format=CSR      the largest elements
     "nm"         n=2, m=4                 the n largest of every m neighbours in a row
     "block"      rows, columns, density   the blocks with the largest sums of squares
+
+    only, skip   which layers: a name ("lm_head"), a pattern ("encoder.*.query"), a compiled regular expression, a type, a
+                 function of name and module, or a list of these
+    Without `only` it is all linear layers, those of GPT-2 (`Conv1D` of transformers) too, whose weight is theirs alone: one
+    that is tied to an embedding stays. A type in `only` may be any with a `weight`, its first dimension the outputs.
     """
     sparsifier = how if callable(how) else _SPARSIFIERS.get(how)
     if sparsifier is None:
         raise OptionError(f"unknown sparsifier '{how}', there are {', '.join(_SPARSIFIERS)}")
     if isinstance(target, Tensor):
         return sparsifier(target, **options)
-    for layer in target.modules():
-        if isinstance(layer, nn.Linear):
-            kept = sparsifier(layer.weight.detach(), **options)
-            mask = kept.with_values(torch.ones_like(kept.values())).to_dense()
-            parametrize.register_parametrization(layer, "weight", Mask(mask))
+    for layer in chosen_layers(target, only, skip):
+        weight = layer.weight.detach()  # type: ignore[operator, union-attr]
+        rows = weight.t() if is_transposed(layer) else weight.flatten(1)
+        kept = sparsifier(rows, **options)
+        mask = kept.with_values(torch.ones_like(kept.values())).to_dense()
+        mask = mask.t().contiguous() if is_transposed(layer) else mask.view_as(weight)
+        parametrize.register_parametrization(layer, "weight", Mask(mask))
     return target
 
 

@@ -2,6 +2,7 @@
 
 Dynamo hands the outer backend the real tensors; AOTAutograd then traces with fake ones. So the real values are read
 here, before tracing, and tied to the placeholders of the traced graph by the input descriptors AOTAutograd leaves there.
+Where Dynamo splits a graph before (DistributedDataParallel), the tensors are fake already, and its notes lead to the real ones.
 """
 
 import re
@@ -17,12 +18,12 @@ from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.runtime.torch_internals import (
     AOTInput,
     BufferAOTInput,
-    FakeTensor,
     GlobalSource,
     LocalSource,
     ParamAOTInput,
     PlainAOTInput,
     SubclassGetAttrAOTInput,
+    is_fake,
 )
 
 
@@ -40,24 +41,34 @@ class Static:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The real inputs of a Dynamo graph, and which of them are static."""
+    """The inputs of a Dynamo graph, and which of them are static.
+
+    values   real tensors where they can be had: between the parts of a split graph there are fake ones
+    statics  by the number of the input; all of them are real
+    unknown  names and shapes of static tensors whose content nobody knows
+    """
 
     module: fx.GraphModule
     values: Sequence[Any]
     statics: dict[int, Static]
+    unknown: Sequence[tuple[str, tuple[int, ...]]] = ()
 
     @classmethod
     def of(cls, module: fx.GraphModule, values: Sequence[Any]) -> "Inputs":
         """`values` are the example inputs that Dynamo passed with `module`, one for each placeholder."""
-        statics = {}
+        statics, unknown, found = dict[int, Static](), list[tuple[str, tuple[int, ...]]](), list(values)
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        for index, (node, value) in enumerate(zip(placeholders, values, strict=False)):
-            if isinstance(value, torch.Tensor):
-                graph_argument = node.meta.get("grapharg")
-                source = getattr(graph_argument, "source", None)
-                if _is_static(source, value):
-                    statics[index] = Static(user_name(source.name if source else node.name), value)
-        return cls(module, values, statics)
+        for index, (node, given) in enumerate(zip(placeholders, values, strict=False)):
+            value = found[index] = _real(given, node)
+            source = getattr(node.meta.get("grapharg"), "source", None)
+            if not isinstance(value, torch.Tensor) or not _is_static(source, value):
+                continue
+            name = user_name(source.name if source else node.name)
+            if is_fake(value):
+                unknown.append((name, tuple(value.shape)))
+            else:
+                statics[index] = Static(name, value)
+        return cls(module, found, statics, unknown)
 
     def is_whole(self, graph: fx.Graph) -> bool:
         """Whether `graph` is the whole traced graph; the bodies of branches and loops carry no descriptors."""
@@ -74,8 +85,6 @@ class Inputs:
             static, value = self._resolve(node.meta.get("desc"))
             if not isinstance(value, torch.Tensor):
                 continue
-            if isinstance(value, FakeTensor):
-                raise Unmatched(f"input {node.name} has no values (a fake tensor)")
             expected = node.meta.get("val")
             if not isinstance(expected, torch.Tensor) or not _agrees(expected, value):
                 raise Unmatched(f"input {node.name} is not the {tuple(value.shape)} {value.dtype} tensor it was compiled for")
@@ -90,7 +99,7 @@ class Inputs:
     def given(self, desc: object) -> torch.Tensor | None:
         """The real tensor that a descriptor of AOTAutograd stands for, if it is one of the inputs."""
         value = self._resolve(desc)[1]
-        return value if isinstance(value, torch.Tensor) else None
+        return value if isinstance(value, torch.Tensor) and not is_fake(value) else None
 
     def name(self, node: fx.Node) -> str:
         """What a user calls the input behind a placeholder of a traced graph."""
@@ -156,6 +165,12 @@ def user_name(source: str) -> str:
     name = ".".join(names)
     name = re.sub(r"(^|\.)parametrizations\.(\w+)\.original\d*$", r"\1\2", name)
     return re.sub(r"_(orig|handle)$", "", name) or source
+
+
+def _real(value: Any, placeholder: fx.Node) -> Any:
+    """What a fake tensor stands for, as Dynamo noted with its placeholder; itself where nothing is noted."""
+    noted = getattr(placeholder.meta.get("grapharg"), "example", None) if is_fake(value) else None
+    return noted if isinstance(noted, torch.Tensor) else value
 
 
 def _is_static(source: Any, tensor: torch.Tensor) -> bool:

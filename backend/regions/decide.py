@@ -8,7 +8,7 @@ from torch import fx
 
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import tokens_class
-from gossamer.backend.graph.inputs import Static, density, zero_heavy
+from gossamer.backend.graph.inputs import Inputs, Static, density, zero_heavy
 from gossamer.backend.graph.weight_expressions import Weight
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import predicted_gain, usual_tokens
@@ -16,6 +16,9 @@ from gossamer.backend.regions.round_to_bf16 import rounded
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import GossamerError
+
+_REMEDIES = {"mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), and it is products, step by step"}
+"""What makes something else of an operation that has no sparse kernel."""
 
 
 def judge(contraction: Contraction, options: Options) -> tuple[str | None, float | None]:
@@ -72,10 +75,18 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
         if node in covered or not zero_heavy(static.tensor):
             continue
         op = _first_use(node, statics)
-        reason = f"no sparse kernel for {op}" if op else "not used in this graph"
+        reason = f"no sparse kernel for {op}{_REMEDIES.get(op, '')}" if op else "not used in this graph"
         refused = _refusal(static.tensor, static.tensor)
         tensor = static.tensor
         yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refused or reason, None)
+
+
+def unknown(inputs: Inputs) -> Iterator[Decision]:
+    """Decisions about the matrices whose content nobody knows while the graph is compiled."""
+    reason = "its values are not known while it is compiled (a fake tensor)"
+    for name, shape in inputs.unknown:
+        if len(shape) >= 2:
+            yield Decision(name, "-", shape, 1.0, None, None, False, reason, None)
 
 
 def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:

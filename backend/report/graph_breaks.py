@@ -1,7 +1,8 @@
 """Graph breaks: why Dynamo split a model, for the report, and a warning where a torch.sparse tensor was the cause.
 
 Dynamo cannot trace torch.sparse tensors. It breaks the graph there, silently, and what the user wanted compiled runs as
-before.
+before. Where a line would let it through, the report says which: Dynamo reads its settings before it calls a backend, so
+that the backend cannot change them.
 """
 
 import warnings
@@ -22,6 +23,14 @@ _ADVICE = (
     "gossamer.prepare(model) turns what the model holds, and what it is called with, into gossamer.SparseTensor, which can "
     "be traced. gossamer.explain(model, *inputs) lists all graph breaks."
 )
+
+_REMEDIES = {
+    "does not support RNN, GRU, or LSTM": "torch._dynamo.config.allow_rnn = True",
+    "shape depends on input Tensor data": "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+    "torch/ao/pruning": "model = gossamer.prepare(model)",
+    "sparse tensor": "model = gossamer.prepare(model)",
+}
+"""The line to write before compiling, for what a reason says."""
 
 _warned = False
 _known_breaks = 0
@@ -83,4 +92,5 @@ def _is_in_use(backend: object) -> bool:
 def _line(reason: str | None, filename: str | None, number: int | None) -> str:
     lines = [line.strip() for line in (reason or "unknown reason").strip().splitlines()]
     why = next((": " + line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
-    return f"{filename}:{number}: {lines[0]}{why}" if filename else f"{lines[0]}{why}"
+    remedy = next((f" Write {line} before." for part, line in _REMEDIES.items() if part.lower() in (reason or "").lower()), "")
+    return f"{filename}:{number}: {lines[0]}{why}{remedy}" if filename else f"{lines[0]}{why}{remedy}"

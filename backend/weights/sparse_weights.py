@@ -18,7 +18,7 @@ from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import zero_heavy
 from gossamer.backend.measuring.tune import tuned
 from gossamer.backend.regions import contractions
-from gossamer.backend.regions.decide import left_out
+from gossamer.backend.regions.decide import left_out, unknown
 from gossamer.backend.regions.reorder_into_blocks import in_blocks
 from gossamer.backend.regions.replace_region import replace
 from gossamer.backend.regions.round_to_bf16 import may_round, with_rounded_weight
@@ -49,7 +49,7 @@ class SparseWeights:
             found = tuned(found, values, options)
         decisions, planned = plan(found, names, values, options, context.dump)
         covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
-        decisions += left_out(statics, covered)
+        decisions += [*left_out(statics, covered), *unknown(context.inputs)]
         replaced: dict[fx.Node, fx.Node] = {}
         for region, built in planned:
             (replace_chain if isinstance(region, Chain) else replace)(region, built.key, replaced)  # type: ignore[arg-type]

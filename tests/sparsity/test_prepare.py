@@ -1,6 +1,7 @@
 """prepare: pruning hooks become mask parametrizations, and nothing else changes."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -165,3 +166,42 @@ def test_layers_of_pytorch_geometric_take_an_adjacency() -> None:
         prepared = gossamer.prepare(copy.deepcopy(layer))
         torch.testing.assert_close(prepared(x, adjacency), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(prepared(x, edges, **more), expected, rtol=1e-4, atol=1e-5)
+
+
+class Encoder(nn.Module):
+    """A layer whose arguments have names, as a Hugging Face Trainer wants to know them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 32)
+        prune.l1_unstructured(self.layer, "weight", 0.9)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """What it returns."""
+        return torch.relu(self.layer(input_ids))
+
+
+def test_forward_keeps_its_signature() -> None:
+    for model in (prepared := gossamer.prepare(Encoder()), copy.deepcopy(prepared)):
+        assert inspect.signature(model.forward) == inspect.signature(Encoder().forward)
+        assert list(inspect.signature(model.forward).parameters) == ["input_ids", "attention_mask"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_prepared_model_can_be_exported(strict: bool) -> None:
+    model, x = gossamer.prepare(Encoder()).eval(), torch.randn(4, 64)
+    program = torch.export.export(model, (x,), strict=strict)
+    assert program.state_dict.keys() == model.state_dict().keys()
+    torch.testing.assert_close(program.module()(x), model(x), rtol=0, atol=0)
+
+
+def test_a_prepared_model_is_compiled_within_another_graph() -> None:
+    model, x = gossamer.prepare(Encoder()), torch.randn(4, 64)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        options = {"dense": "eager", "min_gain": 0}
+        report = gossamer.explain(lambda x: model(x) + 1, x, options=options)
+        whole = torch.compile(lambda x: model(x) + 1, backend="sparse", fullgraph=True, options=options)
+        torch.testing.assert_close(whole(x), model(x) + 1)
+    assert [(d.name, d.sparse) for d in report.decisions] == [("model.layer.weight", True)] and not report.graph_breaks

@@ -1,0 +1,45 @@
+"""A warning where `generate` of a compiled model runs uncompiled.
+
+    torch.compile(model, backend="sparse").generate(tokens)
+
+What torch.compile returns compiles calls only. Any method of it is the model's own: it calls the model as it was, and nothing
+of ours is ever asked.
+"""
+
+import warnings
+from typing import Any
+
+from gossamer.runtime.torch_internals import OptimizedModule
+
+_ADVICE = (
+    "generate() of what torch.compile returned runs the model uncompiled. Compile the model in place, by "
+    'model.compile(backend="sparse") or model.forward = torch.compile(model.forward, backend="sparse"), and call '
+    "model.generate()."
+)
+
+_warned = False
+
+
+def watch_for_generate(backend: object) -> None:
+    """Warns once when `generate` is asked of a model that was compiled for `backend`."""
+
+    def generate(compiled: Any) -> Any:
+        global _warned
+        model = compiled._orig_mod
+        method = model.generate  # AttributeError where there is none
+        in_place = model._compiled_call_impl is not None or "forward" in vars(model)
+        if not _warned and not in_place and _backend_of(compiled) is backend:
+            _warned = True
+            warnings.warn(_ADVICE, stacklevel=2)
+        return method
+
+    if "generate" not in vars(OptimizedModule):
+        OptimizedModule.generate = property(generate)  # type: ignore[attr-defined]
+
+
+def _backend_of(compiled: Any) -> object:
+    """What torch.compile was given as its backend."""
+    backend = getattr(compiled.dynamo_ctx, "callback", None)
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    return getattr(backend, "compiler_fn", backend)

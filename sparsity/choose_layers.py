@@ -1,0 +1,73 @@
+"""Which layers of a model `sparsify` takes: by name, pattern, type or a function of them.
+
+only="encoder.*", skip=["*.gate", nn.Bilinear, lambda name, layer: layer.out_features < 64]
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from gossamer.dialects.errors import OptionError
+
+Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
+Layers = Choice | Sequence[Choice]
+
+
+def chosen_layers(model: nn.Module, only: Layers | None, skip: Layers) -> list[nn.Module]:
+    """The layers of a model with a weight that `only` takes and `skip` does not.
+
+    OptionError where a name or pattern is no layer's.
+    """
+    taken, left = _listed(only), _listed(skip)
+    types = tuple(choice for choice in taken if isinstance(choice, type))
+    layers = {n: m for n, m in model.named_modules() if _is_linear(m) or (isinstance(m, types) and has_weight(m))}
+    for choice in (*taken, *left):
+        if isinstance(choice, str | re.Pattern) and not any(_fits(choice, name, layer) for name, layer in layers.items()):
+            wanted = choice if isinstance(choice, str) else choice.pattern
+            raise OptionError(f"no linear layer is called '{wanted}', there are {', '.join(layers) or 'none'}")
+    if only is None:
+        tied = set(_tied(model))
+        layers = {name: layer for name, layer in layers.items() if layer not in tied}
+    else:
+        layers = {name: layer for name, layer in layers.items() if any(_fits(choice, name, layer) for choice in taken)}
+    return [layer for name, layer in layers.items() if not any(_fits(choice, name, layer) for choice in left)]
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether it is `Conv1D` of transformers: a linear layer with a weight of inputs x outputs. Known by its looks."""
+    parts = {type(layer).__name__, *(kind.__name__ for kind in type(layer).__mro__)}
+    return "Conv1D" in parts and hasattr(layer, "nf") and has_weight(layer) and layer.weight.dim() == 2  # type: ignore[operator, union-attr]
+
+
+def has_weight(layer: nn.Module) -> bool:
+    """Whether a weight of two dimensions or more is its parameter, under masks or not."""
+    held = isinstance(layer._parameters.get("weight"), nn.Parameter) or parametrize.is_parametrized(layer, "weight")
+    return held and layer.weight.dim() >= 2  # type: ignore[operator, union-attr]
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return (isinstance(layer, nn.Linear) and has_weight(layer)) or is_transposed(layer)
+
+
+def _tied(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules whose weight another module has, too."""
+    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    return (module for module in model.modules() if uses[id(module._parameters.get("weight"))] > 1)
+
+
+def _listed(layers: Layers | None) -> tuple[Choice, ...]:
+    if layers is None:
+        return ()
+    return tuple(layers) if isinstance(layers, list | tuple | set | frozenset) else (layers,)  # type: ignore[arg-type]
+
+
+def _fits(choice: Choice, name: str, layer: nn.Module) -> bool:
+    if isinstance(choice, str):
+        return fnmatchcase(name, choice)
+    if isinstance(choice, re.Pattern):
+        return choice.fullmatch(name) is not None
+    return isinstance(layer, choice) if isinstance(choice, type) else choice(name, layer)
