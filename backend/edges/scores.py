@@ -20,6 +20,8 @@ from gossamer.backend.graph.nodes import equal, is_backward, of_tensors, same, s
 
 aten = torch.ops.aten
 
+_TIMES, _OVER = (aten.mul.Tensor, aten.mul.Scalar), (aten.div.Tensor, aten.div.Scalar)
+
 _MOST_TERMS = 8
 
 
@@ -134,9 +136,9 @@ def _step(node: fx.Node) -> tuple[fx.Node, float, fx.Node | None]:
             if _is_ones(one) and same_shape(other, node) and same_dtype(other, node):
                 return other, 1.0, None
         return left, 1.0, right
-    if node.target in (aten.mul.Tensor, aten.div.Tensor) and isinstance(arguments[1], int | float) and arguments[1]:
+    if node.target in (*_TIMES, *_OVER) and isinstance(arguments[1], int | float) and arguments[1]:
         number = float(arguments[1])
-        return same(arguments[0]), number if node.target is aten.mul.Tensor else 1 / number, None
+        return same(arguments[0]), number if node.target in _TIMES else 1 / number, None
     return node, 1.0, None
 
 
