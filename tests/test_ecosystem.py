@@ -1,0 +1,52 @@
+"""docs/ecosystem.md: its blocks run as they stand, where their packages are installed, and compile something sparse."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo import config
+
+from gossamer.backend.report.report import collect
+
+PAGE = (Path(__file__).parent.parent / "docs" / "ecosystem.md").read_text()
+BLOCKS = re.findall(r"^## ([^\n]+)|^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def blocks() -> Iterator[object]:
+    """Each block, named by its heading and its number."""
+    heading = ""
+    for number, (new, block) in enumerate(BLOCKS):
+        heading = new or heading
+        if block:
+            yield pytest.param(block, id=f"{heading}-{number}")
+
+
+def missing(block: str) -> list[str]:
+    """The packages that it imports and that are not here."""
+    nodes = list(ast.walk(ast.parse(block)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return [name for name in names if importlib.util.find_spec(name.split(".")[0]) is None]
+
+
+@pytest.fixture(autouse=True)
+def settings_of_today() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    kept = {name: getattr(config, name) for name in ("allow_rnn", "capture_dynamic_output_shape_ops")}
+    with config.patch(kept):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("block", blocks())
+def test_a_block_runs_and_is_sparse(block: str) -> None:
+    if absent := missing(block):
+        pytest.skip(f"not installed: {', '.join(absent)}")
+    with collect() as collected:
+        exec(compile(block, "docs/ecosystem.md", "exec"), {"__name__": "ecosystem"})
+    assert any(decision.sparse for decision in collected.decisions), collected.decisions
