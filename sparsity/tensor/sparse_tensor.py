@@ -23,6 +23,7 @@ from gossamer.sparsity.kernels.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_transform, transformed
 from gossamer.sparsity.operations.sparse_results import compress, convert
 from gossamer.sparsity.tensor import interchange
+from gossamer.sparsity.tensor.edge_list import edges
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _make = refusal(SPARSE_TENSORS) or make_wrapper_subclass
@@ -114,8 +115,7 @@ class SparseTensor(torch.Tensor):
         weight      [edges], 1.0 if left out; the weights of parallel edges are summed
         size        (targets, sources) or their common number; if left out, the largest index + 1
         """
-        at, weight, shape = interchange.edges(edge_index, weight, size)
-        return from_entries(format, shape, at, weight)
+        return _adjacency(edge_index, weight, size, str(format))
 
     @classmethod
     def from_parts(
@@ -270,6 +270,12 @@ def from_entries(format: Format, shape: Sequence[int], at: Sequence[Tensor], val
     ends = torch.arange(2, device=values.device) * values.shape[0]
     entries = Bound(Operand(_LETTERS[: len(shape)], _any_order(len(shape))), (ends, *at, values), tuple(shape))
     return made_of(convert(entries, format))
+
+
+@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+def _adjacency(edge_index: Tensor, weight: Tensor | None, size: int | tuple[int, int] | None, format: str) -> SparseTensor:
+    at, values, shape = edges(edge_index, weight, size)
+    return from_entries(Format.parse(format), shape, at, values)
 
 
 def letters_of(tensor: Tensor) -> str:
