@@ -182,7 +182,8 @@ def _is_static(source: Any, tensor: torch.Tensor) -> bool:
             return True
         source = source.base
     # What is left is a captured variable, a global, or an argument (so is an element of an argument's containers).
-    return isinstance(source, GlobalSource) or (isinstance(source, LocalSource) and source.is_derefed_cell_contents)
+    captured = isinstance(source, LocalSource) and source.is_derefed_cell_contents and not source.is_input
+    return captured or isinstance(source, GlobalSource)
 
 
 def _agrees(expected: torch.Tensor, value: torch.Tensor) -> bool:

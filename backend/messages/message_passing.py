@@ -51,6 +51,8 @@ aten = torch.ops.aten
 
 _GAIN = 3.0
 """Elements of gathered rows that a product takes in the time in which gather and scatter move one."""
+_SORT = 6.0
+"""Elements that gather and scatter move in the time in which an edge is sorted, by which two operations or more are served."""
 
 
 class MessagePassing:
@@ -152,7 +154,10 @@ class _Rewriting:
         edges = _edges(index, leaves)
         moved = edges * _features(found)
         value = found.node.meta["val"]
-        gain = moved / (moved / _GAIN + device_of(value.device).edge_call)
+        call = device_of(value.device).edge_call
+        # A list whose size is left open is most likely another one at every call, and is sorted for it.
+        sorting = _SORT * edges + call if _is_open(leaves) else 0.0
+        gain = moved / (moved / _GAIN + call + sorting)
         reason = f"too small for a gain of {self._options.min_gain:g}x" if gain < self._options.min_gain else None
         problem = None if reason else _missing_kernel(value.dtype, schedule, value.device)
         if problem is not None:
@@ -232,6 +237,11 @@ def _edges(index: fx.Node, leaves: Sequence[fx.Node]) -> int:
     """About how many edges there are."""
     size = hint(index.meta["val"].shape[0])
     return size or max((hint(s) or 0 for leaf in leaves for s in leaf.meta["val"].shape), default=0)
+
+
+def _is_open(leaves: Sequence[fx.Node]) -> bool:
+    """Whether the size of what an edge list is computed from may be another one at the next call."""
+    return any(isinstance(size, torch.SymInt) for leaf in leaves for size in leaf.meta["val"].shape)
 
 
 def _features(found: Aggregation | EdgeProducts) -> int:

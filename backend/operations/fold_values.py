@@ -78,7 +78,8 @@ def _decision(source: fx.Node, expression: Expression, inputs: Inputs) -> Decisi
     assert first.format is not None
     originals = dict(zip((n for n in source.graph.nodes if n.op == "placeholder"), expression.leaves, strict=False))
     shape = tuple(size if isinstance(size, int) else 0 for size in first.sizes)
-    entries = hint(originals[first.arrays[1]].meta["val"].shape[0]) if first.arrays[1] in originals else 0
+    given = [originals[array] for array in reversed(first.arrays) if array in originals]
+    entries = hint(given[0].meta["val"].shape[0]) if given else 0
     name = name_of(originals.get(first.arrays[0], source), inputs)
     density = min(1.0, entries / max(1, prod(shape)))
     reason = "values computed once, until an array of it changes"

@@ -17,6 +17,7 @@ from gossamer.backend.calls.spmm_region import GatheredRegion
 from gossamer.backend.graph.einsum_calls import arguments, hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.nodes import equal_sizes
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
@@ -86,7 +87,9 @@ def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 def _is_tall(x: fx.Node, w: fx.Node) -> bool:
     """Whether the product is one that the schedule is made for."""
     tall, narrow = x.meta["val"], w.meta["val"]
-    if not (tall.is_cpu and tall.dtype in _TYPES and tall.dtype is narrow.dtype and tall.is_contiguous()):
+    if not (tall.is_cpu and tall.dtype in _TYPES and tall.dtype is narrow.dtype):
+        return False
+    if not equal_sizes(tall.stride(), (tall.shape[1], 1)):  # `is_contiguous` would guard sizes, or ask for unknown ones
         return False
     k, n = (hint(size) for size in narrow.shape)
     return hint(tall.shape[0]) >= max(_ROWS, k) and 0 < n <= _COLUMNS and 0 < k * n * narrow.itemsize <= _BYTES

@@ -5,6 +5,7 @@ GATv2               graph_attention(a, h_source, queries=h_target, keys=h_source
 graph transformer   graph_attention(a, v, queries=q, keys=k, scale=d**-0.5)
 """
 
+import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
@@ -53,11 +54,17 @@ def graph_attention(
         raise GossamerError(f"graph_attention: {shapes}, which need a row for each of its columns")
     if weighted and keys is None:
         raise GossamerError("graph_attention: weighted multiplies products of queries and keys, which are not given")
-    rows = pattern if pattern.format.levels == Format.CSR.levels else pattern.to_format(Format.CSR)
-    positions, coordinates = rows.components[:2]
-    weight = values_of(rows) if weighted else None
+    positions, coordinates, stored = _in_rows(pattern)
+    weight = stored if weighted else None
     terms = {
         "target": target, "source": source, "edge": edge, "queries": queries, "keys": keys, "weight": weight,
         "direction": direction,
     }  # fmt: skip
     return attend_edges(positions, coordinates, values, **terms, scale=scale, slope=slope, dropout=dropout)
+
+
+@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+def _in_rows(pattern: SparseTensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The positions, coordinates and values of the matrix in CSR."""
+    rows = pattern if pattern.format.levels == Format.CSR.levels else pattern.to_format(Format.CSR)
+    return *rows.components[:2], values_of(rows)

@@ -1,4 +1,4 @@
-"""From and to torch.sparse, SciPy and edge lists; memory is shared where the layout is the same.
+"""From and to torch.sparse and SciPy; memory is shared where the layout is the same.
 
 torch.sparse_coo   COO, with dense levels for dense dimensions
 torch.sparse_csr   CSR, with a dense level in front for a batch, and dense levels for dense dimensions
@@ -89,36 +89,6 @@ def to_scipy(format: Format, shape: tuple[int, ...], components: Sequence[Tensor
         values = values.reshape(-1, *(_blocks(format) or ()))
     make = {torch.sparse_csr: sparse.csr_array, torch.sparse_csc: sparse.csc_array}.get(tensor.layout, sparse.bsr_array)
     return make((values, crd, positions), shape=shape)
-
-
-def edges(
-    edge_index: Tensor, weight: Tensor | None, size: int | tuple[int, int] | None
-) -> tuple[list[Tensor], Tensor, tuple[int, int]]:
-    """Coordinates [targets, sources], weights and shape of the adjacency of an edge list, checked."""
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
-        raise FormatError(f"edge_index must be integers [2, edges], got {edge_index.dtype} {list(edge_index.shape)}")
-    source, target = edge_index.long().unbind(0)
-    if weight is None:
-        weight = torch.ones(source.numel(), device=edge_index.device)
-    if weight.shape != source.shape:
-        raise FormatError(f"weight must be [{source.numel()}], one an edge, got {list(weight.shape)}")
-    if size is not None and not _is_size(size):
-        raise FormatError(f"size must be a number of nodes, or (targets, sources), got {size!r}")
-    if size is None:
-        size = int(edge_index.max()) + 1 if edge_index.numel() else 0
-    shape = (size, size) if not isinstance(size, Sequence) else (int(size[0]), int(size[1]))
-    for name, nodes, extent in (("target", target, shape[0]), ("source", source, shape[1])):
-        if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < extent:
-            at = int(((nodes < 0) | (nodes >= extent)).nonzero()[0])
-            raise FormatError(f"{name} of edge {at} is node {int(nodes[at])}, must be in [0, {extent}): pass a larger size")
-    return [target, source], weight, shape
-
-
-def _is_size(size: object) -> bool:
-    whole = int | np.integer
-    return isinstance(size, whole) or (
-        isinstance(size, Sequence) and len(size) == 2 and all(isinstance(n, whole) for n in size)
-    )
 
 
 def _from_coo(tensor: Tensor) -> Parts:

@@ -30,6 +30,7 @@ from gossamer.sparsity.kernels.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_transform, transformed
 from gossamer.sparsity.operations.sparse_results import compress, convert
 from gossamer.sparsity.tensor import interchange
+from gossamer.sparsity.tensor.edge_list import edges
 from gossamer.sparsity.tensor.given import format_of, shape_of, tensor_of
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -127,10 +128,8 @@ class SparseTensor(torch.Tensor):
         weight      [edges], 1.0 if left out; the weights of parallel edges are summed
         size        (targets, sources) or their common number; if left out, the largest index + 1
         """
-        edge_index = tensor_of(edge_index, "edge_index")
         weight = None if weight is None else tensor_of(weight, "weight")
-        at, weight, shape = interchange.edges(edge_index, weight, size)
-        return from_entries(format_of(format), shape, at, weight)
+        return _adjacency(tensor_of(edge_index, "edge_index"), weight, size, str(format_of(format)))
 
     @classmethod
     def from_parts(
@@ -285,6 +284,12 @@ def from_entries(format: Format, shape: Sequence[int], at: Sequence[Tensor], val
     ends = torch.arange(2, device=values.device) * values.shape[0]
     entries = Bound(Operand(_LETTERS[: len(shape)], _any_order(len(shape))), (ends, *at, values), tuple(shape))
     return made_of(convert(entries, format))
+
+
+@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+def _adjacency(edge_index: Tensor, weight: Tensor | None, size: int | tuple[int, int] | None, format: str) -> SparseTensor:
+    at, values, shape = edges(edge_index, weight, size)
+    return from_entries(Format.parse(format), shape, at, values)
 
 
 def letters_of(tensor: Tensor) -> str:
