@@ -23,8 +23,8 @@ def chosen_layers(model: nn.Module, only: Layers | None, skip: Layers) -> list[n
     OptionError where a name or pattern is no layer's.
     """
     taken, left = _listed(only), _listed(skip)
-    types = tuple(choice for choice in taken if isinstance(choice, type))
-    layers = {n: m for n, m in model.named_modules() if _is_linear(m) or (isinstance(m, types) and has_weight(m))}
+    types: tuple[type[nn.Module], ...] = tuple(choice for choice in taken if isinstance(choice, type))
+    layers = {n: m for n, m in model.named_modules() if _is_linear(m) or (has_weight(m) and isinstance(m, types))}
     for choice in (*taken, *left):
         if isinstance(choice, str | re.Pattern) and not any(_fits(choice, name, layer) for name, layer in layers.items()):
             wanted = choice if isinstance(choice, str) else choice.pattern
@@ -40,13 +40,13 @@ def chosen_layers(model: nn.Module, only: Layers | None, skip: Layers) -> list[n
 def is_transposed(layer: nn.Module) -> bool:
     """Whether it is `Conv1D` of transformers: a linear layer with a weight of inputs x outputs. Known by its looks."""
     parts = {type(layer).__name__, *(kind.__name__ for kind in type(layer).__mro__)}
-    return "Conv1D" in parts and hasattr(layer, "nf") and has_weight(layer) and layer.weight.dim() == 2  # type: ignore[operator, union-attr]
+    return "Conv1D" in parts and hasattr(layer, "nf") and has_weight(layer) and layer.weight.dim() == 2  # type: ignore[operator]
 
 
 def has_weight(layer: nn.Module) -> bool:
     """Whether a weight of two dimensions or more is its parameter, under masks or not."""
     held = isinstance(layer._parameters.get("weight"), nn.Parameter) or parametrize.is_parametrized(layer, "weight")
-    return held and layer.weight.dim() >= 2  # type: ignore[operator, union-attr]
+    return held and layer.weight.dim() >= 2  # type: ignore[operator]
 
 
 def _is_linear(layer: nn.Module) -> bool:
@@ -62,7 +62,7 @@ def _tied(model: nn.Module) -> Iterator[nn.Module]:
 def _listed(layers: Layers | None) -> tuple[Choice, ...]:
     if layers is None:
         return ()
-    return tuple(layers) if isinstance(layers, list | tuple | set | frozenset) else (layers,)  # type: ignore[arg-type]
+    return (layers,) if isinstance(layers, str | re.Pattern | type) or callable(layers) else tuple(layers)
 
 
 def _fits(choice: Choice, name: str, layer: nn.Module) -> bool:

@@ -31,7 +31,7 @@ def finalize(model: Model) -> Model:
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     masked = Counter(id(module.parametrizations[name].original) for module, name in _masked(model))  # type: ignore[index, union-attr]
     for module, name in _masked(model):
-        kept: nn.Parameter = module.parametrizations[name].original  # type: ignore[index, union-attr, assignment]
+        kept: nn.Parameter = module.parametrizations[name].original  # type: ignore[index, union-attr]
         shared = uses[id(kept)] > masked[id(kept)]
         value = getattr(module, name).detach().clone() if shared else None
         parametrize.remove_parametrizations(module, name, leave_parametrized=not shared)
@@ -51,5 +51,7 @@ def _masked(model: nn.Module) -> list[tuple[nn.Module, str]]:
     for module in model.modules():
         if parametrize.is_parametrized(module):
             parametrizations: nn.ModuleDict = module.parametrizations  # type: ignore[assignment]
-            found += [(module, name) for name, chain in parametrizations.items() if any(map(is_mask, chain))]  # type: ignore[arg-type]
+            found += [
+                (module, name) for name, chain in parametrizations.items() if any(is_mask(each) for each in chain.children())
+            ]
     return found

@@ -69,7 +69,7 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
     if isinstance(target, Tensor):
         return sparsifier(target, **options)
     for layer in chosen_layers(target, only, skip):
-        weight = layer.weight.detach()  # type: ignore[operator, union-attr]
+        weight = layer.weight.detach()  # type: ignore[operator]
         rows = weight.t() if is_transposed(layer) else weight.flatten(1)
         kept = sparsifier(rows, **options)
         mask = kept.with_values(torch.ones_like(kept.values())).to_dense()

@@ -34,7 +34,7 @@ def watch_for_generate(backend: object) -> None:
         return method
 
     if "generate" not in vars(OptimizedModule):
-        OptimizedModule.generate = property(generate)  # type: ignore[attr-defined]
+        OptimizedModule.generate = property(generate)
 
 
 def _backend_of(compiled: Any) -> object:

@@ -4,6 +4,7 @@ gossamer::in_bounds(nodes, extent, name)        the nodes; FormatError if one of
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ def edges(
     if size is not None and not _is_size(size):
         raise FormatError(f"size must be a number of nodes, or (targets, sources), got {size!r}")
     if size is None:
-        size = torch.cat([edge_index.flatten(), edge_index.new_full((1,), -1)]).max().item() + 1
+        size = cast(int, torch.cat([edge_index.flatten(), edge_index.new_full((1,), -1)]).max().item()) + 1
+    assert size is not None
     rows, columns = size if isinstance(size, Sequence) else (size, size)
     return [_in_bounds(target, rows, "target"), _in_bounds(source, columns, "source")], weight, (rows, columns)
 

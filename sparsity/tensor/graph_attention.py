@@ -67,4 +67,5 @@ def graph_attention(
 def _in_rows(pattern: SparseTensor) -> tuple[Tensor, Tensor, Tensor]:
     """The positions, coordinates and values of the matrix in CSR."""
     rows = pattern if pattern.format.levels == Format.CSR.levels else pattern.to_format(Format.CSR)
-    return *rows.components[:2], values_of(rows)
+    positions, coordinates = rows.components[:2]
+    return positions, coordinates, values_of(rows)
