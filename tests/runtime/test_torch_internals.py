@@ -3,15 +3,18 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gossamer.dialects.errors import GossamerError
 from gossamer.runtime import torch_internals
-from gossamer.runtime.torch_internals import PRIVATE, STREAMS, Private
+from gossamer.runtime.torch_internals import PRIVATE, STREAMS
 
 ROOT = Path(__file__).parents[2]
 FENCE = ROOT / "runtime" / "torch_internals.py"
@@ -91,6 +94,9 @@ def test_this_torch_has_it(feature: str) -> None:
     assert torch_internals.off(feature) is None
 
 
+FIRST = {each.feature: name for name, each in reversed(PRIVATE.items())}
+"""A name of each feature: a process that has it not takes seconds."""
+
 PROGRAM = """
 import os, sys, traceback, json, warnings
 from dataclasses import replace
@@ -159,7 +165,7 @@ def sparse_tensors(sparse, matrix, vector, feature):
     else:
         torch.testing.assert_close(differentiate(), given.grad)
 
-for name in sys.argv[1:] or fence.PRIVATE:
+for name in sys.argv[1:]:
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -184,12 +190,24 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     directory = tmp_path_factory.mktemp("caches")
     own = {"TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"), "GOSSAMER_CACHE_DIR": str(directory / "gossamer")}
     environment = {**os.environ, **own, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
+    run = subprocess.run([sys.executable, "-c", PROGRAM, *FIRST.values()], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     lines = (line.removeprefix("RESULT ") for line in run.stdout.splitlines() if line.startswith("RESULT "))
     return dict(map(json.loads, lines))
 
 
-@pytest.mark.parametrize(("name", "private"), PRIVATE.items(), ids=list(PRIVATE))
-def test_without_it_what_needs_it_is_off_and_says_so(name: str, private: Private, without: dict[str, str]) -> None:
+@pytest.mark.parametrize("name", FIRST.values())
+def test_without_it_what_needs_it_is_off_and_says_so(name: str, without: dict[str, str]) -> None:
     assert without[name] == ""
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_the_stand_in_of_each_name_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = replace(PRIVATE[name], path=f"{PRIVATE[name].path}_that_is_gone")
+    monkeypatch.setattr(torch_internals, "_off", {})
+    with pytest.warns(UserWarning, match=f"gossamer: {re.escape(private.feature)}: off, for torch .*_that_is_gone"):
+        found = torch_internals._found(private)
+    if private.stand_in is None:
+        with pytest.raises(GossamerError, match=re.escape(private.feature)):
+            found()
+    assert [each.partition(":")[0] for each in torch_internals.known_off()] == [private.feature]
