@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
+from gossamer.runtime.operations import untraced
 from gossamer.sparsity.tensor.densify import without_sparse_way
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.tensor.spelling import into, spelled
 from gossamer.sparsity.tensor.twin import refusal
 
 
+@untraced
 def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Calls it as torch would, with what is registered for SparseTensors if something is."""
     if kwargs.get("out") is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
+from gossamer.runtime.operations import untraced
 from gossamer.runtime.torch_internals import (
     SPARSE_TENSORS,
     make_wrapper_subclass,
@@ -256,6 +257,7 @@ class SparseTensor(torch.Tensor):
         return cls(format, size, [inner[name] for name in _names(format)])
 
     @classmethod
+    @untraced
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

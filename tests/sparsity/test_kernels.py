@@ -404,7 +404,7 @@ def test_auto_is_kblock_where_that_works() -> None:
 
 
 def test_an_unknown_schedule() -> None:
-    with pytest.raises(OptionError, match=r"unknown schedule 'kblok', there are auto, kblock, gather, .*, reference"):
+    with pytest.raises(OptionError, match=r"unknown schedule 'kblok', there are auto, amx, .*, kblock, .*, reference"):
         compile_region(Region(24, 40).text(), schedule="kblok")
 
 
