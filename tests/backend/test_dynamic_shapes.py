@@ -280,6 +280,23 @@ class Network(nn.Module):
         return out
 
 
+def test_nothing_fails_that_inductor_alone_compiles() -> None:
+    """Self loops on an unknown number of edges, in training, with nothing rewritten: Inductor of torch 2.13 fails without us."""
+    g = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    model, nodes = Network(g.GATConv), 2000
+    reached, index = sampled(torch.randint(nodes, (2, 8 * nodes)), torch.arange(20), nodes)
+    x = torch.randn(nodes, 16)[reached]
+    failed = dict[str, bool]()
+    for backend, options in (("inductor", {}), ("sparse", {"min_gain": 1.1})):
+        torch._dynamo.reset()
+        try:
+            torch.compile(model, backend=backend, fullgraph=True, options=options)(x, index).sum().backward()
+            failed[backend] = False
+        except torch._inductor.exc.InductorError:
+            failed[backend] = True
+    assert failed["inductor"] or not failed["sparse"]
+
+
 @pytest.mark.parametrize(("name", "min_gain"), [("SAGEConv", 0), ("GCNConv", 1.1), ("GATConv", 0)])
 def test_thirty_sampled_batches(name: str, min_gain: float) -> None:
     """With Inductor, as a user trains."""

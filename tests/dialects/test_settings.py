@@ -32,8 +32,8 @@ def test_documents_speak_of_no_other_variables() -> None:
 def test_the_cache_is_in_the_home_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOSSAMER_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", "/home/me")
-    assert CACHE_DIR.get() == Path("/home/me/.cache/gossamer")
+    monkeypatch.setenv("HOME", "/somebody")
+    assert CACHE_DIR.get() == Path("/somebody/.cache/gossamer")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/me")
     assert CACHE_DIR.get() == Path("/var/me/gossamer")
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", "/elsewhere")
