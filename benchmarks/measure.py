@@ -138,7 +138,7 @@ def race(
     """
     settings = settings or Settings()
     torch.set_num_threads(threads)
-    torch._dynamo.reset()  # else the shapes of the last case make Dynamo compile this one for dynamic shapes
+    torch.compiler.reset()  # else the shapes of the last case make Dynamo compile this one for dynamic shapes
     gc.collect()  # what was packed for the last case
     with torch.no_grad():
         expected, work = problem.reference()

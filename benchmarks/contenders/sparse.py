@@ -20,7 +20,7 @@ def missing() -> str | None:
         import gossamer  # noqa: F401
     except ModuleNotFoundError as error:
         return f"no module '{error.name}'; install Gossamer: pip install -e ."
-    if "sparse" not in torch._dynamo.list_backends(exclude_tags=()):
+    if "sparse" not in torch.compiler.list_backends(exclude_tags=()):
         return "torch.compile does not know the backend 'sparse'; install Gossamer: pip install -e ."
     return None
 

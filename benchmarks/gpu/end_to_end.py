@@ -66,7 +66,7 @@ CASES = (
 
 def compiled(model: nn.Module, **options: Any) -> Any:
     """The model with all its layers sparse, whether or not that pays."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counters.clear()
     return torch.compile(model, backend="sparse", fullgraph=True, options={"min_gain": 0, "strict": True, **options})
 
@@ -147,7 +147,7 @@ def in_a_graph(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def in_inductor_s_graphs(model: nn.Module, x: Tensor) -> Tensor:
     """The result under mode="reduce-overhead", of a weight that changed after graphs were captured."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counters.clear()
     options = gossamer.Options(min_gain=0)
     run = torch.compile(model, backend=lambda gm, inputs: sparse(gm, inputs, mode="reduce-overhead", options=options))
@@ -248,7 +248,7 @@ def times(case: Case, device: torch.device) -> Iterator[dict[str, Any]]:
         x = torch.randn(tokens, case.width, dtype=case.dtype, device=device)
         found = {}
         for name in ("eager", "inductor", "sparse"):
-            torch._dynamo.reset()
+            torch.compiler.reset()
             run = model if name == "eager" else torch.compile(model, backend=name)
             with torch.no_grad():
                 found[name] = _microseconds(lambda: run(x))  # noqa: B023  # called at once

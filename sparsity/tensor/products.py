@@ -79,5 +79,7 @@ def _autocast(*factors: Tensor) -> list[Tensor]:
 def _plus(addend: Tensor, beta: float, product: Tensor, alpha: float) -> Tensor:
     if not product.is_floating_point() and not product.is_complex():
         beta, alpha = int(beta), int(alpha)  # as torch has it for integers
+    dtype = product.dtype
     product = product if alpha == 1 else product * alpha
-    return product if beta == 0 else product + (addend if beta == 1 else addend * beta)
+    total = product if beta == 0 else product + (addend if beta == 1 else addend * beta)
+    return total.to(dtype) if dtype is torch.bool else total

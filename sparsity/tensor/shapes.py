@@ -87,8 +87,9 @@ def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None
         linear = linear * extent + crd
     at: list[Tensor] = []
     for extent in reversed(sizes):
-        at.insert(0, linear % max(extent, 1))
-        linear = linear // max(extent, 1)
+        extent = torch.sym_max(extent, 1)
+        at.insert(0, linear % extent)
+        linear = linear // extent
     return CoordinateList(tuple(at), listed.values).assembled(of_rank(input.format, len(sizes)), sizes)
 
 

@@ -281,7 +281,7 @@ class Network(nn.Module):
 
 
 def test_nothing_fails_that_inductor_alone_compiles() -> None:
-    """Self loops on an unknown number of edges, in training, with nothing rewritten: Inductor of torch 2.13 fails without us."""
+    """Self loops on an unknown number of edges, in training, with nothing rewritten: Inductor of torch 2.13 fails alike."""
     g = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
     model, nodes = Network(g.GATConv), 2000
     reached, index = sampled(torch.randint(nodes, (2, 8 * nodes)), torch.arange(20), nodes)
