@@ -16,7 +16,7 @@ from gossamer.sparsity.tensor import (
     shapes,
     slices,
     softmax,
-    twin,
+    torch_refusals,
 )
 from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
@@ -28,6 +28,6 @@ operations = (
 """Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
 
 cuda_operations.register()
-twin.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
+torch_refusals.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
 
 __all__ = ["EinsumError", "Mask", "SparseTensor", "einsum", "operations", "prepare"]

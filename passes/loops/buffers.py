@@ -56,3 +56,24 @@ def sparse_buffers_of(tensor: ir.Value) -> list[ir.Value]:
     if op is None or op.name not in ("sparse_tensor.assemble", "builtin.unrealized_conversion_cast"):
         raise CompileError(f"{tensor} has no buffers, for {_WHY}")
     return [buffer_of(v) for v in op.operands]
+
+
+class WeightArrays:
+    """What each array in `weight` is."""
+
+    weight: tuple[ir.Value, ...]
+
+    @property
+    def positions(self) -> ir.Value:
+        """Where the entries of each row begin, of a weight with positions."""
+        return self.weight[0]
+
+    @property
+    def coordinates(self) -> ir.Value:
+        """The columns of the entries, of a weight with positions and coordinates."""
+        return self.weight[1]
+
+    @property
+    def values(self) -> ir.Value:
+        """The values of the weight."""
+        return self.weight[-1]

@@ -10,32 +10,18 @@ from dataclasses import dataclass
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
+from gossamer.passes.loops.buffers import WeightArrays
 from gossamer.passes.loops.vectors import index, load_index, loop, widened, zeros
 
 
 @dataclass(frozen=True)
-class InnerLoop:
+class InnerLoop(WeightArrays):
     """The arrays of a `weight`, and `packed`: x as [K][`vectors` of type `vec`], tokens in lanes."""
 
     weight: tuple[ir.Value, ...]
     packed: ir.Value
     vec: ir.VectorType
     vectors: int
-
-    @property
-    def positions(self) -> ir.Value:
-        """Where the entries of each row begin."""
-        return self.weight[0]
-
-    @property
-    def coordinates(self) -> ir.Value:
-        """The columns of the entries."""
-        return self.weight[1]
-
-    @property
-    def values(self) -> ir.Value:
-        """The values of the entries."""
-        return self.weight[-1]
 
     def entries(self, at: ir.Value) -> tuple[ir.Value, ir.Value]:
         """positions[at], and the next one."""

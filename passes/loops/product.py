@@ -14,7 +14,7 @@ from torch_mlir.dialects import arith, func, memref, scf
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.packing import Packing
-from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
+from gossamer.passes.loops.buffers import Storage, WeightArrays, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.epilogue import Buffers, Epilogue
 from gossamer.passes.loops.openmp import thread_number
@@ -28,7 +28,7 @@ _MANY = 4  # tiles a thread from which on it does not matter that some threads h
 
 
 @dataclass(frozen=True)
-class Operands:
+class Operands(WeightArrays):
     """What a function of a product works on: memrefs (the arrays of the weight in `weight`), this thread's `offset` into the
     workspace, the `first` of its tokens and the row groups [low, high)."""
 
@@ -40,21 +40,6 @@ class Operands:
     first: ir.Value
     low: ir.Value
     high: ir.Value
-
-    @property
-    def positions(self) -> ir.Value:
-        """Of a weight with positions: where its rows begin."""
-        return self.weight[0]
-
-    @property
-    def coordinates(self) -> ir.Value:
-        """Of a weight with positions and coordinates: the latter."""
-        return self.weight[1]
-
-    @property
-    def values(self) -> ir.Value:
-        """The values of the weight."""
-        return self.weight[-1]
 
 
 def products(module: ir.Module, schedule: str) -> list[Any]:
@@ -142,6 +127,20 @@ class Product:
 
                 self.parallel(arith.muli(n_tiles, chunks), workspace, body)
                 scf.YieldOp([])
+        self.storage.erase()
+
+    def by_rows(self, variants: dict[int, func.FuncOp], tokens: int, workspace: int) -> None:
+        """Replace the op by calls of functions for parts of the rows, each with all tokens, `tokens` at a time."""
+        with ir.InsertionPoint(self.op):
+            chunks = arith.minui(index(self.groups), self.workers())
+
+            def body(chunk: ir.Value, offset: ir.Value) -> None:
+                low, high = self.row_range(chunk, chunks)
+                count = memref.dim(self.storage.output, index(0))
+                with loop(index(0), count, index(tokens)) as tiles:
+                    self.call(variants, offset, tiles.induction_variable, low, high)
+
+            self.parallel(chunks, workspace, body)
         self.storage.erase()
 
     def small(self) -> ir.Value:

@@ -46,17 +46,7 @@ class FewTokens(WeightInLanes):
         reserve_workspace(module, self.workspace)
         with self.op.location:
             variants = {n: self.function(f"rows{n}", partial(emit, n)) for n in widths}
-            with ir.InsertionPoint(self.op):
-                chunks = arith.minui(index(self.groups), self.workers())
-
-                def body(chunk: ir.Value, offset: ir.Value) -> None:
-                    low, high = self.row_range(chunk, chunks)
-                    tokens = memref.dim(self.storage.output, index(0))
-                    with loop(index(0), tokens, index(self.tokens)) as tiles:
-                        self.call(variants, offset, tiles.induction_variable, low, high)
-
-                self.parallel(chunks, self.workspace, body)
-        self.storage.erase()
+            self.by_rows(variants, self.tokens, self.workspace)
 
 
 class TokenRows:

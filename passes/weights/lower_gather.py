@@ -104,17 +104,7 @@ def _lower(gather: _Gather) -> None:
     widths = [n for n in (4, 2, 1) if n <= gather.tokens]
     with gather.op.location:
         variants = {n: gather.function(f"rows{n}", partial(_emit_rows, gather, n)) for n in widths}
-        with ir.InsertionPoint(gather.op):
-            chunks = arith.minui(index(gather.groups), gather.workers())
-
-            def body(chunk: ir.Value, offset: ir.Value) -> None:
-                low, high = gather.row_range(chunk, chunks)
-                tokens = memref.dim(gather.storage.output, index(0))
-                with loop(index(0), tokens, index(gather.tokens)) as tiles:
-                    gather.call(variants, offset, tiles.induction_variable, low, high)
-
-            gather.parallel(chunks, gather.workspace, body)
-    gather.storage.erase()
+        gather.by_rows(variants, gather.tokens, gather.workspace)
 
 
 def _emit_rows(gather: _Gather, count: int, operands: Operands) -> None:

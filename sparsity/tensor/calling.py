@@ -7,9 +7,9 @@ import torch
 
 from gossamer.runtime.operations import untraced
 from gossamer.sparsity.tensor.densify import without_sparse_way
+from gossamer.sparsity.tensor.keywords import into, spelled
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
-from gossamer.sparsity.tensor.spelling import into, spelled
-from gossamer.sparsity.tensor.twin import refusal
+from gossamer.sparsity.tensor.torch_refusals import refusal
 
 
 @untraced

@@ -20,9 +20,9 @@ from gossamer.sparsity.kernels.operands import Bound
 from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
+from gossamer.sparsity.tensor.constructor_arguments import format_of
 from gossamer.sparsity.tensor.fast_matmul import einsum_at_once
 from gossamer.sparsity.tensor.fast_sddmm import sample_at_once
-from gossamer.sparsity.tensor.given import format_of
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like, made_of, values_of, wrap
 
 

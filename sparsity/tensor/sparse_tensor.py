@@ -31,8 +31,8 @@ from gossamer.sparsity.kernels.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_transform, transformed
 from gossamer.sparsity.operations.sparse_results import compress, convert
 from gossamer.sparsity.tensor import interchange
+from gossamer.sparsity.tensor.constructor_arguments import format_of, shape_of, tensor_of
 from gossamer.sparsity.tensor.edge_list import edges
-from gossamer.sparsity.tensor.given import format_of, shape_of, tensor_of
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _make = refusal(SPARSE_TENSORS) or make_wrapper_subclass
