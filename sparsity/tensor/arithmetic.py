@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gossamer.sparsity.arrays.stored_entries import blocked
 from gossamer.sparsity.kernels.operands import dense as bound_dense
 from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.dense_results import sample
@@ -219,6 +220,8 @@ def _at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
 
 def _is_within(pattern: SparseTensor) -> Tensor | None:
     """Which stored values lie within the shape, None if all do: those that fill up blocks at the edge do not."""
+    if not blocked(pattern.format):
+        return None
     letters, whole = letters_of(pattern), pattern.format.padded_shape(pattern.shape)
     edges = [(c, n) for c, n, padded in zip(letters, pattern.shape, whole, strict=True) if n != padded]
     if not edges:

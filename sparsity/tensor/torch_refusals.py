@@ -33,14 +33,17 @@ def ask_about(functions: Sequence[Callable[..., Any]]) -> None:
 
 def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
     """What torch raises for dense tensors, if it does."""
-    if func not in _asked or watched():
+    if func not in _asked:
         return None
     try:
-        key = func, _described(args), _described(kwargs)
+        with torch.DisableTorchFunctionSubclass():
+            key = func, _described(args), _described(kwargs) if kwargs else ()
         if key in _passed:
             return None
     except TypeError:  # an argument that has no hash
         key = None
+    if watched():
+        return None
     devices = {each.device for each in _tensors((args, kwargs))}
     if len(devices) > 1 or torch.is_autocast_enabled(next(iter(devices)).type):
         return None
@@ -83,10 +86,9 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _described(argument: Any) -> Any:
     """What tells calls apart. TypeError for what cannot."""
     if isinstance(argument, Tensor):
-        with torch.DisableTorchFunctionSubclass():
-            return tuple(argument.shape), argument.dtype
+        return argument.shape, argument.dtype
     if isinstance(argument, list | tuple):
-        return type(argument), *map(_described, argument)
+        return type(argument), *[_described(each) for each in argument]
     if isinstance(argument, Mapping):
         return tuple((name, _described(each)) for name, each in argument.items())
     if isinstance(argument, slice):
