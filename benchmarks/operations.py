@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import graphs
+from benchmarks.arguments import counted
 from benchmarks.models import largest_error
 from benchmarks.registry import BASELINES, Case, Contender, Prepared, Work, Workload, WrongResult, plugins
 
@@ -116,6 +118,20 @@ def having(operation: str) -> dict[str, Contender]:
     return {
         name: found for name, found in plugins("libraries").items() if isinstance(found, Library) and operation in found.ways
     }
+
+
+def by_columns(build: Callable[[str, int], Operation], args: Namespace) -> list[Case]:
+    """A case for each matrix and number of columns of what it is multiplied with."""
+    return [
+        Case(
+            f"{name}, {counted(columns, 'column')}",
+            {"matrix": name, "columns": columns},
+            partial(build, name, columns),
+            2e-9 * graphs.ENTRIES[name] * columns,
+        )
+        for name in args.matrices
+        for columns in args.columns
+    ]
 
 
 def workload(

@@ -9,9 +9,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.nodes import same
-from gossamer.dialects.format import Format
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.kernels.operands import Held, Spec
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
@@ -19,27 +17,10 @@ COMPRESSED_ROWS = ["dense", "compressed"]
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """An operand: its arrays (one if it is dense), and its sizes if it is sparse."""
+class Given(Held[fx.Node]):
+    """An operand: the nodes of its arrays, and its sizes if it is sparse."""
 
-    operand: Operand
-    arrays: tuple[fx.Node, ...]
     sizes: tuple[Any, ...]
-
-    @property
-    def letters(self) -> str:
-        """One a dimension."""
-        return self.operand.letters
-
-    @property
-    def format(self) -> Format | None:
-        """None if it is dense."""
-        return self.operand.format
-
-    @property
-    def values(self) -> fx.Node:
-        """The tensor itself, or the stored values."""
-        return self.arrays[-1]
 
     @property
     def rows(self) -> "Rows | None":
@@ -80,12 +61,12 @@ class Call:
     @property
     def sparse(self) -> list[Given]:
         """The sparse operands."""
-        return [each for each in self.operands if each.format is not None]
+        return [each for each in self.operands if each.sparse]
 
     @property
     def dense(self) -> list[Given]:
         """The dense operands."""
-        return [each for each in self.operands if each.format is None]
+        return [each for each in self.operands if not each.sparse]
 
 
 def call_at(node: Any, target: Any) -> Call | None:

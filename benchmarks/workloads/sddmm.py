@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace, _ActionsContainer
+from argparse import _ActionsContainer
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from benchmarks import graphs
-from benchmarks.arguments import add_list, counted, sizes, some_of
-from benchmarks.operations import Operation, rows_of, workload
-from benchmarks.registry import Case
+from benchmarks.arguments import add_list, sizes, some_of
+from benchmarks.operations import Operation, by_columns, rows_of, workload
 
 MATRICES = "cora,pubmed,arxiv,wordnet,mesh,poisson300"
 _AT_ONCE = 1 << 16  # entries
@@ -35,17 +34,4 @@ def build(name: str, columns: int) -> Operation:
     return Operation("sddmm", a, (x, y), exact, 2 * a.nnz * columns, 4 * (columns * sum(a.shape) + a.nnz))
 
 
-def cases(args: Namespace) -> list[Case]:
-    return [
-        Case(
-            f"{name}, {counted(columns, 'column')}",
-            {"matrix": name, "columns": columns},
-            partial(build, name, columns),
-            2e-9 * graphs.ENTRIES[name] * columns,
-        )
-        for name in args.matrices
-        for columns in args.columns
-    ]
-
-
-WORKLOAD = workload("sddmm", "dense product at the entries of a sparse matrix", add_arguments, cases)
+WORKLOAD = workload("sddmm", "dense product at the entries of a sparse matrix", add_arguments, partial(by_columns, build))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace, _ActionsContainer
+from argparse import _ActionsContainer
 from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks import graphs
-from benchmarks.arguments import add_list, counted, sizes, some_of
-from benchmarks.operations import Operation, workload
-from benchmarks.registry import Case
+from benchmarks.arguments import add_list, sizes, some_of
+from benchmarks.operations import Operation, by_columns, workload
 
 MATRICES = "cora,pubmed,arxiv,wordnet,mesh,poisson300"
 
@@ -31,17 +30,6 @@ def build(name: str, columns: int) -> Operation:
     return Operation("spmm", a, (x,), exact, 2 * a.nnz * columns, 4 * columns * sum(a.shape))
 
 
-def cases(args: Namespace) -> list[Case]:
-    return [
-        Case(
-            f"{name}, {counted(columns, 'column')}",
-            {"matrix": name, "columns": columns},
-            partial(build, name, columns),
-            2e-9 * graphs.ENTRIES[name] * columns,
-        )
-        for name in args.matrices
-        for columns in args.columns
-    ]
-
-
-WORKLOAD = workload("spmm", "sparse matrix times a dense one", add_arguments, cases, panels=("matrix",), across="columns")
+WORKLOAD = workload(
+    "spmm", "sparse matrix times a dense one", add_arguments, partial(by_columns, build), panels=("matrix",), across="columns"
+)

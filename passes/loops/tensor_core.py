@@ -46,10 +46,7 @@ def load_matrices(memory: ir.Value, at: Sequence[ir.Value], transposed: bool = F
 
 def multiply_add(a: Sequence[ir.Value], b: Sequence[ir.Value], sums: ir.Value) -> ir.Value:
     """sums + a b: four fragments of a (rows first), two of b, and a vector of four sums."""
-    element = ir.VectorType(a[0].type).element_type
-    kind = ir.Attribute.parse(f"#nvvm.mma_type<{element}>")
-    if isinstance(element, ir.BF16Type):
-        a, b = [_word(v) for v in a], [_word(v) for v in b]
+    kind, a, b = _factors(a, b)
     result = nvvm.mma_sync(
         ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
         ir.Attribute.parse("#nvvm.shape<m = 16, n = 8, k = 16>"),
@@ -73,10 +70,7 @@ def multiply_add_sparse(
     for q = 2 and 3. Of a word, the low half is for row g, the high one for row g + 8; of columns 0 to 15 in even, 16 to 31 in
     odd lanes; two bits for each value, ascending in a group of four.
     """
-    element = ir.VectorType(a[0].type).element_type
-    kind = ir.Attribute.parse(f"#nvvm.mma_type<{element}>")
-    if isinstance(element, ir.BF16Type):
-        a, b = [_word(v) for v in a], [_word(v) for v in b]
+    kind, a, b = _factors(a, b)
     result = nvvm.mma_sp_sync(
         ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
         ir.Attribute.parse("#nvvm.shape<m = 16, n = 8, k = 32>"),
@@ -90,6 +84,14 @@ def multiply_add_sparse(
         ordered_metadata=True,
     )
     return _sums(result, sums.type)
+
+
+def _factors(a: Sequence[ir.Value], b: Sequence[ir.Value]) -> tuple[ir.Attribute, Sequence[ir.Value], Sequence[ir.Value]]:
+    """The type that instructions have for the elements, and the fragments of a and b as they take them."""
+    element = ir.VectorType(a[0].type).element_type
+    if isinstance(element, ir.BF16Type):
+        a, b = [_word(v) for v in a], [_word(v) for v in b]
+    return ir.Attribute.parse(f"#nvvm.mma_type<{element}>"), a, b
 
 
 def _sums(result: ir.Value, type_: ir.Type) -> ir.Value:

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.sparsity.kernels.contract_ir import Operand
+
+Array = TypeVar("Array")
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,11 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Bound:
-    """An operand with its arrays (one if it is dense) and its shape."""
+class Held(Generic[Array]):
+    """An operand with what holds it: its arrays, one if it is dense."""
 
     operand: Operand
-    arrays: tuple[Tensor, ...]
-    shape: tuple[int, ...]
+    arrays: tuple[Array, ...]
 
     @property
     def letters(self) -> str:
@@ -61,9 +63,16 @@ class Bound:
         return self.operand.format is not None
 
     @property
-    def values(self) -> Tensor:
+    def values(self) -> Array:
         """What gradients flow to: the stored values, or the tensor itself."""
         return self.arrays[-1]
+
+
+@dataclass(frozen=True)
+class Bound(Held[Tensor]):
+    """An operand with its arrays and its shape."""
+
+    shape: tuple[int, ...]
 
     def with_values(self, values: Tensor) -> "Bound":
         """The same pattern with other values."""
