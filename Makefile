@@ -42,40 +42,40 @@ smoke: $(BIN)/gossamer-opt  ## seconds: does it compile anything at all
 lit: $(BIN)/gossamer-opt  ## the passes' tests
 	$(BIN)/lit --verbose tests/lit
 
-# One run a figure; `make bench RUN="--resume --threads 1,2"` goes on with runs that were broken off.
-RESULTS := benchmarks/results
+# One run a figure, kept by machine in benchmarks/results;
+# `make bench RUN="--resume --threads 1,2"` goes on with runs that were broken off.
 RUN ?= --threads 1,2
-MEASURE = -$(BIN)/python -m benchmarks $(RUN) --out
+MEASURE = -$(BIN)/python -m benchmarks $(RUN) --record
 OURS := dense,inductor,sparse,sparse-graph
 SHORT := --repeats 10 --seconds .5
 bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside its peers; about two and a half hours
 	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
 	$(BIN)/python -m gossamer.backend.measuring.calibrate
-	$(MEASURE) $(RESULTS)/linear.json --workload linear --tokens 1,8,32,128,512 --contender $(OURS)
-	$(MEASURE) $(RESULTS)/linear-peers.json --workload linear --shapes 768x3072 --sparsity .8,.9,.95 --tokens 8,128
-	$(MEASURE) $(RESULTS)/linear-bf16.json --workload linear --dtype bf16 --sparsity .5,.8,.9 --tokens 1,8 --contender $(OURS),openvino-bf16
-	$(MEASURE) $(RESULTS)/block-linear.json --workload block-linear --contender $(OURS),csr
-	$(MEASURE) $(RESULTS)/block-linear-bf16.json --workload block-linear --dtype bf16 --contender $(OURS),openvino-bf16 \
+	$(MEASURE) linear --workload linear --tokens 1,8,32,128,512 --contender $(OURS)
+	$(MEASURE) linear-peers --workload linear --shapes 768x3072 --sparsity .8,.9,.95 --tokens 8,128
+	$(MEASURE) linear-bf16 --workload linear --dtype bf16 --sparsity .5,.8,.9 --tokens 1,8 --contender $(OURS),openvino-bf16
+	$(MEASURE) block-linear --workload block-linear --contender $(OURS),csr
+	$(MEASURE) block-linear-bf16 --workload block-linear --dtype bf16 --contender $(OURS),openvino-bf16 \
 	  --shapes 384x384,384x1536,1536x384,768x3072,3072x768 --blocks 32x32,32x2 --sparsity .5,.8,.9 --tokens 128,512,1024
-	$(MEASURE) $(RESULTS)/n-m-linear.json --workload n-m-linear --contender $(OURS),csr
-	$(MEASURE) $(RESULTS)/ffn.json --workload ffn --contender $(OURS)
-	$(MEASURE) $(RESULTS)/ffn-bf16.json --workload ffn --dtype bf16 --pattern 32x32 --sparsity .5,.8,.9 --contender $(OURS)
-	$(MEASURE) $(RESULTS)/autoencoder.json --workload autoencoder
-	$(MEASURE) $(RESULTS)/minilm.json --workload minilm --inputs 8x128,1x128,1x16
-	$(MEASURE) $(RESULTS)/minilm-lengths.json --workload minilm --sparsity .5,.9 --contender $(OURS) \
+	$(MEASURE) n-m-linear --workload n-m-linear --contender $(OURS),csr
+	$(MEASURE) ffn --workload ffn --contender $(OURS)
+	$(MEASURE) ffn-bf16 --workload ffn --dtype bf16 --pattern 32x32 --sparsity .5,.8,.9 --contender $(OURS)
+	$(MEASURE) autoencoder --workload autoencoder
+	$(MEASURE) minilm --workload minilm --inputs 8x128,1x128,1x16
+	$(MEASURE) minilm-lengths --workload minilm --sparsity .5,.9 --contender $(OURS) \
 	  --inputs 8x128,8x128-padded,8x100,8x37,1x128,1x100,1x37
-	$(MEASURE) $(RESULTS)/minilm-bf16.json --workload minilm --dtype bf16 --pattern 32x32 --sparsity .8,.9 --inputs 8x128,1x128,1x16
-	$(MEASURE) $(RESULTS)/transformer.json --workload transformer
-	$(MEASURE) $(RESULTS)/prediction.json --workload prediction
-	$(MEASURE) $(RESULTS)/startup.json --workload startup
-	$(MEASURE) $(RESULTS)/spmv.json --workload spmv $(SHORT)
-	$(MEASURE) $(RESULTS)/spmm.json --workload spmm $(SHORT)
-	$(MEASURE) $(RESULTS)/sddmm.json --workload sddmm $(SHORT)
-	$(MEASURE) $(RESULTS)/spgemm.json --workload spgemm $(SHORT)
-	$(MEASURE) $(RESULTS)/gcn.json --workload gcn $(SHORT)
-	$(MEASURE) $(RESULTS)/gat.json --workload gat $(SHORT)
-	$(MEASURE) $(RESULTS)/huge.json --workload huge
-	$(BIN)/python -m benchmarks.plots $(RESULTS)/*.json
+	$(MEASURE) minilm-bf16 --workload minilm --dtype bf16 --pattern 32x32 --sparsity .8,.9 --inputs 8x128,1x128,1x16
+	$(MEASURE) transformer --workload transformer
+	$(MEASURE) prediction --workload prediction
+	$(MEASURE) startup --workload startup
+	$(MEASURE) spmv --workload spmv $(SHORT)
+	$(MEASURE) spmm --workload spmm $(SHORT)
+	$(MEASURE) sddmm --workload sddmm $(SHORT)
+	$(MEASURE) spgemm --workload spgemm $(SHORT)
+	$(MEASURE) gcn --workload gcn $(SHORT)
+	$(MEASURE) gat --workload gat $(SHORT)
+	$(MEASURE) huge --workload huge
+	$(BIN)/python -m benchmarks.plots benchmarks/results/*/*.json
 	$(BIN)/python -m benchmarks.tables README.md docs/benchmarks.md --update
 
 gpu-bundle: $(BIN)/gossamer-opt  ## build/gpu-bundle: kernels, checks and timings for a machine with a GPU; a dry run here

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.arguments import counted, sizes, texts
-from benchmarks.machine import machine, versions
+from benchmarks.machine import machine, record, versions
 from benchmarks.measure import race
 from benchmarks.registry import BASELINES, Case, Contender, Outcome, Settings, names, plugins, workload
 from benchmarks.roofline import peaks
@@ -36,8 +36,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help=seconds)
     parser.add_argument("--cold", action="store_true", help="empty Inductor's caches before each compilation")
     parser.add_argument("--out", type=Path, help="where to write the JSON; it is rewritten after every case")
+    parser.add_argument("--record", metavar="NAME", help="instead of --out: NAME.json in the folder of this machine's results")
     parser.add_argument(
-        "--resume", action="store_true", help="keep what --out holds without errors, of the same settings and machine"
+        "--resume", action="store_true", help="keep what was written there without errors, of the same settings and machine"
     )
     parser.add_argument("--list", action="store_true", help="list the plug-ins, or the workload's cases and how long they take")
     selected = parser.parse_known_args(argv)[0].workload
@@ -50,8 +51,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"unknown contender {', '.join(unknown)}; there are {', '.join(everyone)}")
     if args.repeats < 2:
         parser.error("--repeats must be at least 2, for a median and a range")
+    if args.record:
+        args.out = record(args.record)
     if not args.list and not (args.workload and args.out):
-        parser.error("--workload and --out are needed (or --list)")
+        parser.error("--workload and --out or --record are needed (or --list)")
     args.contender = [name for name in everyone if not args.contender or name in args.contender]
     return args
 
@@ -136,6 +139,7 @@ def begun(args: argparse.Namespace, contenders: Mapping[str, Contender], missing
 
 def save(report: Mapping[str, Any], path: Path) -> None:
     """Writes a file that is whole at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     partial.write_text(json.dumps(report, indent=1) + "\n")
     partial.replace(path)

@@ -4,11 +4,15 @@ python -m benchmarks.tables FILE.json                                           
 python -m benchmarks.tables FILE.json --where tokens=128 --over best            over the faster of dense and Inductor
 python -m benchmarks.tables FILE.json --pivot tokens,sparsity --of sparse       mean speed-ups by two parameters
 python -m benchmarks.tables FILE.json FILE.json --summary --of sparse           against everybody else, a column a workload
+python -m benchmarks.tables FILE.json --range --of sparse                       the least and the most, on one line
+
+Files of several machines (`results/*/FILE.json`) give all of it machine by machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import re
 import statistics
@@ -24,7 +28,7 @@ Record = Mapping[str, Any]
 
 _TYPES = {"f32": "float32", "bf16": "bfloat16"}
 _LONGEST = 160  # characters of a message that are shown
-_MEASURED = re.compile(r"(<!-- measured: ([^\n]+) -->\n)(.*?)(<!-- /measured -->)", re.DOTALL)
+_MEASURED = re.compile(r"(<!-- measured: ([^\n]+?) -->\n?)(.*?)(<!-- /measured -->)", re.DOTALL)
 
 BEST = "best"  # the faster of the baselines, case by case
 
@@ -240,19 +244,51 @@ def updated(text: str, folder: Path) -> str:
 def made(arguments: Sequence[str], folder: Path = Path()) -> str:
     """What the command line prints for its arguments; ValueError if they do not fit the reports."""
     args = parser().parse_args(arguments)
-    reports = [json.loads((folder / file).read_text()) for file in args.files]
-    if args.summary:
-        return "\n".join([*summary(reports, args.of or "sparse", dict(args.where)), footer(reports[0])]) + "\n"
-    return "\n".join(printed(report, args) for report in reports)
+    machines: dict[str, list[Record]] = {}
+    for file in args.files:
+        found = sorted(glob.glob(str(file), root_dir=folder))
+        if not found:
+            raise ValueError(f"there is no {file}")
+        for path in found:
+            report = json.loads((folder / path).read_text())
+            machines.setdefault(report["machine"]["cpu"], []).append(report)
+    if args.range:
+        return ", ".join(f"{least_and_most(reports, args)} on {cpu}" for cpu, reports in machines.items())
+    parts = []
+    for cpu, reports in machines.items():
+        parts += [f"**{cpu}**\n"] * (len(machines) > 1)
+        if args.summary:
+            parts.append("\n".join([*summary(reports, args.of or "sparse", dict(args.where)), footer(reports[0])]) + "\n")
+        else:
+            parts += [printed(report, args) for report in reports]
+    return "\n".join(parts)
 
 
-def printed(report: Record, args: argparse.Namespace) -> str:
+def least_and_most(reports: Sequence[Record], args: argparse.Namespace) -> str:
+    """Between which speed-ups of a contender the cases are, such as 3.8 to 5.9x."""
+    ratios = []
+    for report in reports:
+        over, of = baseline(report, args), args.of or "sparse"
+        for case in chosen(report, dict(args.where)):
+            base, own = timed(case, over), timed(case, of)
+            ratios += [base / own] if base and own else []
+    if not ratios:
+        raise ValueError("no case has both times")
+    return f"{min(ratios):.1f} to {max(ratios):.1f}x"
+
+
+def baseline(report: Record, args: argparse.Namespace) -> str:
+    """Whom speed-ups are over. ValueError if it, or the contender that is asked for, did not run."""
     baselines = (name for case in report["cases"] for name in workload(case["workload"]).baselines)
-    over = args.over or next(name for name in (*baselines, *report["contenders"]) if name in report["contenders"])
+    over: str = args.over or next(name for name in (*baselines, *report["contenders"]) if name in report["contenders"])
     for name in {over, args.of} - {BEST, None}:
         if name not in report["contenders"]:
             raise ValueError(f"'{name}' did not run; there are {', '.join(report['contenders'])}")
-    where = dict(args.where)
+    return over
+
+
+def printed(report: Record, args: argparse.Namespace) -> str:
+    over, where = baseline(report, args), dict(args.where)
     if not (args.pivot or args.roofline):
         return render(report, where=where, over=over)
     of, cases = args.of or "sparse", chosen(report, where)
@@ -269,13 +305,16 @@ def pair(value: str) -> tuple[str, str]:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m benchmarks.tables", allow_abbrev=False)
-    found.add_argument("files", type=Path, nargs="+", help="JSON written by python -m benchmarks, or a document to --update")
+    found.add_argument(
+        "files", type=Path, nargs="+", help="JSON of python -m benchmarks (* for any), or a document to --update"
+    )
     found.add_argument("--where", type=condition, action="append", default=[], help="keep, e.g., tokens=32")
     found.add_argument("--over", help="what speed-ups are over (default the first baseline), or best: of the baselines")
     found.add_argument("--pivot", type=pair, help="mean (least) speed-up by two parameters, e.g. tokens,sparsity")
     found.add_argument("--roofline", action="store_true", help="GF/s and GB/s beside the machine's peaks")
     found.add_argument("--summary", action="store_true", help="the mean (least) of its speed-ups over each other contender")
-    found.add_argument("--of", help="the contender of --pivot, --roofline and --summary (default sparse)")
+    found.add_argument("--range", action="store_true", help="the least and the most of its speed-ups, on one line")
+    found.add_argument("--of", help="the contender of --pivot, --roofline, --summary and --range (default sparse)")
     found.add_argument("--update", action="store_true", help="make the document's tables anew from the runs that they name")
     return found
 

@@ -97,6 +97,22 @@ def test_a_document_is_updated(written: Path, capsys: pytest.CaptureFixture[str]
     assert document.read_text() == "# Speed\n\n" + block.replace("old\n", table) + "\nend\n"
 
 
+def test_tables_and_the_range_of_several_machines(report: Report, tmp_path: Path) -> None:
+    for cpu in ("Some CPU", "Other CPU"):
+        folder = tmp_path / cpu
+        folder.mkdir()
+        (folder / "linear.json").write_text(json.dumps({**report, "machine": {**report["machine"], "cpu": cpu}}))
+    document = tmp_path / "README.md"
+    document.write_text(
+        "It is <!-- measured: */linear.json --range --where threads=1 --><!-- /measured --> as fast.\n"
+        "<!-- measured: */linear.json --where tokens=8 -->\n<!-- /measured -->\n"
+    )
+    main([str(document), "--update"])
+    line, tables = document.read_text().split("\n", 1)
+    assert "-->4.0 to 16.0x on Other CPU, 4.0 to 16.0x on Some CPU<!--" in line
+    assert tables.count("| 8 tokens |") == 2 and tables.index("**Other CPU**") < tables.index("**Some CPU**")
+
+
 def test_a_contender_that_did_not_run_is_refused(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([str(written), "--over", "tpu"])
