@@ -25,7 +25,7 @@ from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.product import products, shape_of, stored_of
 from gossamer.passes.weights.block_loop import BlockRows
-from gossamer.passes.weights.row_groups import RowGroups
+from gossamer.passes.weights.row_groups import RowGroups, tokens_and_rows
 
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _MULTIPLY, _LOAD, _START, _ELEMENT = 0.73, 0.3, 24.0, 0.31  # cycles, see _cycles
@@ -97,5 +97,5 @@ class LowerBlock:
     def run(self, module: ir.Module) -> None:
         for op in products(module, BLOCK.name):
             stored = stored_of(op, Blocks)
-            groups = RowGroups(op, stored.rows, stored.width, stored.columns)
+            groups = RowGroups(op, tokens_and_rows(op), stored.rows, stored.width, stored.columns)
             groups.lower(module, partial(BlockRows, storage=stored, groups=groups.number))

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -27,11 +26,10 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.product import Product, products, shape_of
-from gossamer.passes.loops.vectors import index, loop, reserve_workspace, zeros
+from gossamer.passes.loops.product import lanes_of, products, shape_of
 from gossamer.passes.weights.kblock_loop import KBlockRows
 from gossamer.passes.weights.panels import widest_panel
-from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles, tile_bytes
+from gossamer.passes.weights.row_groups import RowGroups
 
 _VECTORS = 4  # vectors of tokens in a register tile
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
@@ -88,73 +86,20 @@ class LowerKblock:
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, KBLOCK.name):
-            spmm = _Spmm(op)
-            reserve_workspace(module, spmm.workspace)
-            lower_by_tiles(spmm, spmm.tokens, spmm.workspace, partial(_emit, spmm))
+            product = _KBlocks(op)
+            product.lower(module, partial(KBlockRows, rows=product.M, columns=product.columns))
 
 
-class _Spmm(Product):
-    """A kernel.spmm, tiled by `tokens`, `rows` of the weight and `columns` of K."""
+class _KBlocks(RowGroups):
+    """A product in blocks of `columns` columns, row by row."""
 
     def __init__(self, op: Any) -> None:
-        super().__init__(op)
-        tile = integers(op.tile)
-        if len(tile) != 3 or tile[0] % self.lanes or tile[1] % self.lanes:
-            raise CompileError(f"tile {tile} is not [tokens, rows, K] with tokens and rows multiples of {self.lanes} lanes")
-        self.tokens, rows, self.columns = tile
-        self.blocks = -(-self.K // self.columns)
-        self.rows = min(rows, self.groups * self.lanes)
-        self.padded_K = -(-self.K // self.lanes) * self.lanes
-        self.workspace = tile_bytes(self, self.tokens, self.padded_K + self.rows)
+        tile, lanes = integers(op.tile), lanes_of(op)
+        if len(tile) != 3 or tile[0] % lanes or tile[1] % lanes:
+            raise CompileError(f"tile {tile} is not [tokens, rows, K] with tokens and rows multiples of {lanes} lanes")
+        self.columns = tile[2]
+        super().__init__(op, (tile[0], tile[1]), 1, self.columns, 1)
 
     def work_before(self, row: ir.Value) -> ir.Value:
         """By nonzeros: where a row of a block starts and ends costs about as much as four."""
-        return self.stored_before(row, self.blocks, 4)
-
-
-def _emit(spmm: _Spmm, tile: TokenTile) -> None:
-    """The body of a function for one tile."""
-    lanes, (low, high) = index(spmm.lanes), (tile.operands.low, tile.operands.high)
-    packed, sums = tile.scratch(spmm.padded_K, spmm.rows)
-    tile.pack(packed, spmm.padded_K)
-    nonzeros = KBlockRows(tile.operands.weight, packed, tile.vec, tile.vectors, spmm.M, spmm.columns)
-    step = index(spmm.rows // spmm.lanes)
-    with loop(low, high, step) as panels:
-        panel = panels.induction_variable
-        panel_end = arith.minui(arith.addi(panel, step), high)
-        origin = arith.muli(panel, lanes)
-        with loop(index(0), index(spmm.blocks), index(1)) as blocks:
-            block = blocks.induction_variable
-            last = arith.cmpi(arith.CmpIPredicate.eq, block, index(spmm.blocks - 1))
-            with loop(panel, panel_end, index(1)) as groups:
-                row = arith.muli(groups.induction_variable, lanes)
-                row_end = arith.minui(arith.addi(row, lanes), index(spmm.M))
-                with loop(row, row_end, index(1)) as rows:
-                    m = rows.induction_variable
-                    _row(tile, nonzeros, sums, block, m, arith.subi(m, origin), last)
-                finished = scf.IfOp(last)
-                with ir.InsertionPoint(finished.then_block):
-                    tile.unpack(sums, arith.subi(row, origin), row)
-                    scf.YieldOp([])
-
-
-def _row(
-    tile: TokenTile, nonzeros: KBlockRows, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value
-) -> None:
-    """Add what the row's nonzeros in this block of columns contribute; in the last block, start the epilogue."""
-    types, places = [tile.vec] * tile.vectors, [tile.at(v) for v in range(tile.vectors)]
-    start = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, block, index(0)), types, has_else=True)
-    with ir.InsertionPoint(start.then_block):
-        scf.YieldOp([zeros(tile.vec)] * tile.vectors)
-    with ir.InsertionPoint(start.else_block):
-        scf.YieldOp([vector.load(tile.vec, sums, [slot, t]) for t in places])
-    totals = nonzeros.add(block, m, list(start.results))
-    if not tile.product.epilogue.trivial:
-        finish = scf.IfOp(last, types, has_else=True)
-        with ir.InsertionPoint(finish.then_block):
-            scf.YieldOp(tile.before(totals, m))
-        with ir.InsertionPoint(finish.else_block):
-            scf.YieldOp(totals)
-        totals = list(finish.results)
-    for t, total in zip(places, totals, strict=True):
-        vector.store(total, sums, [slot, t])
+        return self.stored_before(row, self.panels, 4)

@@ -28,7 +28,7 @@ from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.product import products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, load_index, loop
 from gossamer.passes.weights.panels import widest_panel
-from gossamer.passes.weights.row_groups import RowGroups
+from gossamer.passes.weights.row_groups import RowGroups, tokens_and_rows
 
 _NONZERO = {1: (2.2, 0.1), 2: (2.9, 0.6), 4: (4.3, 1.1)}  # cycles by vectors of tokens, see _cycles
 _START, _ELEMENT = 36.0, 0.4
@@ -84,7 +84,7 @@ class LowerRowpairs:
     def run(self, module: ir.Module) -> None:
         for op in products(module, ROWPAIRS.name):
             stored = stored_of(op, RowPairs)
-            groups = RowGroups(op, 2, stored.width, 1)
+            groups = RowGroups(op, tokens_and_rows(op), 2, stored.width, 1)
             groups.lower(module, partial(PairedRows, width=stored.width, pairs=groups.number))
 
 

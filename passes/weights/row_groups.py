@@ -18,9 +18,17 @@ from torch_mlir.dialects import arith, scf, vector
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import integers
 from gossamer.passes.framework.chain_product import Adds, Inner
-from gossamer.passes.loops.product import Product
+from gossamer.passes.loops.product import Product, lanes_of
 from gossamer.passes.loops.vectors import index, loop, reserve_workspace, zeros
 from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles, tile_bytes
+
+
+def tokens_and_rows(op: Any) -> tuple[int, int]:
+    """The tile of an op that has just these."""
+    tile, lanes = integers(op.tile), lanes_of(op)
+    if len(tile) != 2 or tile[0] % lanes:
+        raise CompileError(f"tile {tile} is not [tokens, rows] with tokens a multiple of {lanes} lanes")
+    return tile[0], tile[1]
 
 
 class RowGroups(Product):
@@ -29,14 +37,14 @@ class RowGroups(Product):
     unit     rows that are both whole groups and whole vectors
     number   of groups
     padded   K, filled up to whole blocks and vectors
-    slots    rows whose sums are kept at a time
+    slots    rows whose sums are kept at a time, those of the tile (tokens, rows) at most
     """
 
-    def __init__(self, op: Any, height: int, width: int, columns: int) -> None:
+    half = False
+    """Whether there is a function for half a vector of tokens, too."""
+
+    def __init__(self, op: Any, tile: tuple[int, int], height: int, width: int, columns: int) -> None:
         super().__init__(op)
-        tile = integers(op.tile)
-        if len(tile) != 2 or tile[0] % self.lanes:
-            raise CompileError(f"tile {tile} is not [tokens, rows] with tokens a multiple of {self.lanes} lanes")
         self.height, (self.tokens, rows) = height, tile
         self.unit = lcm(self.lanes, height)
         self.groups, self.number = -(-self.M // self.unit), -(-self.M // height)
@@ -46,13 +54,22 @@ class RowGroups(Product):
 
     def lower(self, module: ir.Module, inner: Inner[Adds]) -> None:
         """Replace the op; `inner` makes the inner loops."""
-        workspace = tile_bytes(self, self.tokens, self.padded + self.slots)
-        reserve_workspace(module, workspace)
-        lower_by_tiles(self, self.tokens, workspace, lambda tile: self._emit(tile, inner))
+        reserve_workspace(module, self.workspace)
+        lower_by_tiles(self, self.tokens, self.workspace, lambda tile: self._emit(tile, inner), self.half)
 
-    def _emit(self, tile: TokenTile, inner: Inner[Adds]) -> None:
+    @property
+    def workspace(self) -> int:
+        """Bytes a thread needs."""
+        return tile_bytes(self, self.tokens, self.padded + self.slots)
+
+    def packed(self, tile: TokenTile) -> tuple[ir.Value, ir.Value]:
+        """x of a tile, packed in the workspace, and what is left for the sums."""
         packed, sums = tile.scratch(self.padded, self.slots)
         tile.pack(packed, self.padded)
+        return packed, sums
+
+    def _emit(self, tile: TokenTile, inner: Inner[Adds]) -> None:
+        packed, sums = self.packed(tile)
         rows = inner(tile.operands.weight, packed, tile.vec, tile.vectors)
         low, high, step = tile.operands.low, tile.operands.high, index(self.slots // self.unit)
         with loop(low, high, step) as chunks:
@@ -78,7 +95,7 @@ class RowGroups(Product):
                 vector.store(total, sums, [arith.addi(at, index(r)), tile.at(v)])
         finished = scf.IfOp(last)
         with ir.InsertionPoint(finished.then_block):
-            for offset in range(0, self.unit, self.lanes):
+            for offset in range(0, self.unit, tile.lanes):
                 tile.unpack(sums, arith.addi(slot, index(offset)), arith.addi(unit, index(offset)))
             scf.YieldOp([])
 

@@ -23,16 +23,12 @@ CACHE_LINE = 64
 
 @dataclass(frozen=True)
 class TokenTile:
-    """A tile of `vectors` vectors of tokens of a product, in the function that works on `operands`."""
+    """A tile of `vectors` vectors of `lanes` tokens of a product, in the function that works on `operands`."""
 
     product: Product
     operands: Operands
     vectors: int
-
-    @property
-    def lanes(self) -> int:
-        """Tokens in a vector."""
-        return self.product.lanes
+    lanes: int
 
     @property
     def vec(self) -> ir.VectorType:
@@ -92,14 +88,17 @@ def tile_bytes(product: Product, tokens: int, rows: int) -> int:
     return -(-size // CACHE_LINE) * CACHE_LINE + CACHE_LINE
 
 
-def lower_by_tiles(product: Product, tokens: int, workspace: int, emit: Callable[[TokenTile], None]) -> None:
-    """Replace the product's op by calls for tiles of `tokens` tokens; emit(tile) builds the body of a function."""
+def lower_by_tiles(
+    product: Product, tokens: int, workspace: int, emit: Callable[[TokenTile], None], half: bool = False
+) -> None:
+    """Replace the product's op by calls for tiles of `tokens` tokens, `half` a vector for the last few if asked for;
+    emit(tile) builds the body of a function."""
     lanes = product.lanes
-    widths = [v for v in (4, 2, 1) if v * lanes <= tokens]
+    sizes = [(v, lanes) for v in (4, 2, 1) if v * lanes <= tokens] + [(1, lanes // 2)] * (half and lanes > 2)
     with product.op.location:
-        tiles = {v * lanes: product.function(f"tile{v * lanes}", partial(_fill, product, v, emit)) for v in widths}
+        tiles = {v * n: product.function(f"tile{v * n}", partial(_fill, product, v, n, emit)) for v, n in sizes}
         product.by_tiles(tiles, workspace)
 
 
-def _fill(product: Product, vectors: int, emit: Callable[[TokenTile], None], operands: Operands) -> None:
-    emit(TokenTile(product, operands, vectors))
+def _fill(product: Product, vectors: int, lanes: int, emit: Callable[[TokenTile], None], operands: Operands) -> None:
+    emit(TokenTile(product, operands, vectors, lanes))

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, scf, vector
+from torch_mlir.dialects import arith, memref
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -27,9 +27,10 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, Pairs
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.product import Product, products, shape_of, stored_of
-from gossamer.passes.loops.vectors import index, loop, reserve_workspace, zeros
-from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles, tile_bytes
+from gossamer.passes.loops.product import lanes_of, products, shape_of, stored_of
+from gossamer.passes.loops.vectors import index
+from gossamer.passes.weights.row_groups import RowGroups
+from gossamer.passes.weights.token_tile import TokenTile, tile_bytes
 from gossamer.passes.weights_bf16.bf16_columns import LINE, pack_columns
 from gossamer.passes.weights_bf16.pair_loop import PairRows
 
@@ -93,74 +94,29 @@ class LowerPairs:
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, PAIRS.name):
-            pairs = _Pairs(op)
-            reserve_workspace(module, pairs.workspace)
-            lower_by_tiles(pairs, pairs.tokens, pairs.workspace, pairs.emit)
+            product = _Pairs(op, stored_of(op, Pairs).width)
+            product.lower(module, partial(PairRows, rows=product.M, width=product.width))
 
 
-class _Pairs(Product):
-    """A product in tiles of `tokens`, `rows` rows of the weight at a time, in blocks of `width` columns.
+class _Pairs(RowGroups):
+    """A product in blocks of `width` columns, row by row; the packed x is bf16, in whole cache lines of it."""
 
-    padded  K, filled up to whole cache lines of x
-    """
+    def __init__(self, op: Any, width: int) -> None:
+        tile, lanes = integers(op.tile), lanes_of(op)
+        if lanes != _LANES or len(tile) != 2 or tile[0] % _LANES or tile[1] % _LANES:
+            raise CompileError(f"tile {tile} for vectors of {lanes} sums is not [tokens, rows] in multiples of {_LANES}")
+        super().__init__(op, (tile[0], tile[1]), 1, width, LINE)
+        self.width, self.element = width, ir.RankedTensorType(op.w.type).element_type
 
-    def __init__(self, op: Any) -> None:
-        super().__init__(op)
-        stored, tile = stored_of(op, Pairs), integers(op.tile)
-        if self.lanes != _LANES or len(tile) != 2 or tile[0] % _LANES or tile[1] % _LANES:
-            raise CompileError(f"tile {tile} for vectors of {self.lanes} sums is not [tokens, rows] in multiples of {_LANES}")
-        self.tokens, self.width = tile[0], stored.width
-        self.element = ir.RankedTensorType(op.w.type).element_type
-        self.blocks = -(-self.K // self.width)
-        self.rows = min(tile[1], self.groups * _LANES)
-        self.padded = -(-self.K // LINE) * LINE
-        self.workspace = tile_bytes(self, self.tokens, self.rows + self.padded // 2)
+    @property
+    def workspace(self) -> int:
+        """Bytes a thread needs."""
+        return tile_bytes(self, self.tokens, self.slots + self.padded // 2)
 
-    def emit(self, tile: TokenTile) -> None:
-        """The body of a function for one tile."""
-        (sums,) = tile.scratch(self.rows)
-        after = arith.addi(tile.operands.offset, index(self.rows * tile.vectors * _LANES * 4))
-        packed = memref.view(
-            ir.MemRefType.get([self.padded, tile.vectors * _LANES], self.element), tile.operands.workspace, after, []
-        )
+    def packed(self, tile: TokenTile) -> tuple[ir.Value, ir.Value]:
+        """x of a tile, packed in the workspace, and what is left for the sums."""
+        (sums,), tokens = tile.scratch(self.slots), tile.vectors * _LANES
+        after = arith.addi(tile.operands.offset, index(self.slots * tokens * 4))
+        packed = memref.view(ir.MemRefType.get([self.padded, tokens], self.element), tile.operands.workspace, after, [])
         pack_columns(tile, packed, self.padded)
-        nonzeros = PairRows(tile.operands.weight, packed, tile.vec, tile.vectors, self.M, self.width)
-        low, high, step = tile.operands.low, tile.operands.high, index(self.rows // _LANES)
-        with loop(low, high, step) as chunks:
-            start = chunks.induction_variable
-            end = arith.minui(arith.addi(start, step), high)
-            origin = arith.muli(start, index(_LANES))
-            with loop(index(0), index(self.blocks), index(1)) as blocks:
-                block = blocks.induction_variable
-                last = arith.cmpi(arith.CmpIPredicate.eq, block, index(self.blocks - 1))
-                with loop(start, end, index(1)) as groups:
-                    row = arith.muli(groups.induction_variable, index(_LANES))
-                    with loop(row, arith.minui(arith.addi(row, index(_LANES)), index(self.M)), index(1)) as rows:
-                        m = rows.induction_variable
-                        self._row(tile, nonzeros, sums, block, m, arith.subi(m, origin), last)
-                    finished = scf.IfOp(last)
-                    with ir.InsertionPoint(finished.then_block):
-                        tile.unpack(sums, arith.subi(row, origin), row)
-                        scf.YieldOp([])
-
-    def _row(
-        self, tile: TokenTile, nonzeros: PairRows, sums: ir.Value, block: ir.Value, m: ir.Value, slot: ir.Value, last: ir.Value
-    ) -> None:
-        """Add what the row's nonzeros in this block of columns contribute; in the last block, start the epilogue."""
-        types = [tile.vec] * tile.vectors
-        places = [[slot, tile.at(v)] for v in range(tile.vectors)]
-        start = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, block, index(0)), types, has_else=True)
-        with ir.InsertionPoint(start.then_block):
-            scf.YieldOp([zeros(tile.vec)] * tile.vectors)
-        with ir.InsertionPoint(start.else_block):
-            scf.YieldOp([vector.load(tile.vec, sums, place) for place in places])
-        totals = nonzeros.add(block, m, list(start.results))
-        if not self.epilogue.trivial:
-            finish = scf.IfOp(last, types, has_else=True)
-            with ir.InsertionPoint(finish.then_block):
-                scf.YieldOp(tile.before(totals, m))
-            with ir.InsertionPoint(finish.else_block):
-                scf.YieldOp(totals)
-            totals = list(finish.results)
-        for place, total in zip(places, totals, strict=True):
-            vector.store(total, sums, place)
+        return packed, sums
