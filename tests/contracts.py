@@ -60,6 +60,10 @@ STEPS = {
 }
 
 
+EPILOGUES = [("bias", "relu"), ("residual", "gelu_tanh"), ("token_scale", "silu"), ("scale", "gated"), ("relu_backward",)]
+"""Between them all steps but one, which other regions have."""
+
+
 @dataclass(frozen=True)
 class Region:
     """y = epilogue(x @ w.T) with x [T, k] and a sparse w, stored as [m, k] or, if `transposed`, as [k, m].

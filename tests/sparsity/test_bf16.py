@@ -18,7 +18,7 @@ from gossamer.runtime.target import Target, host
 from gossamer.sparsity.kernels import compile_kernel
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from tests.amx_emulator import emulated
-from tests.contracts import STEPS, Region, assert_near
+from tests.contracts import EPILOGUES, Region, assert_near
 from tests.sparsity.test_kernels import Guarded
 
 Block = tuple[int, int] | None
@@ -119,9 +119,9 @@ def test_any_shape_density_and_number_of_threads(region: Region, schedule: str) 
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("step", STEPS)
-def test_each_epilogue(step: str, schedule: str) -> None:
-    region, block = Region(40, 70, "bf16", (step,)), CASES[schedule].blocks[0]
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=" ".join)
+def test_each_epilogue(epilogue: tuple[str, ...], schedule: str) -> None:
+    region, block = Region(40, 70, "bf16", epilogue), CASES[schedule].blocks[0]
     kernel = compiled(region, schedule, block)
     for tokens in (1, 19, 70):
         check(kernel, region, block, tokens, 0.5)

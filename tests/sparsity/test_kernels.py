@@ -23,7 +23,7 @@ from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
 from gossamer.sparsity.kernels import compile_kernel
 from gossamer.sparsity.kernels.compile_kernel import compile_region
-from tests.contracts import STEPS, Region, assert_near
+from tests.contracts import EPILOGUES, STEPS, Region, assert_near
 
 
 def able(region: Region, schedule: str) -> bool:
@@ -76,7 +76,8 @@ def check(region: Region, schedule: str, tokens: int, density: float = 0.3) -> N
 SHAPES = {
     **dict.fromkeys([Region(1, 1), Region(16, 16), Region(97, 101)], (1, 2, 15, 16, 17, 33, 64, 65, 127, 200)),
     **dict.fromkeys([Region(1, 200), Region(199, 1), Region(17, 31)], (1, 31, 64, 81)),
-    **dict.fromkeys([Region(40, 79, element) for element in ("f64", "f16", "bf16")], (1, 16, 50, 129)),
+    Region(40, 79, "f64", ("relu_backward",)): (1, 16, 50, 129),
+    **dict.fromkeys([Region(40, 79, element, ("bias", "gelu", "residual")) for element in ("f16", "bf16")], (1, 16, 50, 129)),
     Region(33, 400): (1, 17, 63, 100),  # several blocks of columns
     Region(1100, 40): (3, 70),  # more rows than a panel holds
 }
@@ -91,32 +92,19 @@ def test_any_shape_density_and_number_of_threads(region: Region, schedule: str) 
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("step", STEPS)
-def test_each_epilogue(step: str, schedule: str) -> None:
-    for tokens in (1, 19, 70):
-        check(Region(27, 40, epilogue=(step,)), schedule, tokens)
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=" ".join)
+def test_each_epilogue(epilogue: tuple[str, ...], schedule: str) -> None:
+    for tokens in (0, 1, 19, 70):
+        check(Region(27, 40, epilogue=epilogue), schedule, tokens)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("element", ["f64", "f16", "bf16"])
-@pytest.mark.parametrize("epilogue", [("relu_backward",), ("bias", "gelu", "residual")], ids=" ".join)
-def test_epilogues_of_other_types(element: str, epilogue: tuple[str, ...], schedule: str) -> None:
-    check(Region(27, 40, element, epilogue), schedule, 21)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("element", ["f32", "bf16"])
-def test_a_weight_stored_as_k_by_m(element: str, schedule: str) -> None:
+def test_a_weight_stored_as_k_by_m(schedule: str) -> None:
     for tokens in (1, 40):
-        check(Region(27, 210, element, ("bias", "silu"), transposed=True), schedule, tokens)
+        check(Region(27, 210, "bf16", ("bias", "silu"), transposed=True), schedule, tokens)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_tokens(schedule: str) -> None:
-    check(Region(27, 40, epilogue=("bias", "residual")), schedule, 0)
-
-
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     region=st.builds(
         Region,
@@ -246,12 +234,9 @@ class Guarded:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("element", ["f32", "bf16"])
-def test_nothing_is_touched_outside_of_the_tensors(element: str, schedule: str) -> None:
+def test_nothing_is_touched_outside_of_the_tensors(schedule: str) -> None:
     """A read or a write past the end of any operand or of the output would end this process."""
-    region = suited(Region(35, 51, element, ("bias", "residual", "token_scale")), schedule)
-    if not able(region, schedule):
-        pytest.skip(f"this machine has no instructions for the {schedule} schedule in {element}")
+    region = suited(Region(35, 51, "f32", ("bias", "residual", "token_scale")), schedule)
     kernel = compile_region(region.text(), schedule=schedule)
     format_ = kernel.formats[1]
     assert format_ is not None
