@@ -99,8 +99,7 @@ def test_a_reset_lets_go_and_what_is_compiled_then_works(grad: bool, dense: str)
         assert known() == before
 
 
-@pytest.mark.parametrize("dense", ["eager", "inductor"])
-@pytest.mark.parametrize("make", [linear, Mean])
+@pytest.mark.parametrize(("make", "dense"), [(linear, "inductor"), (Mean, "eager")])
 def test_a_gradient_may_be_asked_for_when_its_model_is_gone(make: Callable[[], nn.Module], dense: str) -> None:
     before, model = known(), make()
     x, *edges = given(model)
