@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
