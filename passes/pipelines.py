@@ -46,7 +46,7 @@ SCHEDULES = (*FAMILIES, "reference")
 CHAIN = "chain"
 """The schedule of several products: each weight says in its hints which family it has."""
 _ARRAYS = "expose-storage{arrays=true}"
-_ROWS = ",fuse-epilogue,canonicalize,gather-rows{bits=%d}"
+_ROWS = ",fuse-epilogue,canonicalize,gather-rows{bits=%d l1d=%c}"
 OPEN_SCHEDULES = {
     "rows": (_ROWS, f"{_ARRAYS},lower-rows"),
     "slices": (f"{_ROWS},slice-rows", f"{_ARRAYS},lower-slices"),
@@ -139,7 +139,8 @@ def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int) -> s
     if schedule == "reference":
         return f"{_NORMALIZE},forget-hints"
     if schedule in OPEN_SCHEDULES:
-        return f"{_NORMALIZE},forget-hints{OPEN_SCHEDULES[schedule][0].replace('%d', str(bits))}"
+        chosen = OPEN_SCHEDULES[schedule][0].replace("%d", str(bits)).replace("%c", str(l1d))
+        return f"{_NORMALIZE},forget-hints{chosen}"
     family = "kblock" if schedule == CHAIN else schedule
     options = f"schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}"
     return f"{_NORMALIZE},{_FUSE},choose-format{{{options} l1d={l1d}}},schedule{{{options}}}"

@@ -26,8 +26,7 @@ set of columns may take, else by such a set (see column_set).
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,12 +34,11 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, math, memref, scf
 
 from gossamer.dialects.format import Format
-from gossamer.passes.finish.lower_to_llvm import ROLLED
 from gossamer.passes.loops.ask_for_memory import array_in, given
 from gossamer.passes.loops.buffers import sparse_buffers_of
 from gossamer.passes.loops.queries import sole_user, walk
 from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
-from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, parallel
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, parallel, rolled
 from gossamer.passes.operands.column_set import AT_ONCE, SPAN, ColumnSet, filled
 
 _LINE = 64  # bytes
@@ -197,7 +195,7 @@ class _Product:
             row, first = rows.induction_variable, rows.inner_iter_args[0]
             end = self._collect(row, sums, first)
             self._put_in_order(columns, first, end)
-            with _rolled(first, end) as entries:
+            with rolled(first, end) as entries:
                 column = [load_index(self.coordinates, entries.induction_variable)]
                 memref.store(memref.load(sums, column), self.values, [entries.induction_variable])
                 memref.store(arith.constant(self.element, -0.0), sums, column)
@@ -213,7 +211,7 @@ class _Product:
             p = entries.induction_variable
             weight = memref.load(self.a[2], [p])
             low, high = self._entries(self.b, load_index(self.a[1], p))
-            with _rolled(low, high, [*entries.inner_iter_args]) as others:
+            with rolled(low, high, [*entries.inner_iter_args]) as others:
                 q, (at,) = others.induction_variable, others.inner_iter_args
                 column = load_index(self.b[1], q)
                 before = memref.load(sums, [column])
@@ -235,7 +233,7 @@ class _Product:
                 _insert(self.coordinates, begin, entries.induction_variable)
             scf.YieldOp([])
         with ir.InsertionPoint(way.else_block):
-            with _rolled(begin, end, self._no_columns()) as entries:
+            with rolled(begin, end, self._no_columns()) as entries:
                 column = load_index(self.coordinates, entries.induction_variable)
                 columns.insert(column)
                 scf.YieldOp(_widened(entries.inner_iter_args, column))
@@ -308,14 +306,6 @@ def _insert(numbers: ir.Value, begin: ir.Value, at: ir.Value) -> None:
         memref.store(memref.load(numbers, [before_it]), numbers, [place])
         scf.YieldOp([before_it])
     memref.store(number, numbers, [search.results[0]])
-
-
-@contextmanager
-def _rolled(low: ir.Value, high: ir.Value, carried: Sequence[ir.Value] = ()) -> Iterator[scf.ForOp]:
-    """A loop over entries of which a row often has a few only."""
-    with loop(low, high, index(1), carried) as op:
-        op.operation.attributes[ROLLED] = ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true>>")
-        yield op
 
 
 def _widened(bounds: Sequence[ir.Value], column: ir.Value) -> list[ir.Value]:
