@@ -149,6 +149,7 @@ class GatherSlicesOp(KernelOp, name="gather_slices", traits=[ext.Pure]):
 
     a: ext.Operand[Any]
     x: ext.Operand[Any]
+    gathers: ir.IntegerAttr
     result: ext.Result[Any]
 
     verify_invariants = verified(_product_problem)
