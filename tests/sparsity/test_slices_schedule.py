@@ -14,6 +14,7 @@ from gossamer import Format, SparseTensor, einsum
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.packing import Slices
 from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.runtime.target import host
 from gossamer.runtime.torch_internals import PRIVATE
 from gossamer.sparsity.arrays import sliced_rows
 from gossamer.sparsity.arrays.row_form import RowForm
