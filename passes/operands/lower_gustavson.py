@@ -8,8 +8,8 @@ after    work[i + 1] = work[i] + the multiply-adds of row i
            for each row i, entry (i, k) of a, entry (k, j) of b
              coordinates[end] = j, end += sums[j] is absent
              sums[j] += a[i, k] * b[k, j]
-           the coordinates of the row in order
-           for each j of them: values[...] = sums[j], sums[j] absent again
+           the coordinates of the row in order              // by ranks or by a set
+           values[...] = sums[j] for each j of them, sums[j] absent again
          the parts moved together, positions from the entries of each row
          results = [address of positions, rows + 1, address of coordinates, entries, address of values, entries]
 
@@ -20,8 +20,8 @@ gives (see given_memory; its function is the first word of the list of results).
 and than columns: where all of them have room, memory that is not written to takes none, and one pass will do. Else a first one
 counts the entries.
 
-A row of n entries is put in order by insertion where its n²/4 moves are fewer than the columns / 4096 words that going over a
-set of columns may take, else by such a set (see column_set).
+A short row is put in order by the ranks of its columns (see column_ranks), a longer one by a set of them (see column_set), if
+the n^2 / 16 steps that ranks take are more than the columns / 4096 words that going over a set may take.
 
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
@@ -39,7 +39,8 @@ from gossamer.passes.loops.buffers import sparse_buffers_of
 from gossamer.passes.loops.queries import sole_user, walk
 from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, parallel, rolled
-from gossamer.passes.operands.column_set import AT_ONCE, SPAN, ColumnSet, filled
+from gossamer.passes.operands.column_ranks import ColumnRanks
+from gossamer.passes.operands.column_set import AT_ONCE, ColumnSet, filled
 
 _LINE = 64  # bytes
 _ROOMY = 16  # entries of room for each entry of the factors that are not worth counting
@@ -119,16 +120,25 @@ class _Product:
         return entries
 
     def _scratch_size(self) -> ir.Value:
-        """Bytes of the sums and the set of columns of a part, whole cache lines."""
-        sums = arith.muli(self.columns, index(_bytes(self.element)))
-        return _whole_lines(arith.addi(_whole_lines(sums), ColumnSet.size(self.columns)))
+        """Bytes of what a part works with."""
+        sums, columns, ranks = self._scratch_sizes()
+        return arith.addi(arith.addi(sums, columns), ranks)
 
-    def _of_part(self, part: ir.Value) -> tuple[ir.Value, ColumnSet]:
-        """The sums of a part, all of them absent, and its set of columns."""
+    def _scratch_sizes(self) -> list[ir.Value]:
+        """Bytes of the sums, the set of columns and the ranks of a part, whole cache lines each."""
+        sums = arith.muli(self.columns, index(_bytes(self.element)))
+        ranks = ColumnRanks.size(self.columns, _integer(self.format.crd_width))
+        return [_whole_lines(size) for size in (sums, ColumnSet.size(self.columns), ranks)]
+
+    def _of_part(self, part: ir.Value) -> tuple[ir.Value, ColumnSet, ColumnRanks]:
+        """The sums of a part, all of them absent, its set of columns, and room for ranks."""
+        sums, columns, _ = self._scratch_sizes()
         offset = arith.muli(part, self._scratch_size())
-        absent = arith.constant(self.element, -0.0)
-        behind = arith.addi(offset, _whole_lines(arith.muli(self.columns, index(_bytes(self.element)))))
-        return filled(absent, self.columns, self.scratch, offset), ColumnSet(self.columns, self.scratch, behind)
+        behind_sums = arith.addi(offset, sums)
+        behind_columns = arith.addi(behind_sums, columns)
+        ranks = ColumnRanks(self.columns, _integer(self.format.crd_width), self.scratch, behind_columns)
+        absent = filled(arith.constant(self.element, -0.0), self.columns, self.scratch, offset)
+        return absent, ColumnSet(self.columns, self.scratch, behind_sums), ranks
 
     def _bound(self) -> None:
         """work[i] = the multiply-adds of the rows before i, room[i] = the entries they can have."""
@@ -175,7 +185,7 @@ class _Product:
 
     def _count(self, part: ir.Value, low: ir.Value, high: ir.Value) -> None:
         """The entries of each row to the place of room after its own."""
-        _, columns = self._of_part(part)
+        _, columns, _ = self._of_part(part)
         with loop(low, high, index(1)) as rows:
             row = rows.induction_variable
             begin, end = self._entries(self.a, row)
@@ -190,15 +200,25 @@ class _Product:
 
     def _compute(self, part: ir.Value, low: ir.Value, high: ir.Value) -> None:
         """The entries of each row, one row behind the other from where the first has its room, and how many they are."""
-        sums, columns = self._of_part(part)
+        sums, columns, ranks = self._of_part(part)
         with loop(low, high, index(1), [self._begin(low, part)]) as rows:
             row, first = rows.induction_variable, rows.inner_iter_args[0]
             end = self._collect(row, sums, first)
-            self._put_in_order(columns, first, end)
-            with rolled(first, end) as entries:
-                column = [load_index(self.coordinates, entries.induction_variable)]
-                memref.store(memref.load(sums, column), self.values, [entries.induction_variable])
-                memref.store(arith.constant(self.element, -0.0), sums, column)
+            count = arith.subi(end, first)
+            way = scf.IfOp(ColumnRanks.pay(self.columns, count), has_else=True)
+            with ir.InsertionPoint(way.then_block):
+                ranks.find(self.coordinates, first, count)
+                with rolled(index(0), count) as entries:
+                    column = ranks.column(entries.induction_variable)
+                    at = arith.addi(first, ranks.rank(entries.induction_variable))
+                    memref.store(_as_stored(self.coordinates, column), self.coordinates, [at])
+                    self._take(sums, column, at)
+                scf.YieldOp([])
+            with ir.InsertionPoint(way.else_block):
+                self._put_in_order(columns, first, end)
+                with rolled(first, end) as entries:
+                    self._take(sums, load_index(self.coordinates, entries.induction_variable), entries.induction_variable)
+                scf.YieldOp([])
             memref.store(_as_stored(self.positions, arith.subi(end, first)), self.positions, [arith.addi(row, index(1))])
             scf.YieldOp([end])
 
@@ -225,21 +245,17 @@ class _Product:
 
     def _put_in_order(self, columns: ColumnSet, begin: ir.Value, end: ir.Value) -> None:
         """Sort the coordinates from begin to end, which are all different."""
-        count = arith.subi(end, begin)
-        few = arith.cmpi(arith.CmpIPredicate.ule, arith.muli(count, count), arith.divui(self.columns, index(SPAN // 4)))
-        way = scf.IfOp(few, has_else=True)
-        with ir.InsertionPoint(way.then_block):
-            with loop(arith.addi(begin, index(1)), end, index(1)) as entries:
-                _insert(self.coordinates, begin, entries.induction_variable)
-            scf.YieldOp([])
-        with ir.InsertionPoint(way.else_block):
-            with rolled(begin, end, self._no_columns()) as entries:
-                column = load_index(self.coordinates, entries.induction_variable)
-                columns.insert(column)
-                scf.YieldOp(_widened(entries.inner_iter_args, column))
-            first, last = entries.results
-            columns.write(first, last, self.coordinates, begin)
-            scf.YieldOp([])
+        with rolled(begin, end, self._no_columns()) as entries:
+            column = load_index(self.coordinates, entries.induction_variable)
+            columns.insert(column)
+            scf.YieldOp(_widened(entries.inner_iter_args, column))
+        first, last = entries.results
+        columns.write(first, last, self.coordinates, begin)
+
+    def _take(self, sums: ir.Value, column: ir.Value, at: ir.Value) -> None:
+        """Move the sum of a column to the values, of which it leaves none."""
+        memref.store(memref.load(sums, [column]), self.values, [at])
+        memref.store(arith.constant(self.element, -0.0), sums, [column])
 
     def _entries(self, matrix: Sequence[ir.Value], row: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Where the entries of a row begin and end."""
@@ -286,26 +302,6 @@ class _Product:
             func.ReturnOp([])
         returned.erase()
         return results
-
-
-def _insert(numbers: ir.Value, begin: ir.Value, at: ir.Value) -> None:
-    """Bring numbers[at] to its place among those from `begin` on before it, which are in order."""
-    number, kinds = memref.load(numbers, [at]), [ir.IndexType.get()]
-    wanted = load_index(numbers, at)
-    search = scf.WhileOp(kinds, [at])
-    location = search.operation.location
-    with ir.InsertionPoint(ir.Block.create_at_start(search.before, kinds, [location])) as point:
-        (place,) = point.block.arguments
-        inside = arith.cmpi(arith.CmpIPredicate.ugt, place, begin)
-        before = load_index(numbers, arith.select(inside, arith.subi(place, index(1)), place))
-        larger = arith.cmpi(arith.CmpIPredicate.ugt, before, wanted)
-        scf.ConditionOp(arith.andi(inside, larger), [place])
-    with ir.InsertionPoint(ir.Block.create_at_start(search.after, kinds, [location])) as point:
-        (place,) = point.block.arguments
-        before_it = arith.subi(place, index(1))
-        memref.store(memref.load(numbers, [before_it]), numbers, [place])
-        scf.YieldOp([before_it])
-    memref.store(number, numbers, [search.results[0]])
 
 
 def _widened(bounds: Sequence[ir.Value], column: ir.Value) -> list[ir.Value]:
