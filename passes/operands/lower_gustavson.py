@@ -8,7 +8,7 @@ after    work[i + 1] = work[i] + the multiply-adds of row i
            for each row i, entry (i, k) of a, entry (k, j) of b
              coordinates[end] = j, end += sums[j] is absent
              sums[j] += a[i, k] * b[k, j]
-           the coordinates of the row in order              // by ranks or by a set
+           the coordinates of the row in order              // by ranks, by passing over all, or by a set
            values[...] = sums[j] for each j of them, sums[j] absent again
          the parts moved together, positions from the entries of each row
          results = [address of positions, rows + 1, address of coordinates, entries, address of values, entries]
@@ -20,8 +20,9 @@ gives (see given_memory; its function is the first word of the list of results).
 and than columns: where all of them have room, memory that is not written to takes none, and one pass will do. Else a first one
 counts the entries.
 
-A short row is put in order by the ranks of its columns (see column_ranks), a longer one by a set of them (see column_set), if
-the n^2 / 16 steps that ranks take are more than the columns / 4096 words that going over a set may take.
+A short row is put in order by the ranks of its columns (see column_ranks). A longer one is, if the n^2 / 16 steps of that are
+fewer than the columns / 4096 words that going over a set of them may take; else, where it has every fourth column, all are
+passed over; else it is put in order by a set (see column_set).
 
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
@@ -44,6 +45,8 @@ from gossamer.passes.operands.column_set import AT_ONCE, ColumnSet, filled
 
 _LINE = 64  # bytes
 _ROOMY = 16  # entries of room for each entry of the factors that are not worth counting
+_LITTLE = 1 << 23  # entries of room that never are
+_PASSED = 4  # columns that are passed over, each in a quarter of the time that an entry takes in a set
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class _Product:
     def _count_if_wide(self) -> None:
         """Count the entries of each row where room for all that there can be is more than a lot."""
         factors = arith.addi(memref.dim(self.a[1], index(0)), memref.dim(self.b[1], index(0)))
-        enough = arith.muli(arith.addi(factors, self.rows), index(_ROOMY))
+        enough = arith.maxui(arith.muli(arith.addi(factors, self.rows), index(_ROOMY)), index(_LITTLE))
         wide = arith.cmpi(arith.CmpIPredicate.ugt, memref.load(self.room, [self.rows]), enough)
         with ir.InsertionPoint(scf.IfOp(wide).then_block):
             self._parallel(self._count)
@@ -215,17 +218,26 @@ class _Product:
                     self._take(sums, column, at)
                 scf.YieldOp([])
             with ir.InsertionPoint(way.else_block):
-                self._put_in_order(columns, first, end)
-                with rolled(first, end) as entries:
-                    self._take(sums, load_index(self.coordinates, entries.induction_variable), entries.induction_variable)
+                with loop(first, end, index(1), self._no_columns()) as entries:
+                    column = load_index(self.coordinates, entries.induction_variable)
+                    scf.YieldOp(_widened(entries.inner_iter_args, column))
+                least, most = entries.results
+                dense = arith.cmpi(arith.CmpIPredicate.ult, arith.subi(most, least), arith.muli(count, index(_PASSED)))
+                dense_or_not = scf.IfOp(dense, has_else=True)
+                with ir.InsertionPoint(dense_or_not.then_block):
+                    self._pass_over(sums, least, most, first)
+                    scf.YieldOp([])
+                with ir.InsertionPoint(dense_or_not.else_block):
+                    self._put_in_order(columns, least, most, first, end)
+                    with rolled(first, end) as entries:
+                        self._take(sums, load_index(self.coordinates, entries.induction_variable), entries.induction_variable)
+                    scf.YieldOp([])
                 scf.YieldOp([])
             memref.store(_as_stored(self.positions, arith.subi(end, first)), self.positions, [arith.addi(row, index(1))])
             scf.YieldOp([end])
 
     def _collect(self, row: ir.Value, sums: ir.Value, start: ir.Value) -> ir.Value:
         """Add up a row; its columns go to `coordinates` from `start` on, in the order in which they come. Where they end."""
-        bits = ir.IntegerType.get_signless(ir.FloatType(self.element).width)
-        absent = arith.bitcast(bits, arith.constant(self.element, -0.0))
         begin, end = self._entries(self.a, row)
         with loop(begin, end, index(1), [start]) as entries:
             p = entries.induction_variable
@@ -238,19 +250,31 @@ class _Product:
                 memref.store(_as_stored(self.coordinates, column), self.coordinates, [at])
                 after = math.fma(weight, memref.load(self.b[2], [q]), before)
                 memref.store(arith.addf(after, arith.constant(self.element, 0.0)), sums, [column])
-                new = arith.cmpi(arith.CmpIPredicate.eq, arith.bitcast(bits, before), absent)
-                scf.YieldOp([arith.addi(at, arith.index_castui(ir.IndexType.get(), new))])
+                scf.YieldOp([arith.addi(at, arith.subi(index(1), self._is_there(before)))])
             scf.YieldOp(others.results)
         return entries.results[0]
 
-    def _put_in_order(self, columns: ColumnSet, begin: ir.Value, end: ir.Value) -> None:
-        """Sort the coordinates from begin to end, which are all different."""
-        with rolled(begin, end, self._no_columns()) as entries:
-            column = load_index(self.coordinates, entries.induction_variable)
-            columns.insert(column)
-            scf.YieldOp(_widened(entries.inner_iter_args, column))
-        first, last = entries.results
-        columns.write(first, last, self.coordinates, begin)
+    def _pass_over(self, sums: ir.Value, least: ir.Value, most: ir.Value, first: ir.Value) -> None:
+        """Write the sums that are not absent, from the least to the most column, and these, all from `first` on."""
+        with rolled(least, arith.addi(most, index(1)), [first]) as columns:
+            column, (at,) = columns.induction_variable, columns.inner_iter_args
+            there = self._is_there(memref.load(sums, [column]))
+            memref.store(_as_stored(self.coordinates, column), self.coordinates, [at])
+            self._take(sums, column, at)
+            scf.YieldOp([arith.addi(at, there)])
+
+    def _is_there(self, total: ir.Value) -> ir.Value:
+        """1 for a sum, 0 for an absent one, as an index."""
+        bits = ir.IntegerType.get_signless(ir.FloatType(self.element).width)
+        absent = arith.bitcast(bits, arith.constant(self.element, -0.0))
+        there = arith.cmpi(arith.CmpIPredicate.ne, arith.bitcast(bits, total), absent)
+        return arith.index_castui(ir.IndexType.get(), there)
+
+    def _put_in_order(self, columns: ColumnSet, least: ir.Value, most: ir.Value, begin: ir.Value, end: ir.Value) -> None:
+        """Sort the coordinates from begin to end, which are all different, and which the least and the most are of."""
+        with rolled(begin, end) as entries:
+            columns.insert(load_index(self.coordinates, entries.induction_variable))
+        columns.write(least, most, self.coordinates, begin)
 
     def _take(self, sums: ir.Value, column: ir.Value, at: ir.Value) -> None:
         """Move the sum of a column to the values, of which it leaves none."""
