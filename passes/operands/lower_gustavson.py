@@ -239,7 +239,7 @@ class _Product:
     def _collect(self, row: ir.Value, sums: ir.Value, start: ir.Value) -> ir.Value:
         """Add up a row; its columns go to `coordinates` from `start` on, in the order in which they come. Where they end."""
         begin, end = self._entries(self.a, row)
-        with loop(begin, end, index(1), [start]) as entries:
+        with rolled(begin, end, [start]) as entries:
             p = entries.induction_variable
             weight = memref.load(self.a[2], [p])
             low, high = self._entries(self.b, load_index(self.a[1], p))
