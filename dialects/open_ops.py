@@ -118,13 +118,15 @@ class GatherRowsOp(KernelOp, name="gather_rows", traits=[ext.Pure]):
     """y[m, n] = epilogue(sum_k a[m, k] x[k, n]): rows of x, weighted and summed by the rows of a sparse a (CSR), scheduled; x
     and y may be vectors.
 
-    `lanes` elements make a vector, up to `vectors` of which are summed at once.
+    `lanes` elements make a vector, up to `vectors` of which are summed at once. Rows of a large x are fetched ahead into caches
+    of the level `ahead`.
     """
 
     a: ext.Operand[Any]
     x: ext.Operand[Any]
     lanes: ir.IntegerAttr
     vectors: ir.IntegerAttr
+    ahead: ir.IntegerAttr
     result: ext.Result[Any]
     epilogue: ext.Region
 
@@ -147,6 +149,7 @@ class GatherSlicesOp(KernelOp, name="gather_slices", traits=[ext.Pure]):
 
     a: ext.Operand[Any]
     x: ext.Operand[Any]
+    gathers: ir.IntegerAttr
     result: ext.Result[Any]
 
     verify_invariants = verified(_product_problem)

@@ -301,8 +301,9 @@ class Slices(Packing):
     bases        per slice: the first of the columns that its coordinates count from
     rows         per slice and lane; the last slice is filled up with its first row
     lengths      per slice and lane: entries, 0 to fill up
-    starts       per step: its first column if its columns follow each other, lane by lane, else -1
-    coordinates  per step and lane, of `width` bits: the column less the base of the slice
+    starts       per step: its first column if its columns follow each other, lane by lane; -2 - c if they are among the
+                 2 x lanes from c on, for vectors of 512 bits; else -1
+    coordinates  per step and lane, of `width` bits: the column less c, or less the base of the slice
     original     the words of the values that `values` was made of, or nothing
     hash         64 bits that the kernel makes of `original`
     values       per step and lane

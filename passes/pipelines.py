@@ -46,11 +46,11 @@ SCHEDULES = (*FAMILIES, "reference")
 CHAIN = "chain"
 """The schedule of several products: each weight says in its hints which family it has."""
 _ARRAYS = "expose-storage{arrays=true}"
-_ROWS = ",fuse-epilogue,canonicalize,gather-rows{bits=%d}"
+_ROWS = ",fuse-epilogue,canonicalize,gather-rows{bits=%d l1d=%c}"
 OPEN_SCHEDULES = {
     "rows": (_ROWS, f"{_ARRAYS},lower-rows"),
-    "slices": (f"{_ROWS},slice-rows", f"{_ARRAYS},lower-slices"),
-    "slices16": (f"{_ROWS},slice-rows{{width=16}}", f"{_ARRAYS},lower-slices"),
+    "slices": (f"{_ROWS},slice-rows{{gathers=%g}}", f"{_ARRAYS},lower-slices"),
+    "slices16": (f"{_ROWS},slice-rows{{width=16 gathers=%g}}", f"{_ARRAYS},lower-slices"),
     "tall": (",multiply-tall{bits=%d}", "expose-storage,lower-tall"),
     "dots": (",sample-rows{bits=%d}", f"{_ARRAYS},lower-dots"),
     "gustavson": (",multiply-rows", f"{_ARRAYS},lower-gustavson"),
@@ -97,18 +97,19 @@ def plan(
     observer: Observer | None = None,
     features: frozenset[str] = frozenset(),
     l1d: int = 32 << 10,
+    gathers: bool = False,
 ) -> Plan:
     """Contract IR (text) to kernel IR. CompileError if the text is wrong or the schedule has no way to compute it.
 
     `features` are those of the target that schedules ask for (`Target.instructions`), `l1d` the bytes of its first-level data
-    cache.
+    cache; `gathers` says that it reads many places at once faster than one after the other.
     """
     with context(), ir.Location.unknown():
         try:
             module = ir.Module.parse(contract)
         except ir.MLIRError as error:
             raise CompileError(f"the contract IR does not parse: {error}") from error
-        _run(module, _planning(schedule, vector_bits, features, l1d), observer)
+        _run(module, _planning(schedule, vector_bits, features, l1d, gathers), observer)
         region = next(op for op in module.body.operations if op.operation.name == "func.func")
         types = [a.type for a in region.operation.regions[0].blocks[0].arguments]
         tensors = [ir.RankedTensorType(t) if isinstance(t, ir.RankedTensorType) else None for t in types]
@@ -135,11 +136,13 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
         return Lowered(llvm.translate_module_to_llvmir(module.operation), words, workspace, tile_workspace)
 
 
-def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int) -> str:
+def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int, gathers: bool) -> str:
     if schedule == "reference":
         return f"{_NORMALIZE},forget-hints"
     if schedule in OPEN_SCHEDULES:
-        return f"{_NORMALIZE},forget-hints{OPEN_SCHEDULES[schedule][0].replace('%d', str(bits))}"
+        chosen = OPEN_SCHEDULES[schedule][0].replace("%d", str(bits)).replace("%c", str(l1d))
+        chosen = chosen.replace("%g", str(gathers).lower())
+        return f"{_NORMALIZE},forget-hints{chosen}"
     family = "kblock" if schedule == CHAIN else schedule
     options = f"schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}"
     return f"{_NORMALIZE},{_FUSE},choose-format{{{options} l1d={l1d}}},schedule{{{options}}}"

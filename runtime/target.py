@@ -4,6 +4,7 @@ import ctypes
 import platform
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Self
 
 import llvmlite.binding as llvm
@@ -62,6 +63,15 @@ class Target:
         }
         return frozenset(name for name, needed in asked.items() if needed <= set(self.features.split(",")))
 
+    @property
+    def gathers(self) -> bool:
+        """Whether one instruction reads many places faster than a load each does.
+
+        LLVM's tables tell it, by what is made of a gather where it is allowed but not presumed to be fast. Not so where the
+        processor is guarded against data sampling by gathers, which takes their speed away.
+        """
+        return self.vector_bits >= 256 and not _gathers_are_guarded() and _gathers_by_one_instruction(self)
+
     def machine(self) -> llvm.TargetMachine:
         """LLVM's target machine at O3, for code that can lie anywhere."""
         initialize()
@@ -90,6 +100,34 @@ def _may_use_tiles() -> bool:
     """Ask Linux for AMX's tile registers, which it gives only to processes that did (Documentation/arch/x86/xstate.rst)."""
     request, permission, tile_data = 158, 0x1023, 18  # SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return ctypes.CDLL(None).syscall(request, permission, tile_data) == 0
+
+
+_GATHER = """
+define <8 x float> @gather(ptr %x, <8 x i32> %at) {
+  %places = getelementptr float, ptr %x, <8 x i32> %at
+  %read = call <8 x float>
+    @llvm.masked.gather.v8f32.v8p0(<8 x ptr> %places, i32 4, <8 x i1> splat (i1 true), <8 x float> poison)
+  ret <8 x float> %read
+}
+declare <8 x float> @llvm.masked.gather.v8f32.v8p0(<8 x ptr>, i32, <8 x i1>, <8 x float>)
+"""
+_GUARDS = Path("/sys/devices/system/cpu/vulnerabilities/gather_data_sampling")
+
+
+@cache
+def _gathers_by_one_instruction(target: Target) -> bool:
+    initialize()
+    machine = llvm.Target.from_triple(target.triple).create_target_machine(cpu=target.cpu, features="-avx512f,+avx2", opt=3)
+    return "vgather" in machine.emit_assembly(llvm.parse_assembly(_GATHER))
+
+
+@cache
+def _gathers_are_guarded() -> bool:
+    """Whether Linux says that a mitigation is in place (Documentation/admin-guide/hw-vuln/gather_data_sampling.rst)."""
+    try:
+        return _GUARDS.read_text().startswith("Mitigation")
+    except OSError:
+        return False
 
 
 @cache

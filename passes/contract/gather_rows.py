@@ -3,7 +3,7 @@
 before   %y = "kernel.contract"(%a, %x) ({ ^bb0(%sum: f32): max(%sum + kernel.read(%bias), 0) })
            {indexing_maps = [(i, n, k) -> (i, k), (i, n, k) -> (k, n)]} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> ...
 after    %y = "kernel.gather_rows"(%a, %x) ({ ^bb0(%sum: f32): max(%sum + kernel.read(%bias), 0) })
-           {lanes = 16 : i64, vectors = 16 : i64}
+           {lanes = 16 : i64, vectors = 16 : i64, ahead = 1 : i64}
 
 For matrices that come with each call, such as the adjacency of a graph. Runs after fuse-epilogue. Whatever else is in the
 region is an error: the caller compiles it with the reference pipeline.
@@ -23,15 +23,17 @@ from gossamer.passes.loops.queries import all_ops, dims, walk
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import byte_width
 
+_LARGE = 32 << 10  # bytes of a first-level cache; a larger one has room for what is needed soon
 _VECTORS = 16  # sums in registers, half of those of AVX-512: 256 columns of f32 in one pass over the entries
 
 
 @dataclass(frozen=True)
 class GatherRows:
-    """`bits` is the width of the target's vectors."""
+    """`bits` is the width of the target's vectors, `l1d` the bytes of its first-level data cache."""
 
     name: ClassVar[str] = "gather-rows"
     bits: int = 512
+    l1d: int = 32 << 10
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.contract"):
@@ -49,7 +51,10 @@ class GatherRows:
         lanes = self.bits // (byte_width(scalars.wide) * 8)
         vectors = _VECTORS if self.bits >= 512 else _VECTORS // 2
         with ir.InsertionPoint(contract), contract.location:
-            scheduled = GatherRowsOp(contract.lhs, contract.rhs, _i64(lanes), _i64(vectors), result=contract.result.type)
+            scheduled = GatherRowsOp(
+                contract.lhs, contract.rhs, _i64(lanes), _i64(vectors), _i64(1 if self.l1d > _LARGE else 2),
+                result=contract.result.type,
+            )  # fmt: skip
         contract.epilogue.blocks[0].append_to(scheduled.epilogue)
         contract.result.replace_all_uses_with(scheduled.result)
         contract.operation.erase()

@@ -1,7 +1,8 @@
 """slice-rows: a `kernel.gather_rows` of a vector takes the matrix in slices of rows (see `Slices`), for one that is used again.
 
 before   %y = "kernel.gather_rows"(%a, %x) ({yield %sum}) {lanes = 16, ...} : (tensor<?x?xf32, #CSR>, tensor<?xf32>) -> ...
-after    %y = "kernel.gather_slices"(%a, %x) : (tensor<?x?xf32, "slices(reduction=1, lanes=16, width=32)">, ...) -> ...
+after    %y = "kernel.gather_slices"(%a, %x) {gathers = 0}
+           : (tensor<?x?xf32, "slices(reduction=1, lanes=16, width=32)">, tensor<?xf32>) -> ...
 
 Whatever else is in the region is an error: the caller keeps the matrix by rows.
 """
@@ -21,20 +22,22 @@ from gossamer.passes.loops.queries import public_functions, walk
 
 @dataclass(frozen=True)
 class SliceRows:
-    """Change all of them; coordinates get `width` bits, 16 or 32."""
+    """Change all of them; coordinates get `width` bits, 16 or 32. `gathers` says that the target reads many places at once
+    faster than one after the other."""
 
     name: ClassVar[str] = "slice-rows"
     width: int = 32
+    gathers: bool = False
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.gather_rows"):
-            _change(op.opview, self.width)
+            _change(op.opview, self.width, self.gathers)
         for function in public_functions(module):
             inputs = [a.type for a in function.entry_block.arguments]
             function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, function.type.results))
 
 
-def _change(op: Any, width: int) -> None:
+def _change(op: Any, width: int, gathers: bool) -> None:
     a, x = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.x.type)
     if len(op.epilogue.blocks[0].operations) > 1:
         raise CompileError(f"the slices schedule has no epilogue, but {op.operation.name} at {op.location} has one")
@@ -42,6 +45,6 @@ def _change(op: Any, width: int) -> None:
         raise CompileError(f"the slices schedule computes a matrix of floats times a vector, not {op.operation.name} of {x}")
     op.a.set_type(stored_as(a, Slices(1, ir.IntegerAttr(op.lanes).value, width)))
     with ir.InsertionPoint(op), op.location:
-        sliced = GatherSlicesOp(op.a, op.x, result=op.result.type)
+        sliced = GatherSlicesOp(op.a, op.x, ir.IntegerAttr.get(ir.IntegerType.get_signless(64), gathers), result=op.result.type)
     op.result.replace_all_uses_with(sliced.result)
     op.operation.erase()

@@ -11,8 +11,8 @@ from torch_mlir import ir, passmanager
 from torch_mlir.dialects import llvm
 
 from gossamer.passes.loops.queries import all_ops
+from gossamer.passes.loops.vectors import ROLLED
 
-ROLLED = "llvm.loop_annotation"
 _STEPS = (
     "canonicalize",
     "cse",

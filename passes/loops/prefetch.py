@@ -1,12 +1,16 @@
 """Rows of a dense operand that a sparse one points to, fetched before they are needed.
 
 Nothing but the coordinates says which row is read next, so no prefetcher of a processor does it, and out-of-order execution
-sees few entries ahead. Rows are fetched into the second level of caches, since the first has too few places for lines that are
-on their way: on Zen 4 products with graphs whose features take many megabytes are up to twice as fast. Where a cache near the
+sees few entries ahead. Products with graphs whose features take many megabytes are up to twice as fast. Where a cache near the
 core holds the operand anyway, the instructions would cost up to a quarter; stencils, whose rows are near, lose a twentieth.
+
+Where the first level is of the usual 32 KB, all of a row is fetched into the second level, as on Zen 4: the first has too few
+places for lines that are on their way. A larger one takes the beginnings of rows some entries ahead; the processor, which sees
+them read in order, fetches the rest: on Emerald Rapids that is 1.1 to 1.3 times as fast as whole rows into the second level.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref
@@ -15,7 +19,25 @@ from gossamer.passes.loops.vectors import byte_width, index
 
 _NEAR = 6 << 20  # bytes of an operand, several times a second-level cache
 _LINE = 64  # bytes of a line of a cache
-_SECOND_LEVEL = 2  # of `memref.prefetch`
+_BEGINNING, _SOON = 2, 8  # lines of a row that the first level takes, and entries ahead
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is fetched of a row: so many lines at most, so many `entries` ahead, into caches of a `level`."""
+
+    lines: int
+    entries: int
+    level: int
+
+    @staticmethod
+    def into(level: int, lines: int) -> "Ahead":
+        """Where each entry reads so many lines: far enough ahead to hide the latency of memory."""
+        return Ahead(min(lines, _BEGINNING), _SOON, 1) if level == 1 else Ahead(lines, max(16, min(64, 256 // lines)), level)
+
+    def fetch(self, buffer: ir.Value, at: Sequence[ir.Value]) -> None:
+        """Starts to fetch the line of an element, to be read."""
+        memref.prefetch(buffer, at, False, 4 - self.level, True)
 
 
 def far(buffer: ir.Value) -> ir.Value:
@@ -27,16 +49,6 @@ def far(buffer: ir.Value) -> ir.Value:
     return arith.cmpi(arith.CmpIPredicate.ugt, elements, index(_NEAR // byte_width(memory.element_type)))
 
 
-def reach(lines: int) -> int:
-    """How many entries to look ahead, where each reads so many lines: enough to hide the latency of memory."""
-    return max(16, min(64, 256 // lines))
-
-
 def elements_a_line(buffer: ir.Value) -> int:
     """Of a memref."""
     return _LINE // byte_width(ir.MemRefType(buffer.type).element_type)
-
-
-def fetch(buffer: ir.Value, at: Sequence[ir.Value]) -> None:
-    """Starts to fetch the line of an element, to be read."""
-    memref.prefetch(buffer, at, False, _SECOND_LEVEL, True)

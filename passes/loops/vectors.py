@@ -8,6 +8,8 @@ from torch_mlir.dialects import arith, func, memref, scf, vector
 
 WORKSPACE = "kernel.workspace"  # module attribute: bytes of workspace that each thread needs
 
+ROLLED = "llvm.loop_annotation"  # attribute of a loop that is not unrolled (see lower-to-llvm)
+
 
 def index(value: int) -> ir.Value:
     """The index constant `value`."""
@@ -76,6 +78,14 @@ def loop(low: ir.Value, high: ir.Value, step: ir.Value, carried: Sequence[ir.Val
         yield op
         if not carried:
             scf.YieldOp([])
+
+
+@contextmanager
+def rolled(low: ir.Value, high: ir.Value, carried: Sequence[ir.Value] = ()) -> Iterator[scf.ForOp]:
+    """A loop over entries of which a row often has a few only: it is not unrolled."""
+    with loop(low, high, index(1), carried) as op:
+        op.operation.attributes[ROLLED] = ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true>>")
+        yield op
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from gossamer.passes.loops.vectors import index, loop
 
 _BITS = 64
 _SHIFT = _BITS.bit_length() - 1
-SPAN = _BITS * _BITS
-"""Columns of an outer word."""
+
 AT_ONCE = 4
 """Columns that `write` stores at once: up to AT_ONCE - 1 places behind the last one are written to as well."""
 

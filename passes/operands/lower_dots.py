@@ -24,13 +24,13 @@ from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.errors import CompileError
 from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of, storage_of
-from gossamer.passes.loops.prefetch import elements_a_line, far, fetch, reach
+from gossamer.passes.loops.prefetch import Ahead, elements_a_line, far
 from gossamer.passes.loops.queries import dims, walk
 from gossamer.passes.loops.row_shares import ends_of, first_row, parts_of
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, parallel, vector_of, zeros
 
-_REACH = reach(8)  # entries
+_AHEAD = Ahead.into(2, 8)
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class _Dots:
     def _entries(self, row: ir.Value, first: ir.Value, together: int, reduced: ir.Value) -> None:
         """The values of so many entries of a row from the first one on."""
         columns = [load_index(self.coordinates, arith.addi(first, index(n))) for n in range(together)]
-        later = [arith.minui(arith.addi(first, index(_REACH + n)), self.last) for n in range(together)]
+        later = [arith.minui(arith.addi(first, index(_AHEAD.entries + n)), self.last) for n in range(together)]
         for read in self.gathered:
             with ir.InsertionPoint(scf.IfOp(self.far[read]).then_block):
                 ahead = [load_index(self.coordinates, at) for at in later]
                 with loop(index(0), reduced, index(elements_a_line(self.buffers[read]))) as lines:
                     for column in ahead:
-                        fetch(self.buffers[read], [column, lines.induction_variable])
+                        _AHEAD.fetch(self.buffers[read], [column, lines.induction_variable])
                 scf.YieldOp([])
         found = _sums_across(self._sums(row, columns, reduced))
         narrow = vector_of(together, self.scalars.element)

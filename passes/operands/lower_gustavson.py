@@ -8,8 +8,8 @@ after    work[i + 1] = work[i] + the multiply-adds of row i
            for each row i, entry (i, k) of a, entry (k, j) of b
              coordinates[end] = j, end += sums[j] is absent
              sums[j] += a[i, k] * b[k, j]
-           the coordinates of the row in order
-           for each j of them: values[...] = sums[j], sums[j] absent again
+           the coordinates of the row in order              // by ranks, by passing over all, or by a set
+           values[...] = sums[j] for each j of them, sums[j] absent again
          the parts moved together, positions from the entries of each row
          results = [address of positions, rows + 1, address of coordinates, entries, address of values, entries]
 
@@ -20,14 +20,14 @@ gives (see given_memory; its function is the first word of the list of results).
 and than columns: where all of them have room, memory that is not written to takes none, and one pass will do. Else a first one
 counts the entries.
 
-A row of n entries is put in order by insertion where its n²/4 moves are fewer than the columns / 4096 words that going over a
-set of columns may take, else by such a set (see column_set).
+A short row is put in order by the ranks of its columns (see column_ranks). A longer one is, if the n^2 / 16 steps of that are
+fewer than the columns / 4096 words that going over a set of them may take; else, where it has every fourth column, all are
+passed over; else it is put in order by a set (see column_set).
 
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,16 +35,18 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, math, memref, scf
 
 from gossamer.dialects.format import Format
-from gossamer.passes.finish.lower_to_llvm import ROLLED
 from gossamer.passes.loops.ask_for_memory import array_in, given
 from gossamer.passes.loops.buffers import sparse_buffers_of
 from gossamer.passes.loops.queries import sole_user, walk
 from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
-from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, parallel
-from gossamer.passes.operands.column_set import AT_ONCE, SPAN, ColumnSet, filled
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, parallel, rolled
+from gossamer.passes.operands.column_ranks import ColumnRanks
+from gossamer.passes.operands.column_set import AT_ONCE, ColumnSet, filled
 
 _LINE = 64  # bytes
 _ROOMY = 16  # entries of room for each entry of the factors that are not worth counting
+_LITTLE = 1 << 23  # entries of room that never are
+_PASSED = 4  # columns that are passed over, each in a quarter of the time that an entry takes in a set
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class _Product:
     def _count_if_wide(self) -> None:
         """Count the entries of each row where room for all that there can be is more than a lot."""
         factors = arith.addi(memref.dim(self.a[1], index(0)), memref.dim(self.b[1], index(0)))
-        enough = arith.muli(arith.addi(factors, self.rows), index(_ROOMY))
+        enough = arith.maxui(arith.muli(arith.addi(factors, self.rows), index(_ROOMY)), index(_LITTLE))
         wide = arith.cmpi(arith.CmpIPredicate.ugt, memref.load(self.room, [self.rows]), enough)
         with ir.InsertionPoint(scf.IfOp(wide).then_block):
             self._parallel(self._count)
@@ -121,16 +123,25 @@ class _Product:
         return entries
 
     def _scratch_size(self) -> ir.Value:
-        """Bytes of the sums and the set of columns of a part, whole cache lines."""
-        sums = arith.muli(self.columns, index(_bytes(self.element)))
-        return _whole_lines(arith.addi(_whole_lines(sums), ColumnSet.size(self.columns)))
+        """Bytes of what a part works with."""
+        sums, columns, ranks = self._scratch_sizes()
+        return arith.addi(arith.addi(sums, columns), ranks)
 
-    def _of_part(self, part: ir.Value) -> tuple[ir.Value, ColumnSet]:
-        """The sums of a part, all of them absent, and its set of columns."""
+    def _scratch_sizes(self) -> list[ir.Value]:
+        """Bytes of the sums, the set of columns and the ranks of a part, whole cache lines each."""
+        sums = arith.muli(self.columns, index(_bytes(self.element)))
+        ranks = ColumnRanks.size(self.columns, _integer(self.format.crd_width))
+        return [_whole_lines(size) for size in (sums, ColumnSet.size(self.columns), ranks)]
+
+    def _of_part(self, part: ir.Value) -> tuple[ir.Value, ColumnSet, ColumnRanks]:
+        """The sums of a part, all of them absent, its set of columns, and room for ranks."""
+        sums, columns, _ = self._scratch_sizes()
         offset = arith.muli(part, self._scratch_size())
-        absent = arith.constant(self.element, -0.0)
-        behind = arith.addi(offset, _whole_lines(arith.muli(self.columns, index(_bytes(self.element)))))
-        return filled(absent, self.columns, self.scratch, offset), ColumnSet(self.columns, self.scratch, behind)
+        behind_sums = arith.addi(offset, sums)
+        behind_columns = arith.addi(behind_sums, columns)
+        ranks = ColumnRanks(self.columns, _integer(self.format.crd_width), self.scratch, behind_columns)
+        absent = filled(arith.constant(self.element, -0.0), self.columns, self.scratch, offset)
+        return absent, ColumnSet(self.columns, self.scratch, behind_sums), ranks
 
     def _bound(self) -> None:
         """work[i] = the multiply-adds of the rows before i, room[i] = the entries they can have."""
@@ -177,7 +188,7 @@ class _Product:
 
     def _count(self, part: ir.Value, low: ir.Value, high: ir.Value) -> None:
         """The entries of each row to the place of room after its own."""
-        _, columns = self._of_part(part)
+        _, columns, _ = self._of_part(part)
         with loop(low, high, index(1)) as rows:
             row = rows.induction_variable
             begin, end = self._entries(self.a, row)
@@ -192,56 +203,83 @@ class _Product:
 
     def _compute(self, part: ir.Value, low: ir.Value, high: ir.Value) -> None:
         """The entries of each row, one row behind the other from where the first has its room, and how many they are."""
-        sums, columns = self._of_part(part)
+        sums, columns, ranks = self._of_part(part)
         with loop(low, high, index(1), [self._begin(low, part)]) as rows:
             row, first = rows.induction_variable, rows.inner_iter_args[0]
             end = self._collect(row, sums, first)
-            self._put_in_order(columns, first, end)
-            with _rolled(first, end) as entries:
-                column = [load_index(self.coordinates, entries.induction_variable)]
-                memref.store(memref.load(sums, column), self.values, [entries.induction_variable])
-                memref.store(arith.constant(self.element, -0.0), sums, column)
+            count = arith.subi(end, first)
+            way = scf.IfOp(ColumnRanks.pay(self.columns, count), has_else=True)
+            with ir.InsertionPoint(way.then_block):
+                ranks.find(self.coordinates, first, count)
+                with rolled(index(0), count) as entries:
+                    column = ranks.column(entries.induction_variable)
+                    at = arith.addi(first, ranks.rank(entries.induction_variable))
+                    memref.store(_as_stored(self.coordinates, column), self.coordinates, [at])
+                    self._take(sums, column, at)
+                scf.YieldOp([])
+            with ir.InsertionPoint(way.else_block):
+                with loop(first, end, index(1), self._no_columns()) as entries:
+                    column = load_index(self.coordinates, entries.induction_variable)
+                    scf.YieldOp(_widened(entries.inner_iter_args, column))
+                least, most = entries.results
+                dense = arith.cmpi(arith.CmpIPredicate.ult, arith.subi(most, least), arith.muli(count, index(_PASSED)))
+                dense_or_not = scf.IfOp(dense, has_else=True)
+                with ir.InsertionPoint(dense_or_not.then_block):
+                    self._pass_over(sums, least, most, first)
+                    scf.YieldOp([])
+                with ir.InsertionPoint(dense_or_not.else_block):
+                    self._put_in_order(columns, least, most, first, end)
+                    with rolled(first, end) as entries:
+                        self._take(sums, load_index(self.coordinates, entries.induction_variable), entries.induction_variable)
+                    scf.YieldOp([])
+                scf.YieldOp([])
             memref.store(_as_stored(self.positions, arith.subi(end, first)), self.positions, [arith.addi(row, index(1))])
             scf.YieldOp([end])
 
     def _collect(self, row: ir.Value, sums: ir.Value, start: ir.Value) -> ir.Value:
         """Add up a row; its columns go to `coordinates` from `start` on, in the order in which they come. Where they end."""
-        bits = ir.IntegerType.get_signless(ir.FloatType(self.element).width)
-        absent = arith.bitcast(bits, arith.constant(self.element, -0.0))
         begin, end = self._entries(self.a, row)
-        with loop(begin, end, index(1), [start]) as entries:
+        with rolled(begin, end, [start]) as entries:
             p = entries.induction_variable
             weight = memref.load(self.a[2], [p])
             low, high = self._entries(self.b, load_index(self.a[1], p))
-            with _rolled(low, high, [*entries.inner_iter_args]) as others:
+            with rolled(low, high, [*entries.inner_iter_args]) as others:
                 q, (at,) = others.induction_variable, others.inner_iter_args
                 column = load_index(self.b[1], q)
                 before = memref.load(sums, [column])
                 memref.store(_as_stored(self.coordinates, column), self.coordinates, [at])
                 after = math.fma(weight, memref.load(self.b[2], [q]), before)
                 memref.store(arith.addf(after, arith.constant(self.element, 0.0)), sums, [column])
-                new = arith.cmpi(arith.CmpIPredicate.eq, arith.bitcast(bits, before), absent)
-                scf.YieldOp([arith.addi(at, arith.index_castui(ir.IndexType.get(), new))])
+                scf.YieldOp([arith.addi(at, arith.subi(index(1), self._is_there(before)))])
             scf.YieldOp(others.results)
         return entries.results[0]
 
-    def _put_in_order(self, columns: ColumnSet, begin: ir.Value, end: ir.Value) -> None:
-        """Sort the coordinates from begin to end, which are all different."""
-        count = arith.subi(end, begin)
-        few = arith.cmpi(arith.CmpIPredicate.ule, arith.muli(count, count), arith.divui(self.columns, index(SPAN // 4)))
-        way = scf.IfOp(few, has_else=True)
-        with ir.InsertionPoint(way.then_block):
-            with loop(arith.addi(begin, index(1)), end, index(1)) as entries:
-                _insert(self.coordinates, begin, entries.induction_variable)
-            scf.YieldOp([])
-        with ir.InsertionPoint(way.else_block):
-            with _rolled(begin, end, self._no_columns()) as entries:
-                column = load_index(self.coordinates, entries.induction_variable)
-                columns.insert(column)
-                scf.YieldOp(_widened(entries.inner_iter_args, column))
-            first, last = entries.results
-            columns.write(first, last, self.coordinates, begin)
-            scf.YieldOp([])
+    def _pass_over(self, sums: ir.Value, least: ir.Value, most: ir.Value, first: ir.Value) -> None:
+        """Write the sums that are not absent, from the least to the most column, and these, all from `first` on."""
+        with rolled(least, arith.addi(most, index(1)), [first]) as columns:
+            column, (at,) = columns.induction_variable, columns.inner_iter_args
+            there = self._is_there(memref.load(sums, [column]))
+            memref.store(_as_stored(self.coordinates, column), self.coordinates, [at])
+            self._take(sums, column, at)
+            scf.YieldOp([arith.addi(at, there)])
+
+    def _is_there(self, total: ir.Value) -> ir.Value:
+        """1 for a sum, 0 for an absent one, as an index."""
+        bits = ir.IntegerType.get_signless(ir.FloatType(self.element).width)
+        absent = arith.bitcast(bits, arith.constant(self.element, -0.0))
+        there = arith.cmpi(arith.CmpIPredicate.ne, arith.bitcast(bits, total), absent)
+        return arith.index_castui(ir.IndexType.get(), there)
+
+    def _put_in_order(self, columns: ColumnSet, least: ir.Value, most: ir.Value, begin: ir.Value, end: ir.Value) -> None:
+        """Sort the coordinates from begin to end, which are all different, and which the least and the most are of."""
+        with rolled(begin, end) as entries:
+            columns.insert(load_index(self.coordinates, entries.induction_variable))
+        columns.write(least, most, self.coordinates, begin)
+
+    def _take(self, sums: ir.Value, column: ir.Value, at: ir.Value) -> None:
+        """Move the sum of a column to the values, of which it leaves none."""
+        memref.store(memref.load(sums, [column]), self.values, [at])
+        memref.store(arith.constant(self.element, -0.0), sums, [column])
 
     def _entries(self, matrix: Sequence[ir.Value], row: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Where the entries of a row begin and end."""
@@ -288,34 +326,6 @@ class _Product:
             func.ReturnOp([])
         returned.erase()
         return results
-
-
-def _insert(numbers: ir.Value, begin: ir.Value, at: ir.Value) -> None:
-    """Bring numbers[at] to its place among those from `begin` on before it, which are in order."""
-    number, kinds = memref.load(numbers, [at]), [ir.IndexType.get()]
-    wanted = load_index(numbers, at)
-    search = scf.WhileOp(kinds, [at])
-    location = search.operation.location
-    with ir.InsertionPoint(ir.Block.create_at_start(search.before, kinds, [location])) as point:
-        (place,) = point.block.arguments
-        inside = arith.cmpi(arith.CmpIPredicate.ugt, place, begin)
-        before = load_index(numbers, arith.select(inside, arith.subi(place, index(1)), place))
-        larger = arith.cmpi(arith.CmpIPredicate.ugt, before, wanted)
-        scf.ConditionOp(arith.andi(inside, larger), [place])
-    with ir.InsertionPoint(ir.Block.create_at_start(search.after, kinds, [location])) as point:
-        (place,) = point.block.arguments
-        before_it = arith.subi(place, index(1))
-        memref.store(memref.load(numbers, [before_it]), numbers, [place])
-        scf.YieldOp([before_it])
-    memref.store(number, numbers, [search.results[0]])
-
-
-@contextmanager
-def _rolled(low: ir.Value, high: ir.Value, carried: Sequence[ir.Value] = ()) -> Iterator[scf.ForOp]:
-    """A loop over entries of which a row often has a few only."""
-    with loop(low, high, index(1), carried) as op:
-        op.operation.attributes[ROLLED] = ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true>>")
-        yield op
 
 
 def _widened(bounds: Sequence[ir.Value], column: ir.Value) -> list[ir.Value]:

@@ -1,16 +1,18 @@
 """lower-rows: a `kernel.gather_rows` becomes loops over the rows of the sparse matrix, cut into parts of equal work.
 
-before   %y = "kernel.gather_rows"(%a, %x) ({epilogue}) {lanes = 16, vectors = 16} : (tensor<?x?xf32, #CSR>, ...) -> ...
+before   %y = "kernel.gather_rows"(%a, %x) ({epilogue}) {lanes = 16, vectors = 16, ahead = 1} : (tensor<?x?xf32, #CSR>, ...
 after    for each 256 columns of x
            scf.parallel (%part) = ...                     // the part's share of rows and entries
-             func.call @region_columns16(...)             // or _columns15 ... 1 for the columns left
+             func.call @region_columns16(...)             // or _columns15 ... 1, _half for the columns left
            for each part that begins within a row: that row of y += what the part has summed of it, through the epilogue
          func.func private @region_columns16(...)
            for each row, scf.for %p = positions[row] to positions[row + 1] iter_args(16 vectors of sums)
              vector.fma(values[p], x[coordinates[p], columns ...], sums)
            the sums through the epilogue into y        // the last vector masked; as they are where the row goes on
 
-Rows of an x that no cache near the core holds are fetched some entries ahead (see fetch_ahead).
+Rows of an x that no cache near the core holds are fetched some entries ahead (see prefetch.py). Few columns take half vectors,
+of which fewer lie across two lines of the cache. A row's entries are few and their number cannot be foretold, so that its loop
+is not unrolled; but a single sum takes two entries at a time, since a multiply-add waits for the one before it.
 
 A part begins with a row, unless that row alone is longer than a part: then the row is cut, so that the hubs of a power law
 keep all threads busy. What a part sums of a row that began before it waits in the workspace and is added in the order of the
@@ -32,7 +34,8 @@ from torch_mlir.dialects import arith, func, math, memref, scf, vector
 
 from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.epilogue import Epilogue, reader
-from gossamer.passes.loops.prefetch import elements_a_line, far, fetch, reach
+from gossamer.passes.loops.inner_loop import add_in_turns
+from gossamer.passes.loops.prefetch import Ahead, elements_a_line, far
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
 from gossamer.passes.loops.scalars import Scalars
@@ -45,11 +48,13 @@ from gossamer.passes.loops.vectors import (
     mask_of,
     parallel,
     reserve_workspace,
+    rolled,
     vector_of,
     zeros,
 )
 
 _ONE, _GATHERED = 0, -1  # counts of vectors that say that there is one column
+_HALVED = 64  # bytes of a vector that is used by halves too
 _LONG = 12  # entries a row, on average, from which on a vector of them is gathered
 
 
@@ -97,7 +102,7 @@ class _Rows:
     def __init__(self, module: ir.Module, op: Any) -> None:
         self.module, self.op = module, op
         self.storage: Storage = storage_of(op.operation)
-        self.lanes, self.vectors = ir.IntegerAttr(op.lanes).value, ir.IntegerAttr(op.vectors).value
+        self.lanes, self.vectors, self.level = (ir.IntegerAttr(each).value for each in (op.lanes, op.vectors, op.ahead))
         out = ir.MemRefType(self.storage.output.type)
         self.scalars, self.vector_x = Scalars(out.element_type), out.rank == 1
         self.positions, self.coordinates, self.values = sparse_buffers_of(op.a)
@@ -115,8 +120,8 @@ class _Rows:
         self.carried = self.vectors * self.lanes * byte_width(self.scalars.element)
 
     def lower(self) -> None:
-        variants = {n * self.lanes: self._function(n) for n in self._counts()}
-        single = [self._function(count) for count in (_ONE, _GATHERED)] if self.width in (None, 1) else []
+        variants = {count * lanes: self._function(count, lanes) for count, lanes in self._shapes()}
+        single = [self._function(count, self.lanes) for count in (_ONE, _GATHERED)] if self.width in (None, 1) else []
         reserve_workspace(self.module, self.carried)
         with ir.InsertionPoint(self.op):
             self.rows = memref.dim(self.storage.output, index(0))
@@ -132,12 +137,14 @@ class _Rows:
                         self._merge(first, parts.induction_variable)
         self.storage.erase()
 
-    def _counts(self) -> list[int]:
-        """The numbers of vectors of columns that functions are needed for, the largest first."""
+    def _shapes(self) -> list[tuple[int, int]]:
+        """For what numbers of vectors of columns functions are needed, and of how many lanes, the widest first."""
+        half = self.lanes // 2 if self.lanes * byte_width(self.scalars.wide) == _HALVED else 0
         if self.width is None:
-            return list(range(self.vectors, 0, -1))
+            return [(n, self.lanes) for n in range(self.vectors, 0, -1)] + [(1, half)] * (half > 0)
         full, left = divmod(self.width, self.vectors * self.lanes) if self.width > 1 else (0, 0)
-        return sorted({*[self.vectors] * (full > 0), *[-(-left // self.lanes)] * (left > 0)}, reverse=True)
+        rest = (1, half) if left <= half else (-(-left // self.lanes), self.lanes)
+        return sorted({*[(self.vectors, self.lanes)] * (full > 0), *[rest] * (left > 0)}, reverse=True)
 
     def _part(self, variants: dict[int, func.FuncOp], single: list[func.FuncOp], first: ir.Value, part: ir.Value) -> None:
         """One part of the product with the columns from the first one on."""
@@ -220,31 +227,44 @@ class _Rows:
             self.view, buffer, [offset], [self.rows, self.columns], [stride], [open_], [open_, open_], [open_, 1]
         ).result
 
-    def _function(self, count: int) -> func.FuncOp:
-        """A function of the arrays, a view of y, its first column, rows [low, high) and entries [begin, end), for up to
-        `count` vectors of columns; for one column if it is _ONE or _GATHERED. If sums may be raw, rows before the last argument
-        are complete."""
+    def _function(self, count: int, lanes: int) -> func.FuncOp:
+        """A function of the arrays, a view of y, its first column, rows [low, high) and entries [begin, end).
+
+        It is for up to `count` vectors of so many columns; for one column if that is _ONE or _GATHERED. If sums may be raw,
+        rows before the last argument are complete.
+        """
         parent = self.op.operation.parent.opview
         buffers = [self.positions, self.coordinates, self.values, self.x, *self.reads.values()]
         types = [*(buffer.type for buffer in buffers), self.view, *[ir.IndexType.get()] * (5 + self.raw)]
-        name = parent.name.value + {_ONE: "_column", _GATHERED: "_column_gathered"}.get(count, f"_columns{count}")
+        several = f"_columns{count}" if lanes == self.lanes else "_half"
+        name = parent.name.value + {_ONE: "_column", _GATHERED: "_column_gathered"}.get(count, several)
         with ir.InsertionPoint(parent):
             function = func.FuncOp(name, (types, []), visibility="private")
         with ir.InsertionPoint(function.add_entry_block()):
             positions, coordinates, values, x, *others = function.entry_block.arguments
             reads = dict(zip(self.reads, others, strict=False))
             out, first, low, high, begin, end, *complete = others[len(reads) :]
-            reader = _Reader(self, coordinates, values, x, first, count)
             mask = None
             if count > 0:
-                left = arith.subi(memref.dim(x, index(1)), arith.addi(first, index((count - 1) * self.lanes)))
-                mask = mask_of(self.lanes, arith.minui(left, index(self.lanes)))
-            with loop(low, high, index(1)) as rows:
-                row = rows.induction_variable
-                start = arith.maxui(load_index(positions, row), begin)
-                stop = arith.minui(load_index(positions, arith.addi(row, index(1))), end)
-                sums = reader.row(start, stop, count, mask)
-                self._store(sums, _Place(out, row, index(0), first, mask), reads, *complete or [None])
+                left = arith.subi(memref.dim(x, index(1)), arith.addi(first, index((count - 1) * lanes)))
+                mask = mask_of(lanes, arith.minui(left, index(lanes)))
+
+            def add_rows(ahead: bool) -> None:
+                reader = _Reader(self, coordinates, values, x, first, count, lanes, ahead)
+                with loop(low, high, index(1)) as rows:
+                    row = rows.induction_variable
+                    start = arith.maxui(load_index(positions, row), begin)
+                    stop = arith.minui(load_index(positions, arith.addi(row, index(1))), end)
+                    sums = reader.row(start, stop, count, mask)
+                    self._store(sums, _Place(out, row, index(0), first, mask), reads, *complete or [None])
+
+            if count > 0:
+                with _either(far(x)) as blocks:
+                    for block, ahead in zip(blocks, (True, False), strict=True):
+                        with ir.InsertionPoint(block):
+                            add_rows(ahead)
+            else:
+                add_rows(ahead=False)
             func.ReturnOp([])
         return function
 
@@ -291,9 +311,20 @@ def _load(mask: ir.Value | None, type_: ir.VectorType, buffer: ir.Value, at: lis
 class _Reader:
     """Sums rows of x, from a first column on, weighted by the entries of a sparse matrix."""
 
-    def __init__(self, rows: _Rows, coordinates: ir.Value, values: ir.Value, x: ir.Value, first: ir.Value, count: int) -> None:
-        self.scalars, self.lanes, self.vec, self.sums = rows.scalars, rows.lanes, rows.vec, rows.sums
-        self.far = far(x)
+    def __init__(
+        self,
+        rows: _Rows,
+        coordinates: ir.Value,
+        values: ir.Value,
+        x: ir.Value,
+        first: ir.Value,
+        count: int,
+        lanes: int,
+        ahead: bool,
+    ) -> None:
+        self.scalars, self.lanes = rows.scalars, lanes
+        self.vec, self.sums = (vector_of(lanes, t) for t in (rows.scalars.element, rows.scalars.wide))
+        self.ahead = Ahead.into(rows.level, -(-count * lanes // elements_a_line(x))) if ahead else None
         self.last = arith.subi(memref.dim(coordinates, index(0)), index(1))
         self.coordinates, self.values, self.x, self.first = coordinates, values, x, first
         if count <= 0 and not rows.vector_x:  # one column, which is a vector
@@ -309,7 +340,9 @@ class _Reader:
         if count == _GATHERED:
             return [self._dot(begin, end)]
         start = [zeros(self.sums)] * count if count > 0 else [self.scalars.zero()]
-        with loop(begin, end, index(1), start) as entries:
+        if count == 1:
+            return add_in_turns(begin, end, 2, 2, start, lambda p, sums: self._entry(p, sums, mask))
+        with rolled(begin, end, start) if count > 0 else loop(begin, end, index(1), start) as entries:
             scf.YieldOp(self._entry(entries.induction_variable, list(entries.inner_iter_args), mask))
         return list(entries.results)
 
@@ -342,10 +375,10 @@ class _Reader:
             return [math.fma(weight, read, sums[0])]
         weight = vector.broadcast(self.sums, weight)
         columns = [arith.addi(self.first, index(n * self.lanes)) for n in range(len(sums))]
-        ahead = load_index(self.coordinates, arith.minui(arith.addi(p, index(reach(len(sums)))), self.last))
-        span = len(sums) * self.lanes
-        with loop(index(0), arith.select(self.far, index(span), index(0)), index(elements_a_line(self.x))) as lines:
-            fetch(self.x, [ahead, arith.addi(self.first, lines.induction_variable)])
+        if self.ahead is not None:
+            later = load_index(self.coordinates, arith.minui(arith.addi(p, index(self.ahead.entries)), self.last))
+            for line in range(self.ahead.lines):
+                self.ahead.fetch(self.x, [later, arith.addi(self.first, index(line * elements_a_line(self.x)))])
         read = [vector.load(self.vec, self.x, [source, column]) for column in columns[:-1]]
         read.append(vector.maskedload(self.vec, self.x, [source, columns[-1]], mask, zeros(self.vec)))
         wide = [each if each.type == self.sums else arith.extf(self.sums, each) for each in read]

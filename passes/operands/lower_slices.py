@@ -4,16 +4,19 @@ before   %y = "kernel.gather_slices"(%a, %x) : (tensor<?x?xf32, "slices(reductio
 after    scf.parallel (%part) = ...
            the part's share of `original` is hashed              // its sum over the parts goes into `hash`
            for each slice, scf.for %step iter_args(16 sums)      // the steps that all of its rows have
-             %read = starts[step] >= 0 ? vector.load x[starts[step]] : 16 scalar loads of x[base + coordinates[step, lane]]
+             %read = starts[step] >= 0 ? vector.load x[starts[step]]
+                   : starts[step] < -1 ? what coordinates[step, lane] pick of 2 vectors from x[-2 - starts[step]] on
+                   : 16 scalar loads, or a vector.gather, of x[base + coordinates[step, lane]]
              sums = vector.fma(values[step], %read, sums)
            scf.for %step iter_args(16 sums)                      // and those that only some have
              sums = step < lengths ? vector.fma(...) : sums
            the sums into y, side by side where rows follow each other
 
-Elements are gathered by scalar loads: on AMD's Zen, and on Intel's processors that guard gathers against data sampling, the
-instruction takes twice as long, and on others it wins little. Their coordinates are read 64 bits at a time, four of 16 bits,
-since loads are what there are most of. Where columns follow each other, as those of stencils do, neither coordinates are read
-nor elements gathered.
+Elements are gathered by scalar loads unless the operation says that the target `gathers`: on AMD's Zen, and on Intel's
+processors that guard gathers against data sampling, the instruction takes twice as long; on Emerald Rapids two thirds of the
+time. Scalar loads read their coordinates 64 bits at a time, four of 16 bits, since loads are what there are most of. Where
+columns follow each other, as those of stencils do, neither coordinates are read nor elements gathered; where they are near each
+other (stencils around their corners, several unknowns a node), vectors of 512 bits pick them out of two loads.
 
 The hash is NH (Black et al., UMAC, 1999), with keys that follow from the place: the sum of (low word + key) * (high word +
 key) modulo 2^64, which is the same however the values are divided among threads. Keys are a random number for each line of 16
@@ -26,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, math, memref, scf, vector
+from torch_mlir.dialects import arith, llvm, math, memref, scf, vector
 
 from gossamer.dialects.packing import Slices
 from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
@@ -38,6 +41,10 @@ from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, para
 _HASHED = 16  # words at a time
 _MIX = (0x9E3779B97F4A7C15, 30), (0xBF58476D1CE4E5B9, 27), (0x94D049BB133111EB, 32)  # SplitMix64: factors, then shifts
 _BY_PAIR = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)  # of SHA-256
+_PICK = {  # of two vectors, by 32 bits or 64 bits a lane
+    ("f32", 16): "llvm.x86.avx512.vpermi2var.ps.512",
+    ("f64", 8): "llvm.x86.avx512.vpermi2var.pd.512",
+}
 _STEP = 8  # a step takes as long as so many vectors of multiply-adds
 
 
@@ -66,7 +73,9 @@ class _Slices:
         self.rows, self.lengths, self.starts, self.coordinates, self.original, self.hash, self.values = buffers
         self.x = buffer_of(op.x)
         self.word, self.long = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
-        self.vec = vector_of(self.lanes, ir.MemRefType(self.storage.output.type).element_type)
+        element = ir.MemRefType(self.storage.output.type).element_type
+        self.vec, self.gathers = vector_of(self.lanes, element), ir.IntegerAttr(op.gathers).value
+        self.pick = _PICK.get((str(element), self.lanes))
 
     def lower(self) -> None:
         reserve_workspace(self.module, self.long.width // 8)
@@ -151,8 +160,35 @@ class _Slices:
         with ir.InsertionPoint(choice.then_block):
             scf.YieldOp([vector.load(self.vec, self.x, [arith.index_castui(ir.IndexType.get(), start)])])
         with ir.InsertionPoint(choice.else_block):
-            scf.YieldOp([vector.from_elements(self.vec, [memref.load(x, [column]) for column in self._columns(place)])])
+            scf.YieldOp([self._picked_or_gathered(start, place, x) if self.pick else self._gathered(place, x)])
         return math.fma(vector.load(self.vec, self.values, [place]), choice.results[0], sums)
+
+    def _picked_or_gathered(self, start: ir.Value, place: ir.Value, x: ir.Value) -> ir.Value:
+        """The elements of a step whose columns do not follow each other."""
+        near = arith.cmpi(arith.CmpIPredicate.slt, start, arith.constant(start.type, -1))
+        choice = scf.IfOp(near, [self.vec], has_else=True)
+        with ir.InsertionPoint(choice.then_block):
+            begin = arith.index_castui(ir.IndexType.get(), arith.subi(arith.constant(start.type, -2), start))
+            halves = [vector.load(self.vec, self.x, [arith.addi(begin, index(at))]) for at in (0, self.lanes)]
+            places = self._wide_coordinates(place, 512 // self.lanes)
+            picked = llvm.call_intrinsic(self.vec, self.pick, [halves[0], places, halves[1]], [], [])
+            scf.YieldOp([picked])
+        with ir.InsertionPoint(choice.else_block):
+            scf.YieldOp([self._gathered(place, x)])
+        return choice.results[0]
+
+    def _gathered(self, place: ir.Value, x: ir.Value) -> ir.Value:
+        """The elements of a step, wherever they are."""
+        if not self.gathers:
+            return vector.from_elements(self.vec, [memref.load(x, [column]) for column in self._columns(place)])
+        everywhere = mask_of(self.lanes, index(self.lanes))
+        return vector.gather(self.vec, x, [index(0)], self._wide_coordinates(place, 32), everywhere, zeros(self.vec))
+
+    def _wide_coordinates(self, place: ir.Value, bits: int) -> ir.Value:
+        """The coordinates of a step as a vector of integers of so many bits."""
+        narrow, wide = (vector_of(self.lanes, ir.IntegerType.get_signless(each)) for each in (self.width, bits))
+        line = vector.load(narrow, self.coordinates, [place])
+        return line if narrow == wide else arith.extui(wide, line)
 
     def _columns(self, place: ir.Value) -> list[ir.Value]:
         """The coordinates of a step."""

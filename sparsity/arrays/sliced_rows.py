@@ -87,8 +87,11 @@ class SlicedRows:
         return tuple(word for array in self.structure for word in (array.data_ptr(), array.numel()))
 
     @classmethod
-    def of(cls, form: RowForm, lanes: int) -> "SlicedRows | None":
-        """A matrix in slices, its coordinates in 16 bits if no slice spans more columns; None if it is faster by rows."""
+    def of(cls, form: RowForm, lanes: int, windows: bool) -> "SlicedRows | None":
+        """A matrix in slices, its coordinates in 16 bits if no slice spans more columns; None if it is faster by rows.
+
+        `windows` says that the kernel picks columns that are near each other out of two vectors.
+        """
         columns = form.coordinates.to(torch.int32)
         if columns.dtype != form.coordinates.dtype and not bool((columns == form.coordinates).all()):
             return None
@@ -115,10 +118,16 @@ class SlicedRows:
         read = columns.index_select(0, order.flatten()).view(-1, lanes)
         least = torch.where(there, read, torch.iinfo(torch.int32).max).amin(1)
         bases = torch.zeros(slices, dtype=torch.int32).scatter_reduce_(0, own, least, "amin", include_self=False)
-        coordinates = torch.where(there, read - bases.index_select(0, own).unsqueeze(1), 0)
+        # Columns near each other are counted from where two vectors begin that hold them, which end with the last column.
+        latest = int(columns.max()) + 1 - 2 * lanes if windows and entries else -1
+        windows_begin = least.clamp(max=latest)
+        near = (torch.where(there, read, 0).amax(1) - windows_begin < 2 * lanes) & (latest >= 0)
+        bases_of_steps = torch.where(near, windows_begin, bases.index_select(0, own))
+        coordinates = torch.where(there, read - bases_of_steps.unsqueeze(1), 0)
         if not entries or int(coordinates.max()) < 1 << 16:
             coordinates = coordinates.to(torch.int16)  # unsigned: the upper half wraps around
         starts = _first_if_following(read, there.all(1))
+        starts = torch.where((starts < 0) & near, -2 - windows_begin, starts)
         origins = _first_if_following(rows, torch.ones(slices, dtype=torch.bool))
         order = order.flatten() if form.order is None else form.order.index_select(0, order.flatten())
         log.info("a matrix of %d rows with %d entries is used again: in slices of %d rows, %.2f places an entry",
@@ -243,7 +252,8 @@ class Use:
     def _sliced(self, form: RowForm, dtype: torch.dtype) -> SlicedRows | None:
         with _making:
             if self._form is None:
-                sliced = SlicedRows.of(form, host().vector_bits // (8 * dtype.itemsize))
+                bits = host().vector_bits
+                sliced = SlicedRows.of(form, bits // (8 * dtype.itemsize), bits >= 512)
                 size = 0 if sliced is None else sliced.bytes_with(dtype)
                 self._refused = sliced is None or size > _BYTES
                 if not self._refused:

@@ -55,7 +55,8 @@ def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, t
 
 
 def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
-    plan = pipelines.plan(contract, schedule, target.vector_bits, observer, target.instructions, first_level_bytes())
+    can = target.instructions, first_level_bytes(), target.gathers
+    plan = pipelines.plan(contract, schedule, target.vector_bits, observer, *can)
     key = hashlib.sha256(f"{plan.text}\n{target}\n{compiler()}".encode()).hexdigest()[:32]
     note = Note(key, plan.schedule, plan.formats, plan.sized, plan.numbers)
     known = find(note) if observer is None else None

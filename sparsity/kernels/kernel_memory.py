@@ -61,9 +61,9 @@ def given() -> Iterator[dict[int, Block]]:
 
 
 def array_of(block: Block, count: int, dtype: torch.dtype) -> Tensor:
-    """The first elements of a block as a tensor. Few are copied, and those of a block more than twice as large."""
+    """The first elements of a block as a tensor. Few are copied, and those of a block more than three times as large."""
     size = count * dtype.itemsize
-    if size < COPIED or len(block) > 2 * size:
+    if size < COPIED or len(block) > 3 * size:
         out = warm_memory.empty([count], dtype)
         ctypes.memmove(out.data_ptr(), ctypes.addressof(ctypes.c_char.from_buffer(block)), size)
         return out

@@ -14,6 +14,7 @@ from gossamer import Format, SparseTensor, einsum
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.packing import Slices
 from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.runtime.target import host
 from gossamer.runtime.torch_internals import PRIVATE
 from gossamer.sparsity.arrays import sliced_rows
 from gossamer.sparsity.arrays.row_form import RowForm
@@ -65,7 +66,7 @@ def test_it_computes_what_the_reference_does(dtype: torch.dtype, schedule: str, 
     form = RowForm(positions.int(), columns.int() * apart, None)
     packing = sliced.formats[0]
     assert isinstance(packing, Slices)
-    slices = SlicedRows.of(form, packing.lanes)
+    slices = SlicedRows.of(form, packing.lanes, windows=host().vector_bits >= 512)
     assert slices is not None
     assert slices.width == packing.width == width
     copy, outputs = torch.empty(len(slices.order), dtype=dtype), [torch.full((203,), torch.nan, dtype=dtype) for _ in range(4)]

@@ -5,7 +5,8 @@
 // CHECK-LABEL: func.func private @spmm_columns1(
 // CHECK-SAME:    %{{[a-z0-9]*}}: memref<?x6xf32>, %[[B:[a-z0-9]*]]: memref<?xf32>, %[[S:[a-z0-9]*]]: memref<?x1xf32>, %[[Y:[a-z0-9]*]]: memref<?x?xf32, strided<[?, 1], offset: ?>>, %[[FIRST:[a-z0-9]*]]: index, %[[LOW:[a-z0-9]*]]: index, %[[HIGH:[a-z0-9]*]]: index, %{{[a-z0-9]*}}: index, %{{[a-z0-9]*}}: index, %[[COMPLETE:[a-z0-9]*]]: index)
 // CHECK:         scf.for %[[ROW:.*]] = %[[LOW]] to %[[HIGH]]
-// CHECK:           %[[SUMS:.*]] = scf.for
+// CHECK-COUNT-2:     scf.for
+// CHECK:           %[[SUMS:.*]] = arith.addf {{.*}} : vector<8xf32>
 // CHECK:           %[[DONE:.*]] = arith.cmpi ult, %[[ROW]], %[[COMPLETE]]
 // CHECK:           scf.if %[[DONE]] {
 // CHECK:             vector.maskedload %[[B]]
@@ -30,6 +31,6 @@ func.func @spmm(%a: tensor<?x?xf32, #CSR>, %x: tensor<?x6xf32>, %b: tensor<?xf32
     %0 = arith.addf %sum, %bias : f32
     %1 = arith.mulf %0, %scale : f32
     "kernel.yield"(%1) : (f32) -> ()
-  }) {lanes = 8 : i64, vectors = 2 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x6xf32>) -> tensor<?x6xf32>
+  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x6xf32>) -> tensor<?x6xf32>
   return %y : tensor<?x6xf32>
 }

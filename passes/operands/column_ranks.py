@@ -1,0 +1,77 @@
+"""The ranks of the columns of a row: how many of its other columns are smaller than each.
+
+for each 16 columns
+  for each column of the row
+    ranks += column < the 16 columns
+ranks of the row, and its columns, into scratch
+
+A row of n different columns takes n^2 / 16 steps without a branch that depends on them. So for short rows that is the fastest
+way to find out where each belongs.
+"""
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector
+
+from gossamer.passes.loops.ask_for_memory import array_in
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, mask_of, rolled, vector_of
+
+_LANES = 16
+_SHORT = 64  # columns of a row that are ranked in any case
+_STEPS = 256  # columns of the matrix for each place that a longer row may have, squared
+
+
+class ColumnRanks:
+    """Room for the columns of a row of a matrix of so many `columns`, numbers of type `element`, and for their ranks."""
+
+    def __init__(self, columns: ir.Value, element: ir.Type, memory: ir.Value, offset: ir.Value) -> None:
+        places = _places(columns)
+        self._element, self._columns = element, array_in(memory, element, places, offset)
+        self._ranks = array_in(memory, element, places, arith.addi(offset, arith.muli(places, index(_bytes(element)))))
+
+    @staticmethod
+    def size(columns: ir.Value, element: ir.Type) -> ir.Value:
+        """Bytes of it."""
+        return arith.muli(_places(columns), index(2 * _bytes(element)))
+
+    @staticmethod
+    def pay(columns: ir.Value, count: ir.Value) -> ir.Value:
+        """Whether a row of so many columns is short enough (i1)."""
+        short = arith.cmpi(arith.CmpIPredicate.ule, count, index(_SHORT))
+        share = arith.divui(columns, index(_STEPS))
+        return arith.ori(short, arith.cmpi(arith.CmpIPredicate.ule, arith.muli(count, count), share))
+
+    def find(self, numbers: ir.Value, begin: ir.Value, count: ir.Value) -> None:
+        """Ranks the columns numbers[begin], ..., so many, all of which are different."""
+        line = vector_of(_LANES, self._element)
+        none, one = (arith.constant(line, ir.DenseElementsAttr.get_splat(line, self._number(each))) for each in (0, 1))
+        with loop(index(0), count, index(_LANES)) as groups:
+            at = groups.induction_variable
+            mask = mask_of(_LANES, arith.subi(count, at))
+            mine = vector.maskedload(line, numbers, [arith.addi(begin, at)], mask, none)
+            with rolled(begin, arith.addi(begin, count), [none]) as others:
+                other = vector.broadcast(line, memref.load(numbers, [others.induction_variable]))
+                before = arith.cmpi(arith.CmpIPredicate.ult, other, mine)
+                ranks = others.inner_iter_args[0]
+                scf.YieldOp([arith.select(before, arith.addi(ranks, one), ranks)])
+            vector.store(mine, self._columns, [at])
+            vector.store(others.results[0], self._ranks, [at])
+
+    def column(self, number: ir.Value) -> ir.Value:
+        """One of the columns, as an index."""
+        return load_index(self._columns, number)
+
+    def rank(self, number: ir.Value) -> ir.Value:
+        """Its rank."""
+        return load_index(self._ranks, number)
+
+    def _number(self, value: int) -> ir.IntegerAttr:
+        return ir.IntegerAttr.get(self._element, value)
+
+
+def _places(columns: ir.Value) -> ir.Value:
+    """A row may have as many columns as places, less a vector's lanes."""
+    return arith.addi(arith.muli(arith.divui(columns, index(_STEPS * _LANES)), index(_LANES)), index(_SHORT + 2 * _LANES))
+
+
+def _bytes(element: ir.Type) -> int:
+    return 8 if isinstance(element, ir.IndexType) else byte_width(element)
