@@ -209,6 +209,20 @@ def test_one_mask_for_all_sequences_where_the_batch_is_left_to_the_view() -> Non
         assert_same(run.output, module(x, mask))
 
 
+def test_attention_over_keys_and_values_from_outside_sees_all_tiles_of_a_sequence() -> None:
+    class Given(PostNorm):
+        def forward(self, x: Tensor, *parts: Tensor) -> Tensor:  # type: ignore[override]
+            q, k, v = (t.view(*t.shape[:2], HEADS, D // HEADS).transpose(1, 2) for t in parts)
+            y = F.scaled_dot_product_attention(q, k, v)
+            x = self.norms[0](x + self.attention.out(y.transpose(1, 2).reshape(x.shape)))
+            return self.norms[1](x + self.ffn(x))
+
+    module, given = model(Given()), [torch.randn(2, 150, D) for _ in range(4)]
+    run = compile_and_run(module, *given)
+    assert [d.reason for d in run.regions] == ["in a chain of 3"] * 3
+    assert_same(run.output, module(*given))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_more_threads_than_tiles_share_them_out(threads: int) -> None:
     module, x = model(nn.Sequential(PostNorm(), PreNorm())), torch.randn(2, 70, D)
