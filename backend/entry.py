@@ -6,6 +6,7 @@ from typing import Any
 from torch import fx
 
 from gossamer.backend.calls.lifetime import keep_with
+from gossamer.backend.calls.profile_marks import leave_out_profile_marks
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
@@ -34,6 +35,7 @@ def sparse(
     Raises OptionError for an unknown mode or option; with {"strict": True}, CompileError for a region that fails.
     """
     watch_for_sparse(sparse)
+    leave_out_profile_marks()
     parsed = Options.parse(options)
     check_mode(mode)
     check_disabled(parsed.disable)
