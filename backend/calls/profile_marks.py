@@ -1,5 +1,5 @@
 """Dynamo's code for a frame marks in profiles what it does before it calls a graph. Two calls do so, profiler or not, and cost
-about as much as a kernel for a single token: 10 us. Frames with graphs of ours have none.
+5 to 10 us. Frames with graphs of ours have none.
 """
 
 from gossamer.runtime.torch_internals import MARKS, off
