@@ -6,9 +6,11 @@ from typing import Any
 from torch import fx
 
 from gossamer.backend.calls.lifetime import keep_with
+from gossamer.backend.calls.profile_marks import leave_out_profile_marks
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
+from gossamer.backend.measuring.first_use import calibrate_at_first_use
 from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_for_sparse
 from gossamer.backend.report.options import MEASURING, Options
@@ -33,10 +35,13 @@ def sparse(
     Raises OptionError for an unknown mode or option; with {"strict": True}, CompileError for a region that fails.
     """
     watch_for_sparse(sparse)
+    leave_out_profile_marks()
     parsed = Options.parse(options)
     check_mode(mode)
     check_disabled(parsed.disable)
-    rewrite = SparseRewrite(Inputs.of(gm, example_inputs), parsed, measuring=parsed.max_autotune or mode in MEASURING)
+    inputs = Inputs.of(gm, example_inputs)
+    calibrate_at_first_use(inputs)
+    rewrite = SparseRewrite(inputs, parsed, measuring=parsed.max_autotune or mode in MEASURING)
     wanted = parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs))
     if wanted and not off(INDUCTOR):
         compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))

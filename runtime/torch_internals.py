@@ -32,6 +32,7 @@ CACHE = "graphs that an earlier process has compiled"
 PORTABLE_CACHE = "our part of torch.compiler.save_cache_artifacts"
 DIRECT_CALLS = "calls from Inductor's code without torch's dispatcher"
 UNTRACED = "the short way past Dynamo"
+MARKS = "calls without marks for profilers"
 LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
@@ -234,6 +235,9 @@ PRIVATE = {
     "is_torch_function_mode_enabled": Private("torch._C:_is_torch_function_mode_enabled", "likewise", SHORT_WAY, _YES),
     "get_tracing_state": Private("torch._C:_get_tracing_state", "whether torch.jit traces", SHORT_WAY, _YES),
     "peek_interpreter_stack": Private(f"{_FUNCTORCH}:peek_interpreter_stack", "whether torch.func watches", SHORT_WAY, _YES),
+    "dynamo_config": Private("torch._dynamo:config", "whether Dynamo's code marks what it does", MARKS),
+    "dynamo_callbacks": Private("torch._dynamo.callback:callback_handler", "when a frame is compiled", MARKS),
+    "CompileContext": Private("torch._guards:CompileContext", "whether one is being compiled", MARKS, Absent),
     "profiler": Private(
         "torch.autograd.profiler:_is_profiler_enabled", "whether a profiler watches", SHORT_WAY,
         SimpleNamespace(_is_profiler_enabled=True), changing=True,

@@ -9,6 +9,7 @@ import pytest
 from tests.machines import MACHINES, pretend
 
 _CACHE = "GOSSAMER_CACHE_DIR"
+_CALIBRATE = "GOSSAMER_CALIBRATE"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,6 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before tests are collected, which already ask what this machine can do. Processes that share the work share the cache."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv(_CALIBRATE, "0")
+    config.add_cleanup(patch.undo)
     if not hasattr(config, "workerinput"):
         cache = tempfile.TemporaryDirectory(prefix="gossamer-tests-")
         patch = pytest.MonkeyPatch()

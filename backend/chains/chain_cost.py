@@ -9,7 +9,8 @@ from gossamer.backend.regions.cost import matrix_of, predicted, usual_tokens
 from gossamer.passes.chain.products import gain_in_chain, runs_in_chains
 
 _STAGE_US = 10.0
-"""Microseconds that it takes to call attention or a sweep over rows outside of a chain; and its tensors go through memory."""
+"""Microseconds that it takes to call attention or a sweep over rows outside of a chain; and its tensors go through memory,
+four matrices of attention and two of a sweep."""
 
 
 def chain_schedule(contraction: Contraction) -> str | None:
@@ -20,19 +21,24 @@ def chain_schedule(contraction: Contraction) -> str | None:
     return next((name for name, _ in found.by_schedule if runs_in_chains(name, matrix)), None)
 
 
-def chain_pays(chain: Chain) -> bool:
-    """Whether a chain is faster than its products one by one, each on its best schedule, and what lies between."""
+def chain_pays(chain: Chain, min_gain: float) -> bool:
+    """Whether a chain is faster than its products one by one, each as it is fastest, and what lies between; and faster than
+    all of it densely by the factor `min_gain`."""
     device = device_of(chain.contractions[0].weight.device)
     tokens = usual_tokens(chain.contractions[0])
-    together, apart = device.call_us, 0.0
+    together, apart, dense = device.call_us, 0.0, 0.0
     for stage in chain.stages:
         if stage.contraction is not None:
+            found = predicted(stage.contraction, tokens)
             together += _chained_us(stage.contraction, chain)
-            apart += predicted(stage.contraction, tokens).sparse_us
+            # With a minimal gain of 0 all is to be sparse, and dense is no way to do it.
+            apart += min(found.sparse_us, found.dense_us) if min_gain > 0 else found.sparse_us
+            dense += found.dense_us
         else:
-            out = stage.output.meta["val"]
-            apart += _STAGE_US + device.transpose_us(2 * tokens * stage.columns * out.dtype.itemsize)
-    return together <= apart
+            moved = (4 if stage.attention is not None else 2) * tokens * stage.columns
+            between = _STAGE_US + device.transpose_us(moved * stage.output.meta["val"].dtype.itemsize)
+            apart, dense = apart + between, dense + between
+    return together <= apart and min_gain * together <= dense
 
 
 def _chained_us(contraction: Contraction, chain: Chain) -> float:

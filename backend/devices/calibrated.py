@@ -24,6 +24,11 @@ def this_machine() -> Machine:
 def keep(machine: Machine) -> None:
     """Record what was measured, for this process and those to come."""
     records.write(_record(), machine.to_json())
+    forget()
+
+
+def forget() -> None:
+    """Read the record anew when the machine is asked for next."""
     _recorded.cache_clear()
 
 

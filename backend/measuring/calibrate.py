@@ -1,18 +1,19 @@
 """Calibration: measures how fast this machine is, for the cost model.
 
 Dense products of three sizes and the kernels of every family on a few reference weights are timed on one thread, each for
-several numbers of tokens. It takes some seconds for an element type and happens once: at the first compilation with
-mode="max-autotune", or by
+several numbers of tokens. It takes some seconds for an element type and happens once: at the first compilation of a pruned
+model (see first_use.py), or by
 
     python -m gossamer.backend.measuring.calibrate            or            gossamer.calibrate()
 
 The result is kept beside the kernel cache, for this CPU and these versions; from then on every compilation predicts by it.
+Everything is timed in several passes with all else between them: a disturbance that lasts a tenth of a second spoils one.
 """
 
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ import torch
 
 from gossamer.backend.devices.calibrated import cpu_name, keep, this_machine
 from gossamer.backend.devices.measured_times import DENSE
-from gossamer.backend.measuring.measure import Product, fastest, random
+from gossamer.backend.measuring.measure import Call, Product, fastest, random
 from gossamer.backend.measuring.progress import Progress, progress
 from gossamer.dialects.errors import OptionError
 from gossamer.passes.framework.family import Matrix
@@ -38,6 +39,7 @@ _DENSE_SIZES = ((384, 384), (768, 1536), (2048, 2048))
 _DENSE_TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _ROWS, _COLUMNS = 1024, 768
+_PASSES, _ROUNDS = 3, 3
 
 # density, block and n:m of the reference weights; a family is measured on those that its storage is for
 _WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ...] = (
@@ -66,10 +68,10 @@ def calibrate(elements: Sequence[str] = ("f32",)) -> Machine:
 
 
 def _speed(element: str, bar: Progress) -> Speed:
-    dense = []
+    dtype, dense = _TYPES[element], []
     for rows, columns in _DENSE_SIZES:
         bar.advance(f"dense {element} {rows}x{columns}")
-        dense.append((rows * columns * _TYPES[element].itemsize, _dense(rows, columns, _TYPES[element])))
+        dense.append((rows * columns * dtype.itemsize, _dense(rows, columns, dtype)))
     found: dict[str, dict[int, list[float]]] = {}
     for density, block, nm in _WEIGHTS:
         matrix = Matrix(
@@ -95,12 +97,15 @@ def _read() -> Curve:
 def _dense(rows: int, columns: int, dtype: torch.dtype) -> Curve:
     """Nanoseconds a token for 1000 elements."""
     weight = random(rows, columns).to(dtype)
-    found = []
-    for tokens in _DENSE_TOKENS:
-        x = random(tokens, columns).to(dtype)
-        us = fastest({DENSE: partial(torch.mm, x, weight.t())}, 1)[DENSE]
-        found.append((tokens, us * 1e6 / (rows * columns * tokens)))
-    return Curve(tuple(found))
+    calls = [{DENSE: partial(torch.mm, random(tokens, columns).to(dtype), weight.t())} for tokens in _DENSE_TOKENS]
+    times = zip(_DENSE_TOKENS, _in_passes(calls), strict=True)
+    return Curve(tuple((tokens, us[DENSE] * 1e6 / (rows * columns * tokens)) for tokens, us in times))
+
+
+def _in_passes(groups: Sequence[Mapping[str, Call]]) -> list[dict[str, float]]:
+    """Microseconds of each call: the least of several passes over all groups."""
+    passes = [[fastest(calls, 1, _ROUNDS) for calls in groups] for _ in range(_PASSES)]
+    return [{name: min(us[name] for us in found) for name in found[0]} for found in zip(*passes, strict=True)]
 
 
 def _specialists(matrix: Matrix) -> list[str]:
@@ -117,10 +122,11 @@ def _families(matrix: Matrix, names: list[str], found: dict[str, dict[int, list[
     if not names:
         return
     product = Product(reference_weight(matrix), matrix)
-    for tokens in _TOKENS:
-        calls = product.calls(tokens, [name for name in names if tokens <= FAMILIES[name].most])
+    groups = [product.calls(tokens, [name for name in names if tokens <= FAMILIES[name].most]) for tokens in _TOKENS]
+    for calls in groups:
         del calls[DENSE]
-        for name, us in fastest(calls, 1).items():
+    for tokens, times in zip(_TOKENS, _in_passes(groups), strict=True):
+        for name, us in times.items():
             rate = FAMILIES[name].cycles(matrix, tokens) / us
             found.setdefault(name, {}).setdefault(tokens, []).append(rate)
 

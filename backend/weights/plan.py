@@ -19,6 +19,9 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 
+_NEARLY = 0.8
+"""Share of the wanted gain from which on a product is tried in a chain: there it does not pay alone for what lies between."""
+
 Planned = tuple[Region | Chain, Built]
 
 
@@ -38,10 +41,15 @@ def plan(
         planner.judge(contraction)
     # A schedule that was asked for runs layer by layer.
     alone = options.schedule != "auto"
-    chained = {c.node: c for c in planner.sparse.values() if not alone and c.orders is None and chain_schedule(c)}
-    for chain in find_chains(found[0].node.graph, chained) if len(chained) > 1 else []:
-        if chain_pays(chain):
-            planner.take_chain(chain)
+    for candidates in [] if alone else ([planner.sparse | planner.nearly] if planner.nearly else []) + [planner.sparse]:
+        free = [c for node, c in candidates.items() if node not in planner.decisions]
+        chained = {c.node: c for c in free if c.orders is None and chain_schedule(c)}
+        for chain in find_chains(found[0].node.graph, chained) if len(chained) > 1 else []:
+            if chain_pays(chain, options.min_gain):
+                planner.take_chain(chain)
+    for contraction in planner.nearly.values():
+        if contraction.node not in planner.decisions:
+            planner.leave(contraction)
     for contraction in planner.sparse.values():
         if contraction.node not in planner.decisions:
             planner.take(contraction)
@@ -65,9 +73,12 @@ class _Planner:
     ) -> None:
         self.names, self.values, self.options, self.dump = names, values, options, dump
         self.sparse: dict[fx.Node, Contraction] = {}
+        self.nearly: dict[fx.Node, Contraction] = {}
+        """Those that are too dense by themselves, but may gain enough in a chain."""
         self.decisions: dict[fx.Node, Decision] = {}
         self.planned: list[Planned] = []
         self._gains: dict[fx.Node, float | None] = {}
+        self._refusals: dict[fx.Node, str | None] = {}
         self._claimed: set[fx.Node] = set()
         self._failures: list[CompileError] = []
 
@@ -76,12 +87,13 @@ class _Planner:
         if contraction.weight.density == 1 and self.options.min_gain > 0:
             return
         refusal, gain = judge(contraction, self.options)
-        if refusal is not None:
+        if refusal is not None and (gain is None or gain < _NEARLY * self.options.min_gain):
             self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), refusal, gain)
             return
         for leaf in contraction.weight.leaves:
             fix_sizes(leaf)
-        self.sparse[contraction.node], self._gains[contraction.node] = contraction, gain
+        self._gains[contraction.node], self._refusals[contraction.node] = gain, refusal
+        (self.sparse if refusal is None else self.nearly)[contraction.node] = contraction
 
     def take_chain(self, chain: Chain) -> None:
         """Compile a chain; if that fails, its contractions are left to be taken one by one."""
@@ -93,6 +105,11 @@ class _Planner:
             for contraction, format, size in zip(members, formats, built.packed_bytes, strict=True):
                 schedule = chain_schedule(contraction) or built.schedule
                 self._decide(contraction, format, schedule, f"in a chain of {len(members)}", size)
+
+    def leave(self, contraction: Contraction) -> None:
+        """No chain has taken it: it stays dense."""
+        reason, gain = self._refusals[contraction.node], self._gains[contraction.node]
+        self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), reason or "", gain)
 
     def take(self, contraction: Contraction) -> None:
         """Compile the region of a contraction; if that fails, it stays dense."""

@@ -198,7 +198,8 @@ def _phases(ops: list[Any]) -> dict[ir.Value, int]:
         sources = list(op.operation.operands)
         if op.operation.regions:
             sources += [r.operands[0] for r in reads(op)]
-        phases[op.operation.results[0]] = max([0, *(phases[v] + attends for v in sources if v in phases)], default=0)
+        # Keys and values from outside are packed in a phase of their own, as if the chain had computed them.
+        phases[op.operation.results[0]] = max([int(attends), *(phases[v] + attends for v in sources if v in phases)])
     return phases
 
 

@@ -26,4 +26,4 @@ def fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def no_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that follow each other are a region each, whatever is predicted to be faster."""
-    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda chain: False)
+    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: False)

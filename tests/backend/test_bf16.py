@@ -64,7 +64,7 @@ def on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.sparsity.kernels.compile_kernel.host", lambda: target)
     monkeypatch.setattr("gossamer.backend.devices.cpu.host", lambda: target)
     monkeypatch.setattr("gossamer.backend.chains.chain_cost.runs_in_chains", lambda name, matrix: name == "amxcolumns")
-    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda chain: True)
+    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: True)
 
 
 @needs_dot

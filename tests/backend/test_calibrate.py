@@ -12,7 +12,7 @@ from torch import nn
 import gossamer
 from gossamer.backend.devices import calibrated
 from gossamer.backend.graph.zero_pattern import Pattern
-from gossamer.backend.measuring import calibrate
+from gossamer.backend.measuring import calibrate, first_use
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime.target import host
@@ -35,7 +35,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every call takes 50 us; the names of all that were measured."""
     names: list[str] = []
 
-    def fastest(calls: Calls, threads: int) -> dict[str, float]:
+    def fastest(calls: Calls, threads: int, rounds: int = 9) -> dict[str, float]:
         assert threads == 1 == torch.get_num_threads()
         names.extend(calls)
         return dict.fromkeys(calls, 50.0)
@@ -118,12 +118,58 @@ def test_decisions_follow_the_calibration(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("gossamer.backend.devices.cpu.this_machine", calibrated.this_machine)
     for dense_us, sparse in ((1.0, False), (1e6, True)):
         monkeypatch.setattr(
-            calibrate, "fastest", lambda calls, threads, us=dense_us: {name: us if name == "dense" else 50.0 for name in calls}
+            calibrate, "fastest", lambda calls, *_, us=dense_us: {name: us if name == "dense" else 50.0 for name in calls}
         )
         gossamer.calibrate()
         with torch.no_grad():
             (decision,) = gossamer.explain(model, x, options={"dense": "eager"}).decisions
         assert decision.sparse == sparse
+
+
+def _compiled(model: nn.Module, x: torch.Tensor) -> None:
+    torch._dynamo.reset()
+    torch.compile(model, backend="sparse", options={"dense": "eager"})(x)
+
+
+def test_the_first_compilation_of_a_pruned_model_calibrates(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 64)
+    _compiled(prune_(nn.Linear(64, 64), 0.2), x)
+    assert not seen, "GOSSAMER_CALIBRATE=0 in all tests"
+    monkeypatch.delenv("GOSSAMER_CALIBRATE")
+    _compiled(nn.Linear(64, 64), x)
+    assert not seen, "it has no zeros"
+    with monkeypatch.context() as patch:
+        patch.setenv("GOSSAMER_CACHE_DIR", "")
+        _compiled(prune_(nn.Linear(64, 64), 0.2), x)
+    assert not seen, "there is no cache"
+    _compiled(prune_(nn.Linear(64, 64), 0.2), x)
+    assert "dense" in seen and calibrated.this_machine().measured == {"f32"}
+    seen.clear()
+    _compiled(prune_(nn.Linear(64, 48), 0.2), x)
+    assert not seen, "it is known"
+
+
+def test_masks_of_bools_make_zeros(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    masked = nn.Linear(64, 64)
+    masked.register_buffer("mask", torch.rand(64, 64) < 0.1)
+    masked.forward = lambda x: nn.functional.linear(x, masked.weight * masked.mask)  # type: ignore[method-assign]
+    monkeypatch.delenv("GOSSAMER_CALIBRATE")
+    _compiled(masked, torch.randn(4, 64))
+    assert calibrated.this_machine().measured == {"f32"}
+
+
+def test_a_calibration_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> dict[str, float]:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(calibrate, "fastest", fail)
+    monkeypatch.setattr(first_use, "_failed", set())
+    monkeypatch.delenv("GOSSAMER_CALIBRATE")
+    model, x = prune_(nn.Linear(64, 64), 0.2).eval(), torch.randn(4, 64)
+    for _ in range(2):
+        _compiled(model, x)
+    assert len([r for r in caplog.records if "cannot be calibrated (no clock)" in r.getMessage()]) == 1
+    assert calibrated.this_machine().measured == frozenset()
 
 
 def test_threads_and_random_numbers_stay_as_they_were(seen: list[str]) -> None:

@@ -117,13 +117,23 @@ def test_the_products_of_a_chain_have_the_schedule_that_suits_them(
     schedule: str, block: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gossamer.backend.chains.chain_cost.runs_in_chains", lambda name, matrix: name == schedule)
-    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda chain: True)
+    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: True)
     module, x = model(Ffn(), block).to(dtype), torch.randn(75, D, dtype=dtype)
     run = compile_and_run(module, x)
     assert [(d.schedule, d.reason) for d in run.regions] == [(schedule, "in a chain of 2")] * 2
     expected = module.double()(x.double())
     tolerance = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 5e-2}[dtype]
     torch.testing.assert_close(run.output.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_products_that_are_too_dense_by_themselves_are_tried_in_a_chain(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.backend.weights.plan.judge", lambda *_: ("too dense for a gain of 1.1x", 1.0))
+    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: pays)
+    module, x = model(Ffn()), torch.randn(100, D)
+    run = compile_and_run(module, x, min_gain=1.1, regions=2 if pays else 0)
+    assert [d.reason for d in run.decisions] == ["in a chain of 2" if pays else "too dense for a gain of 1.1x"] * 2
+    assert_same(run.output, module(x))
 
 
 def test_each_weight_of_a_chain_has_its_own_schedule() -> None:
@@ -196,6 +206,20 @@ def test_one_mask_for_all_sequences_where_the_batch_is_left_to_the_view() -> Non
         run = compile_and_run(module, x, mask)
         assert {d.reason for d in run.regions} == {"in a chain of 4"}
         assert_same(run.output, module(x, mask))
+
+
+def test_attention_over_keys_and_values_from_outside_sees_all_tiles_of_a_sequence() -> None:
+    class Given(PostNorm):
+        def forward(self, x: Tensor, *parts: Tensor) -> Tensor:  # type: ignore[override]
+            q, k, v = (t.view(*t.shape[:2], HEADS, D // HEADS).transpose(1, 2) for t in parts)
+            y = F.scaled_dot_product_attention(q, k, v)
+            x = self.norms[0](x + self.attention.out(y.transpose(1, 2).reshape(x.shape)))
+            return self.norms[1](x + self.ffn(x))
+
+    module, given = model(Given()), [torch.randn(2, 150, D) for _ in range(4)]
+    run = compile_and_run(module, *given)
+    assert [d.reason for d in run.regions] == ["in a chain of 3"] * 3
+    assert_same(run.output, module(*given))
 
 
 @pytest.mark.parametrize("threads", [2, 5])
