@@ -18,6 +18,7 @@ GRAPH_PASSES = {
     "fold-values": "operations.fold_values:FoldValues",
     "fuse-attention": "operations.fuse_attention:FuseAttention",
     "order-products": "operations.order_products:OrderProducts",
+    "stored-weights": "weights.stored_weights:StoredWeights",
     "fuse-rows": "operations.fuse_rows:FuseRows",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
     "report-operations": "operations.report_operations:ReportOperations",

@@ -3,7 +3,7 @@
 A weight is recognised by its leaves' storages (weak references, so a freed and reused address is never taken for the
 old tensor), data pointers and version counters. When a version moves on:
 
-    same pattern                       the values are gathered again
+    same pattern                       the values are gathered again, stored ones without the matrix
     new pattern                        it is packed again
     new pattern at every call          dense, until it stays the same for two calls
     new values at every call           the same, where gathering them costs more than sparse saves
@@ -15,12 +15,13 @@ Weights are packed on the CPU and kept where they are used.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
+from gossamer.backend.graph.stored_matrix import StoredMatrix
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
@@ -50,6 +51,7 @@ class _Weight:
     nonzeros  when it was packed, and `density` now
     calls     that this packing has served, and `before` those of earlier versions
     changes   versions in a row that served a single call
+    sources   see `StoredMatrix.sources`; None until they are needed
     """
 
     packed: Packed | None = None
@@ -58,6 +60,7 @@ class _Weight:
     calls: int = 0
     before: int = 0
     changes: int = 0
+    sources: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class Packings(Remembered[_Weight]):
@@ -71,6 +74,7 @@ class Packings(Remembered[_Weight]):
     def __init__(self, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> None:
         super().__init__(compared="none")  # but see `verified`
         self.key, self.evaluate, self.format = key, evaluate, format
+        self._stored = StoredMatrix.of(evaluate)
         self._unsettled = 0
 
     @classmethod
@@ -117,12 +121,15 @@ class Packings(Remembered[_Weight]):
             made = self._entries.get(key)
             old = made.value if made is not None and made.is_of(leaves) else None
             again = made is not None and made.is_current(leaves)
+            structure = made.versions[:-1] if made is not None else None
             if again and old is not None and (old.packed is not None or old.density > densest):
                 return old  # another thread was faster
             made, weight = self._begin(key, leaves), None
             if old is not None and not again:
                 changes = old.changes + 1 if old.calls - old.before <= 1 else 0
-                if old.packed is None or (changes >= _RESTLESS and not renew):
+                if self._stored is not None and old.packed is not None and structure == made.versions[:-1]:
+                    weight = self._taken_over(old, leaves, changes)
+                elif old.packed is None or (changes >= _RESTLESS and not renew):
                     weight = _Weight()
                 else:
                     weight = self._refreshed(old, leaves, changes)
@@ -145,6 +152,16 @@ class Packings(Remembered[_Weight]):
             return None
         density, packed = nonzeros / value.numel(), _adopted(old.packed, leaves)
         return _Weight(packed, old.nonzeros, density, old.calls, old.calls, changes)
+
+    def _taken_over(self, old: _Weight, leaves: Sequence[torch.Tensor], changes: int) -> _Weight:
+        """The weight with new stored values of the same structure."""
+        assert self._stored is not None and old.packed is not None
+        sources = old.sources or self._stored.sources(old.packed, leaves)
+        order, filling = sources
+        torch.index_select(leaves[-1].detach(), 0, order, out=old.packed.values)
+        if filling.numel():
+            old.packed.values.index_fill_(0, filling, 0)
+        return replace(old, before=old.calls, changes=changes, sources=sources)
 
     def _packed(self, leaves: Sequence[torch.Tensor], densest: float) -> _Weight:
         self._unsettled += 1

@@ -128,7 +128,7 @@ class Inputs:
             inner = getattr(outer, desc.attr, None)
             if static is None or not isinstance(inner, torch.Tensor):
                 return None, inner
-            return Static(f"{static.name}.{desc.attr}", inner), inner
+            return Static(static.name if desc.attr == "_stored" else f"{static.name}.{desc.attr}", inner), inner
         return None, None
 
 

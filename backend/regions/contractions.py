@@ -111,6 +111,11 @@ def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> list[Cont
     return [c for n in list(graph.nodes) if (c := _contraction_at(n, static, leaf_values)) is not None]
 
 
+def contraction_at(node: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> Contraction | None:
+    """The contraction that a node is, if it is one."""
+    return _contraction_at(node, computed_from(node.graph, leaf_values), leaf_values)
+
+
 def split_addends(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> None:
     """Takes an addend that a region could not read out of its product.
 

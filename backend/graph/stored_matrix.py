@@ -1,0 +1,64 @@
+"""Weights whose nonzeros are somebody's stored values: the elements of a SparseTensor, written out by gossamer::einsum.
+
+    evaluate(pos, crd, values) = gossamer::einsum([pos, crd, values], [4096, 1024], "mk #CSR\\nmk")
+
+New values of such a weight go straight into what was packed of it, without a dense matrix in between.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, fx
+
+from gossamer.backend.graph.einsum_calls import call_at
+from gossamer.dialects.format import Format
+from gossamer.runtime.packing import Packed
+from gossamer.sparsity.arrays.stored_entries import coordinates
+
+aten, ours = torch.ops.aten, torch.ops.gossamer
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A matrix of these sizes, computed from its arrays in a format; the values are the last leaf."""
+
+    format: Format
+    sizes: tuple[int, int]
+
+    @classmethod
+    def of(cls, evaluate: Any) -> Self | None:
+        """What an expression of a weight stores, None if it computes anything or another order of its elements."""
+        if not isinstance(evaluate, fx.GraphModule):
+            return None
+        result = evaluate.graph.output_node().args[0]
+        turns, node = 0, _before_copies(result)
+        while node.target is aten.permute.default and list(node.args[1]) == [1, 0]:
+            turns, node = turns + 1, _before_copies(node.args[0])
+        call = call_at(node, ours.einsum.default)
+        leaves = [each for each in evaluate.graph.nodes if each.op == "placeholder"]
+        if call is None or turns % 2 or len(call.operands) != 1 or call.operands[0].format is None:
+            return None
+        matrix = call.operands[0]
+        if matrix.letters != call.spec.result.letters or [_before_copies(each) for each in matrix.arrays] != leaves:
+            return None
+        assert matrix.format is not None
+        return cls(matrix.format, (matrix.sizes[0], matrix.sizes[1]))
+
+    def sources(self, packed: Packed, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Which stored value each packed one is, and the packed ones that are none, which fill up and are 0."""
+        rows, columns = self.sizes
+        at = coordinates(self.format, self.sizes, leaves)
+        filled = (rows, columns) if not isinstance(packed.format, Format) else packed.format.padded_shape(self.sizes)
+        source = packed.source.long()
+        entries = source.new_full((filled[0] * filled[1] + 1,), -1)  # the last one is what a Packing fills up with
+        entries[at[0] * filled[1] + at[1]] = torch.arange(at[0].numel(), device=source.device)
+        found = entries.index_select(0, source)
+        return found.clamp(min=0), (found < 0).nonzero().flatten()
+
+
+def _before_copies(node: Any) -> fx.Node:
+    """As `nodes.same`, without asking for sizes, which an expression does not have."""
+    while isinstance(node, fx.Node) and node.target in (aten.alias.default, aten.detach.default, aten.clone.default):
+        node = node.args[0]
+    return node

@@ -1,0 +1,99 @@
+"""stored-weights: products with a parameter that is a SparseTensor become products with a weight, which sparse-weights takes.
+
+    %y = gossamer::einsum([%x, %pos, %crd, %values])   →    %w = gossamer::einsum([%pos, %crd, %values])     all its elements
+                                                            %y = mm(%x, permute(%w))
+
+So they have the kernels of pruned layers: in the layout of torch, packed for a tile, with what follows inside, forward and
+backward. The stored values stay the parameter: a packed copy takes them over when an optimizer has changed them
+(`calls/packed_weights.py`). What would not become a region stays as it is: nothing is ever computed from all elements.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.einsum_calls import Call, call_at
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.nodes import same
+from gossamer.backend.regions.contractions import contraction_at
+from gossamer.backend.regions.decide import judge
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Decision
+from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.torch_internals import SubclassGetAttrAOTInput
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.operations.matrix_calls import RowProduct
+
+aten, ours = torch.ops.aten, torch.ops.gossamer
+
+_MOST_ELEMENTS = 1 << 26
+"""Elements, zeros included, of a matrix that is written out once to be packed."""
+
+_SPARSEST = 0.01
+"""Density below which a matrix is more of a graph than of a layer: packings cut it into tiles, most of them empty."""
+
+
+class StoredWeights:
+    """Products with SparseTensor parameters become products with weights."""
+
+    name: ClassVar[str] = "stored-weights"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """No decision: sparse-weights decides about what this makes."""
+        if context.options.schedule == "reference":
+            return []
+        products = [node for node in graph.nodes if node.target is ours.einsum.default]
+        values: dict[fx.Node, torch.Tensor] = {}
+        for node in products:
+            call = call_at(node, ours.einsum.default)
+            arrays = _parameter(call, context.inputs) if call is not None else None
+            if call is None or arrays is None or not _is_linear(call):
+                continue
+            values.update(arrays)
+            _replace(call, list(arrays), values, context.options)
+        graph.eliminate_dead_code()
+        return []
+
+
+def _parameter(call: Call, inputs: Inputs) -> dict[fx.Node, torch.Tensor] | None:
+    """The arrays of the matrix of a product, if it is a parameter of the size and density of a layer."""
+    (matrix, *others) = call.sparse or [None]
+    if matrix is None or others or matrix.rows is None or not all(isinstance(size, int) for size in matrix.sizes):
+        return None
+    found: dict[fx.Node, torch.Tensor] = {}
+    for array in map(same, matrix.arrays):
+        desc = array.meta.get("desc")
+        outer = inputs.given(desc.base) if isinstance(desc, SubclassGetAttrAOTInput) else None
+        value = inputs.value(array) if isinstance(outer, torch.nn.Parameter) else None
+        if value is None:
+            return None
+        found[array] = value
+    elements, entries = matrix.sizes[0] * matrix.sizes[1], next(reversed(found.values())).numel()
+    return found if entries >= _SPARSEST * elements and 0 < elements <= _MOST_ELEMENTS else None
+
+
+def _is_linear(call: Call) -> bool:
+    """Whether it is x @ w.T or x @ w with the rows of x in the order of memory."""
+    product = RowProduct.of(call.spec)
+    return product is not None and not product.vector and product.x_across and product.y_across
+
+
+def _replace(call: Call, arrays: list[fx.Node], values: dict[fx.Node, torch.Tensor], options: Options) -> None:
+    """Puts a product with the matrix in the place of a call, unless that would stay dense."""
+    (matrix,), (x,) = call.sparse, call.dense
+    emit = Emitter(call.node)
+    spec = Spec((matrix.operand,), Operand(matrix.letters))
+    weight = emit(ours.einsum.default, arrays, list(matrix.sizes), str(spec))
+    by_columns = matrix.letters[1] in x.letters  # y[t, m] = sum_k x[t, k] w[m, k]
+    product = emit(aten.mm.default, x.values, emit(aten.permute.default, weight, [1, 0]) if by_columns else weight)
+    try:
+        contraction = contraction_at(product, values)
+        stays_dense = contraction is None or judge(contraction, options)[0] is not None
+    except GossamerError:
+        stays_dense = True
+    if not stays_dense:
+        call.node.replace_all_uses_with(product)
