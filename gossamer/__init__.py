@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gossamer.sparsity.tensor.extension import implements, register_format
     from gossamer.sparsity.tensor.graph_attention import graph_attention
     from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+    from gossamer.sparsity.training.store_sparse import store_sparse
 
 try:
     __version__ = version("gossamer")
@@ -54,6 +55,7 @@ _HOMES = {
     "reorder": "gossamer.sparsity.reorder",
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
+    "store_sparse": "gossamer.sparsity.training.store_sparse",
     "SparseTensor": "gossamer.sparsity.tensor.sparse_tensor",
 }
 
@@ -80,6 +82,7 @@ __all__ = [
     "register_sparsifier",
     "reorder",
     "sparsify",
+    "store_sparse",
     "strict",
 ]
 

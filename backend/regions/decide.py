@@ -11,7 +11,7 @@ from gossamer.backend.devices.measured_times import tokens_class
 from gossamer.backend.graph.inputs import Inputs, Static, density, zero_heavy
 from gossamer.backend.graph.weight_expressions import Weight
 from gossamer.backend.regions.contractions import Contraction
-from gossamer.backend.regions.cost import predicted_gain, usual_tokens
+from gossamer.backend.regions.cost import predicted_gain, renewing_pays, usual_tokens
 from gossamer.backend.regions.round_to_bf16 import rounded
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
@@ -21,13 +21,18 @@ _REMEDIES = {"mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(en
 """What makes something else of an operation that has no sparse kernel."""
 
 
-def judge(contraction: Contraction, options: Options) -> tuple[str | None, float | None]:
-    """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain."""
+def judge(contraction: Contraction, options: Options, trained: bool = False) -> tuple[str | None, float | None]:
+    """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain.
+
+    `trained` says that its weight is a dense one with other values at every step.
+    """
     refused = refusal(contraction) or _wrong_schedule(contraction, options.schedule)
     if refused:
         return refused, None
     gain = predicted_gain(contraction)
     if gain >= options.min_gain:
+        if trained and not renewing_pays(contraction, options.min_gain):
+            return "trained dense: to gather its values at every step takes longer than sparse saves (see gossamer.store_sparse)", gain
         return None, gain
     what = "small" if predicted_gain(contraction, 0.01) < options.min_gain else "dense"
     return f"too {what} for a gain of {options.min_gain:g}x", gain

@@ -10,8 +10,9 @@ from torch import fx
 from gossamer.backend.chains.build_chain import build_chain
 from gossamer.backend.chains.chain_cost import chain_pays, chain_schedule
 from gossamer.backend.chains.find_chains import Chain, find_chains
+from gossamer.backend.graph.stored_matrix import StoredMatrix
 from gossamer.backend.regions.build_region import Built, build_region
-from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.contractions import Contraction, in_training
 from gossamer.backend.regions.decide import judge, stays_dense, taken
 from gossamer.backend.regions.grow_region import Region, grow
 from gossamer.backend.report.dump import Dump
@@ -86,7 +87,7 @@ class _Planner:
         """Note the contraction as sparse, or decide that it stays dense."""
         if contraction.weight.density == 1 and self.options.min_gain > 0:
             return
-        refusal, gain = judge(contraction, self.options)
+        refusal, gain = judge(contraction, self.options, self._is_trained(contraction))
         if refusal is not None and (gain is None or gain < _NEARLY * self.options.min_gain):
             self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), refusal, gain)
             return
@@ -145,6 +146,11 @@ class _Planner:
     def _decide(self, contraction: Contraction, format: str, schedule: str, reason: str, packed_bytes: int) -> None:
         name, gain = self._name(contraction), self._gains[contraction.node]
         self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain, packed_bytes)
+
+    def _is_trained(self, contraction: Contraction) -> bool:
+        """Whether its weight changes with every step, all its elements: the values of a SparseTensor are taken over as they are."""
+        trained = in_training(contraction.node.graph) and any(leaf.requires_grad for leaf in self._leaves(contraction))
+        return trained and StoredMatrix.of(contraction.weight.evaluate) is None
 
     def _name(self, contraction: Contraction) -> str:
         return self.names[contraction.weight.main]

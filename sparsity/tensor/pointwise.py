@@ -38,6 +38,9 @@ ON_VALUES = (
 )  # fmt: skip
 
 
+_ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
+
+
 def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Apply an operator to the stored values of tensors of one pattern."""
     first = _pattern(func, args, kwargs)
@@ -55,7 +58,7 @@ def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             _pattern(func, operands, {})
     results = func(*_values(args), **_values(kwargs))
     for argument, given in zip(func._schema.arguments, args, strict=False):
-        if argument.is_write:  # which fused optimizers do not count themselves
+        if argument.is_write and isinstance(given, list | tuple):  # which fused optimizers do not count themselves
             written = (each for each in given if isinstance(each, SparseTensor) and not _traced(each))
             torch.autograd.graph.increment_version(each._stored for each in written)
     if not isinstance(results, list | tuple):
@@ -76,7 +79,7 @@ def convert(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What no table knows."""
-    if func.namespace == "aten" and func._schema.name.startswith(("aten::_foreach_", "aten::_fused_")):
+    if func.namespace == "aten" and func._schema.name.startswith(_ON_LISTS):
         return on_lists(func, args, kwargs)
     name = func._schema.name.removeprefix("aten::")
     raise GossamerError(

@@ -1,0 +1,77 @@
+"""`gossamer.store_sparse`: a model under masks, or with zeros, whose weights store their nonzeros alone and train on.
+
+layer.parametrizations.weight = [Mask(mask)], original    →    layer.weight = Parameter(SparseTensor, CSR)
+layer.weight, dense, with zeros                           →    layer.weight = Parameter(SparseTensor, CSR)
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from gossamer.dialects.errors import OptionError
+from gossamer.dialects.format import Format
+from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.sparsity.choose_layers import Layers, chosen_layers
+from gossamer.sparsity.prepare import is_mask, parametrize_pruned
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_CSR = Format.CSR.with_widths(32, 32)
+
+
+def store_sparse(model: Model, *, densest: float = 0.5, only: Layers | None = None, skip: Layers = ()) -> Model:
+    """Make the pruned weights of a model's linear layers SparseTensor parameters, in place, and return it.
+
+    Call it before the optimizer is made: the parameters are new objects. Gradients, momentum and weight decay exist for what is
+    stored only, so a step of training costs what the nonzeros cost, and what is pruned stays zero whatever an optimizer does.
+    Any optimizer of torch whose arithmetic is elementwise works; `fused=True` is the fastest for SGD, Adam and AdamW.
+
+    What a mask keeps is stored (zeros among it, too, so that they train on), of a weight without one its nonzeros, in CSR with
+    32-bit integers: 8 bytes an element instead of 4. Weights that are denser than `densest`, a fraction, stay as they are, and
+    so do those that several modules share. `only` and `skip` choose among the layers, as for `sparsify`. OptionError where
+    nothing is stored sparse.
+    """
+    parametrize_pruned(model)
+    stored = 0
+    for layer in chosen_layers(model, only, skip):
+        if not isinstance(layer, nn.Linear) or not _is_masked_only(layer) or isinstance(layer.weight, SparseTensor):
+            continue
+        kept = _kept(layer)
+        if count_nonzeros(kept) > densest * kept.numel():
+            continue
+        weight, trained = layer.weight.detach(), _original(layer).requires_grad
+        if parametrize.is_parametrized(layer, "weight"):
+            parametrize.remove_parametrizations(layer, "weight")
+        at = kept.nonzero().unbind(1)
+        sparse = from_entries(_CSR, tuple(weight.shape), at, weight[at])
+        layer._parameters = {"weight": nn.Parameter(sparse, trained), **{n: p for n, p in layer._parameters.items() if n != "weight"}}
+        stored += 1
+    if not stored:
+        raise OptionError(f"no linear layer has {1 - densest:.0%} of zeros or more: prune it first, for instance by gossamer.sparsify")
+    return model
+
+
+def _is_masked_only(layer: nn.Linear) -> bool:
+    """Whether there is nothing between parameter and weight but masks."""
+    return not parametrize.is_parametrized(layer, "weight") or all(map(is_mask, layer.parametrizations["weight"].children()))  # type: ignore[index, union-attr]
+
+
+def _original(layer: nn.Linear) -> torch.Tensor:
+    if not parametrize.is_parametrized(layer, "weight"):
+        return layer.weight
+    original: torch.Tensor = layer.parametrizations["weight"].original  # type: ignore[index, union-attr, assignment]
+    return original
+
+
+def _kept(layer: nn.Linear) -> torch.Tensor:
+    """Where the masks of a weight are not zero, or a weight without any."""
+    if not parametrize.is_parametrized(layer, "weight"):
+        return layer.weight.detach() != 0
+    masks = [each.mask != 0 for each in layer.parametrizations["weight"].children()]  # type: ignore[index, union-attr, operator]
+    kept = masks[0]
+    for mask in masks[1:]:
+        kept = kept & mask
+    return kept

@@ -1,0 +1,140 @@
+"""SparseTensor parameters train on their nonzeros, by the kernels of pruned layers: the numbers are those of dense masked training."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gossamer
+from gossamer import SparseTensor
+from gossamer.sparsity.prepare import Mask
+from tests.backend.harness import Run, assert_same, compile_and_run
+
+FORWARD_AND_BACKWARD = [
+    ("0.weight", "linear"),
+    ("2.weight", "linear"),
+    ("2.weight", "linear backward"),
+    ("2.weight", "sample"),
+    ("0.weight", "sample"),
+]
+
+
+def masked(density: float = 0.2, sizes: tuple[int, int, int] = (64, 96, 64)) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(*sizes[:2]), nn.ReLU(), nn.Linear(*sizes[1:]))
+    return gossamer.sparsify(model, "magnitude", density=density)
+
+
+def run_of(model: nn.Module, *inputs: Tensor, **options: object) -> Run:
+    """Compiled, with the products forward and backward and the gradients of both weights asserted to be sparse."""
+    run = compile_and_run(model, *inputs, grad=True, regions=5, **options)
+    assert [(d.name.removesuffix("._positions1"), d.op.split()[0] if d.op.startswith("sample") else d.op) for d in run.regions] == (
+        FORWARD_AND_BACKWARD
+    )
+    return run
+
+
+def losses(model: nn.Module, call: Callable[..., Tensor], make: Callable[..., torch.optim.Optimizer], steps: int = 6) -> list[float]:
+    torch.manual_seed(1)
+    x, target = torch.randn(48, 64), torch.randn(48, 64)
+    optimizer, found = make(model.parameters()), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.mse_loss(call(x), target)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.001),
+}
+
+
+def test_every_optimizer_trains_as_under_masks() -> None:
+    model = gossamer.store_sparse(masked())
+    run = run_of(model, torch.randn(48, 64), dense="inductor")
+    start = copy.deepcopy(model.state_dict())
+    for name, make in OPTIMIZERS.items():
+        model.load_state_dict(start)
+        twin = masked()
+        expected = losses(twin, twin, OPTIMIZERS["adamw"] if name == "fused" else make)
+        assert_same(torch.tensor(losses(model, run.function, make)), torch.tensor(expected))
+        for layer in (0, 2):
+            assert_same(model[layer].weight.detach().to_dense(), twin[layer].weight.detach())
+    assert len(run.regions) == 5
+
+
+@pytest.mark.parametrize("density", [0.02, 1 / 3])
+def test_sizes_and_densities(density: float) -> None:
+    model, twin = masked(density, (37, 131, 23)), masked(density, (37, 131, 23))
+    x = torch.randn(2, 7, 37)
+    run = run_of(gossamer.store_sparse(model), x)
+    for call in (run.function, twin):
+        call(x).square().sum().backward()
+    for layer in (0, 2):
+        original, mask = twin[layer].parametrizations.weight.original, twin[layer].parametrizations.weight[0].mask
+        assert_same(model[layer].weight.grad.to_dense(), original.grad * mask)
+        assert_same(model[layer].bias.grad, twin[layer].bias.grad)
+
+
+def test_another_pattern_is_packed_without_compiling() -> None:
+    model, x = gossamer.store_sparse(masked()), torch.randn(48, 64)
+    run = run_of(model, x)
+    denser = gossamer.store_sparse(masked(0.3))
+    with torch.no_grad():
+        for layer in (0, 2):
+            model[layer].weight = denser[layer].weight
+    assert_same(run.function(x).detach(), denser(x).detach())
+
+
+def test_clipping_scaling_accumulation_and_averages() -> None:
+    """What training loops do beside steps: over compiled calls, against the same with dense masked weights."""
+
+    def train(model: nn.Module, call: Callable[..., Tensor]) -> tuple[list[Tensor], nn.Module]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scaler, average = torch.amp.GradScaler("cpu"), torch.optim.swa_utils.AveragedModel(model, use_buffers=False)
+        torch.manual_seed(1)
+        norms = []
+        for _ in range(3):
+            for _ in range(2):
+                scaler.scale(call(torch.randn(48, 64)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+        return norms, average.module
+
+    model, twin = gossamer.store_sparse(masked()), masked()
+    run = run_of(model, torch.randn(48, 64))
+    (norms, average), (expected, average_of_twin) = train(model, run.function), train(twin, twin)
+    assert_same(torch.stack(norms), torch.stack(expected))
+    for ours, theirs in ((model, twin), (average, average_of_twin)):
+        assert_same(ours[2].weight.detach().to_dense(), theirs[2].weight.detach())
+
+
+def test_a_dense_parameter_that_trains_stays_dense_where_gathering_it_does_not_pay() -> None:
+    run = compile_and_run(masked(0.1), torch.randn(48, 64), grad=True, regions=0, min_gain=1.1)
+    assert all("gossamer.store_sparse" in d.reason or "too small" in d.reason for d in run.decisions), run.decisions
+
+
+def test_store_sparse_keeps_what_masks_keep() -> None:
+    layer = nn.Linear(8, 4)
+    mask = torch.zeros(4, 8)
+    mask[:, :2] = 1
+    nn.utils.parametrize.register_parametrization(layer, "weight", Mask(mask))
+    with torch.no_grad():
+        layer.parametrizations.weight.original[0, 0] = 0  # type: ignore[union-attr, index]
+    gossamer.store_sparse(layer)
+    assert isinstance(layer.weight, SparseTensor) and layer.weight.nnz == 8 and list(layer._parameters) == ["weight", "bias"]
+    with pytest.raises(gossamer.OptionError, match="prune it first"):
+        gossamer.store_sparse(nn.Linear(8, 4))
