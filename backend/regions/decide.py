@@ -32,7 +32,10 @@ def judge(contraction: Contraction, options: Options, trained: bool = False) -> 
     gain = predicted_gain(contraction)
     if gain >= options.min_gain:
         if trained and not renewing_pays(contraction, options.min_gain):
-            return "trained dense: to gather its values at every step takes longer than sparse saves (see gossamer.store_sparse)", gain
+            return (
+                "trained dense: to gather its values at every step takes longer than sparse saves (see gossamer.store_sparse)",
+                gain,
+            )
         return None, gain
     what = "small" if predicted_gain(contraction, 0.01) < options.min_gain else "dense"
     return f"too {what} for a gain of {options.min_gain:g}x", gain

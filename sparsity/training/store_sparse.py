@@ -47,10 +47,15 @@ def store_sparse(model: Model, *, densest: float = 0.5, only: Layers | None = No
             parametrize.remove_parametrizations(layer, "weight")
         at = kept.nonzero().unbind(1)
         sparse = from_entries(_CSR, tuple(weight.shape), at, weight[at])
-        layer._parameters = {"weight": nn.Parameter(sparse, trained), **{n: p for n, p in layer._parameters.items() if n != "weight"}}
+        layer._parameters = {
+            "weight": nn.Parameter(sparse, trained),
+            **{n: p for n, p in layer._parameters.items() if n != "weight"},
+        }
         stored += 1
     if not stored:
-        raise OptionError(f"no linear layer has {1 - densest:.0%} of zeros or more: prune it first, for instance by gossamer.sparsify")
+        raise OptionError(
+            f"no linear layer has {1 - densest:.0%} of zeros or more: prune it first, for instance by gossamer.sparsify"
+        )
     return model
 
 

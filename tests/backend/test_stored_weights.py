@@ -31,13 +31,15 @@ def masked(density: float = 0.2, sizes: tuple[int, int, int] = (64, 96, 64)) -> 
 def run_of(model: nn.Module, *inputs: Tensor, **options: object) -> Run:
     """Compiled, with the products forward and backward and the gradients of both weights asserted to be sparse."""
     run = compile_and_run(model, *inputs, grad=True, regions=5, **options)
-    assert [(d.name.removesuffix("._positions1"), d.op.split()[0] if d.op.startswith("sample") else d.op) for d in run.regions] == (
-        FORWARD_AND_BACKWARD
-    )
+    assert [
+        (d.name.removesuffix("._positions1"), d.op.split()[0] if d.op.startswith("sample") else d.op) for d in run.regions
+    ] == (FORWARD_AND_BACKWARD)
     return run
 
 
-def losses(model: nn.Module, call: Callable[..., Tensor], make: Callable[..., torch.optim.Optimizer], steps: int = 6) -> list[float]:
+def losses(
+    model: nn.Module, call: Callable[..., Tensor], make: Callable[..., torch.optim.Optimizer], steps: int = 6
+) -> list[float]:
     torch.manual_seed(1)
     x, target = torch.randn(48, 64), torch.randn(48, 64)
     optimizer, found = make(model.parameters()), []
