@@ -1,1 +1,1 @@
-"""Training with sparse weights: stored sparse, so that a step costs what its nonzeros cost, or dense under masks of a recipe."""
+"""Training with sparse weights: stored sparse, so that a step costs what its nonzeros cost."""

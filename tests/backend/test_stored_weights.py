@@ -1,4 +1,4 @@
-"""SparseTensor parameters train on their nonzeros, by the kernels of pruned layers: the numbers are those of dense masked training."""
+"""SparseTensor parameters train on their nonzeros, by the kernels of pruned layers, to the numbers of dense masked training."""
 
 import copy
 from collections.abc import Callable
