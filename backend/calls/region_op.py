@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
+from gossamer.backend.calls.fused_optimizers import count_writes
 from gossamer.backend.calls.lifetime import share
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.devices.kernel import Allocate, Kernel
@@ -174,3 +175,4 @@ LIBRARY.impl("region", on_cuda, "CUDA")
 LIBRARY.impl("region", _on_meta, "Meta")
 
 region = torch.ops.gossamer.region.default
+count_writes()

@@ -148,7 +148,7 @@ class _Planner:
         self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain, packed_bytes)
 
     def _is_trained(self, contraction: Contraction) -> bool:
-        """Whether all elements of its weight change with every step; the values of a SparseTensor are taken over as they are."""
+        """Whether all elements of its weight change with every step; values of a SparseTensor are taken over as they are."""
         trained = in_training(contraction.node.graph) and any(leaf.requires_grad for leaf in self._leaves(contraction))
         return trained and StoredMatrix.of(contraction.weight.evaluate) is None
 

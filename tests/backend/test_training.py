@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -120,8 +121,8 @@ def test_dynamic_batch() -> None:
             assert_same(a, b)
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_training_with_a_mask_follows_dense_training(optimizer: type[torch.optim.Optimizer]) -> None:
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, partial(torch.optim.AdamW, fused=True)])
+def test_training_with_a_mask_follows_dense_training(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
     parametrize.register_parametrization(model[0], "weight", Mask((torch.rand(64, 32) < 0.2).float()))
     parametrize.register_parametrization(model[2], "weight", Mask((torch.rand(32, 64) < 0.2).float()))
