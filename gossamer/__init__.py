@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from gossamer.sparsity.prepare import prepare
     from gossamer.sparsity.reorder import reorder
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
+    from gossamer.sparsity.store_sparse import store_sparse
     from gossamer.sparsity.tensor.densify import strict
     from gossamer.sparsity.tensor.einsum import EinsumError, einsum
     from gossamer.sparsity.tensor.extension import implements, register_format
     from gossamer.sparsity.tensor.graph_attention import graph_attention
     from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
-    from gossamer.sparsity.training.store_sparse import store_sparse
 
 try:
     __version__ = version("gossamer")
@@ -55,7 +55,7 @@ _HOMES = {
     "reorder": "gossamer.sparsity.reorder",
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
-    "store_sparse": "gossamer.sparsity.training.store_sparse",
+    "store_sparse": "gossamer.sparsity.store_sparse",
     "SparseTensor": "gossamer.sparsity.tensor.sparse_tensor",
 }
 

@@ -16,12 +16,12 @@ Weights are packed on the CPU and kept where they are used.
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
+from torch import fx
 
-from gossamer.backend.graph.stored_matrix import StoredMatrix
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
@@ -29,6 +29,9 @@ from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.weight_store import store_of
+
+if TYPE_CHECKING:
+    from gossamer.backend.graph.stored_matrix import StoredMatrix
 
 _SETTLED = 2
 """Calls that a packing must have served before a new pattern is packed at once."""
@@ -74,7 +77,7 @@ class Packings(Remembered[_Weight]):
     def __init__(self, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> None:
         super().__init__(compared="none")  # but see `verified`
         self.key, self.evaluate, self.format = key, evaluate, format
-        self._stored = StoredMatrix.of(evaluate)
+        self._stored = _stored_matrix(evaluate)
         self._unsettled = 0
 
     @classmethod
@@ -189,3 +192,14 @@ def _adopted(packed: Packed, leaves: Sequence[torch.Tensor]) -> Packed:
     """What has been packed, kept in place of the dense weight if that is to be freed."""
     store = store_of(leaves[0]) if len(leaves) == 1 else None
     return packed if store is None else store.adopt(packed)
+
+
+def _stored_matrix(evaluate: Any) -> "StoredMatrix | None":
+    """See `StoredMatrix.of`, which needs the compiler: it is loaded for what computes a SparseTensor only."""
+    if not isinstance(evaluate, fx.GraphModule) or all(
+        str(node.target) != "gossamer.einsum.default" for node in evaluate.graph.nodes
+    ):
+        return None
+    from gossamer.backend.graph.stored_matrix import StoredMatrix
+
+    return StoredMatrix.of(evaluate)

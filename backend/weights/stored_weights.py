@@ -61,8 +61,10 @@ class StoredWeights:
 
 def _parameter(call: Call, inputs: Inputs) -> dict[fx.Node, torch.Tensor] | None:
     """The arrays of the matrix of a product, if it is a parameter of the size and density of a layer."""
-    (matrix, *others) = call.sparse or [None]
-    if matrix is None or others or matrix.rows is None or not all(isinstance(size, int) for size in matrix.sizes):
+    if len(call.sparse) != 1:
+        return None
+    (matrix,) = call.sparse
+    if matrix.rows is None or not all(isinstance(size, int) for size in matrix.sizes):
         return None
     found: dict[fx.Node, torch.Tensor] = {}
     for array in map(same, matrix.arrays):

@@ -67,7 +67,7 @@ def _is_masked_only(layer: nn.Linear) -> bool:
 def _original(layer: nn.Linear) -> torch.Tensor:
     if not parametrize.is_parametrized(layer, "weight"):
         return layer.weight
-    original: torch.Tensor = layer.parametrizations["weight"].original  # type: ignore[index, union-attr, assignment]
+    original: torch.Tensor = layer.parametrizations["weight"].original  # type: ignore[index, union-attr]
     return original
 
 
@@ -75,7 +75,7 @@ def _kept(layer: nn.Linear) -> torch.Tensor:
     """Where the masks of a weight are not zero, or a weight without any."""
     if not parametrize.is_parametrized(layer, "weight"):
         return layer.weight.detach() != 0
-    masks = [each.mask != 0 for each in layer.parametrizations["weight"].children()]  # type: ignore[index, union-attr, operator]
+    masks = [each.mask != 0 for each in layer.parametrizations["weight"].children()]  # type: ignore[index, union-attr]
     kept = masks[0]
     for mask in masks[1:]:
         kept = kept & mask
