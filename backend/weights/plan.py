@@ -88,7 +88,8 @@ class _Planner:
         if contraction.weight.density == 1 and self.options.min_gain > 0:
             return
         refusal, gain = judge(contraction, self.options, self._is_trained(contraction))
-        if refusal is not None and (gain is None or gain < _NEARLY * self.options.min_gain):
+        nearly = gain is not None and _NEARLY * self.options.min_gain <= gain < self.options.min_gain
+        if refusal is not None and not nearly:
             self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), refusal, gain)
             return
         for leaf in contraction.weight.leaves:
