@@ -42,6 +42,10 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
     """The operation that a kernel of ours computes."""
 
     def run(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
+        narrow = arrays[-1].dtype
+        if narrow in (torch.float16, torch.bfloat16):  # whose sums are in f32
+            *structure, values = run([array.float() if array.dtype == narrow else array for array in arrays], sizes, text)
+            return [*structure, values.to(narrow)]
         arrays = [array.contiguous() for array in arrays]  # so that the addresses that a kernel sees are these
         call = call_of(build, _no_row_product, text, arrays, sizes)
         spec, dtype = call.spec, call.dtype

@@ -82,7 +82,7 @@ def sparse_product(spec: Spec, dtype: torch.dtype) -> SparseProduct | None:
     letters = [operand.letters for operand in spec.operands]
     if len(letters) != 2 or any(len(each) != 2 for each in (*letters, spec.result.letters)):
         return None
-    if dtype not in (torch.float32, torch.float64) or any(o.format is None or all_dense(o.format) for o in spec.operands):
+    if not dtype.is_floating_point or any(o.format is None or all_dense(o.format) for o in spec.operands):
         return None
     into = spec.result.format
     rows = next((dim for dim in range(2) if into is not None and stored_by_rows(into, dim)), None)

@@ -124,18 +124,30 @@ def test_regions_at_random(region: Region, tokens: int, density: float, schedule
         check(region, schedule, tokens, density)
 
 
-@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - set(BLOCKS)))
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_infinity_and_nan_reach_the_results_that_use_them_and_no_others(value: float, schedule: str) -> None:
-    region = Region(33, 50)
+    """A schedule uses what it stores: the nonzeros, the zeros of its blocks, those that fill up a row of a pair."""
+    region = suited(Region(33, 50), schedule)
     x, w, _ = region.operands(20)
+    w[1] = w[12:16] = w[:, 40:] = 0  # a row whose neighbour has nonzeros, a row of blocks, columns
+    w[0, 49] = 1
     x[7, 11] = x[19, 49] = value
-    y = run(compile_region(region.text(), schedule=schedule), x, w, [], region.m)
-    touched = torch.zeros(20, 33, dtype=torch.bool)
-    touched[7], touched[19] = w[:, 11] != 0, w[:, 49] != 0
-    assert touched.any()
-    assert not touched.all()
-    torch.testing.assert_close(~torch.isfinite(y), touched)
+    kernel = compile_region(region.text(), schedule=schedule)
+    y = run(kernel, x, w, [], region.m)
+    needed = w != 0
+    stored = needed.clone()
+    if schedule in BLOCKS:
+        rows, columns = BLOCKS[schedule]
+        cut = torch.nn.functional.pad(needed, (0, -50 % columns, 0, -33 % rows)).unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
+        stored = cut.any(3, keepdim=True).any(1, keepdim=True).expand_as(cut).flatten(2).flatten(0, 1)[:33, :50]
+    if schedule == "rowpairs":
+        stored[1, 49] = stored[1, 11] = True
+    touched = ~torch.isfinite(y)
+    assert not touched[:7].any() and not touched[8:19].any()
+    for token, column in ((7, 11), (19, 49)):
+        assert needed[:, column].any() and not stored[:, column].all()
+        assert (needed[:, column] <= touched[token]).all() and (touched[token] <= stored[:, column]).all()
     clean = torch.where(torch.isfinite(x), x, 0)
     assert_near(y[~touched], region.reference(clean, w, [])[~touched])
 

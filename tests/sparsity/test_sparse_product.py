@@ -41,6 +41,17 @@ def test_transposes(expression: str, result: Format) -> None:
     torch.testing.assert_close(product.to_dense(), torch.einsum(expression, a, b))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("format", [Format.CSR, Format.COO, Format.bsr(2, 2)], ids=["CSR", "COO", "BSR"])
+def test_sums_of_narrow_floats_are_in_f32(dtype: torch.dtype, format: Format) -> None:
+    a, b = _matrix(6, 3000, 1).abs().to(dtype), _matrix(3000, 8, 2).abs().to(dtype)
+    product = SparseTensor.from_dense(a, format) @ SparseTensor.from_dense(b, format)
+    assert product.dtype == dtype
+    assert torch.equal(product.to_dense(), (a.double() @ b.double()).to(dtype))  # which 16 bits could not have counted to
+    total = SparseTensor.from_dense(a, format) + SparseTensor.from_dense(b.t().contiguous()[:6], format)
+    assert torch.equal(total.to_dense(), a + b.t()[:6])
+
+
 def test_gradients() -> None:
     a = SparseTensor.from_dense(_matrix(8, 8, 1).double())
 
