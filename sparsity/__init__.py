@@ -6,9 +6,11 @@ from gossamer.sparsity.operations import tall_product
 from gossamer.sparsity.prepare import Mask, prepare
 from gossamer.sparsity.tensor import (
     arithmetic,
+    broadcasting,
     calling,
     densify,
     joining,
+    layouts,
     memory,
     pointwise,
     products,
@@ -22,8 +24,8 @@ from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 operations = (
-    arithmetic, attention_derivatives, calling, densify, joining, memory, pointwise, products, reductions, shapes, slices,
-    softmax, tall_product,
+    arithmetic, attention_derivatives, broadcasting, calling, densify, joining, layouts, memory, pointwise, products,
+    reductions, shapes, slices, softmax, tall_product,
 )  # fmt: skip
 """Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
 

@@ -9,8 +9,8 @@ after    the loops of row_groups.py over tiles of 64 tokens, panels of 128 colum
              8 loads of x for 2 x 4 multiply-adds
 
 For nonzeros that lie anywhere. At a density of 50 % half of them share their loads; and at any density eight sums in flight and
-half as many loops to start and end are faster than row by row. A row without a nonzero in a panel multiplies zeros by its neighbour's
-columns, so that an infinity there reaches both. Runs on functions whose storage is exposed (expose-storage).
+half as many loops to start and end are faster than row by row. A row without a nonzero in a panel multiplies zeros by
+its neighbour's columns, so that an infinity there reaches both. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass

@@ -214,7 +214,7 @@ def _linear(at: dict[str, Tensor], letters: str, sizes: Sizes, like: Tensor) -> 
 
 
 def widened(values: Tensor) -> Tensor:
-    """In the type of sums; of bools the number, which is a bool again in the end."""
-    if values.dtype == torch.bool:
+    """In the type of sums; of bools the number, which is a bool again in the end, and of what has no sign."""
+    if values.dtype in (torch.bool, torch.uint8):
         return values.long()
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

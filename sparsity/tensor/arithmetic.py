@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gossamer.sparsity.arrays.stored_entries import blocked
 from gossamer.sparsity.kernels.operands import dense as bound_dense
-from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.sparse_results import add_sparse, in_format
+from gossamer.sparsity.tensor.broadcasting import broadcast
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.einsum import einsum
 from gossamer.sparsity.tensor.extension import implements
@@ -36,12 +36,13 @@ def mul(left: Any, right: Any) -> Tensor:
     if not isinstance(right, Tensor) or right.dim() == 0:
         return like(left, _within(left, values_of(left) * right))
     if isinstance(right, SparseTensor):
-        _same_shape("mul", left, right)
+        left, right = broadcast("mul", left, right)
         if _same_pattern(left, right):
             return like(left, values_of(left) * values_of(right))
         letters = letters_of(left)
         return einsum(f"{letters},{letters}->{letters}", *_of_one_dtype(left, right))
-    return like(left, values_of(left) * _at_entries(left, right))
+    (left,) = broadcast("mul", left, beside=[right])
+    return like(left, values_of(left) * at_entries(left, right))
 
 
 @implements(torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide, torch.Tensor.true_divide, torch.divide,
@@ -54,7 +55,10 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
     if isinstance(right, SparseTensor):
         quotient: Tensor = densified(torch.div, (left, right), {"rounding_mode": rounding_mode})
         return quotient
-    divisor = right if not isinstance(right, Tensor) or right.dim() == 0 else _at_entries(left, right)
+    divisor = right
+    if isinstance(right, Tensor) and right.dim():
+        (left,) = broadcast("div", left, beside=[right])
+        divisor = at_entries(left, right)
     if not isinstance(divisor, Tensor) or divisor.is_floating_point() or divisor.is_complex():
         return like(left, _within(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode)))
     inside = _is_within(left)
@@ -69,7 +73,7 @@ def add(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
         dense = [to_dense(each) if isinstance(each, SparseTensor) else each for each in (left, right)]
         total: Tensor = torch.add(*dense, alpha=alpha)
         return total
-    _same_shape("add", left, right)
+    left, right = broadcast("add", left, right)
     if _same_pattern(left, right):
         return like(left, torch.add(values_of(left), values_of(right), alpha=alpha))
     dtype = torch.promote_types(left.dtype, right.dtype)
@@ -134,6 +138,27 @@ def dropout(input: SparseTensor, p: float = 0.5, training: bool = True, inplace:
     return like(input, F.dropout(values_of(input), p, training))
 
 
+@implements(torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip)
+def clamp(input: SparseTensor, min: Any = None, max: Any = None) -> Tensor:
+    """Elements within bounds; sparse if these are numbers that 0 is within."""
+    if any(isinstance(bound, Tensor) for bound in (min, max)) or (min or 0) > 0 or (max or 0) < 0:
+        out: Tensor = densified(torch.clamp, (input, min, max), {})
+        return out
+    return like(input, torch.clamp(values_of(input), min, max))
+
+
+@implements(torch.clamp_min, torch.Tensor.clamp_min)
+def clamp_min(input: SparseTensor, min: Any) -> Tensor:
+    """`clamp` from below."""
+    return clamp(input, min)
+
+
+@implements(torch.clamp_max, torch.Tensor.clamp_max)
+def clamp_max(input: SparseTensor, max: Any) -> Tensor:
+    """`clamp` from above."""
+    return clamp(input, None, max)
+
+
 def _on_values(function: Function) -> Function:
     def apply(input: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
         return like(input, function(values_of(input), *args, **kwargs))
@@ -151,6 +176,20 @@ def _of_one_pattern(function: Function) -> Function:
     return apply
 
 
+def _of_truth(function: Function, ours: Function) -> Function:
+    def apply(left: Any, right: Any) -> Tensor:
+        truths = isinstance(right, Tensor) and isinstance(left, Tensor) and left.dtype == right.dtype == torch.bool
+        out: Tensor = ours(left, right) if truths else densified(function, (left, right), {})
+        return out
+
+    return apply
+
+
+for _name, _ours in (("and", mul), ("or", add)):
+    for _function in (f"bitwise_{_name}", f"logical_{_name}"):
+        implements(getattr(torch, _function), getattr(torch.Tensor, _function))(_of_truth(getattr(torch, _function), _ours))
+    for _function in (f"__{_name}__", f"__r{_name}__"):
+        implements(getattr(torch.Tensor, _function))(_of_truth(getattr(torch, f"bitwise_{_name}"), _ours))
 maximum = implements(torch.maximum, torch.Tensor.maximum)(_of_one_pattern(torch.maximum))
 """The larger of two tensors; sparse if they share their pattern."""
 minimum = implements(torch.minimum, torch.Tensor.minimum)(_of_one_pattern(torch.minimum))
@@ -159,6 +198,10 @@ minimum = implements(torch.minimum, torch.Tensor.minimum)(_of_one_pattern(torch.
 for _name in _ZERO_PRESERVING:
     _function = getattr(torch, _name)
     SparseTensor.functions[_function] = SparseTensor.functions[getattr(torch.Tensor, _name)] = _on_values(_function)
+for _part in ("real", "imag"):
+    SparseTensor.functions[getattr(torch, _part)] = SparseTensor.functions[getattr(torch.Tensor, _part).__get__] = _on_values(
+        getattr(torch, _part)
+    )
 SparseTensor.functions[torch.Tensor.__neg__] = _on_values(torch.neg)
 SparseTensor.functions[torch.Tensor.__abs__] = _on_values(torch.abs)
 SparseTensor.functions[F.relu] = _on_values(F.relu)
@@ -204,11 +247,9 @@ def _of_one_dtype(left: SparseTensor, right: SparseTensor) -> list[SparseTensor]
     return [each if each.dtype == dtype else like(each, values_of(each).to(dtype)) for each in (left, right)]
 
 
-def _at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
+def at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
     """The elements of a dense tensor, broadcast to the shape, at the stored entries (flat), in the type torch promotes to."""
     letters = letters_of(pattern)
-    if torch.broadcast_shapes(dense.shape, pattern.shape) != pattern.shape:
-        raise ArgumentError(f"a dense {list(dense.shape)} does not broadcast to the sparse {list(pattern.shape)}")
     own = letters[len(letters) - dense.dim() :]
     single = [n for n, extent in enumerate(dense.shape) if extent == 1 and pattern.shape[n - dense.dim()] != 1]
     factor = dense.squeeze(tuple(single)) if single else dense
@@ -236,11 +277,6 @@ def _within(pattern: SparseTensor, values: Tensor) -> Tensor:
     """Values with 0 for those beyond the edge, which nothing may ever see: 0 / 0 is none."""
     inside = _is_within(pattern)
     return values if inside is None else torch.where(inside, values, 0)
-
-
-def _same_shape(name: str, left: SparseTensor, right: SparseTensor) -> None:
-    if left.shape != right.shape:
-        raise ArgumentError(f"{name} of sparse {list(left.shape)} and {list(right.shape)}: sparse operands do not broadcast")
 
 
 def _same_pattern(left: SparseTensor, right: SparseTensor) -> bool:

@@ -4,9 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gossamer.runtime.operations import untraced
-from gossamer.sparsity.tensor.densify import without_sparse_way
+from gossamer.runtime.torch_internals import tree_map_only
+from gossamer.sparsity.operations.dispatch import PLAIN
+from gossamer.sparsity.tensor.densify import computes, densified
+from gossamer.sparsity.tensor.extension import unsupported
+from gossamer.sparsity.tensor.in_place import without_pattern
 from gossamer.sparsity.tensor.keywords import into, spelled
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.tensor.torch_refusals import refusal
@@ -15,12 +20,16 @@ from gossamer.sparsity.tensor.torch_refusals import refusal
 @untraced
 def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Calls it as torch would, with what is registered for SparseTensors if something is."""
+    if not torch.compiler.is_compiling() and any(map(_foreign, args)):
+        if _foreign(args[0]) and func.__name__.endswith("_") and not func.__name__.endswith("__"):
+            raise unsupported(f"{func.__name__} into a torch.sparse tensor", "use the same without the underscore")
+        args = tree_map_only(Tensor, _converted, list(args))
     if kwargs.get("out") is not None:
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         return into(kwargs["out"], call(func, args, rest))
     ours = SparseTensor.functions.get(func)
     if ours is None:
-        return without_sparse_way(func, args, kwargs)
+        return densified(func, args, kwargs) if computes(func) else without_pattern(func, args, kwargs)
     refused = None if torch.compiler.is_compiling() else refusal(func, args, kwargs)
     if kwargs:
         args, kwargs = spelled(ours, args, {name: value for name, value in kwargs.items() if name != "out"})
@@ -28,6 +37,17 @@ def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     if refused is not None:  # only now, for what we say ourselves knows of formats
         raise refused
     return result
+
+
+def _foreign(argument: Any) -> bool:
+    """Whether an argument is a tensor in a layout of torch.sparse, or has one in it."""
+    if isinstance(argument, list | tuple):
+        return any(map(_foreign, argument))
+    return type(argument) in PLAIN and argument.layout is not torch.strided
+
+
+def _converted(tensor: Tensor) -> Tensor:
+    return SparseTensor.from_torch(tensor) if _foreign(tensor) else tensor
 
 
 SparseTensor.call = call

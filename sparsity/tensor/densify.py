@@ -25,10 +25,10 @@ _told: set[str] = set()
 
 # Methods and operators that are no functions of torch, torch.linalg, torch.special, torch.fft or torch.nn.functional.
 _METHODS = (
-    "expand", "expand_as", "repeat", "unfold", "view_as", "item", "tolist", "type_as", "masked_fill",
+    "repeat", "unfold", "view_as", "item", "tolist", "type_as", "masked_fill",
     "__and__", "__or__", "__xor__", "__invert__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__",
-    "__rmod__", "__floordiv__", "__rfloordiv__", "__rpow__", "__rdiv__", "__rtruediv__", "__contains__", "__bool__",
-    "__float__", "__int__", "_threshold",
+    "__lshift__", "__rshift__", "__rmod__", "__floordiv__", "__rfloordiv__", "__rpow__", "__rdiv__", "__rtruediv__",
+    "__contains__", "__bool__", "__float__", "__int__", "_threshold",
 )  # fmt: skip
 # Functions of torch that ask something about a tensor, and compute nothing from its elements.
 _QUESTIONS = (
@@ -58,14 +58,6 @@ class strict(ContextDecorator):
 
     def __exit__(self, *_: Any) -> None:
         _strict.reset(self._tokens.pop())
-
-
-def without_sparse_way(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function that nobody has registered."""
-    if not computes(func):
-        with torch.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
-    return densified(func, args, kwargs)
 
 
 def densified(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

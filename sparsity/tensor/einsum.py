@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import FormatError, GossamerError
+from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.runtime.operations import untraced
 from gossamer.sparsity.kernels.loop_order import dense_result_order, unblocked
@@ -20,21 +20,19 @@ from gossamer.sparsity.kernels.operands import Bound
 from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
+from gossamer.sparsity.tensor.abbreviations import EinsumError, plain
 from gossamer.sparsity.tensor.constructor_arguments import format_of
 from gossamer.sparsity.tensor.fast_matmul import einsum_at_once
 from gossamer.sparsity.tensor.fast_sddmm import sample_at_once
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like, made_of, values_of, wrap
 
 
-class EinsumError(GossamerError, ValueError, RuntimeError):
-    """An expression that cannot be read, or operands that do not fit it."""
-
-
 def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"] | None = None) -> Tensor:
     """The sum of products that `expression` says, as torch.einsum, of sparse and dense operands of one dtype.
 
     expression  letters for the dimensions of each operand, "->", letters of the result; without "->" the result has the
-                letters that come once, in alphabetic order. A letter may stand only once in an operand; no ellipsis.
+                letters that come once, in alphabetic order. A letter that stands twice in an operand is its diagonal; "..." are
+                all further dimensions, where sizes of 1 broadcast
     format      of the result: a Format, "dense", or None to infer it: the pattern of the sparse operand if there is one only
                 and it has the letters of the result, in that order; the format of the first if all are sparse (without
                 blocks: CSR or CSF) and the result is a matrix or more, but no sum of one operand; else dense
@@ -47,6 +45,9 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
         raise EinsumError(f"einsum takes an expression such as 'ij,jk->ik' and tensors, got {kinds}")
     if isinstance(format, str) and format != "dense":
         format = format_of(format)
+    if not torch.compiler.is_compiling():
+        operands = tuple([each if each.layout is torch.strided else SparseTensor.from_torch(each) for each in operands])
+    expression, operands = plain(expression, operands)
     if len(operands) > 1 and format in (None, "dense") and not torch.compiler.is_compiling():
         inputs, result = _read(expression)
         out = None
@@ -96,13 +97,13 @@ def _read(expression: str) -> tuple[tuple[str, ...], str]:
     left, arrow, result = expression.replace(" ", "").partition("->")
     inputs = tuple(left.split(","))
     if not all(letters.isalpha() or not letters for letters in [*inputs, result]):
-        raise EinsumError(f"einsum '{expression}': only letters, commas and one -> can be read (no ellipsis)")
+        raise EinsumError(f"einsum '{expression}': only letters, commas, ... and one -> can be read")
     if not arrow:
         result = "".join(sorted(letter for letter in set(left) - {","} if left.count(letter) == 1))
     for letters in (*inputs, result):
         twice = next((letter for letter in letters if letters.count(letter) > 1), None)
         if twice is not None:
-            raise EinsumError(f"einsum '{expression}': '{twice}' stands twice in '{letters}'; diagonals are not supported")
+            raise EinsumError(f"einsum '{expression}': '{twice}' stands twice in '{letters}'")
     unknown = sorted(set(result) - set(left))
     if unknown:
         raise EinsumError(f"einsum '{expression}': the result has '{unknown[0]}', which no operand has")

@@ -91,18 +91,40 @@ def to_scipy(format: Format, shape: tuple[int, ...], components: Sequence[Tensor
     return make((values, crd, positions), shape=shape)
 
 
+def coo_format(rank: int, sparse: int) -> Format:
+    """COO of the first dimensions, with dense levels for the others."""
+    if not 0 < sparse <= rank:
+        raise FormatError(f"COO of {sparse} of {rank} dimensions: without sparse ones a tensor is dense, use from_dense")
+    return Format((*Format.coo(sparse).levels, *(Level(f"d{dim}") for dim in range(sparse, rank))), rank)
+
+
+def compressed_format(layout: torch.layout | None, shape: Sequence[int], batch: int, blocks: tuple[int, ...]) -> Format:
+    """The format of a compressed layout of torch: dense levels for a batch, the two of a matrix in blocks, dense levels.
+
+    Dense dimensions behind blocks are blocks themselves, each as large as its dimension: MLIR wants those of blocks last.
+    """
+    rows, columns = f"d{batch}", f"d{batch + 1}"
+    outer, inner = (rows, columns) if layout in _BY_ROWS else (columns, rows)
+    sizes = {rows: blocks[0], columns: blocks[1]} | {
+        f"d{dim}": shape[dim] if blocks != (1, 1) else 1 for dim in range(batch + 2, len(shape))
+    }
+    levels = [Level(f"d{dim}") for dim in range(batch)]
+    levels += [Level(_block(outer, sizes)), Level(_block(inner, sizes), "compressed")]
+    levels += [Level(_block(dim, sizes)) for dim in sizes if dim not in (rows, columns)]
+    # A block is stored by rows in either layout.
+    levels += [Level(f"{dim} mod {size}") for dim, size in sizes.items() if size > 1]
+    return Format(tuple(levels), len(shape))
+
+
 def _from_coo(tensor: Tensor) -> Parts:
     if not tensor.is_coalesced():
         tensor = tensor.coalesce()
     indices, values = tensor.indices().detach(), tensor.values()
     sparse, shape = tensor.sparse_dim(), tuple(tensor.shape)
-    levels = Format.coo(sparse).levels if sparse else ()
-    dense = tuple(Level(f"d{dim}") for dim in range(sparse, tensor.dim()))
-    if not levels:
-        raise FormatError("a COO tensor without sparse dimensions is dense: use from_dense(t.to_dense(), format)")
+    format = coo_format(tensor.dim(), sparse)
     positions = torch.tensor([0, indices.shape[1]], device=indices.device)
     crd = [row.contiguous() for row in indices.unbind(0)]
-    return Format((*levels, *dense), tensor.dim()), shape, (positions, *crd, values.contiguous().flatten())
+    return format, shape, (positions, *crd, values.contiguous().flatten())
 
 
 def _from_compressed(tensor: Tensor) -> Parts:
@@ -112,24 +134,15 @@ def _from_compressed(tensor: Tensor) -> Parts:
     batch = positions.dim() - 1
     blocks = tuple(values.shape[batch + 1 : batch + 3]) if blocked else (1, 1)
     shape = tuple(tensor.shape)
-    rows, columns = f"d{batch}", f"d{batch + 1}"
-    outer, inner = (rows, columns) if by_rows else (columns, rows)
-    rest = [Level(f"d{dim}") for dim in range(batch + 2, tensor.dim())]
-    levels = [Level(f"d{dim}") for dim in range(batch)]
-    levels += [Level(_block(outer, rows, blocks)), Level(_block(inner, rows, blocks), "compressed")]
-    if blocked:
-        # A block is stored by rows in either layout.
-        levels += [Level(f"{dim} mod {size}") for dim, size in ((rows, blocks[0]), (columns, blocks[1])) if size > 1]
     if batch:
         positions, crd = _joined(positions, crd)
     width = 32 if crd.dtype == torch.int32 else 0
-    format = Format((*levels, *rest), tensor.dim(), width, width)
+    format = compressed_format(tensor.layout, shape, batch, blocks).with_widths(width, width)
     return format, shape, (positions.contiguous(), crd.contiguous(), values.contiguous().flatten())
 
 
-def _block(dim: str, rows: str, blocks: tuple[int, ...]) -> str:
-    size = blocks[0] if dim == rows else blocks[1]
-    return f"{dim} floordiv {size}" if size > 1 else dim
+def _block(dim: str, sizes: dict[str, int]) -> str:
+    return f"{dim} floordiv {sizes[dim]}" if sizes[dim] > 1 else dim
 
 
 def _joined(positions: Tensor, crd: Tensor) -> tuple[Tensor, Tensor]:

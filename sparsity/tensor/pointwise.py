@@ -41,6 +41,10 @@ ON_VALUES = (
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 
+class PatternError(GossamerError):
+    """An operator that the stored values alone do not say the result of."""
+
+
 def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Apply an operator to the stored values of tensors of one pattern."""
     first = _pattern(func, args, kwargs)
@@ -82,25 +86,25 @@ def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func.namespace == "aten" and func._schema.name.startswith(_ON_LISTS):
         return on_lists(func, args, kwargs)
     name = func._schema.name.removeprefix("aten::")
-    raise GossamerError(
+    raise PatternError(
         f"SparseTensor has no {name}: use to_dense(), gossamer.einsum, or values() and from_parts() for what concerns the "
         f"stored values alone. {_BY_VALUES}"
     )
 
 
 def _pattern(func: Any, args: Any, kwargs: Any) -> SparseTensor:
-    """The first SparseTensor; GossamerError if another operand is no number and has no such pattern."""
+    """The first SparseTensor; PatternError if another operand is no number and has no such pattern."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     first = next(tensor for tensor in tensors if isinstance(tensor, SparseTensor))
     for tensor in tensors:
         if isinstance(tensor, SparseTensor):
             if tensor is not first and not _shares_pattern(first, tensor):
-                raise GossamerError(
+                raise PatternError(
                     f"{func._schema.name} of SparseTensors of different patterns ({first.format.name} with {first.nnz} values, "
                     f"{tensor.format.name} with {tensor.nnz}): use torch.add or torch.mul, which give a union or intersection"
                 )
         elif tensor.dim():
-            raise GossamerError(f"{func._schema.name} of a SparseTensor and a dense {list(tensor.shape)}: use to_dense()")
+            raise PatternError(f"{func._schema.name} of a SparseTensor and a dense {list(tensor.shape)}: use to_dense()")
     return first
 
 

@@ -1,11 +1,15 @@
 """Products of SparseTensors, as torch spells them. All of them are einsums, or SDDMM."""
 
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.sparsity.kernels.operands import dense as bound_dense
 from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 from gossamer.sparsity.tensor.einsum import einsum
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.fast_matmul import matmul_at_once
@@ -13,22 +17,39 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like,
 
 
 @implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm, torch.mv, torch.Tensor.mv,
-             torch.bmm, torch.Tensor.bmm, torch.sparse.mm, torch.dot, torch.Tensor.dot)  # fmt: skip
+            torch.bmm, torch.Tensor.bmm, torch.dot, torch.Tensor.dot, torch.linalg.matmul, torch.smm, torch.Tensor.smm,
+            torch.hspmm)  # fmt: skip
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right of up to three dimensions, one or both sparse; two sparse matrices give a sparse one."""
+    """left @ right of any dimensions, one or both sparse; two sparse matrices give a sparse one."""
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
         raise TypeError(f"matmul takes tensors, got {type(left).__name__} and {type(right).__name__}: see torch.as_tensor")
     if not torch.compiler.is_compiling() and (product := matmul_at_once(left, right)) is not None:
         return product
     left, right = _autocast(left, right)
-    spelled = {(1, 1): "k,k->", (2, 1): "ik,k->i", (1, 2): "k,kj->j", (2, 2): "ik,kj->ij", (3, 3): "bik,bkj->bij",
-               (3, 2): "bik,kj->bij", (2, 3): "ik,bkj->bij", (3, 1): "bik,k->bi"}  # fmt: skip
-    ranks = left.dim(), right.dim()
-    if ranks in spelled:
-        return einsum(spelled[ranks], left, right)
-    if ranks[1] == 2 and ranks[0] > 3 and not isinstance(left, SparseTensor):
+    if left.dim() > 2 and right.dim() == 2 and not isinstance(left, SparseTensor):
         return einsum("ik,kj->ij", left.flatten(0, -2), right).unflatten(0, left.shape[:-1])
-    raise unsupported(f"matmul of {ranks[0]} and {ranks[1]} dimensions", "use gossamer.einsum")
+    return _batched(left, right)
+
+
+@implements(torch.sparse.mm)
+def sparse_mm(left: Tensor, right: Tensor, reduce: str = "sum") -> Tensor:
+    """left @ right, or the means, largest or smallest of what its sums are of: the stored entries of a row times those of x.
+
+    reduce  "sum", "mean", "amax" or "amin", the latter with a sparse left and a dense right matrix; nothing gives 0
+    """
+    product = matmul(left, right) if reduce in ("sum", "mean") else None
+    if product is not None and reduce == "sum":
+        return product
+    if not isinstance(left, SparseTensor) or isinstance(right, SparseTensor) or reduce not in ("mean", "amax", "amin"):
+        raise unsupported(f"torch.sparse.mm with reduce={reduce!r} of these operands", "reduce is sum, mean, amax or amin")
+    entries = CoordinateList.of(left)
+    row, column = entries.at
+    if product is not None:
+        count = torch.zeros(left.shape[0], dtype=torch.int64, device=left.device).index_add(0, row, torch.ones_like(row))
+        return product / count.clamp(min=1)[:, None]
+    terms = entries.values[:, None] * right.index_select(0, column)
+    nothing = terms.new_zeros(left.shape[0], right.shape[1])
+    return nothing.scatter_reduce(0, row[:, None].expand_as(terms), terms, reduce, include_self=False)
 
 
 @implements(torch.Tensor.__rmatmul__)
@@ -67,6 +88,14 @@ def sampled_addmm(pattern: SparseTensor, left: Tensor, right: Tensor, *, beta: f
     return like(pattern, beta * matrix.values + alpha * sampled)
 
 
+def _batched(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right, with batches that broadcast."""
+    one, other = (each.dim() > 1 for each in (left, right))
+    batches = "..." if max(left.dim(), right.dim()) > 2 else ""
+    inputs = f"{batches if left.dim() > 2 else ''}{'i' * one}k,{batches if right.dim() > 2 else ''}k{'j' * other}"
+    return einsum(f"{inputs}->{batches}{'i' * one}{'j' * other}", left, right)
+
+
 def _autocast(*factors: Tensor) -> list[Tensor]:
     """The factors of a product, in the type that autocast wants if it is on."""
     device = factors[0].device.type
@@ -83,3 +112,21 @@ def _plus(addend: Tensor, beta: float, product: Tensor, alpha: float) -> Tensor:
     product = product if alpha == 1 else product * alpha
     total = product if beta == 0 else product + (addend if beta == 1 else addend * beta)
     return total.to(dtype) if dtype is torch.bool else total
+
+
+@implements(torch.einsum)
+def torch_einsum(equation: Any, *operands: Any) -> Tensor:
+    """`gossamer.einsum`, as torch has it: operands one by one or in a list, or each followed by numbers for its letters."""
+    if isinstance(equation, Tensor):
+        operands = equation, *operands
+        numbers = [*operands[1::2], *operands[len(operands) // 2 * 2 :]]
+        letters = ["".join(_LETTERS[n] if n is not Ellipsis else "..." for n in each) for each in numbers]
+        count = len(operands) // 2
+        equation = "->".join([",".join(letters[:count]), *letters[count:]])
+        operands = operands[: 2 * count : 2]
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    return einsum(equation, *operands)
+
+
+_LETTERS = ascii_uppercase + ascii_lowercase

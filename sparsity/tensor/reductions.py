@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from math import prod as product_of
 from typing import Any
 
@@ -67,6 +68,69 @@ def min_(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
     return _extreme(torch.min, amin, minimum, input, args, kwargs)
 
 
+@implements(torch.norm, torch.Tensor.norm, torch.linalg.vector_norm)
+def norm(
+    input: SparseTensor,
+    p: Any = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    *,
+    ord: Any = None,
+) -> Tensor:
+    """The p-norm over all or some dimensions; those of positive p, of which stored values say all."""
+    p = ord if ord is not None else 2 if p in (None, "fro") else p
+    if isinstance(p, str) or p <= 0:
+        out: Tensor = densified(torch.norm, (input, p, dim, keepdim), {"dtype": dtype})
+        return out
+    dims, wanted = _dims(input, dim), dtype or input.dtype
+    wide = torch.promote_types(wanted, torch.float32) if wanted.is_floating_point else wanted
+    size = values_of(input).to(wide).abs()
+    if p == inf:
+        return amax(like(input, size), dims, keepdim).to(size.dtype if wanted.is_complex else wanted)
+    total = sum_(like(input, size**p), dims, keepdim)
+    nothing = total == 0  # where the root has no derivative
+    return torch.where(nothing, 0, torch.where(nothing, 1, total) ** (1 / p)).to(total.dtype if wanted.is_complex else wanted)
+
+
+@implements(torch.linalg.norm)
+def linalg_norm(
+    input: SparseTensor, ord: Any = None, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """`norm`; what is said of matrices is computed on all elements."""
+    if ord is None or (input.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)) == 1:
+        return norm(input, ord, dim, keepdim, dtype)
+    out: Tensor = densified(torch.linalg.norm, (input, ord, dim, keepdim), {"dtype": dtype})
+    return out
+
+
+@implements(torch.any, torch.Tensor.any)
+def any_(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """Whether some element is not zero."""
+    return _as_truth(input, _nonzeros(input, dim, keepdim) > 0)
+
+
+@implements(torch.all, torch.Tensor.all)
+def all_(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """Whether no element is zero."""
+    whole = product_of(input.shape[each] for each in _dims(input, dim))
+    return _as_truth(input, _nonzeros(input, dim, keepdim) == whole)
+
+
+@implements(torch.count_nonzero, torch.Tensor.count_nonzero)
+def count_nonzero(input: SparseTensor, dim: Dims = None) -> Tensor:
+    """How many elements are not zero."""
+    return _nonzeros(input, dim, False)
+
+
+def _nonzeros(input: SparseTensor, dim: Dims, keepdim: bool) -> Tensor:
+    return sum_(like(input, values_of(input).detach() != 0), dim, keepdim)
+
+
+def _as_truth(input: SparseTensor, truth: Tensor) -> Tensor:
+    return truth.to(torch.uint8) if input.dtype == torch.uint8 else truth  # as torch has it
+
+
 def _extreme(function: Any, whole: Any, elementwise: Any, input: SparseTensor, args: Any, kwargs: Any) -> Any:
     if not args and not kwargs:
         if not input.numel():
@@ -77,8 +141,8 @@ def _extreme(function: Any, whole: Any, elementwise: Any, input: SparseTensor, a
 
 
 def _reduced(input: SparseTensor, kind: str, dim: Dims, keepdim: bool) -> Tensor:
-    if input.dtype == torch.bool:
-        return _reduced(like(input, values_of(input).to(torch.int8)), kind, dim, keepdim).bool()
+    if input.dtype in (torch.bool, torch.uint8):
+        return _reduced(like(input, values_of(input).to(torch.int16)), kind, dim, keepdim).to(input.dtype)
     if input.dtype.is_complex:
         out: Tensor = densified(getattr(torch, kind), (input,), {} if dim is None else {"dim": dim, "keepdim": keepdim})
         return out

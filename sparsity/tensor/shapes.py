@@ -45,7 +45,7 @@ def transpose(input: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
 @implements(torch.permute, torch.Tensor.permute)
 def permute(input: SparseTensor, *order: Any, dims: Sequence[int] | None = None) -> SparseTensor:
     """The dimensions in another order, without a copy."""
-    return transposed(input, _listed(order) if dims is None else dims)
+    return transposed(input, as_list(order) if dims is None else dims)
 
 
 @implements(torch.Tensor.mT.__get__)  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None
     """
     if given and isinstance(given[0], torch.dtype):
         raise unsupported("view as another dtype", "use to(), which converts the values")
-    wanted = _listed(given) if shape is None else list(shape)
+    wanted = as_list(given) if shape is None else list(shape)
     sizes, count = list(wanted), prod(input.shape)
     if -1 in sizes:
         known = -prod(sizes)
@@ -138,6 +138,6 @@ def within(dim: int, rank: int) -> int:
     return dim % rank
 
 
-def _listed(sizes: Sequence[Any]) -> list[int]:
+def as_list(sizes: Sequence[Any]) -> list[int]:
     """Numbers given one by one or as one sequence."""
     return list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int | torch.SymInt) else list(sizes)

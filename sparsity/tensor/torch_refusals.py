@@ -20,7 +20,11 @@ _KEPT = 4096
 
 _asked: set[Callable[..., Any]] = set()
 _passed: set[Any] = set()
-_OF_SPARSE_LAYOUTS = ["coalesce", "is_coalesced", "values", "indices", "to_sparse", "resolve_conj", "__deepcopy__", "__iter__"]
+_OF_SPARSE_LAYOUTS = [
+    "coalesce", "is_coalesced", "values", "indices", "resolve_conj", "__deepcopy__", "__iter__", "sparse_mask",
+    "sparse_dim", "dense_dim", "to_sparse", "to_sparse_coo", "to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc",
+    "smm", "hspmm",
+]  # fmt: skip
 
 
 def ask_about(functions: Sequence[Callable[..., Any]]) -> None:

@@ -139,7 +139,11 @@ def test_infinity_and_nan_reach_the_results_that_use_them_and_no_others(value: f
     stored = needed.clone()
     if schedule in BLOCKS:
         rows, columns = BLOCKS[schedule]
-        cut = torch.nn.functional.pad(needed, (0, -50 % columns, 0, -33 % rows)).unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
+        cut = (
+            torch.nn.functional.pad(needed, (0, -50 % columns, 0, -33 % rows))
+            .unflatten(0, (-1, rows))
+            .unflatten(2, (-1, columns))
+        )
         stored = cut.any(3, keepdim=True).any(1, keepdim=True).expand_as(cut).flatten(2).flatten(0, 1)[:33, :50]
     if schedule == "rowpairs":
         stored[1, 49] = stored[1, 11] = True

@@ -282,8 +282,10 @@ def test_parameters_and_state_dicts() -> None:
     assert isinstance(saved(layer.weight), nn.Parameter)
 
 
-def test_values_of_another_pattern_do_not_load() -> None:
+def test_values_of_another_pattern_load_with_it() -> None:
     layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
     layer.weight, other.weight = nn.Parameter(sparse(torch.eye(4))), nn.Parameter(sparse(torch.ones(4, 4)))
-    with pytest.raises(RuntimeError, match=r"SparseTensors of different patterns \(CSR with 4 values, CSR with 16\)"):
-        layer.load_state_dict(other.state_dict())
+    layer(torch.ones(2, 4))
+    layer.load_state_dict(other.state_dict())
+    assert layer.weight is not other.weight
+    torch.testing.assert_close(layer(torch.ones(2, 4)), other(torch.ones(2, 4)))

@@ -1,0 +1,92 @@
+"""What an expression of einsum may leave to the operands: "..." becomes letters, a letter that stands twice a diagonal.
+
+"...ij,jk->...ik", [2, 1, 3, 4] and [4, 5]      →      "ABij,jk->ABik"
+"iij->j"                                        →      "ij->j", of the elements whose first two coordinates are equal
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from string import ascii_letters
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
+from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank, set_places
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+
+class EinsumError(GossamerError, ValueError, RuntimeError):
+    """An expression that cannot be read, or operands that do not fit it."""
+
+
+def plain(expression: str, operands: tuple[Tensor, ...]) -> tuple[str, tuple[Tensor, ...]]:
+    """The expression with a letter for each dimension, each once in an operand, and the operands that it is of."""
+    if not _abbreviated(expression):
+        return expression, operands
+    spaceless = expression.replace(" ", "")
+    left, arrow, result = spaceless.partition("->")
+    inputs = left.split(",")
+    if len(inputs) != len(operands):
+        raise EinsumError(f"einsum '{expression}' has {len(inputs)} operands, got {len(operands)}")
+    if "..." in spaceless:
+        inputs, result = _spelled_out(expression, inputs, arrow, result, operands)
+    elif not arrow:
+        result = "".join(sorted(letter for letter in set(left) - {","} if left.count(letter) == 1))
+    diagonals = tuple([_diagonal(expression, *each) for each in zip(inputs, operands, strict=True)])
+    return f"{','.join(''.join(dict.fromkeys(each)) for each in inputs)}->{result}", diagonals
+
+
+@lru_cache(1024)
+def _abbreviated(expression: str) -> bool:
+    inputs = expression.replace(" ", "").partition("->")[0].split(",")
+    return "..." in expression or any(len(set(letters)) < len(letters) for letters in inputs)
+
+
+def _spelled_out(
+    expression: str, inputs: Sequence[str], arrow: str, result: str, operands: Sequence[Tensor]
+) -> tuple[list[str], str]:
+    """Letters for "...": further dimensions share them from the last on; what broadcasts has its own, which is summed."""
+    unused = iter([letter for letter in ascii_letters if letter not in expression])
+    further = []
+    for letters, operand in zip(inputs, operands, strict=True):
+        named = len(letters.replace("...", ""))
+        if letters.count(".") not in (0, 3) or operand.dim() < named or (named < operand.dim() and "..." not in letters):
+            raise EinsumError(f"einsum '{expression}': '{letters}' names {named} dimensions of a tensor {list(operand.shape)}")
+        begin = letters.find("...")
+        further.append(list(operand.shape[begin : begin + operand.dim() - named]) if begin >= 0 else [])
+    rank = max(map(len, further))
+    shared = [next(unused) for _ in range(rank)]
+    found = []
+    for letters, sizes in zip(inputs, further, strict=True):
+        spelled = ""
+        for n, extent in enumerate(sizes, rank - len(sizes)):
+            others = [each[n - rank] for each in further if len(each) >= rank - n]
+            spelled += next(unused) if extent == 1 and any(other != 1 for other in others) else shared[n]
+        found.append(letters.replace("...", spelled))
+    if not arrow:
+        named_letters = "".join(inputs).replace(".", "")
+        result = "..." + "".join(sorted(letter for letter in set(named_letters) if named_letters.count(letter) == 1))
+    return found, result.replace("...", "".join(shared))
+
+
+def _diagonal(expression: str, letters: str, operand: Tensor) -> Tensor:
+    """The elements of an operand whose coordinates are equal where its letters are, with one dimension for each letter."""
+    first = {letter: letters.index(letter) for letter in letters}
+    if len(first) == len(letters) or operand.dim() != len(letters):
+        return operand
+    for dim, letter in enumerate(letters):
+        if operand.shape[dim] != operand.shape[first[letter]]:
+            raise EinsumError(f"einsum '{expression}': '{letter}' is {operand.shape[first[letter]]} and {operand.shape[dim]}")
+    if not isinstance(operand, SparseTensor):
+        return torch.einsum(f"{letters}->{''.join(first)}", operand)
+    with sizes_stay_inside():
+        entries = CoordinateList.of(operand)
+        equal = torch.ones_like(entries.at[0], dtype=torch.bool)
+        for dim, letter in enumerate(letters):
+            equal = equal & (entries.at[dim] == entries.at[first[letter]])
+        which = set_places(equal)
+        at = tuple([entries.at[dim].index_select(0, which) for dim in first.values()])
+        shape = [operand.shape[dim] for dim in first.values()]
+        return CoordinateList(at, entries.values.index_select(0, which)).assembled(of_rank(operand.format, len(first)), shape)

@@ -1,0 +1,49 @@
+"""SparseTensors brought to one shape: their entries repeated along the dimensions that broadcast."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.operations.argument_check import ArgumentError
+from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
+from gossamer.sparsity.tensor.extension import implements
+from gossamer.sparsity.tensor.shapes import as_list, reshape
+from gossamer.sparsity.tensor.slices import index_select
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+
+@implements(torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to)
+def expand(input: SparseTensor, *given: Any, size: Sequence[int] | None = None, implicit: bool = False) -> SparseTensor:
+    """The entries once for each coordinate of new dimensions, and of those of size 1 that become larger; -1 keeps a size."""
+    sizes = as_list(given) if size is None else list(size)
+    new = len(sizes) - input.dim()
+    shape = [extent if wanted == -1 else wanted for extent, wanted in zip([1] * new + list(input.shape), sizes, strict=True)]
+    larger = [n for n, extent in enumerate([1] * new + list(input.shape)) if extent != shape[n]]
+    if new < 0 or any(n >= new and input.shape[n - new] != 1 for n in larger):
+        raise ArgumentError(f"a SparseTensor {list(input.shape)} does not expand to {sizes}: only sizes of 1 may change")
+    with sizes_stay_inside():
+        out = reshape(input, [1] * new + list(input.shape)) if new else input
+        for dim in larger:
+            out = index_select(out, dim, torch.zeros(shape[dim], dtype=torch.int64, device=input.device))
+    return out
+
+
+@implements(torch.Tensor.expand_as)
+def expand_as(input: SparseTensor, other: Tensor) -> SparseTensor:
+    """`expand` to the shape of another tensor."""
+    return expand(input, *other.shape)
+
+
+def broadcast(name: str, *tensors: SparseTensor, beside: Sequence[Tensor] = ()) -> list[SparseTensor]:
+    """The tensors in the shape that they have together, and with what stands `beside` them."""
+    shapes = [tuple(tensor.shape) for tensor in (*tensors, *beside)]
+    if all(shape == shapes[0] for shape in shapes[1:]):
+        return list(tensors)
+    try:
+        shape = torch.broadcast_shapes(*shapes)
+    except RuntimeError as problem:
+        given = " and ".join(str(list(shape)) for shape in shapes)
+        raise ArgumentError(f"{name} of {given}, which do not broadcast") from problem
+    return [expand(tensor, *shape) for tensor in tensors]

@@ -1,0 +1,90 @@
+"""Methods that write to a SparseTensor: what the same method gives out of place becomes its contents.
+
+    a.add_(b), a += b, a.clamp_(-1, 1), a[0] = 0      →      a.add(b), …, and a has the pattern of the result from then on
+
+Where the pattern stays, the stored values are written to, in a graph too, and autograd sees it. Another pattern means other
+arrays, which no graph and no node of autograd would notice, so that there it is an error. A result without a sparse way is
+stored again in the format of the tensor, with the one warning of densify.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.tensor.densify import densified
+from gossamer.sparsity.tensor.extension import implements, unsupported
+from gossamer.sparsity.tensor.pointwise import PatternError
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+
+def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a method that nobody has registered and that computes no result: questions, copies, in-place methods."""
+    try:
+        with torch.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    except PatternError:
+        plain = _out_of_place(func.__name__)
+        if plain is None or not args or not isinstance(args[0], SparseTensor):
+            raise
+    input, *others = args
+    kept = input.clone() if torch.is_grad_enabled() and input.requires_grad else input  # autograd may save what is read
+    return overwrite(func.__name__, input, plain(kept, *others, **kwargs))
+
+
+@implements(torch.Tensor.__setitem__)
+def setitem(input: SparseTensor, index: Any, value: Any) -> None:
+    """Elements written one way or the other, in all elements."""
+
+    def written(dense: Tensor, index: Any, value: Any) -> Tensor:
+        copy = dense.clone()
+        copy[index] = value
+        return copy
+
+    written.__name__ = "setitem"
+    overwrite("setitem", input, densified(written, (input, index, value), {}))
+
+
+def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
+    """The tensor, with the contents of a result."""
+    if result.shape != input.shape:
+        raise unsupported(f"{name}, which would change the shape {list(input.shape)}", "use the same without the underscore")
+    if not torch.can_cast(result.dtype, input.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {input.dtype}")
+    result = result.to(input.dtype)
+    if isinstance(result, SparseTensor) and result.format == input.format:
+        structures = zip(result.components[:-1], input.components[:-1], strict=True)
+        if all(a is b for a, b in structures):
+            with torch.DisableTorchFunctionSubclass():
+                return input.copy_(result)
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (input.requires_grad or result.requires_grad)):
+        where = "in a graph" if torch.compiler.is_compiling() else "where autograd looks on"
+        raise unsupported(f"{name}, which changes the pattern, {where}", "use the same without the underscore")
+    detached = result.detach()
+    stored = detached if isinstance(detached, SparseTensor) else SparseTensor.from_dense(detached, input.format)
+    SparseTensor.__init__(input, input.format, input.shape, stored.to_format(input.format).components)
+    input._repeated = None
+    return input
+
+
+def _out_of_place(name: str) -> Callable[..., Tensor] | None:
+    """add for add_ and for __iadd__; None for what writes nothing, or nothing that depends on what was there."""
+    if name in _OUT_OF_PLACE:
+        return _OUT_OF_PLACE[name]
+    if name.startswith("__i"):
+        return getattr(torch.Tensor, f"__{name[3:]}", None)
+    return getattr(torch.Tensor, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
+
+
+def _copy(input: SparseTensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.expand(input.shape).to(input.dtype).clone()  # arrays of its own, to write to
+
+
+_OUT_OF_PLACE: dict[str, Callable[..., Tensor] | None] = {
+    "copy_": _copy,
+    "bernoulli_": None,
+    "resize_as_": None,
+    "addcdiv_": None,
+}
+"""Where the name does not say it; None for what has no such thing, and for addcdiv_, by which optimizers mean stored values."""

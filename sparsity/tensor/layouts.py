@@ -1,0 +1,106 @@
+"""torch's sparse layouts as methods: a SparseTensor in the format of that name, or at the entries of another one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.operations.argument_check import ArgumentError
+from gossamer.sparsity.operations.sparse_results import pick
+from gossamer.sparsity.tensor.arithmetic import at_entries
+from gossamer.sparsity.tensor.extension import implements, unsupported
+from gossamer.sparsity.tensor.interchange import compressed_format, coo_format
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of, like
+
+
+@implements(torch.Tensor.to_sparse)
+def to_sparse(
+    input: SparseTensor,
+    sparse_dim: int | None = None,
+    *,
+    layout: torch.layout | None = None,
+    blocksize: Sequence[int] | None = None,
+    dense_dim: int | None = None,
+) -> SparseTensor:
+    """In the format of a layout, of COO if none is named; `to_torch` gives tensors of torch.sparse."""
+    if layout in (None, torch.sparse_coo):
+        if blocksize is not None or dense_dim is not None:
+            raise unsupported("to_sparse to COO with blocksize or dense_dim", "say how many dimensions are sparse")
+        return input.to_format(coo_format(input.dim(), input.dim() if sparse_dim is None else sparse_dim))
+    return _compressed(input, layout, blocksize, dense_dim)
+
+
+@implements(torch.Tensor.to_sparse_coo)
+def to_sparse_coo(input: SparseTensor) -> SparseTensor:
+    """In COO."""
+    return to_sparse(input)
+
+
+@implements(torch.Tensor.to_sparse_csr)
+def to_sparse_csr(input: SparseTensor, dense_dim: int | None = None) -> SparseTensor:
+    """In CSR, with a dense level for each dimension of a batch in front and each dense one behind."""
+    return _compressed(input, torch.sparse_csr, None, dense_dim)
+
+
+@implements(torch.Tensor.to_sparse_csc)
+def to_sparse_csc(input: SparseTensor, dense_dim: int | None = None) -> SparseTensor:
+    """In CSC, otherwise as `to_sparse_csr`."""
+    return _compressed(input, torch.sparse_csc, None, dense_dim)
+
+
+@implements(torch.Tensor.to_sparse_bsr)
+def to_sparse_bsr(input: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
+    """In BSR, otherwise as `to_sparse_csr`."""
+    return _compressed(input, torch.sparse_bsr, blocksize, dense_dim)
+
+
+@implements(torch.Tensor.to_sparse_bsc)
+def to_sparse_bsc(input: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
+    """In BSC, otherwise as `to_sparse_csr`."""
+    return _compressed(input, torch.sparse_bsc, blocksize, dense_dim)
+
+
+@implements(torch.Tensor.sparse_mask)
+def sparse_mask(input: Tensor, mask: SparseTensor) -> SparseTensor:
+    """What a tensor, sparse or dense, has at the entries of another, in the pattern of that."""
+    if input.shape != mask.shape or not isinstance(mask, SparseTensor):
+        raise ArgumentError(f"sparse_mask of {list(input.shape)} needs a sparse mask of that shape, got {list(mask.shape)}")
+    if not isinstance(input, SparseTensor):
+        return like(mask, at_entries(mask, input))
+    letters = letters_of(mask)
+    pattern = bound_to(letters, mask)
+    return like(mask, pick(bound_to(letters, input), pattern.with_values(pattern.values.detach().to(input.dtype))))
+
+
+@implements(torch.is_same_size, torch.Tensor.is_same_size)
+def is_same_size(input: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one shape."""
+    return input.shape == other.shape
+
+
+@implements(torch.Tensor.dense_dim)
+def dense_dim(input: SparseTensor) -> int:
+    """How many of the last dimensions are stored whole."""
+    levels = input.format.levels
+    end = max((n for n, level in enumerate(levels) if level.kind != "dense"), default=-1)
+    first = [min(n for n, level in enumerate(levels) if level.dim == dim) for dim in range(input.dim())]
+    return next((n for n, begin in enumerate(reversed(first)) if begin <= end), input.dim())
+
+
+@implements(torch.Tensor.sparse_dim)
+def sparse_dim(input: SparseTensor) -> int:
+    """How many dimensions are not among `dense_dim`."""
+    return input.dim() - dense_dim(input)
+
+
+def _compressed(
+    input: SparseTensor, layout: torch.layout | None, blocksize: Sequence[int] | None, dense_dim: int | None
+) -> SparseTensor:
+    batch = input.dim() - 2 - (dense_dim or 0)
+    blocked = layout in (torch.sparse_bsr, torch.sparse_bsc)
+    if batch < 0 or blocked != (blocksize is not None) or (blocked and len(tuple(blocksize or ())) != 2):
+        raise ArgumentError(f"to_sparse of {list(input.shape)} to {layout} with {blocksize=} and {dense_dim=}")
+    rows, columns = blocksize or (1, 1)
+    if input.shape[batch] % rows or input.shape[batch + 1] % columns:
+        raise ArgumentError(f"to_sparse of {list(input.shape)}: blocks of {rows} x {columns} do not divide the matrices")
+    return input.to_format(compressed_format(layout, input.shape, batch, (rows, columns)))

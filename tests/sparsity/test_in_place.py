@@ -1,0 +1,97 @@
+"""Methods that write to a SparseTensor: it has the contents that a dense tensor would have, in whatever pattern they need."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer import Format, GossamerError, SparseTensor
+from gossamer.backend import sparse as backend
+from tests.sparsity.made import matrix, sparse
+
+pytestmark = pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+STATEMENTS = [
+    "a += b", "a -= b", "a *= b", "a *= 2", "a /= 2", "a **= 2", "a += a", "a *= x", "a.add_(b, alpha=2)", "a.mul_(b)",
+    "a.clamp_(-1, 1)", "a.clamp_(min=1)", "a.relu_()", "a.sin_()", "a.exp_()", "a.pow_(2)", "a.copy_(b)", "a.copy_(x)",
+    "a.copy_(b[:1])", "a.div_(4)", "a.mul_(x)", "a.masked_fill_(x > 0, 3)", "a.addcmul_(b, b)", "a.lerp_(b, 0.5)",
+    "a.nan_to_num_()", "a.index_add_(0, torch.tensor([0]), x[:1])", "a[0] = 0", "a[1] = x[1]", "a[a > 1] = 7",
+    "a[0, 0] = 5", "a[:, 2:4] = b[:, 2:4]", "a.fill_(0)", "a.zero_()",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["CSR", "COO", "BSR"])
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_statements(statement: str, name: str) -> None:
+    given = {"a": matrix(4, 6), "b": matrix(4, 6), "x": torch.randn(4, 6)}
+    ours = {"a": sparse(given["a"].clone(), name), "b": sparse(given["b"]), "x": given["x"]}
+    before, other = ours["a"], given["a"].clone()
+    before @ other.t()  # which keeps something of it
+    exec(statement, {"torch": torch}, ours)
+    exec(statement, {"torch": torch}, given)
+    assert ours["a"] is before
+    assert before.format.levels == sparse(given["b"], name).format.levels
+    torch.testing.assert_close(before.to_dense(), given["a"])
+    torch.testing.assert_close(before @ other.t(), given["a"] @ other.t())
+    torch.testing.assert_close(ours["b"].to_dense(), given["b"])
+
+
+def test_what_is_copied_is_not_shared() -> None:
+    a, b = sparse(torch.eye(3)), sparse(torch.ones(3, 3))
+    a.copy_(b)
+    a.mul_(2)
+    assert b.values().eq(1).all()
+
+
+def test_numbers_change_what_is_stored() -> None:
+    a = sparse(torch.eye(3))
+    a.add_(1)
+    torch.testing.assert_close(a.to_dense(), 2 * torch.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.t_(), "t_, which would change the shape"),
+        (lambda a: a.int().mul_(0.5), "can't be cast"),
+        (lambda a: a.requires_grad_().clone().add_(sparse(torch.ones(3, 4))), "where autograd looks on"),
+        (lambda a: a.to_format(Format.nm(2, 4)).add_(sparse(torch.ones(3, 4))), "2:4"),
+    ],
+)
+def test_what_cannot_be(change: Callable[[SparseTensor], object], message: str) -> None:
+    with pytest.raises((GossamerError, RuntimeError), match=message):
+        change(sparse(torch.eye(3, 4)))
+
+
+def test_gradients_where_the_pattern_stays() -> None:
+    dense = matrix(4, 6).double()
+    a = sparse(dense)
+
+    def wave(values: Tensor) -> Tensor:
+        b = a.with_values(values) * 1
+        b.sin_()
+        b.mul_(3)
+        return b.values()
+
+    assert torch.autograd.gradcheck(wave, a.values().clone().requires_grad_())
+
+
+def test_in_a_graph_where_the_pattern_stays() -> None:
+    def function(a: Tensor) -> Tensor:
+        b = a * 2
+        b.clamp_(-1, 4)
+        b.tanh_()
+        return b
+
+    dense = matrix(4, 6)
+    ours = torch.compile(function, backend=backend, fullgraph=True)(sparse(dense))
+    torch.testing.assert_close(ours.to_dense(), function(dense))

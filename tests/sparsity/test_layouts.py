@@ -1,0 +1,127 @@
+"""torch.sparse beside SparseTensors: its layouts as methods, its functions, its tensors as operands."""
+
+import operator
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer import Format, GossamerError, SparseTensor, einsum
+from tests.sparsity.made import matrix, sparse
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "coo": lambda a: a.to_sparse(),
+    "coo of rows": lambda a: a.to_sparse(1),
+    "csr": lambda a: a.to_sparse_csr(),
+    "csc": lambda a: a.to_sparse_csc(),
+    "bsr": lambda a: a.to_sparse_bsr((2, 3)),
+    "bsc": lambda a: a.to_sparse_bsc((2, 3)),
+    "named": lambda a: a.to_sparse(layout=torch.sparse_csc),
+    "named in blocks": lambda a: a.to_sparse(layout=torch.sparse_bsr, blocksize=(1, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout: str) -> None:
+    dense = matrix(4, 6)
+    ours, theirs = LAYOUTS[layout](sparse(dense, "DCSR")), SparseTensor.from_torch(LAYOUTS[layout](dense))
+    assert ours.format == theirs.format
+    for mine, other in zip(ours.components, theirs.components, strict=True):
+        assert mine.equal(other)
+    assert layout == "coo of rows" or ours.sparse_dim() == 2
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("method", ["to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"])
+def test_dense_dimensions(method: str) -> None:
+    dense = matrix(4, 6)[:, :, None] * torch.tensor([1.0, 0.0, 2.0])
+    blocks = ((2, 3),) if "bs" in method else ()
+    theirs = getattr(dense, method)(*blocks, dense_dim=1)
+    ours = getattr(SparseTensor.from_dense(dense, Format.csf(3)), method)(*blocks, dense_dim=1)
+    assert ours.dense_dim() == 1
+    imported = SparseTensor.from_torch(theirs)
+    for tensor in (ours, imported):
+        torch.testing.assert_close(tensor.to_dense(), dense)
+        torch.testing.assert_close((tensor * 2 + imported).sum(2).to_dense(), 3 * dense.sum(2))
+    torch.testing.assert_close(einsum("ijk,jn->ikn", imported, torch.ones(6, 2)), dense.sum(1)[..., None].expand(4, 3, 2))
+
+
+def test_blocks_that_do_not_divide() -> None:
+    with pytest.raises(GossamerError, match="blocks of 3 x 3 do not divide"):
+        sparse(matrix(4, 6)).to_sparse_bsr((3, 3))
+
+
+@pytest.mark.parametrize("name", ["CSR", "COO", "BSR"])
+def test_masks(name: str) -> None:
+    dense, mask, x = matrix(4, 6), matrix(4, 6), torch.randn(4, 6)
+    for ours, plain in ((sparse(dense, name), dense), (x, x), (sparse(dense, name).double(), dense.double())):
+        masked = ours.sparse_mask(sparse(mask))
+        assert masked.coordinates(1).equal(sparse(mask).coordinates(1))
+        torch.testing.assert_close(masked.to_dense(), torch.where(mask != 0, plain, 0))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_products_with_a_reduction(reduce: str) -> None:
+    dense, x = matrix(5, 6) * (torch.arange(5) != 2)[:, None], torch.randn(6, 3)
+    ours, theirs = (each.clone().requires_grad_() for each in (x, x))
+    result = torch.sparse.mm(sparse(dense), ours, reduce)
+    expected = torch.sparse.mm(dense.to_sparse_csr(), theirs, reduce)
+    torch.testing.assert_close(result, expected)
+    result.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1, (0, 1)])
+@pytest.mark.parametrize("p", [1, 2, 3.5, torch.inf, "fro", 0])
+@pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
+def test_norms(p: float, dim: int | None) -> None:
+    dense = matrix(4, 6).double() * (torch.arange(4) != 2)[:, None]
+    ours, theirs = (dense.clone().requires_grad_() for _ in range(2))
+    result, expected = SparseTensor.from_dense(ours, Format.bsr(2, 3)).norm(p, dim), theirs.norm(p, dim)
+    torch.testing.assert_close(result, expected)
+    if p:
+        result.sum().backward()
+        expected.sum().backward()
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad * (dense != 0) if p == torch.inf else theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo, torch.sparse_bsc], ids=str)
+def test_tensors_of_torch_sparse_as_operands(layout: torch.layout) -> None:
+    a, b = matrix(4, 6), matrix(4, 6)
+    theirs = b.to_sparse(layout=layout, **({"blocksize": (2, 3)} if layout == torch.sparse_bsc else {}))
+    for operation in (operator.add, operator.sub, operator.mul, torch.maximum):
+        torch.testing.assert_close(operation(sparse(a), theirs).to_dense(), operation(a, b))
+        torch.testing.assert_close(operation(theirs, sparse(a)).to_dense(), operation(b, a))
+    torch.testing.assert_close((sparse(a) @ theirs.to_dense().to_sparse().t()).to_dense(), a @ b.t())
+    torch.testing.assert_close((theirs @ sparse(a.t())).to_dense(), b @ a.t())
+    torch.testing.assert_close(torch.cat([sparse(a), theirs]).to_dense(), torch.cat([a, b]))
+    torch.testing.assert_close(einsum("ij,kj->ik", sparse(a), theirs).to_dense(), a @ b.t())
+    torch.testing.assert_close(sparse(a).copy_(theirs).to_dense(), b)
+    with pytest.raises((GossamerError, RuntimeError)):
+        theirs.add_(sparse(a))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int32, torch.complex64])
+def test_types_that_count_or_turn(dtype: torch.dtype) -> None:
+    a, b = matrix(4, 6).to(dtype), matrix(4, 6).to(dtype)
+    ours, other = sparse(a), sparse(b, "COO")
+    for dim in (None, 0, 1):
+        for name in ("any", "all", "count_nonzero"):
+            torch.testing.assert_close(getattr(torch, name)(ours, dim), getattr(torch, name)(a, dim))
+    torch.testing.assert_close((ours * other).to_dense(), a * b)
+    torch.testing.assert_close((ours + other).to_dense(), a + b)
+    torch.testing.assert_close((ours @ other.t()).to_dense(), (a.to(torch.complex64) @ b.t().to(torch.complex64)).to(dtype))
+    if dtype == torch.bool:
+        assert isinstance(ours & other, SparseTensor) and isinstance(ours | other, SparseTensor)
+        torch.testing.assert_close((ours & other).to_dense(), a & b)
+        torch.testing.assert_close((ours | other).to_dense(), a | b)
+    if dtype.is_complex:
+        turned = ours * (1 - 2j)
+        torch.testing.assert_close(turned.imag.to_dense(), (a * (1 - 2j)).imag)
+        torch.testing.assert_close(turned.mH.to_dense(), (a * (1 - 2j)).mH)
