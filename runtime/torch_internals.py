@@ -135,6 +135,7 @@ PRIVATE = {
     "statically_known_true": Private(
         f"{_SHAPES}:statically_known_true", "whether symbolic sizes agree", DYNAMIC, lambda known: known is True
     ),
+    "check_in_graph": Private("torch:_check", "what is to hold when a graph runs", DYNAMIC, lambda condition: None),
     # Who compiles the rest
     "compile_fx": Private("torch._inductor.compile_fx:compile_fx", "compilation of the rest", INDUCTOR),
     "get_cpp_compiler": Private("torch._inductor.cpp_builder:get_cpp_compiler", "if it can build", INDUCTOR, lambda: None),

@@ -26,9 +26,11 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
             return func(*args, **kwargs)
     except PatternError:
         plain = _out_of_place(func.__name__)
-        if plain is None or not args or not isinstance(args[0], SparseTensor):
+        if plain is None or not args or not isinstance(args[0], Tensor):
             raise
     input, *others = args
+    if not isinstance(input, SparseTensor):
+        return into(input, plain(*args, **kwargs))
     kept = input.clone() if torch.is_grad_enabled() and input.requires_grad else input  # autograd may save what is read
     return overwrite(func.__name__, input, plain(kept, *others, **kwargs))
 
@@ -44,6 +46,15 @@ def setitem(input: SparseTensor, index: Any, value: Any) -> None:
 
     written.__name__ = "setitem"
     overwrite("setitem", input, densified(written, (input, index, value), {}))
+
+
+def into(out: Tensor, result: Tensor) -> Tensor:
+    """A dense tensor, with the elements of a result of its shape."""
+    if out.shape != result.shape:
+        raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(result.shape)}")
+    if not torch.can_cast(result.dtype, out.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
+    return out.copy_(result.to_dense() if isinstance(result, SparseTensor) else result)
 
 
 def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gossamer.runtime.torch_internals import check_in_graph
 from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
@@ -26,15 +27,24 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     shape, lists = list(first.shape), []
     shape[dim] = 0
     for tensor in sparse:
-        others = [extent for n, extent in enumerate(tensor.shape) if n != dim]
-        if others != [extent for n, extent in enumerate(shape) if n != dim]:
-            raise ArgumentError(f"cat along dimension {dim} of {list(first.shape)} and {list(tensor.shape)}: others must agree")
+        _check_others(first, tensor, dim)
         listed = CoordinateList.of(tensor)
         at = [crd + shape[dim] if n == dim else crd for n, crd in enumerate(listed.at)]
         lists.append(CoordinateList(tuple(at), listed.values))
         shape[dim] += tensor.shape[dim]
     together = tuple(torch.cat(crds) for crds in zip(*(each.at for each in lists), strict=True))
     return CoordinateList(together, torch.cat([each.values for each in lists])).assembled(first.format, shape)
+
+
+def _check_others(first: SparseTensor, tensor: SparseTensor, dim: int) -> None:
+    """ArgumentError unless all other dimensions agree; of sizes that only a compiled graph knows, it is checked there."""
+    pairs = [pair for n, pair in enumerate(zip(first.shape, tensor.shape, strict=False)) if n != dim]
+    known = [all(isinstance(each, int) for each in pair) for pair in pairs]
+    if first.dim() != tensor.dim() or any(one != other for (one, other), sure in zip(pairs, known, strict=True) if sure):
+        raise ArgumentError(f"cat along dimension {dim} of {list(first.shape)} and {list(tensor.shape)}: others must agree")
+    for (one, other), sure in zip(pairs, known, strict=True):
+        if not sure:
+            check_in_graph(one == other)
 
 
 @implements(torch.stack)

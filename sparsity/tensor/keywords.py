@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.tensor import in_place
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 _OPERANDS = ("self", "input", "mat", "mat1", "batch1", "tensor", "other", "vec", "vec1", "vec2", "mat2", "batch2", "exponent")
@@ -31,16 +32,15 @@ def spelled(ours: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 def into(out: Any, result: Any) -> Tensor:
     """Writes a result into the tensor that was given as `out`, as torch does."""
-    if isinstance(out, SparseTensor) or not isinstance(out, Tensor) or not isinstance(result, Tensor):
-        raise GossamerError("out= takes one dense tensor where an operand is a SparseTensor: use the result itself")
+    if not isinstance(out, Tensor) or not isinstance(result, Tensor):
+        raise GossamerError("out= takes one tensor where an operand is a SparseTensor: use the result itself")
     if torch.is_grad_enabled() and (out.requires_grad or result.requires_grad):
         raise RuntimeError("functions with out=... arguments don't support automatic differentiation")
-    if not torch.can_cast(result.dtype, out.dtype):
-        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
-    dense = result.to_dense() if isinstance(result, SparseTensor) else result
-    if out.shape != dense.shape:
-        out.resize_(dense.shape)
-    return out.copy_(dense)
+    if isinstance(out, SparseTensor):
+        return in_place.overwrite("out=", out, result)
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    return in_place.into(out, result)
 
 
 @torch.compiler.assume_constant_result

@@ -45,6 +45,45 @@ def test_statements(statement: str, name: str) -> None:
     torch.testing.assert_close(ours["b"].to_dense(), given["b"])
 
 
+def test_into_a_dense_tensor() -> None:
+    a, x = matrix(4, 6), torch.randn(4, 6)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    for given, plain in ((sparse(a), ours), (a, theirs)):
+        y = plain * 1
+        y += given
+        y.mul_(given)
+        y.sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        torch.ones(6).add_(sparse(a))
+
+
+OPTIMIZERS = [
+    torch.optim.Adamax, torch.optim.LBFGS, torch.optim.Rprop, torch.optim.Adadelta, torch.optim.RAdam, torch.optim.ASGD,
+    lambda given: torch.optim.AdamW(given, amsgrad=True), lambda given: torch.optim.SGD(given, 0.1, 0.9, nesterov=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_optimizers(make: Callable[..., torch.optim.Optimizer]) -> None:
+    dense, x = matrix(4, 4), torch.randn(4, 2)
+    kept = (dense != 0).float()
+    results = []
+    for weight in (torch.nn.Parameter(sparse(dense)), torch.nn.Parameter(dense.clone())):
+        optimizer = make([weight])
+
+        def loss(weight: Tensor = weight, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            lost = ((weight if isinstance(weight, SparseTensor) else weight * kept) @ x).square().mean()
+            lost.backward()
+            return lost
+
+        for _ in range(3):
+            optimizer.step(loss)
+        results.append(weight.detach().to_dense() * kept)
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+
+
 def test_what_is_copied_is_not_shared() -> None:
     a, b = sparse(torch.eye(3)), sparse(torch.ones(3, 3))
     a.copy_(b)
