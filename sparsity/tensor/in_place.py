@@ -68,7 +68,8 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
         structures = zip(result.components[:-1], input.components[:-1], strict=True)
         if all(a is b for a, b in structures):
             with torch.DisableTorchFunctionSubclass():
-                return input.copy_(result)
+                input.copy_(result)
+            return input
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (input.requires_grad or result.requires_grad)):
         where = "in a graph" if torch.compiler.is_compiling() else "where autograd looks on"
         raise unsupported(f"{name}, which changes the pattern, {where}", "use the same without the underscore")
