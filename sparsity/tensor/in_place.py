@@ -29,10 +29,9 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
         if plain is None or not args or not isinstance(args[0], Tensor):
             raise
     input, *others = args
-    if not isinstance(input, SparseTensor):
-        return into(input, plain(*args, **kwargs))
     kept = input.clone() if torch.is_grad_enabled() and input.requires_grad else input  # autograd may save what is read
-    return overwrite(func.__name__, input, plain(kept, *others, **kwargs))
+    result = plain(kept, *others, **kwargs)
+    return overwrite(func.__name__, input, result) if isinstance(input, SparseTensor) else into(input, result)
 
 
 @implements(torch.Tensor.__setitem__)
