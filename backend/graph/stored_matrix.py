@@ -5,6 +5,7 @@
 New values of such a weight go straight into what was packed of it, without a dense matrix in between.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,7 +34,7 @@ class StoredMatrix:
             return None
         result = evaluate.graph.output_node().args[0]
         turns, node = 0, _before_copies(result)
-        while node.target is aten.permute.default and list(node.args[1]) == [1, 0]:
+        while node.target is aten.permute.default and node.args[1] == [1, 0]:
             turns, node = turns + 1, _before_copies(node.args[0])
         call = call_at(node, ours.einsum.default)
         leaves = [each for each in evaluate.graph.nodes if each.op == "placeholder"]
@@ -45,7 +46,7 @@ class StoredMatrix:
         assert matrix.format is not None
         return cls(matrix.format, (matrix.sizes[0], matrix.sizes[1]))
 
-    def sources(self, packed: Packed, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def sources(self, packed: Packed, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Which stored value each packed one is, and the packed ones that are none, which fill up and are 0."""
         rows, columns = self.sizes
         at = coordinates(self.format, self.sizes, leaves)
