@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gossamer.dialects.format import Format
     from gossamer.sparsity.finalize import finalize
     from gossamer.sparsity.prepare import prepare
+    from gossamer.sparsity.pruning.prune import prune
     from gossamer.sparsity.reorder import reorder
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
     from gossamer.sparsity.store_sparse import store_sparse
@@ -50,6 +51,7 @@ _HOMES = {
     "graph_attention": "gossamer.sparsity.tensor.graph_attention",
     "implements": "gossamer.sparsity.tensor.extension",
     "prepare": "gossamer.sparsity.prepare",
+    "prune": "gossamer.sparsity.pruning.prune",
     "register_format": "gossamer.sparsity.tensor.extension",
     "register_sparsifier": "gossamer.sparsity.sparsifiers",
     "reorder": "gossamer.sparsity.reorder",
@@ -78,6 +80,7 @@ __all__ = [
     "graph_attention",
     "implements",
     "prepare",
+    "prune",
     "register_format",
     "register_sparsifier",
     "reorder",

@@ -1,7 +1,8 @@
 """The walk through a model: layer by layer, each pruned for what the layers before, pruned already, give it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,11 @@ from gossamer.sparsity.pruning.stages import (
 Visit = Callable[[Layer, LayerProblem], Tensor | None]
 """Gives a layer's new weight, None to leave it as it is."""
 
+Dense = dict[Layer, tuple[Tensor, Tensor | None]]
+"""The weight and bias that layers had."""
+Known = Mapping[str, tuple[Tensor, Tensor | None, Any]]
+"""By name, the weight [outputs, inputs] and bias of layers that were pruned before."""
+
 
 class Walk:
     """Visits layers in the order in which a model calls them.
@@ -32,7 +38,6 @@ class Walk:
     damping     of the layers' problems
     sequential  whether a layer sees what the pruned layers before it give; otherwise what the dense ones do
     blocks      the blocks that are calibrated one by one, [] where the model is walked as a whole
-    reached     the layers that the data reached
     """
 
     def __init__(
@@ -40,34 +45,47 @@ class Walk:
     ) -> None:
         self.model, self.layers, self.calls = model, list(layers), list(calls)
         self.damping, self.sequential = damping, sequential
-        self.reached: list[Layer] = []
+        self._known: Known = {}
+        self._later: list[tuple[Layer, tuple[Tensor, Tensor | None]]] = []
         with torch.no_grad():
             self.blocks = chain_of_blocks(model, layers, self.calls[0])
 
-    def run(self, visit: Visit, done: Callable[[str], None] = lambda _: None) -> None:
-        """Visits all layers; `done` hears the name of each stage when it is finished."""
-        streams = Streams(self.calls, self.calls)
+    def run(self, visit: Visit, done: Callable[[], None] = lambda: None, known: Known | None = None) -> None:
+        """Visits all layers but those whose weights and biases are known, which are put in place; `done` hears of each stage."""
+        self._known, self._later = known or {}, []
         with torch.no_grad():
-            if not self.blocks:
-                self._stage(self.model, self.layers, streams, visit)
-                return done("model")
-            before, inside, after = self._parts()
-            dense = self._stage(self.model, before, streams, visit)
-            done("before the blocks")
-            pruned = caught(self.model, self.calls, self.blocks[0])
-            streams = Streams(pruned, pruned)
-            if dense:
-                with as_dense(dense):
-                    streams.dense = caught(self.model, self.calls, self.blocks[0])
-            for number, (block, own) in enumerate(zip(self.blocks, inside, strict=True)):
-                dense = self._stage(block, own, streams, visit)
-                streams, result = _next(block, streams, dense)
-                done(f"block {number}")
-            if after:
-                tail = Tail(self.model, self.blocks, result)
-                calls = [[Call((first_of(x), c), {}, c.tokens) for x, c in zip(s, self.calls, strict=True)] for s in (streams.dense, streams.pruned)]
-                self._stage(tail, after, Streams(calls[0], calls[0] if streams.same else calls[1]), visit)
-                done("after the blocks")
+            if self.blocks:
+                self._walk_blocks(visit, done)
+            else:
+                self._stage(self.model, self.layers, Streams(self.calls, self.calls), visit)
+                done()
+        for layer, parameters in self._later:
+            layer.hold(*parameters)
+
+    def _walk_blocks(self, visit: Visit, done: Callable[[], None]) -> None:
+        before, inside, after = self._parts()
+        dense = self._stage(self.model, before, Streams(self.calls, self.calls), visit)
+        done()
+        pruned = caught(self.model, self.calls, self.blocks[0])
+        streams = Streams(pruned, pruned)
+        if dense:
+            with as_dense(dense):
+                streams.dense = caught(self.model, self.calls, self.blocks[0])
+        result: object = None
+        for block, own in zip(self.blocks, inside, strict=True):
+            dense = self._stage(block, own, streams, visit)
+            streams, result = _next(block, streams, dense)
+            done()
+        if after:
+            self._stage(Tail(self.model, self.blocks, result), after, self._calls_of_tail(streams), visit)
+            done()
+
+    def _calls_of_tail(self, streams: Streams) -> Streams:
+        def of(stream: list[Call]) -> list[Call]:
+            return [Call((first_of(x), c), {}, c.tokens) for x, c in zip(stream, self.calls, strict=True)]
+
+        pruned = of(streams.pruned)
+        return Streams(pruned if streams.same else of(streams.dense), pruned)
 
     def _parts(self) -> tuple[list[Layer], list[list[Layer]], list[Layer]]:
         """The layers before, in each of, and after the blocks."""
@@ -84,35 +102,39 @@ class Walk:
             hook.remove()
         return [each for each in outside if each in seen], inside, [each for each in outside if each not in seen]
 
-    def _stage(
-        self, module: nn.Module, layers: Sequence[Layer], streams: Streams, visit: Visit
-    ) -> dict[Layer, tuple[Tensor, Tensor | None]]:
+    def _stage(self, module: nn.Module, layers: Sequence[Layer], streams: Streams, visit: Visit) -> Dense:
         """Visits the layers of a stage; what was dense of those that changed."""
-        dense: dict[Layer, tuple[Tensor, Tensor | None]] = {}
+        dense: Dense = {}
         if not layers:
             return dense
         for group in groups_of(module, streams.pruned[0], layers):
+            if all(layer.name in self._known for layer in group.layers):
+                for layer in group.layers:
+                    self._change(layer, *self._known[layer.name][:2], dense)
+                continue
             moments = self._moments(module, group, streams, dense)
             if moments is None:
                 continue
             curvatures: dict[bool, Curvature] = {}
             for layer in group.layers:
-                self.reached.append(layer)
                 bias = layer.bias
                 if (centred := bias is not None) not in curvatures:
                     curvatures[centred] = Curvature(moments, centred=centred, damping=self.damping)
-                before = layer.weight.clone()
-                problem = LayerProblem.of(before, curvatures[centred])
-                after = visit(layer, problem)
-                if after is not None:
-                    if self.sequential:
-                        dense[layer] = layer.parameters()
-                    layer.write(after, problem.bias(after, bias))
+                problem = LayerProblem.of(layer.weight.clone(), curvatures[centred])
+                if (after := visit(layer, problem)) is not None:
+                    self._change(layer, after, problem.bias(after.to(problem.weight), bias), dense)
         return dense
 
-    def _moments(
-        self, module: nn.Module, group: Group, streams: Streams, dense: dict[Layer, tuple[Tensor, Tensor | None]]
-    ) -> Moments | None:
+    def _change(self, layer: Layer, weight: Tensor, bias: Tensor | None, dense: Dense) -> None:
+        before = layer.parameters()
+        layer.write(weight, bias)
+        if self.sequential:
+            dense[layer] = before
+        else:  # what follows is to see the dense layer
+            self._later.append((layer, layer.parameters()))
+            layer.hold(*before)
+
+    def _moments(self, module: nn.Module, group: Group, streams: Streams, dense: Dense) -> Moments | None:
         """What the layers of a group are given in both streams; None if the data do not reach them."""
         layer = group.layers[0]
         found = None
@@ -134,7 +156,7 @@ class Walk:
         return found
 
 
-def _next(block: nn.Module, streams: Streams, dense: dict[Layer, tuple[Tensor, Tensor | None]]) -> tuple[Streams, object]:
+def _next(block: nn.Module, streams: Streams, dense: Dense) -> tuple[Streams, object]:
     """The streams behind a block, and an example of what it gives."""
     shared = streams.same and not dense
     result: object = None
@@ -149,7 +171,7 @@ def _next(block: nn.Module, streams: Streams, dense: dict[Layer, tuple[Tensor, T
 
 
 @contextmanager
-def as_dense(dense: dict[Layer, tuple[Tensor, Tensor | None]]) -> Iterator[None]:
+def as_dense(dense: Dense) -> Iterator[None]:
     """Inside, layers have their dense weights and biases."""
     pruned = {layer: layer.parameters(copy=False) for layer in dense}
     for layer, parameters in dense.items():

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.sparsity.choose_layers import Layers, chosen_layers, is_transposed
-from gossamer.sparsity.packed_linear import PackedLinear
 from gossamer.sparsity.pruning.batches import rows_that_count
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
 
 
 @dataclass(eq=False)
@@ -78,8 +77,8 @@ def layers_of(model: nn.Module, only: Layers | None, skip: Layers) -> list[Layer
 
 def _check(layer: Layer) -> None:
     module = layer.module
-    if parametrize.is_parametrized(module, "weight") or isinstance(module, PackedLinear):
-        raise OptionError(f"'{layer.name}' has a mask or a packed weight already: gossamer.finalize(model) makes it plain first")
+    if parametrize.is_parametrized(module, "weight"):
+        raise OptionError(f"'{layer.name}' has a mask already: gossamer.finalize(model) makes it plain first")
     weight = layer._parameter
     if weight.is_meta or not weight.is_floating_point():
         raise OptionError(f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}: nothing can be computed with it")

@@ -141,9 +141,13 @@ def pattern_of(name: str) -> Pattern:
             if min(numbers) < 1 or (kind is not Block and numbers[-2] > numbers[-1]):
                 break
             if kind is VNM and numbers[1] > _KEPT_COLUMNS:
-                raise OptionError(f"pattern '{name}' keeps {numbers[1]} of {_KEPT_COLUMNS} columns: must be at most {_KEPT_COLUMNS}")
+                raise OptionError(
+                    f"pattern '{name}' keeps {numbers[1]} of {_KEPT_COLUMNS} columns: must be at most {_KEPT_COLUMNS}"
+                )
             return kind(*numbers)
-    raise OptionError(f"pattern '{name}' is not known: there are 'unstructured', 'rows', N:M ('2:4'), blocks ('32x1'), V:N:M ('64:2:8')")
+    raise OptionError(
+        f"pattern '{name}' is not known: there are 'unstructured', 'rows', N:M ('2:4'), blocks ('32x1'), V:N:M ('64:2:8')"
+    )
 
 
 def kept_of(elements: int, density: float) -> int:

@@ -31,4 +31,3 @@ def sparsegpt(problem: LayerProblem, pattern: Pattern, density: float, columns: 
         block *= mask  # what was dropped is 0 but for rounding
         weight[:, stop:] -= errors @ factor[start:stop, stop:]
     return weight
-
