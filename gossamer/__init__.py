@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gossamer.backend.report.report import Decision, Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.sparsity.checkpoints.save_load import load, save
     from gossamer.sparsity.finalize import finalize
     from gossamer.sparsity.prepare import prepare
     from gossamer.sparsity.pruning.prune import prune
@@ -50,11 +51,13 @@ _HOMES = {
     "finalize": "gossamer.sparsity.finalize",
     "graph_attention": "gossamer.sparsity.tensor.graph_attention",
     "implements": "gossamer.sparsity.tensor.extension",
+    "load": "gossamer.sparsity.checkpoints.save_load",
     "prepare": "gossamer.sparsity.prepare",
     "prune": "gossamer.sparsity.pruning.prune",
     "register_format": "gossamer.sparsity.tensor.extension",
     "register_sparsifier": "gossamer.sparsity.sparsifiers",
     "reorder": "gossamer.sparsity.reorder",
+    "save": "gossamer.sparsity.checkpoints.save_load",
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
     "store_sparse": "gossamer.sparsity.store_sparse",
@@ -79,11 +82,13 @@ __all__ = [
     "finalize",
     "graph_attention",
     "implements",
+    "load",
     "prepare",
     "prune",
     "register_format",
     "register_sparsifier",
     "reorder",
+    "save",
     "sparsify",
     "store_sparse",
     "strict",

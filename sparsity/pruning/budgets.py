@@ -1,8 +1,8 @@
 """Budgets: how dense each layer is to be, so that the model as a whole loses least.
 
-What a layer loses at a density is estimated from its Hessian (the sum of w_ij^2 / (H^-1)_jj over what a mask drops, the loss of
-the optimal brain surgeon where each weight is dropped alone), and what that costs the model is measured: each layer alone is
-pruned, and the model's output compared. Layers are then as dense as a Lagrange multiplier says: each minimises loss + price * cost.
+What a layer loses at a density is estimated from its Hessian: the sum of w_ij^2 / (H^-1)_jj over what a mask drops, the loss
+where each is dropped alone (Hassibi and Stork, 1992). What that costs the model is measured: each layer alone is pruned, and
+the model's output compared. Layers are then as dense as a Lagrange multiplier says: each minimises loss + price * cost.
 """
 
 from collections.abc import Sequence
@@ -56,8 +56,9 @@ class Sensitivity:
 def allocate(
     losses: Sequence[Sequence[float]], costs: Sequence[Sequence[float]], *, cost: float = 0, loss: float = 0
 ) -> list[int]:
-    """For each layer the number of its density, so that all cost at most `cost`, or lose at most `loss`, at the smallest sum of the
-    other. OptionError if that is out of reach.
+    """For each layer the number of its density.
+
+    All cost at most `cost`, or lose at most `loss`, at the smallest sum of the other. OptionError if that is out of reach.
     """
 
     def chosen(price: float) -> list[int]:

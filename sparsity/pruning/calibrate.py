@@ -51,7 +51,7 @@ class Walk:
             self.blocks = chain_of_blocks(model, layers, self.calls[0])
 
     def run(self, visit: Visit, done: Callable[[], None] = lambda: None, known: Known | None = None) -> None:
-        """Visits all layers but those whose weights and biases are known, which are put in place; `done` hears of each stage."""
+        """Visits all layers but those whose weights are known, which are put in place; `done` hears of each stage."""
         self._known, self._later = known or {}, []
         with torch.no_grad():
             if self.blocks:

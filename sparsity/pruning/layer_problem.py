@@ -1,7 +1,7 @@
 """What pruning a layer means: a least-squares problem with a constraint on where nonzeros may lie.
 
-y = W x + b is what the dense layer computes from the dense model's x; z is what the pruned model gives it instead of x. Wanted are
-V with few nonzeros, and c, so that V z + c is near y:
+y = W x + b is what the dense layer computes from the dense model's x; z is what the pruned model gives it instead of x. Wanted
+are V with few nonzeros, and c, so that V z + c is near y:
 
     minimise    E |V z + c - y|^2  +  damping |V - W|^2
     hessian     H = cov(z, z) + damping I

@@ -1,4 +1,4 @@
-"""Layers as matrices: the weight [outputs, inputs] of a linear layer or convolution, and the rows that it is multiplied with."""
+"""Layers as matrices: the weight [outputs, inputs] of a linear layer or convolution, and the rows it is multiplied with."""
 
 from dataclasses import dataclass, field
 
@@ -78,7 +78,7 @@ def layers_of(model: nn.Module, only: Layers | None, skip: Layers) -> list[Layer
 def _check(layer: Layer) -> None:
     module = layer.module
     if parametrize.is_parametrized(module, "weight"):
-        raise OptionError(f"'{layer.name}' has a mask already: gossamer.finalize(model) makes it plain first")
+        raise OptionError(f"'{layer.name}' has a mask: gossamer.finalize(model) makes it plain first")
     weight = layer._parameter
     if weight.is_meta or not weight.is_floating_point():
         raise OptionError(f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}: nothing can be computed with it")
@@ -87,5 +87,5 @@ def _check(layer: Layer) -> None:
         plain = module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     if not plain:
         raise OptionError(
-            f"'{layer.name}' is a {type(module).__name__}: linear layers can be pruned, and Conv2d with one group and zeros around"
+            f"'{layer.name}' is a {type(module).__name__}: linear layers and Conv2d of one group, zeros around, can be pruned"
         )

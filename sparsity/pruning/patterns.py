@@ -4,7 +4,7 @@
 "rows"           anywhere in a row, equally many in each
 "2:4"            N:M, at most 2 in every 4 neighbours of a row
 "32x1"           blocks of 32 rows x 1 column, kept or dropped as a whole
-"64:2:16"        V:N:M (VENOM, Castro et al. 2023): of every 16 columns of a strip of 64 rows 4 are kept, and 2 of those in each row
+"64:2:16"        V:N:M (VENOM, Castro et al. 2023): in a strip of 64 rows 4 of every 16 columns, 2 of those a row
 """
 
 import re

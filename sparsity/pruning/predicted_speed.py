@@ -28,7 +28,7 @@ def _prediction(shape: tuple[int, int], dtype: torch.dtype, pattern: Pattern, de
 
 
 def microseconds(layer: Layer, pattern: Pattern, density: float, tokens: int) -> tuple[float, float]:
-    """Of a call for so many tokens: dense, and as it will run, sparse only where that is faster. 0 for types without kernels."""
+    """Of a call for so many tokens: dense, and as it will run, sparse where that is faster. 0 for types without kernels."""
     weight = layer.weight
     if weight.dtype not in FLOATS:
         return 0.0, 0.0

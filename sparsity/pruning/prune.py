@@ -42,10 +42,11 @@ def prune(
 ) -> PruningReport:
     """Set weights of a model's linear layers to 0, and the others so that the model computes nearly what it did; in place.
 
-    No labels and no training: `data`, batches as the model takes them (dictionaries as of Hugging Face with their attention mask,
-    tuples, tensors), show what the layers are given; a few hundred samples of what the model is for are enough. Layers are pruned
-    one after another, each for the inputs that the pruned layers before it give, toward what the dense layer computed; biases
-    are corrected. Where the model is a chain of blocks, one block at a time is calibrated, and only its inputs are kept.
+    No labels and no training: `data`, batches as the model takes them (dictionaries of Hugging Face with their attention
+    mask, tuples, tensors), show what the layers are given; a few hundred samples of what the model is for are enough.
+    Layers are pruned one after another, each for the inputs that the pruned layers before it give, toward what the dense layer
+    computed; biases are corrected. Where the model is a chain of blocks, one block at a time is calibrated, and only its inputs
+    are kept.
 
     What is wanted, one of
       sparsity  the share of zeros in all pruned weights together; implied by the patterns N:M and V:N:M
@@ -71,8 +72,9 @@ def prune(
         raise OptionError(f"budget is '{budget}', must be 'uniform' or 'sensitivity'")
     layers, calls = layers_of(model, only, skip), calls_of(model, data)
     settings = {
-        "layers": [(layer.name, *layer.weight.shape) for layer in layers], "sparsity": sparsity, "latency": latency, "loss": loss,
-        "pattern": pattern, "method": method, "budget": budget, "damping": damping, "sequential": sequential, "batches": len(calls),
+        "layers": [(layer.name, *layer.weight.shape) for layer in layers], "batches": len(calls), "pattern": pattern,
+        "sparsity": sparsity, "latency": latency, "loss": loss, "method": method, "budget": budget, "damping": damping,
+        "sequential": sequential,
     }  # fmt: skip
     kept = ProgressFile(resume, settings) if resume is not None else None
     report, modes = PruningReport(tokens), [(module, module.training) for module in model.modules()]

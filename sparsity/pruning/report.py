@@ -50,8 +50,8 @@ class PruningReport:
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=100, color_system=None, highlight=False, markup=False)
         console.print(
-            f"{len(self.layers)} layers pruned, {self.sparsity:.1%} of their weights are 0; {self.gain:.1f}x as fast as dense is predicted "
-            f"for {self.tokens} tokens"
+            f"{len(self.layers)} layers pruned, {self.sparsity:.1%} of their weights are 0; "
+            f"{self.gain:.1f}x as fast as dense is predicted for {self.tokens} tokens"
         )
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("layer", overflow="fold")

@@ -28,7 +28,7 @@ class Group:
 
 @dataclass
 class Streams:
-    """Calls of a stage's module: on what the dense model computes, and on what the pruned one does. One list while nothing differs."""
+    """Calls of a stage's module: on what the dense model computes and on what the pruned one does; one list while equal."""
 
     dense: list[Call]
     pruned: list[Call]
