@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gossamer.sparsity.checkpoints.save_load import load, save
     from gossamer.sparsity.finalize import finalize
     from gossamer.sparsity.prepare import prepare
+    from gossamer.sparsity.pruning.distill import DistillationLoss, distill
+    from gossamer.sparsity.pruning.gradual_masks import GradualMasks
     from gossamer.sparsity.pruning.prune import prune
     from gossamer.sparsity.reorder import reorder
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
@@ -52,6 +54,9 @@ _HOMES = {
     "graph_attention": "gossamer.sparsity.tensor.graph_attention",
     "implements": "gossamer.sparsity.tensor.extension",
     "load": "gossamer.sparsity.checkpoints.save_load",
+    "distill": "gossamer.sparsity.pruning.distill",
+    "DistillationLoss": "gossamer.sparsity.pruning.distill",
+    "GradualMasks": "gossamer.sparsity.pruning.gradual_masks",
     "prepare": "gossamer.sparsity.prepare",
     "prune": "gossamer.sparsity.pruning.prune",
     "register_format": "gossamer.sparsity.tensor.extension",
@@ -67,16 +72,19 @@ _HOMES = {
 __all__ = [
     "CompileError",
     "Decision",
+    "DistillationLoss",
     "EinsumError",
     "Format",
     "FormatError",
     "GossamerError",
+    "GradualMasks",
     "OptionError",
     "Options",
     "Report",
     "SparseTensor",
     "__version__",
     "calibrate",
+    "distill",
     "einsum",
     "explain",
     "finalize",
