@@ -2,8 +2,8 @@
 
     loss = logits * T^2 KL(t | s)  +  hidden * mean over layers of |s - t|^2 / |t|^2  +  embeddings * (1 - cos(s, t))
 
-softened logits: Hinton et al. 2015; hidden states normalised by the teacher's: SquareHead (Kurtic et al. 2023). s and t are what
-student and teacher give for the same batch.
+Softened logits: Hinton et al., 2015. Hidden states by the size of the teacher's: SquareHead, Kurtic et al., 2023. s and t are
+what student and teacher give for the same batch.
 """
 
 import itertools
@@ -87,8 +87,8 @@ def distill(
     learning_rate  of AdamW without weight decay: it warms up for 20 steps and falls to 0 linearly
     on_step        hears of each step's number and loss
 
-    Dropout is off, since the teacher has none. For a loop of one's own: `DistillationLoss` for the loss, and `GradualMasks.step()`
-    after each step of the optimizer, or `GradualMasks.callback()` for transformers.Trainer.
+    Dropout is off, since the teacher has none. For a loop of one's own there are `DistillationLoss`, and `GradualMasks.step()`
+    after each step of the optimizer; for transformers.Trainer, `GradualMasks.callback()`.
     """
     if steps < 1:
         raise OptionError(f"steps is {steps}, must be at least 1")
