@@ -25,7 +25,7 @@ def batches() -> list[Tensor]:
 @pytest.mark.parametrize("loss", [DistillationLoss(logits=1.0), DistillationLoss(embeddings=1.0)])
 def test_what_pruning_lost_is_learned_again(dense: nn.Module, loss: DistillationLoss) -> None:
     student = copy.deepcopy(dense).train()
-    gossamer.prune(student, batches(), 0.8)
+    gossamer.prune(student, batches(), 0.8, method="magnitude")
     zeros, losses = [student[i].weight == 0 for i in (0, 3)], list[float]()
     gossamer.distill(
         student, dense, batches(), loss, steps=120, learning_rate=3e-3, on_step=lambda _, value: losses.append(value)
