@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from gossamer.backend.report.report import Decision, Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.sparsity.checkpoints.save_load import load, save
     from gossamer.sparsity.finalize import finalize
     from gossamer.sparsity.prepare import prepare
+    from gossamer.sparsity.pruning.distill import DistillationLoss, distill
+    from gossamer.sparsity.pruning.gradual_masks import GradualMasks
+    from gossamer.sparsity.pruning.prune import prune
     from gossamer.sparsity.reorder import reorder
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
     from gossamer.sparsity.store_sparse import store_sparse
@@ -49,10 +53,16 @@ _HOMES = {
     "finalize": "gossamer.sparsity.finalize",
     "graph_attention": "gossamer.sparsity.tensor.graph_attention",
     "implements": "gossamer.sparsity.tensor.extension",
+    "load": "gossamer.sparsity.checkpoints.save_load",
+    "distill": "gossamer.sparsity.pruning.distill",
+    "DistillationLoss": "gossamer.sparsity.pruning.distill",
+    "GradualMasks": "gossamer.sparsity.pruning.gradual_masks",
     "prepare": "gossamer.sparsity.prepare",
+    "prune": "gossamer.sparsity.pruning.prune",
     "register_format": "gossamer.sparsity.tensor.extension",
     "register_sparsifier": "gossamer.sparsity.sparsifiers",
     "reorder": "gossamer.sparsity.reorder",
+    "save": "gossamer.sparsity.checkpoints.save_load",
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
     "store_sparse": "gossamer.sparsity.store_sparse",
@@ -62,25 +72,31 @@ _HOMES = {
 __all__ = [
     "CompileError",
     "Decision",
+    "DistillationLoss",
     "EinsumError",
     "Format",
     "FormatError",
     "GossamerError",
+    "GradualMasks",
     "OptionError",
     "Options",
     "Report",
     "SparseTensor",
     "__version__",
     "calibrate",
+    "distill",
     "einsum",
     "explain",
     "finalize",
     "graph_attention",
     "implements",
+    "load",
     "prepare",
+    "prune",
     "register_format",
     "register_sparsifier",
     "reorder",
+    "save",
     "sparsify",
     "store_sparse",
     "strict",

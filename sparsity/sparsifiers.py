@@ -17,8 +17,8 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
-from gossamer.sparsity.choose_layers import Layers, chosen_layers, is_transposed
 from gossamer.sparsity.prepare import Mask
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 Sparsifier = Callable[..., SparseTensor]

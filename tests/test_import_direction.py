@@ -21,7 +21,7 @@ INSIDE = {
     "backend": [
         "weights", "measuring", "messages", "operations", "edges", "chains", "regions", "calls", "graph", "devices", "report",
     ],
-    "sparsity": ["tensor", "edges", "operations", "arrays", "kernels"],
+    "sparsity": ["checkpoints", "pruning", "tensor", "edges", "operations", "arrays", "kernels"],
     "passes": [
         "contract", "chain", "operands", "finish", "schedules", "weights_gpu", "weights_bf16", "weights", "loops", "framework",
     ],

@@ -1,0 +1,1 @@
+"""Sparse models on disk: their nonzeros and where they are, in safetensors."""

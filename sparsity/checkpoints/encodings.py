@@ -1,0 +1,84 @@
+"""How the nonzeros of a tensor and their places are stored, each encoding as arrays with names.
+
+bitmask  compressed [nonzeros], bitmask uint8 [rows, columns / 8] (least significant bit first), shape, row_offsets
+         that of compressed-tensors, SparseML and llm-compressor, which can read it
+gaps     values [nonzeros], gaps uint8: how many zeros lie before each nonzero, 255 for 255 zeros and no nonzero, shape
+
+A bit an element is least where every eighth is a nonzero or more; a byte a nonzero below. -0.0 comes back as 0.0, all
+else bit by bit.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import FormatError
+from gossamer.runtime.nonzeros import nonzero_mask, nonzero_places
+
+BITMASK = ("compressed", "bitmask", "shape", "row_offsets")
+GAPS = ("values", "gaps", "shape")
+_FAR = 255
+
+
+def encoded(tensor: Tensor) -> dict[str, Tensor] | None:
+    """The arrays of the smaller encoding; None where the tensor is as small as it is, or is no floating-point matrix."""
+    if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.numel() == 0:
+        return None
+    tensor = tensor.detach().cpu().contiguous()
+    mask = nonzero_mask(tensor)
+    places = nonzero_places(mask, torch.int64)
+    values, shape = tensor.flatten()[places], torch.tensor(tensor.shape)
+    if 8 * len(places) < tensor.numel():
+        arrays = {"values": values, "gaps": _gaps(places.numpy()), "shape": shape}
+    else:
+        rows = mask.flatten(1)
+        packed = torch.from_numpy(np.packbits(rows.numpy(), axis=1, bitorder="little"))
+        counts = rows.sum(1)
+        arrays = {"compressed": values, "bitmask": packed, "shape": shape, "row_offsets": counts.cumsum(0) - counts}
+    return arrays if sum(a.nbytes for a in arrays.values()) < tensor.nbytes else None
+
+
+def decoded(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
+    """The dense tensor. FormatError, with the tensor's name, for arrays that do not fit together."""
+    shape = arrays["shape"]
+    if shape.dim() != 1 or not 1 <= len(shape) <= 8 or shape.is_floating_point() or int(shape.min()) < 0:
+        raise FormatError(f"'{name}': its shape {shape.tolist()} is none")
+    sizes = tuple(shape.tolist())
+    elements = int(np.prod(sizes, dtype=object))
+    places = _from_gaps(name, arrays["gaps"]) if "gaps" in arrays else _from_bitmask(name, arrays["bitmask"], sizes)
+    values = arrays["values" if "gaps" in arrays else "compressed"]
+    if values.dim() != 1 or len(values) != len(places) or (len(places) and places[-1] >= elements):
+        raise FormatError(f"'{name}': {values.numel()} values for {len(places)} places in a tensor of {elements} elements")
+    dense = torch.zeros(sizes, dtype=values.dtype)
+    dense.view(-1)[torch.from_numpy(places)] = values
+    return dense
+
+
+def _gaps(places: np.ndarray) -> Tensor:
+    zeros = np.diff(places, prepend=-1) - 1
+    far, near = zeros // _FAR, zeros % _FAR
+    gaps = np.full(len(places) + int(far.sum()), _FAR, dtype=np.uint8)
+    gaps[np.cumsum(far + 1) - 1] = near
+    return torch.from_numpy(gaps)
+
+
+def _from_gaps(name: str, gaps: Tensor) -> np.ndarray:
+    if gaps.dtype != torch.uint8 or gaps.dim() != 1:
+        raise FormatError(f"'{name}': its gaps are {gaps.dtype} with {gaps.dim()} dimensions, must be bytes with one")
+    steps = gaps.numpy().astype(np.int64)
+    nonzero = steps != _FAR
+    return (np.cumsum(steps + nonzero) - 1)[nonzero]
+
+
+def _from_bitmask(name: str, bitmask: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    rows, columns = shape[0], int(np.prod(shape[1:], dtype=np.int64))
+    if bitmask.dtype != torch.uint8 or tuple(bitmask.shape) != (rows, -(-columns // 8)):
+        raise FormatError(
+            f"'{name}': a bitmask of {bitmask.dtype} {tuple(bitmask.shape)} does not fit a tensor of shape {shape}"
+        )
+    mask = np.unpackbits(bitmask.numpy(), axis=1, bitorder="little")
+    if mask[:, columns:].any():
+        raise FormatError(f"'{name}': its bitmask has bits beyond the last of {columns} columns")
+    return np.flatnonzero(mask[:, :columns])

@@ -1,0 +1,71 @@
+"""Calibration data: what a model is called with, and which of its tokens count.
+
+{"input_ids": ..., "attention_mask": ...}   model(**batch), as of Hugging Face; what forward does not take is left out
+(x, y)                                      model(x), as many as forward takes
+x                                           model(x)
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.dialects.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of a call, and which tokens [batch, tokens] count (None: all)."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tokens: Tensor | None = None
+
+    def of(self, module: nn.Module) -> Any:
+        """Calls a module."""
+        return module(*self.args, **self.kwargs)
+
+
+def calls_of(model: nn.Module, data: Iterable[Any]) -> list[Call]:
+    """The calls that batches stand for, on the model's device. OptionError for data that are none, or empty."""
+    if isinstance(data, Tensor | Mapping | str):
+        raise OptionError(f"data is one {type(data).__name__}, must be batches: a list of them, or a DataLoader")
+    place = next((p.device for p in model.parameters()), torch.device("cpu"))
+    calls = [_call(model, batch, place) for batch in data]
+    if not calls:
+        raise OptionError("data has no batch: calibration needs a few hundred samples")
+    return calls
+
+
+def rows_that_count(x: Tensor, tokens: Tensor | None) -> Tensor:
+    """[samples, features] of what a linear layer is given, without padding where it is known."""
+    rows = x.reshape(-1, x.shape[-1])
+    if tokens is None or x.shape[:-1].numel() != tokens.numel():
+        return rows
+    return rows[tokens.reshape(-1)]
+
+
+def _call(model: nn.Module, batch: Any, place: torch.device) -> Call:
+    parameters = inspect.signature(model.forward).parameters.values()
+    taken = {p.name for p in parameters}
+    plain = {"use_cache": False} if "use_cache" in taken else {}  # blocks are called again and again
+    if isinstance(batch, Mapping):
+        anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        kwargs = {name: _moved(value, place) for name, value in batch.items() if anything or name in taken}
+        if not kwargs:
+            raise OptionError(f"a batch has {', '.join(map(str, batch)) or 'nothing'}, of which forward takes nothing")
+        mask = kwargs.get("attention_mask")
+        return Call((), kwargs | plain, mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None)
+    batch = (batch,) if isinstance(batch, Tensor) else batch
+    if isinstance(batch, list | tuple):
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        return Call(tuple(_moved(each, place) for each in (batch if several else batch[: len(positional)])), plain)
+    raise OptionError(f"a batch is a {type(batch).__name__}, must be a tensor, a tuple or list of them, or a dictionary")
+
+
+def _moved(value: Any, place: torch.device) -> Any:
+    return value.to(place) if isinstance(value, Tensor) else value

@@ -1,0 +1,183 @@
+"""The walk through a model: layer by layer, each pruned for what the layers before, pruned already, give it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.sparsity.pruning.batches import Call
+from gossamer.sparsity.pruning.layer_problem import Curvature, LayerProblem, Moments
+from gossamer.sparsity.pruning.layers import Layer
+from gossamer.sparsity.pruning.stages import (
+    Group,
+    Streams,
+    Tail,
+    caught,
+    chain_of_blocks,
+    first_of,
+    groups_of,
+    inputs_of,
+    output_of,
+    with_first,
+)
+
+Visit = Callable[[Layer, LayerProblem], Tensor | None]
+"""Gives a layer's new weight, None to leave it as it is."""
+
+Dense = dict[Layer, tuple[Tensor, Tensor | None]]
+"""The weight and bias that layers had."""
+Known = Mapping[str, tuple[Tensor, Tensor | None, Any]]
+"""By name, the weight [outputs, inputs] and bias of layers that were pruned before."""
+
+
+class Walk:
+    """Visits layers in the order in which a model calls them.
+
+    damping     of the layers' problems
+    sequential  whether a layer sees what the pruned layers before it give; otherwise what the dense ones do
+    blocks      the blocks that are calibrated one by one, [] where the model is walked as a whole
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[Layer], calls: Sequence[Call], *, damping: float, sequential: bool = True
+    ) -> None:
+        self.model, self.layers, self.calls = model, list(layers), list(calls)
+        self.damping, self.sequential = damping, sequential
+        self._known: Known = {}
+        self._later: list[tuple[Layer, tuple[Tensor, Tensor | None]]] = []
+        with torch.no_grad():
+            self.blocks = chain_of_blocks(model, layers, self.calls[0])
+
+    def run(self, visit: Visit, done: Callable[[], None] = lambda: None, known: Known | None = None) -> None:
+        """Visits all layers but those whose weights are known, which are put in place; `done` hears of each stage."""
+        self._known, self._later = known or {}, []
+        with torch.no_grad():
+            if self.blocks:
+                self._walk_blocks(visit, done)
+            else:
+                self._stage(self.model, self.layers, Streams(self.calls, self.calls), visit)
+                done()
+        for layer, parameters in self._later:
+            layer.hold(*parameters)
+
+    def _walk_blocks(self, visit: Visit, done: Callable[[], None]) -> None:
+        before, inside, after = self._parts()
+        dense = self._stage(self.model, before, Streams(self.calls, self.calls), visit)
+        done()
+        pruned = caught(self.model, self.calls, self.blocks[0])
+        streams = Streams(pruned, pruned)
+        if dense:
+            with as_dense(dense):
+                streams.dense = caught(self.model, self.calls, self.blocks[0])
+        result: object = None
+        for block, own in zip(self.blocks, inside, strict=True):
+            dense = self._stage(block, own, streams, visit)
+            streams, result = _next(block, streams, dense)
+            done()
+        if after:
+            self._stage(Tail(self.model, self.blocks, result), after, self._calls_of_tail(streams), visit)
+            done()
+
+    def _calls_of_tail(self, streams: Streams) -> Streams:
+        def of(stream: list[Call]) -> list[Call]:
+            return [Call((first_of(x), c), {}, c.tokens) for x, c in zip(stream, self.calls, strict=True)]
+
+        pruned = of(streams.pruned)
+        return Streams(pruned if streams.same else of(streams.dense), pruned)
+
+    def _parts(self) -> tuple[list[Layer], list[list[Layer]], list[Layer]]:
+        """The layers before, in each of, and after the blocks."""
+        owner = {id(module): number for number, block in enumerate(self.blocks) for module in block.modules()}
+        inside: list[list[Layer]] = [[] for _ in self.blocks]
+        for layer in self.layers:
+            if id(layer.module) in owner:
+                inside[owner[id(layer.module)]].append(layer)
+        outside = [layer for layer in self.layers if id(layer.module) not in owner]
+        seen = set[Layer]()
+        hooks = [each.module.register_forward_pre_hook(lambda *_, each=each: seen.add(each)) for each in outside]
+        caught(self.model, self.calls[:1], self.blocks[0])
+        for hook in hooks:
+            hook.remove()
+        return [each for each in outside if each in seen], inside, [each for each in outside if each not in seen]
+
+    def _stage(self, module: nn.Module, layers: Sequence[Layer], streams: Streams, visit: Visit) -> Dense:
+        """Visits the layers of a stage; what was dense of those that changed."""
+        dense: Dense = {}
+        if not layers:
+            return dense
+        for group in groups_of(module, streams.pruned[0], layers):
+            if all(layer.name in self._known for layer in group.layers):
+                for layer in group.layers:
+                    self._change(layer, *self._known[layer.name][:2], dense)
+                continue
+            moments = self._moments(module, group, streams, dense)
+            if moments is None:
+                continue
+            curvatures: dict[bool, Curvature] = {}
+            for layer in group.layers:
+                bias = layer.bias
+                if (centred := bias is not None) not in curvatures:
+                    curvatures[centred] = Curvature(moments, centred=centred, damping=self.damping)
+                problem = LayerProblem.of(layer.weight.clone(), curvatures[centred])
+                if (after := visit(layer, problem)) is not None:
+                    self._change(layer, after, problem.bias(after.to(problem.weight), bias), dense)
+        return dense
+
+    def _change(self, layer: Layer, weight: Tensor, bias: Tensor | None, dense: Dense) -> None:
+        before = layer.parameters()
+        layer.write(weight, bias)
+        if self.sequential:
+            dense[layer] = before
+        else:  # what follows is to see the dense layer
+            self._later.append((layer, layer.parameters()))
+            layer.hold(*before)
+
+    def _moments(self, module: nn.Module, group: Group, streams: Streams, dense: Dense) -> Moments | None:
+        """What the layers of a group are given in both streams; None if the data do not reach them."""
+        layer = group.layers[0]
+        found = None
+        shared = streams.same and not dense
+        for dense_call, pruned_call in zip(streams.dense, streams.pruned, strict=True):
+            given = inputs_of(module, pruned_call, group)
+            wanted = given
+            if not shared:
+                with as_dense(dense):
+                    wanted = inputs_of(module, dense_call, group)
+                if [x.shape for x in wanted] != [z.shape for z in given]:  # routed otherwise
+                    wanted = given
+            for z, x in zip(given, wanted, strict=True):
+                rows = layer.rows(z, pruned_call.tokens)
+                if found is None:
+                    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+                    found = Moments(rows.shape[1], dtype, rows.device)
+                found.add(rows, rows if x is z else layer.rows(x, dense_call.tokens))
+        return found
+
+
+def _next(block: nn.Module, streams: Streams, dense: Dense) -> tuple[Streams, object]:
+    """The streams behind a block, and an example of what it gives."""
+    shared = streams.same and not dense
+    result: object = None
+    pruned = []
+    for call in streams.pruned:
+        result = call.of(block)
+        pruned.append(with_first(call, output_of(result)))
+    if shared:
+        return Streams(pruned, pruned), result
+    with as_dense(dense):
+        return Streams([with_first(call, output_of(call.of(block))) for call in streams.dense], pruned), result
+
+
+@contextmanager
+def as_dense(dense: Dense) -> Iterator[None]:
+    """Inside, layers have their dense weights and biases."""
+    pruned = {layer: layer.parameters(copy=False) for layer in dense}
+    for layer, parameters in dense.items():
+        layer.hold(*parameters)
+    try:
+        yield
+    finally:
+        for layer, parameters in pruned.items():
+            layer.hold(*parameters)

@@ -1,0 +1,131 @@
+"""`gossamer.distill`: a pruned model learns from the dense one that it was made of, and may become sparser meanwhile.
+
+    loss = logits * T^2 KL(t | s)  +  hidden * mean over layers of |s - t|^2 / |t|^2  +  embeddings * (1 - cos(s, t))
+
+Softened logits: Hinton et al., 2015. Hidden states by the size of the teacher's: SquareHead, Kurtic et al., 2023. s and t are
+what student and teacher give for the same batch.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.pruning.batches import Call, calls_of
+from gossamer.sparsity.pruning.choose_layers import Layers
+from gossamer.sparsity.pruning.gradual_masks import GradualMasks
+
+Model = TypeVar("Model", bound=nn.Module)
+_WARM_UP = 20
+
+
+@dataclass(frozen=True)
+class DistillationLoss:
+    """Weights of the parts of the loss.
+
+    logits, temperature  of outputs with `logits`, or of tensors that a model gives
+    hidden               of `hidden_states` of models of Hugging Face, asked for by output_hidden_states=True
+    embeddings           of the tensor that `embed` makes of an output and a call: by default its first tensor
+    Tokens that a batch masks out do not count.
+    """
+
+    logits: float = 0.0
+    hidden: float = 0.0
+    embeddings: float = 0.0
+    temperature: float = 2.0
+    embed: Callable[[Any, Call], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.logits, self.hidden, self.embeddings) < 0 or not self.logits + self.hidden + self.embeddings:
+            raise OptionError("logits, hidden and embeddings are weights: none below 0, one of them above")
+
+    def __call__(self, student: nn.Module, teacher: nn.Module, call: Call) -> Tensor:
+        """The loss of a call, with gradients for the student."""
+        asked = Call(call.args, call.kwargs | ({"output_hidden_states": True} if self.hidden else {}), call.tokens)
+        with torch.no_grad():
+            wanted = asked.of(teacher)
+        given = asked.of(student)
+        parts: list[Tensor] = []
+        if self.logits:
+            s, t = (_counted(getattr(each, "logits", each), call) / self.temperature for each in (given, wanted))
+            divergence = F.kl_div(s.log_softmax(-1), t.log_softmax(-1), log_target=True, reduction="sum") / len(s)
+            parts.append(self.logits * self.temperature**2 * divergence)
+        if self.hidden:
+            pairs = [
+                (_counted(s, call), _counted(t, call)) for s, t in zip(given.hidden_states, wanted.hidden_states, strict=True)
+            ]
+            ratios = [(s - t).square().sum() / t.square().sum().clamp(min=1e-12) for s, t in pairs[1:]]
+            parts.append(self.hidden * torch.stack(ratios).mean())
+        if self.embeddings:
+            s, t = (self.embed(each, call) if self.embed else _counted(_first(each), call) for each in (given, wanted))
+            parts.append(self.embeddings * (1 - F.cosine_similarity(s, t, dim=-1)).mean())
+        return torch.stack(parts).sum()
+
+
+def distill(
+    model: Model,
+    teacher: nn.Module,
+    data: Iterable[Any],
+    loss: DistillationLoss,
+    *,
+    steps: int,
+    sparsity: float | None = None,
+    learning_rate: float = 5e-4,
+    only: Layers | None = None,
+    skip: Layers = (),
+    on_step: Callable[[int, float], None] | None = None,
+) -> Model:
+    """Train a sparse model toward its dense teacher, in place; zeros stay zeros. Returns it, in the modes that it had.
+
+    data           batches as for `prune`, gone through again as long as `steps` last
+    sparsity       where to go from the model's zeros, by the cubic schedule of `GradualMasks`; None stays where it is
+    learning_rate  of AdamW without weight decay: it warms up for 20 steps and falls to 0 linearly
+    on_step        hears of each step's number and loss
+
+    Dropout is off, since the teacher has none. For a loop of one's own there are `DistillationLoss`, and `GradualMasks.step()`
+    after each step of the optimizer; for transformers.Trainer, `GradualMasks.callback()`.
+    """
+    if steps < 1:
+        raise OptionError(f"steps is {steps}, must be at least 1")
+    masks, calls = GradualMasks(model, sparsity, steps=steps, only=only, skip=skip), calls_of(model, data)
+    modes = [(module, module.training) for each in (model, teacher) for module in each.modules()]
+    model.eval()
+    teacher.eval()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / _WARM_UP) * (1 - step / steps))
+    try:
+        for step, call in enumerate(itertools.islice(itertools.cycle(calls), steps)):
+            optimizer.zero_grad()
+            found = loss(model, teacher, call)
+            found.backward()
+            optimizer.step()
+            schedule.step()
+            masks.step()
+            if on_step is not None:
+                on_step(step, float(found.detach()))
+    finally:
+        optimizer.zero_grad()
+        for module, training in modes:
+            module.training = training
+    return model
+
+
+def _counted(tensor: Tensor, call: Call) -> Tensor:
+    """[samples, features] without padding."""
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    if call.tokens is None or call.tokens.numel() != len(rows):
+        return rows
+    return rows[call.tokens.reshape(-1)]
+
+
+def _first(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    first: Tensor = next(iter(output.values())) if isinstance(output, dict) else output[0]
+    return first

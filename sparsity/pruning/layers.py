@@ -1,0 +1,91 @@
+"""Layers as matrices: the weight [outputs, inputs] of a linear layer or convolution, and the rows it is multiplied with."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.pruning.batches import rows_that_count
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
+
+
+@dataclass(eq=False)
+class Layer:
+    """A layer to be pruned, and its name in the model."""
+
+    name: str
+    module: nn.Module = field(repr=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """[outputs, inputs], a copy for convolutions with padding in between, otherwise a view."""
+        weight = self._parameter.detach()
+        return weight.t() if is_transposed(self.module) else weight.flatten(1)
+
+    @property
+    def bias(self) -> Tensor | None:
+        bias = getattr(self.module, "bias", None)
+        return bias.detach() if isinstance(bias, Tensor) else None
+
+    def write(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Puts another weight [outputs, inputs] and bias into the module."""
+        with torch.no_grad():
+            own = self._parameter
+            own.copy_((weight.t() if is_transposed(self.module) else weight).reshape(own.shape))
+            if bias is not None:
+                self.module.bias.copy_(bias)  # type: ignore[operator, union-attr]
+
+    def parameters(self, *, copy: bool = True) -> tuple[Tensor, Tensor | None]:
+        """The data of the weight as the module has it, and of the bias, for `hold`."""
+        weight, bias = self._parameter.data, getattr(self.module, "bias", None)
+        held = bias.data if isinstance(bias, Tensor) else None
+        return (weight.clone(), None if held is None else held.clone()) if copy else (weight, held)
+
+    def hold(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Makes these the data of its parameters."""
+        self._parameter.data = weight
+        if bias is not None:
+            self.module.bias.data = bias  # type: ignore[union-attr]
+
+    def rows(self, x: Tensor, tokens: Tensor | None) -> Tensor:
+        """What the weight is multiplied with, [samples, inputs], of the tokens that count."""
+        if isinstance(self.module, nn.Conv2d):
+            m = self.module
+            x = x if isinstance(m.padding, str) else F.pad(x, [p for p in reversed(m.padding) for _ in (0, 1)])
+            patches = F.unfold(x, m.kernel_size, m.dilation, 0, m.stride)  # type: ignore[arg-type]
+            return patches.transpose(1, 2).reshape(-1, patches.shape[1])
+        return rows_that_count(x, tokens)
+
+    @property
+    def _parameter(self) -> nn.Parameter:
+        return self.module.weight  # type: ignore[return-value]
+
+
+def layers_of(model: nn.Module, only: Layers | None, skip: Layers) -> list[Layer]:
+    """The layers to prune. OptionError for those that cannot be."""
+    names = {id(module): name for name, module in model.named_modules()}
+    layers = [Layer(names[id(module)], module) for module in chosen_layers(model, only, skip)]
+    if not layers:
+        raise OptionError("there is no linear layer to prune in this model, or none is left by `only` and `skip`")
+    for layer in layers:
+        _check(layer)
+    return layers
+
+
+def _check(layer: Layer) -> None:
+    module = layer.module
+    if parametrize.is_parametrized(module, "weight"):
+        raise OptionError(f"'{layer.name}' has a mask: gossamer.finalize(model) makes it plain first")
+    weight = layer._parameter
+    if weight.is_meta or not weight.is_floating_point():
+        raise OptionError(f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}: nothing can be computed with it")
+    plain = isinstance(module, nn.Linear) or is_transposed(module)
+    if isinstance(module, nn.Conv2d):
+        plain = module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if not plain:
+        raise OptionError(
+            f"'{layer.name}' is a {type(module).__name__}: linear layers and Conv2d of one group, zeros around, can be pruned"
+        )

@@ -1,0 +1,47 @@
+"""Methods: which weights of a layer to keep, and what they become.
+
+"magnitude"  the largest |w|
+"wanda"      the largest |w_ij| |z_j| of each row (Sun et al., 2023)
+"sparsegpt"  columns in order, each making up for those before (sparsegpt.py)
+"admm"       the mask by ADMM, the values by least squares (admm.py)
+"best"       of "sparsegpt" with its values refitted, and "admm", the one with the smaller error
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.pruning.admm import admm, refit
+from gossamer.sparsity.pruning.layer_problem import LayerProblem
+from gossamer.sparsity.pruning.patterns import EqualRows, Pattern, Unstructured
+from gossamer.sparsity.pruning.sparsegpt import sparsegpt
+
+Method = Callable[[LayerProblem, Pattern, float], Tensor]
+
+
+def magnitude(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
+    """The largest weights as they are; needs no data."""
+    return problem.weight * pattern.mask(problem.weight.square(), density)
+
+
+def wanda(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
+    """The weights as they are, with the largest |w_ij| |z_j|; without a pattern, equally many in each row, as in the paper."""
+    rows = EqualRows() if isinstance(pattern, Unstructured) else pattern
+    return problem.weight * rows.mask((problem.weight * problem.curvature.scale).square(), density)
+
+
+def best(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
+    """The more accurate of SparseGPT, refitted, and ADMM."""
+    found = (refit(problem, sparsegpt(problem, pattern, density)), admm(problem, pattern, density))
+    return min(found, key=problem.error)
+
+
+METHODS: dict[str, Method] = {"best": best, "admm": admm, "sparsegpt": sparsegpt, "wanda": wanda, "magnitude": magnitude}
+
+
+def method_of(name: str) -> Method:
+    """The method with this name; OptionError if there is none."""
+    if name not in METHODS:
+        raise OptionError(f"method '{name}' is not known: there are {', '.join(METHODS)}")
+    return METHODS[name]

@@ -1,0 +1,37 @@
+"""What the cost model says about a layer at a density, on a machine like this one."""
+
+from functools import lru_cache
+
+import torch
+
+from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.cost_model import Prediction, predict
+from gossamer.passes.schedules.machine_speed import Machine
+from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.elements import FLOATS
+from gossamer.runtime.target import host
+from gossamer.sparsity.pruning.layers import Layer
+from gossamer.sparsity.pruning.patterns import NM, VNM, Block, EqualRows, Pattern
+
+
+@lru_cache(maxsize=4096)
+def _prediction(shape: tuple[int, int], dtype: torch.dtype, pattern: Pattern, density: float, tokens: int) -> Prediction:
+    matrix = Matrix(
+        *shape, 1, FLOATS[dtype], host().vector_bits, density,
+        block=(pattern.rows, pattern.columns) if isinstance(pattern, Block) else None,
+        nm=(pattern.n, pattern.m) if isinstance(pattern, NM) else None,
+        vnm=(pattern.v, pattern.n, pattern.m) if isinstance(pattern, VNM) else None,
+        skew=1.0 if isinstance(pattern, EqualRows | NM) else 1.25,
+        features=host().instructions, l1d=first_level_bytes(),
+    )  # fmt: skip
+    return predict(matrix, tokens, torch.get_num_threads(), Machine.usual(host().vector_bits))
+
+
+def microseconds(layer: Layer, pattern: Pattern, density: float, tokens: int) -> tuple[float, float]:
+    """Of a call for so many tokens: dense, and as it will run, sparse where that is faster. 0 for types without kernels."""
+    weight = layer.weight
+    if weight.dtype not in FLOATS:
+        return 0.0, 0.0
+    found = _prediction((weight.shape[0], weight.shape[1]), weight.dtype, pattern, round(density, 4), tokens)
+    sparse = found.sparse_us if density < 1 and found.by_schedule else found.dense_us
+    return found.dense_us, min(sparse, found.dense_us)

@@ -1,0 +1,33 @@
+"""SparseGPT (Frantar and Alistarh, 2023): columns are pruned from left to right, and those to the right make up for it.
+
+With C the upper Cholesky factor of H^-1 (its row i is that of the inverse of H without the columns before i, scaled):
+
+    score of w_i     w_i^2 / C_ii^2                      for a block of columns at once (algorithm 1, line 7)
+    w_i dropped      w_j -= w_i / C_ii C_ij   for j > i  the least-squares update of the columns that are still to come
+"""
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.pruning.layer_problem import LayerProblem
+from gossamer.sparsity.pruning.patterns import Pattern
+
+_COLUMNS = 64
+
+
+def sparsegpt(problem: LayerProblem, pattern: Pattern, density: float, columns: int = _COLUMNS) -> Tensor:
+    """The pruned weight. Masks are chosen for blocks of `columns` (or as many as the pattern needs), equally dense."""
+    weight = problem.target.clone()
+    step = max(columns // pattern.columns, 1) * pattern.columns
+    factor = problem.curvature.inverse_factor
+    for start in range(0, weight.shape[1], step):
+        stop = min(start + step, weight.shape[1])
+        block, own = weight[:, start:stop], factor[start:stop, start:stop]
+        mask = pattern.mask(block.square() / own.diagonal().square(), density)
+        errors = torch.zeros_like(block)
+        for i in range(stop - start):
+            errors[:, i] = torch.where(mask[:, i], 0, block[:, i] / own[i, i])
+            block[:, i:] -= torch.outer(errors[:, i], own[i, i:])
+        block *= mask  # what was dropped is 0 but for rounding
+        weight[:, stop:] -= errors @ factor[start:stop, stop:]
+    return weight

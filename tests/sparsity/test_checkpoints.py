@@ -1,0 +1,151 @@
+"""Sparse models on disk: they come back bit by bit, are small, and what is broken or foreign is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import gossamer
+from gossamer import FormatError, OptionError
+from gossamer.sparsity.checkpoints.encodings import decoded, encoded
+
+
+def pruned(rows: int, columns: int, density: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(rows + columns)
+    kept = torch.rand(rows, columns, generator=generator) < density
+    return torch.where(kept, torch.randn(rows, columns, generator=generator), 0).to(dtype)
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 0.5])
+@pytest.mark.parametrize("shape", [(64, 96), (7, 13), (1, 4000)])
+def test_encodings_lose_nothing(shape: tuple[int, int], density: float, dtype: torch.dtype) -> None:
+    dense = pruned(*shape, density, dtype)
+    arrays = encoded(dense)
+    if arrays is None:  # a few bytes more than dense
+        assert dense.numel() < 100
+        return
+    assert bits(decoded("w", arrays)) == bits(dense)
+
+
+def test_nan_and_infinity_are_kept() -> None:
+    dense = torch.zeros(40, 40)
+    dense[0, :3] = torch.tensor([float("nan"), -float("inf"), 1e-45])
+    arrays = encoded(dense)
+    assert arrays is not None
+    assert bits(decoded("w", arrays)) == bits(dense)
+
+
+def test_a_tenth_of_nonzeros_takes_an_eighth() -> None:
+    dense = pruned(768, 3072, 0.1)
+    arrays = encoded(dense)
+    assert arrays is not None
+    assert sum(array.nbytes for array in arrays.values()) <= 0.13 * dense.nbytes
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.inner, self.head = nn.Embedding(20, 16), nn.Linear(16, 48), nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("steps", torch.tensor(7))
+        with torch.no_grad():
+            self.inner.weight.copy_(pruned(48, 16, 0.1))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "model.safetensors"
+    size = gossamer.save(Tied(), path)
+    assert size == path.stat().st_size
+    return path
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta", "packed"])
+def test_round_trip(file: Path, place: str) -> None:
+    torch.manual_seed(0)
+    saved = Tied()
+    torch.manual_seed(1)
+    model = Tied()
+    if place == "packed":
+        model = gossamer.prepare(model, free_dense=True)
+    if place == "meta":
+        with torch.device("meta"):
+            model.inner, model.steps = nn.Linear(16, 48), torch.tensor(0)
+    state = gossamer.load(model, file).state_dict()
+    for name, value in saved.state_dict().items():
+        assert torch.equal(state[name], value), name
+    assert model.head.weight is model.embed.weight
+
+
+def test_a_bitmask_of_compressed_tensors_is_read(tmp_path: Path) -> None:
+    """As its README describes it: nonzeros, a bit an element and row offsets; in a folder, in two files."""
+    dense, bias = pruned(6, 20, 0.4), torch.ones(6)
+    mask = dense != 0
+    counts = mask.sum(1)
+    arrays = {
+        "weight.compressed": dense[mask],
+        "weight.bitmask": torch.from_numpy(np.packbits(mask.numpy(), axis=-1, bitorder="little")),
+        "weight.shape": torch.tensor(dense.shape),
+        "weight.row_offsets": counts.cumsum(0) - counts,
+    }
+    save_file(arrays, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"bias": bias}, tmp_path / "model-00002-of-00002.safetensors")
+    layer = gossamer.load(nn.Linear(20, 6), tmp_path)
+    assert torch.equal(layer.weight, dense) and torch.equal(layer.bias, bias)
+
+
+def test_broken_files_are_refused(file: Path, tmp_path: Path) -> None:
+    whole, broken = file.read_bytes(), tmp_path / "broken.safetensors"
+    for content in (b"", b"no", whole[:100], whole[:-10]):
+        broken.write_bytes(content)
+        with pytest.raises(FormatError, match=r"broken\.safetensors"):
+            gossamer.load(Tied(), broken)
+    with pytest.raises(FormatError, match="no safetensors file"):
+        gossamer.load(Tied(), tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [
+        ("gaps", lambda a: a[:-1], "values for"),
+        ("gaps", lambda a: a + 100, "places in a tensor of"),
+        ("gaps", lambda a: a.to(torch.int32), "must be bytes"),
+        ("values", lambda a: a[:-2], "values for"),
+        ("values", lambda a: a.to(torch.int32), "in this model"),
+        ("shape", lambda a: a.flip(0), "has shape"),
+        ("shape", lambda a: -a, "has shape"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(file: Path, part: str, change, said: str) -> None:  # type: ignore[no-untyped-def]
+    arrays = load_file(file)
+    name = f"inner.weight.{part}"
+    arrays[name] = change(arrays[name]).contiguous()
+    save_file(arrays, file)
+    with pytest.raises(FormatError, match=said):
+        gossamer.load(Tied(), file)
+
+
+def test_files_of_other_models_and_versions_are_refused(file: Path) -> None:
+    model = nn.Linear(3, 3)
+    before = model.weight.clone()
+    with pytest.raises(FormatError, match="missing: bias"):
+        gossamer.load(model, file)
+    assert torch.equal(model.weight, before)
+    save_file(load_file(file), file, {"gossamer": '{"version": 99, "tied": {}}'})
+    with pytest.raises(FormatError, match="version 99"):
+        gossamer.load(Tied(), file)
+
+
+def test_masks_are_refused(tmp_path: Path) -> None:
+    model = gossamer.sparsify(nn.Sequential(nn.Linear(8, 8)), "magnitude", density=0.5)
+    with pytest.raises(OptionError, match="finalize"):
+        gossamer.save(model, tmp_path / "x.safetensors")
