@@ -21,6 +21,7 @@ from torch_mlir.dialects import arith, math, memref, scf, vector
 
 from gossamer.dialects.attention import SIZES, STRIDED, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.query_tile import QueryTile, Rows
+from gossamer.passes.finish.expand_math import exp_below_zero
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import walk
@@ -91,9 +92,7 @@ class _Attend:
         return found
 
     def _rows(self, name: str, batch: ir.Value, head: ir.Value, count: str) -> Rows:
-        base = arith.addi(
-            arith.muli(batch, self.sizes[f"{name}_batch"]), arith.muli(head, self.sizes[f"{name}_head"])
-        )
+        base = arith.addi(arith.muli(batch, self.sizes[f"{name}_batch"]), arith.muli(head, self.sizes[f"{name}_head"]))
         return Rows(self.memory[name], base, self.sizes[f"{name}_row"], self.sizes[count])
 
     def _row(
@@ -123,7 +122,7 @@ class _Attend:
             largest, totals = carried[: tile.vectors], carried[tile.vectors :]
             count = arith.minui(arith.subi(end, start), index(self.chunk))
             now = self._score(start, count, k, turned, scores, largest)
-            shrunk = [math.exp(arith.subf(a, b)) for a, b in zip(largest, now, strict=True)]
+            shrunk = [exp_below_zero(arith.subf(a, b)) for a, b in zip(largest, now, strict=True)]
             totals = [arith.mulf(t, s) for t, s in zip(totals, shrunk, strict=True)]
             totals = self._exponentials(count, scores, now, totals)
 
@@ -212,14 +211,12 @@ class _Attend:
         tile = self.tile
         with loop(index(0), arith.muli(count, index(TILE_KEYS)), index(1), totals) as keys:
             read = tile.load(scores, keys.induction_variable)
-            powers = [math.exp(arith.subf(score, top)) for score, top in zip(read, largest, strict=True)]
+            powers = [exp_below_zero(arith.subf(score, top)) for score, top in zip(read, largest, strict=True)]
             tile.store(powers, scores, keys.induction_variable)
             scf.YieldOp([arith.addf(t, p) for t, p in zip(keys.inner_iter_args, powers, strict=True)])
         return list(keys.results)
 
-    def _finish(
-        self, pair: ir.Value, first: ir.Value, sums: ir.Value, largest: list[ir.Value], totals: list[ir.Value]
-    ) -> None:
+    def _finish(self, pair: ir.Value, first: ir.Value, sums: ir.Value, largest: list[ir.Value], totals: list[ir.Value]) -> None:
         """sums / totals, and the statistics."""
         tile, queries = self.tile, self.sizes["queries"]
         none, one = zeros(tile.vec), splat_of(tile.vec, 1.0)
