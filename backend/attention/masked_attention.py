@@ -7,6 +7,7 @@ A mask that depends on nothing but positions is looked at now, and not made at r
 seen and not what is added, the tiles are found when it is there, once for all layers: gossamer::attend.
 """
 
+import operator
 from math import prod
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from torch import fx
 from gossamer.backend.chains.masks import Constants
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.nodes import COPIES, hint, same
 from gossamer.backend.report.report import FAILED, Decision, log
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError
@@ -27,10 +28,14 @@ from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 aten = torch.ops.aten
 
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST = 2e8
 """Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
 _LARGEST_HEAD = 256
+
+_Tables = tuple[TileTable, TileTable]
+"""Of a mask, and of it with queries and keys in each other's place."""
 
 
 class MaskedAttention:
@@ -42,7 +47,7 @@ class MaskedAttention:
         """A decision for each attention with a mask."""
         if context.options.schedule == "reference":
             return []
-        constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node, TileTable | None]()
+        constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node, _Tables | None]()
         for node in list(graph.nodes):
             mask = node.kwargs.get("attn_mask") if node.target is _ATTENTION else None
             if isinstance(mask, fx.Node) and _supported(node, mask):
@@ -64,16 +69,17 @@ def _supported(node: fx.Node, mask: fx.Node) -> bool:
 
 
 def _replace(
-    node: fx.Node, mask: fx.Node, constants: Constants, tables: dict[fx.Node, TileTable | None], context: GraphContext
+    node: fx.Node, mask: fx.Node, constants: Constants, tables: dict[fx.Node, _Tables | None], context: GraphContext
 ) -> Decision:
     q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
     scale = float(node.kwargs.get("scale") or q.shape[3] ** -0.5)
-    condition = _condition(mask, constants)
+    condition, backward = _condition(mask, constants), _backward_of(node)
     if mask not in tables:
         known = constants.of(condition if condition is not None else mask)
         seen = None if known is None else _seen(known)
-        tables[mask] = None if seen is None else tile_table(seen.view(*[1] * (4 - seen.dim()), *seen.shape))
-    table = tables[mask]
+        tables[mask] = None if seen is None else _tables(seen, q.shape[2], k.shape[2])
+    known_tables = tables[mask]
+    table = known_tables[0] if known_tables is not None else None
     size = tuple(hint(n) or 0 for n in mask.meta["val"].shape)
     share = 1.0 if table is None else table.share(size[-1])
     work = 4 * prod(hint(n) or 0 for n in q.shape) * (hint(k.shape[2]) or 0)
@@ -89,22 +95,46 @@ def _replace(
     if table is None and work < _LEAST and context.options.min_gain > 0:
         return decision(False, "it is too small to look at its mask at every call")
     try:
-        attention_kernel(q.shape[3], scale)
+        for what in ("forward", *(("queries", "keys") if backward is not None else ())):
+            attention_kernel(what, q.shape[3], scale)
     except CompileError:
         if context.options.strict:
             raise
         return decision(False, FAILED)
-    emit = Emitter(node)
-    if table is None:
-        ours = emit(torch.ops.gossamer.attend.default, *node.args[:3], condition, scale)
+    ops = torch.ops.gossamer
+    if known_tables is None:
+        name, of_mask = "attend", {1: condition, 2: condition}
     else:
-        parts = [_constant(node, part) for part in table.tensors]
-        ours = emit(torch.ops.gossamer.attend_tiles.default, *node.args[:3], *parts, scale)
+        parts = [_constant(node, part) for each in known_tables for part in each.tensors]
+        name, of_mask = "attend_tiles", {1: parts[:3], 2: parts}
+    ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], of_mask[1], scale)
+    if backward is not None:
+        operation = getattr(ops, f"{name}_backward").default
+        backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], of_mask[2], scale))
     node.replace_all_uses_with(ours)
     if table is None:
         return decision(True, "the tiles that its mask leaves are found at every call")
     log.info("mask of %s, %s:\n%s", node, size, table.picture(size[-1]))
     return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)
+
+
+def _tables(seen: torch.Tensor, queries: int, keys: int) -> _Tables:
+    seen = seen if seen.dim() == 4 else seen[None, None]
+    whole = seen.expand(*seen.shape[:2], queries, keys)
+    return tile_table(whole), tile_table(whole.mT)
+
+
+def _backward_of(node: fx.Node) -> fx.Node | None:
+    """The operation for the gradients of attention, in a joint graph."""
+    results = {user for user in node.users if user.target is operator.getitem}
+    pending = list(results)
+    while pending:
+        for user in pending.pop().users:
+            if user.target in COPIES and user not in results:
+                results.add(user)
+                pending.append(user)
+    found = {user for result in results for user in result.users if user.target is _BACKWARD and same(user.args[4]) in results}
+    return found.pop() if len(found) == 1 else None
 
 
 def _condition(mask: fx.Node, constants: Constants) -> fx.Node | None:

@@ -57,6 +57,17 @@ class QueryTile:
         for v, value in enumerate(values):
             vector.store(value, memory, [row, index(v * self.lanes)])
 
+    def clear(self, memory: ir.Value) -> None:
+        """Zeros in all rows of a memory for `turn_back`."""
+        with loop(index(0), index(self.padded), index(1)) as ds:
+            self.store([zeros(self.vec)] * self.vectors, memory, ds.induction_variable)
+
+    def scale(self, memory: ir.Value, factors: Sequence[ir.Value]) -> None:
+        """memory[d][r] *= factors[r]"""
+        with loop(index(0), index(self.size), index(1)) as ds:
+            values = self.load(memory, ds.induction_variable)
+            self.store([arith.mulf(a, b) for a, b in zip(values, factors, strict=True)], memory, ds.induction_variable)
+
     def turn(self, rows: Rows, first: ir.Value, turned: ir.Value, factor: ir.Value) -> None:
         """turned[d][r] = rows[first + r][d] * factor"""
 

@@ -1,12 +1,15 @@
 """Scaled dot-product attention that computes only the tiles which a mask leaves.
 
-gossamer::attend(q, k, v, mask, scale) -> (Tensor, Tensor)                     the mask's tiles are found at the call
-gossamer::attend_tiles(q, k, v, positions, tiles, words, scale) -> (Tensor, Tensor)      they are known
+gossamer::attend(q, k, v, mask, scale) -> (Tensor, Tensor)                 the mask's tiles are found at the call
+gossamer::attend_tiles(q, k, v, table, scale) -> (Tensor, Tensor)          they are known
+gossamer::attend_backward, attend_tiles_backward                           the gradients of q, k and v
 
-Both give what `aten::_scaled_dot_product_flash_attention_for_cpu` gives: the weighted values, and the logarithm of each
-query's sum of exp(score). Queries that see no key get 0. Milakov and Gimelshein, 2018; Dao et al., "FlashAttention", 2022.
+They give what `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward give: the weighted values, the logarithm of
+each query's sum of exp(score), and the gradients. Queries that see no key get 0. The scores are kept by none of them.
+Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -20,17 +23,18 @@ from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 
-MOST_SHARE = 0.6
-"""The share of tiles above which torch's own kernel, which computes all, is the faster."""
+MOST_SHARE = 0.8
+"""The share of tiles above which torch's own kernel, which computes all, may be the faster."""
 
-_tables: Remembered[TileTable] = Remembered(most=8)
+_tables: Remembered[TileTable] = Remembered(most=16)
 _dense = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_dense_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 @lru_cache(256)
-def attention_kernel(head_size: int, scale: float) -> RegionKernel:
-    """The kernel for heads of a size. CompileError if it cannot be made."""
-    return compile_region(attend_blocks(head_size, scale), schedule="blocks")
+def attention_kernel(what: str, head_size: int, scale: float) -> RegionKernel:
+    """The kernel for heads of a size: "forward", or the gradients of "queries" or "keys". CompileError if it cannot be made."""
+    return compile_region(attend_blocks(what, head_size, scale), schedule="blocks")
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, table: TileTable, scale: float) -> tuple[Tensor, Tensor]:
@@ -39,29 +43,44 @@ def attend(q: Tensor, k: Tensor, v: Tensor, table: TileTable, scale: float) -> t
     f32, bf16 or f16, computed with in f32; heads is a multiple of kv heads. The result has the type and strides of q, the
     logarithms are f32 [batch, heads, queries].
     """
-    q32, k32, v32 = (_rows(x) for x in (q, k, v))
     out = torch.empty_like(q)
-    wide = out if out.dtype == torch.float32 else torch.empty_like(q32)
-    batch, heads, queries, size = q.shape
-    statistics = torch.empty(batch, heads, queries, dtype=torch.float32)
-    if not out.numel():
-        return out, statistics
-    if not k.shape[2]:
+    given = [_rows(x) for x in (q, k, v)]
+    wide = out if out.dtype == torch.float32 else torch.empty_like(given[0])
+    statistics = torch.empty(q.shape[:3], dtype=torch.float32)
+    if not out.numel() or not k.shape[2]:
         return out.zero_(), statistics.zero_()
-    positions = table.positions
-    by_batch, by_head, by_row = positions.stride()
-    strides = (
-        by_batch if positions.shape[0] > 1 else 0,
-        by_head if positions.shape[1] > 1 else 0,
-        by_row if positions.shape[2] > 2 or queries <= TILE_QUERIES else 0,
-    )
-    sizes = [batch, heads, heads // k.shape[1], queries, k.shape[2], *strides]
-    for x in (q32, k32, v32, wide):
-        sizes += x.stride()[:3]
-    attention_kernel(size, scale).into([wide, statistics], [q32, k32, v32, positions, table.tiles, table.words, *sizes])
+    sizes = _sizes(q, k, table, q.shape[2], [*given, wide])
+    attention_kernel("forward", q.shape[3], scale).into([wide, statistics], [*given, *table.tensors, *sizes])
     if wide is not out:
         out.copy_(wide)
     return out, statistics
+
+
+def gradients(
+    upstream: Tensor,
+    given: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    statistics: Tensor,
+    tables: tuple[TileTable, TileTable],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of q, k and v for that of the result, of `attend(*given, table, scale)`. Two tables are needed: of the mask, and of
+    the mask with queries and keys in each other's place."""
+    q, k, _ = given
+    of = tuple(_result(x, x.dtype) for x in given)
+    if not out.numel() or not k.numel():
+        return tuple(x.zero_() for x in of)  # type: ignore[return-value]
+    wide = [x if x.dtype == torch.float32 else _result(x, torch.float32) for x in of]
+    read = [_rows(x) for x in (*given, upstream)]
+    delta = (read[3] * out).sum(-1, dtype=torch.float32).contiguous()
+    for what, table, made in (("queries", tables[0], wide[:1]), ("keys", tables[1], wide[1:])):
+        sizes = _sizes(q, k, table, q.shape[2] if what == "queries" else k.shape[2], [*read, *made])
+        operands = [*read, statistics.contiguous(), delta, *table.tensors, *sizes]
+        attention_kernel(what, q.shape[3], scale).into(made, operands)
+    for x, computed in zip(of, wide, strict=True):
+        if x is not computed:
+            x.copy_(computed)
+    return of  # type: ignore[return-value]
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -70,36 +89,87 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def _result(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for a gradient, token by token, as torch's own operation gives it."""
+    batch, heads, tokens, size = x.shape
+    return x.new_empty((batch, tokens, heads, size), dtype=dtype).transpose(1, 2)
+
+
+def _sizes(q: Tensor, k: Tensor, table: TileTable, rows: int, strided: Sequence[Tensor]) -> list[int]:
+    """What kernels take as sizes; `rows` queries or keys are those that the table goes by."""
+    positions, (by_batch, by_head, by_row) = table.positions, table.positions.stride()
+    strides = (
+        by_batch if positions.shape[0] > 1 else 0,
+        by_head if positions.shape[1] > 1 else 0,
+        by_row if positions.shape[2] > 2 or rows <= TILE_QUERIES else 0,
+    )
+    sizes = [q.shape[0], q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], *strides]
+    for x in strided:
+        sizes += x.stride()[:3]
+    return sizes
+
+
+# The operations
+
+
+def _expanded(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """[batch or 1, heads or 1, queries, keys]"""
+    mask = mask if mask.dim() == 4 else mask[None, None]
+    return mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    shown = mask if mask.dim() == 4 else mask.view(*[1] * (4 - mask.dim()), *mask.shape)
-    table = _tables.get([mask], (), lambda: tile_table(shown))
-    if table.share(k.shape[2]) > MOST_SHARE:
-        bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
-        out, statistics = _dense(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
-        return _as_strided(out, q), statistics.contiguous()
-    return attend(q, k, v, table, scale)
-
-
-def _as_strided(out: Tensor, q: Tensor) -> Tensor:
+    table = _tables.get([mask], ("forward",), lambda: tile_table(_expanded(mask, q, k)))
+    if table.share(k.shape[2]) <= MOST_SHARE:
+        return attend(q, k, v, table, scale)
+    out, statistics = _dense(q, k, v, 0.0, False, attn_mask=_added(mask, q), scale=scale)
     like = torch.empty_like(q)
-    return out if out.stride() == like.stride() else like.copy_(out)
+    return out if out.stride() == like.stride() else like.copy_(out), statistics.contiguous()
 
 
-def _attend_tiles(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, tiles: Tensor, words: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    return attend(q, k, v, TileTable(positions, tiles, words), scale)
+def _attend_backward(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    table = _tables.get([mask], ("forward",), lambda: tile_table(_expanded(mask, q, k)))
+    if table.share(k.shape[2]) <= MOST_SHARE:
+        turned = _tables.get([mask], ("backward",), lambda: tile_table(_expanded(mask, q, k).mT))
+        return gradients(upstream, (q, k, v), out, statistics, (table, turned), scale)
+    by_token = statistics.transpose(1, 2).contiguous().transpose(1, 2)
+    found = _dense_backward(upstream, q, k, v, out, by_token, 0.0, False, attn_mask=_added(mask, q), scale=scale)
+    return tuple(_result(x, x.dtype).copy_(x) for x in found)  # type: ignore[return-value]
+
+
+def _added(mask: Tensor, q: Tensor) -> Tensor:
+    return torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+
+
+def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, table: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    return attend(q, k, v, TileTable(*table), scale)
+
+
+def _attend_tiles_backward(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, tables: list[Tensor], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    pair = TileTable(*tables[:3]), TileTable(*tables[3:])
+    return gradients(upstream, (q, k, v), out, statistics, pair, scale)
 
 
 def _fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-LIBRARY.define("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale) -> (Tensor, Tensor)", tags=TAGS)
-LIBRARY.define(
-    "attend_tiles(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor tiles, Tensor words, float scale) -> (Tensor, Tensor)",
-    tags=TAGS,
-)
-for _name, _cpu in (("attend", _attend), ("attend_tiles", _attend_tiles)):
-    implement(_name, _cpu)
-    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+def _fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
+    return tuple(_result(x, x.dtype) for x in (q, k, v))
+
+
+_GIVEN = "Tensor q, Tensor k, Tensor v, "
+_SAVED = f"Tensor upstream, {_GIVEN}Tensor out, Tensor statistics, "
+for _name, _arguments, _results, _cpu, _meta in (
+    ("attend", f"{_GIVEN}Tensor mask", 2, _attend, _fake),
+    ("attend_tiles", f"{_GIVEN}Tensor[] table", 2, _attend_tiles, _fake),
+    ("attend_backward", f"{_SAVED}Tensor mask", 3, _attend_backward, _fake_backward),
+    ("attend_tiles_backward", f"{_SAVED}Tensor[] tables", 3, _attend_tiles_backward, _fake_backward),
+):
+    LIBRARY.define(f"{_name}({_arguments}, float scale) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
+    implement(_name, _cpu)  # type: ignore[arg-type]
+    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.sparsity.attention.masked_attention import attend
+from gossamer.sparsity.attention.masked_attention import attend, gradients
 from gossamer.sparsity.attention.tile_table import tile_table
 from tests.backend.harness import assert_same, compile_and_run
 
@@ -50,6 +50,23 @@ def test_computes_what_dense_attention_does(name: str, sizes: tuple[int, int], h
     assert out.stride() == q.stride()
     torch.testing.assert_close(out.double(), expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logarithms.double(), expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["window", "keys", "chance", "nothing"])
+@pytest.mark.parametrize(
+    ("sizes", "heads", "size"), [((100, 77), (4, 2), 20), ((33, 16), (2, 2), 16), ((128, 200), (2, 1), 64)]
+)
+def test_gradients_are_those_of_dense_attention(name: str, sizes: tuple[int, int], heads: tuple[int, int], size: int) -> None:
+    (queries, keys), (many, few) = sizes, heads
+    given = (made(2, many, queries, size), made(2, keys, few, size).transpose(1, 2), made(2, few, keys, size + 1)[..., 1:])
+    upstream, mask = made(2, queries, many, size).transpose(1, 2), MASKS[name](2, many, queries, keys)
+    whole = mask.expand(*mask.shape[:2], queries, keys)
+    tables = tile_table(whole), tile_table(whole.mT)
+    found = gradients(upstream, given, *attend(*given, tables[0], 0.3), tables, 0.3)
+    wide = [x.double().requires_grad_() for x in given]
+    expected = torch.autograd.grad(dense(wide[0], wide[1], wide[2], mask, 0.3)[0], wide, upstream.double())
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs.nan_to_num(0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
