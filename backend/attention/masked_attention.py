@@ -4,7 +4,7 @@
     %a = scaled_dot_product(%q, %k, %v, attn_mask=%m)                →    %a = gossamer::attend_tiles(%q, %k, %v, %p, %t, %w)
 
 A mask that depends on nothing but positions is looked at now, and not made at run time. Of any other, if it says which keys are
-seen and not what is added, the tiles are found when it is there, once for all layers: gossamer::attend.
+seen and not what is added, the tiles are found when it is there, once for all layers: gossamer::attend_masked.
 """
 
 import operator
@@ -64,8 +64,7 @@ def _supported(node: fx.Node, mask: fx.Node) -> bool:
     dropout, causal = given[0] if given else 0.0, given[1] if len(given) > 1 else False
     of_type = q.is_cpu and q.dtype in _TYPES and q.dtype == k.dtype == v.dtype
     of_size = isinstance(q.shape[3], int) and 0 < q.shape[3] <= _LARGEST_HEAD and q.shape[3] == v.shape[3]
-    heads = isinstance(q.shape[1], int) and isinstance(k.shape[1], int)
-    return dropout == 0 and not causal and of_type and of_size and heads and mask.meta["val"].dim() in (2, 4)
+    return dropout == 0 and not causal and of_type and of_size and mask.meta["val"].dim() in (2, 4)
 
 
 def _replace(
@@ -103,14 +102,15 @@ def _replace(
         return decision(False, FAILED)
     ops = torch.ops.gossamer
     if known_tables is None:
-        name, of_mask = "attend", {1: condition, 2: condition}
+        assert condition is not None
+        name, of_mask = "attend_masked", ([condition, condition.op == "placeholder"],) * 2
     else:
         parts = [_constant(node, part) for each in known_tables for part in each.tensors]
-        name, of_mask = "attend_tiles", {1: parts[:3], 2: parts}
-    ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], of_mask[1], scale)
+        name, of_mask = "attend_tiles", ([parts[:3]], [parts])
+    ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *of_mask[0], scale)
     if backward is not None:
         operation = getattr(ops, f"{name}_backward").default
-        backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], of_mask[2], scale))
+        backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], *of_mask[1], scale))
     node.replace_all_uses_with(ours)
     if table is None:
         return decision(True, "the tiles that its mask leaves are found at every call")

