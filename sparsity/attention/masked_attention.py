@@ -27,8 +27,8 @@ MOST_SHARE = 0.8
 """The share of tiles above which torch's own kernel, which computes all, may be the faster."""
 
 _tables = {given: Remembered[TileTable]("uncounted" if given else "all", most=16) for given in (True, False)}
-"""Of masks that were `given` to a graph, and of those computed in it: Inductor writes to its buffers, and uses them for one mask
-after the other, without that torch counts it."""
+"""Of masks that were `given` to a graph, and of those computed in it: Inductor uses a buffer for one mask after the other, and
+torch does not count what it writes there."""
 _dense = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _dense_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
