@@ -46,7 +46,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, table: TileTable, scale: float) -> t
     logarithms are f32 [batch, heads, queries].
     """
     out = torch.empty_like(q)
-    given = [_rows(x) for x in (q, k, v)]
+    given = [_rows(q), _streamed(k), _streamed(v)]
     wide = out if out.dtype == torch.float32 else torch.empty_like(given[0])
     statistics = torch.empty(q.shape[:3], dtype=torch.float32)
     if not out.numel() or not k.shape[2]:
@@ -73,7 +73,7 @@ def gradients(
     if not out.numel() or not k.numel():
         return tuple(x.zero_() for x in of)  # type: ignore[return-value]
     wide = [x if x.dtype == torch.float32 else _result(x, torch.float32) for x in of]
-    read = [_rows(x) for x in (*given, upstream)]
+    read = [_streamed(x) for x in (*given, upstream)]
     delta = (read[3] * out).sum(-1, dtype=torch.float32).contiguous()
     for what, table, made in (("queries", tables[0], wide[:1]), ("keys", tables[1], wide[1:])):
         sizes = _sizes(q, k, table, q.shape[2] if what == "queries" else k.shape[2], [*read, *made])
@@ -89,6 +89,11 @@ def _rows(x: Tensor) -> Tensor:
     """In f32, the elements of a head next to each other."""
     x = x.float()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _streamed(x: Tensor) -> Tensor:
+    """In f32, the tokens of a head next to each other: a power of two apart, they would share few lines of the cache."""
+    return x.float().contiguous()
 
 
 def _result(x: Tensor, dtype: torch.dtype) -> Tensor:
