@@ -90,7 +90,7 @@ def test_keeps_nan_and_infinity() -> None:
 
 def test_a_table_lists_what_is_seen() -> None:
     table = tile_table(MASKS["window"](1, 1, 512, 512))
-    assert table.share(512) < 0.12
+    assert len(table.tiles) == 16 * 4 - 2
     assert table.picture(512, 4).splitlines()[0].strip() != ""
     assert tile_table(MASKS["alike"](3, 4, 64, 64)).positions.shape == (1, 1, 3)
 
