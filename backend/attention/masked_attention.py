@@ -167,7 +167,7 @@ def _constant(before: fx.Node, value: torch.Tensor) -> Any:
         number += 1
     module.register_buffer(name, value)
     with before.graph.inserting_before(before):
-        node = before.graph.get_attr(name)
+        node = before.graph.call_function(aten.lift_fresh_copy.default, (before.graph.get_attr(name),))  # as tracing has them
     mode = detect_fake_mode([before.meta["val"]])
     node.meta["val"] = mode.from_tensor(value)
     return node
