@@ -19,11 +19,13 @@ BELOW = {
 }
 INSIDE = {
     "backend": [
-        "weights", "measuring", "messages", "operations", "edges", "chains", "regions", "calls", "graph", "devices", "report",
+        "weights", "measuring", "messages", "operations", "attention", "edges", "chains", "regions", "calls", "graph",
+        "devices", "report",
     ],
-    "sparsity": ["checkpoints", "pruning", "tensor", "edges", "operations", "arrays", "kernels"],
+    "sparsity": ["checkpoints", "pruning", "tensor", "edges", "attention", "operations", "arrays", "kernels"],
     "passes": [
-        "contract", "chain", "operands", "finish", "schedules", "weights_gpu", "weights_bf16", "weights", "loops", "framework",
+        "contract", "chain", "attention", "operands", "finish", "schedules", "weights_gpu", "weights_bf16", "weights", "loops",
+        "framework",
     ],
 }  # fmt: skip
 """The rooms in a room: each may import those after it. The files at the door may import all, and none imports them."""

@@ -1,0 +1,173 @@
+"""masked-attention: dense attention whose mask hides most tiles computes the others only.
+
+    %m = where(le(abs(sub(%i, %j)), 64), 0, -inf)                    →    %p, %t, %w = its tiles, found once
+    %a = scaled_dot_product(%q, %k, %v, attn_mask=%m)                →    %a = gossamer::attend_tiles(%q, %k, %v, %p, %t, %w)
+
+A mask that depends on nothing but positions is looked at now, and not made at run time. Of any other, if it says which keys are
+seen and not what is added, the tiles are found when it is there, once for all layers: gossamer::attend_masked.
+"""
+
+import operator
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.chains.masks import Constants
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.nodes import COPIES, hint, same
+from gossamer.backend.report.report import FAILED, Decision, log
+from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
+from gossamer.dialects.errors import CompileError
+from gossamer.runtime.torch_internals import detect_fake_mode
+from gossamer.sparsity.attention.masked_attention import MOST_SHARE, attention_kernel
+from gossamer.sparsity.attention.tile_table import TileTable, tile_table
+
+aten = torch.ops.aten
+
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LEAST = 2e8
+"""Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
+_LARGEST_HEAD = 256
+
+_Tables = tuple[TileTable, TileTable]
+"""Of a mask, and of it with queries and keys in each other's place."""
+
+
+class MaskedAttention:
+    """Attention under a mask takes the schedule `blocks` where the mask leaves few tiles."""
+
+    name: ClassVar[str] = "masked-attention"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each attention with a mask."""
+        if context.options.schedule == "reference":
+            return []
+        constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node, _Tables | None]()
+        for node in list(graph.nodes):
+            mask = node.kwargs.get("attn_mask") if node.target is _ATTENTION else None
+            if isinstance(mask, fx.Node) and _supported(node, mask):
+                decisions.append(_replace(node, mask, constants, tables, context))
+        if any(decision.sparse for decision in decisions):
+            graph.eliminate_dead_code()
+        return decisions
+
+
+def _supported(node: fx.Node, mask: fx.Node) -> bool:
+    """Whether the operation of ours computes this, whatever its mask hides."""
+    q, k, v = (argument.meta["val"] for argument in node.args[:3])  # type: ignore[union-attr]
+    given = node.args[3:]
+    dropout, causal = given[0] if given else 0.0, given[1] if len(given) > 1 else False
+    of_type = q.is_cpu and q.dtype in _TYPES and q.dtype == k.dtype == v.dtype
+    of_size = isinstance(q.shape[3], int) and 0 < q.shape[3] <= _LARGEST_HEAD and q.shape[3] == v.shape[3]
+    return dropout == 0 and not causal and of_type and of_size and mask.meta["val"].dim() in (2, 4)
+
+
+def _replace(
+    node: fx.Node, mask: fx.Node, constants: Constants, tables: dict[fx.Node, _Tables | None], context: GraphContext
+) -> Decision:
+    q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
+    scale = float(node.kwargs.get("scale") or q.shape[3] ** -0.5)
+    condition, backward = _condition(mask, constants), _backward_of(node)
+    if mask not in tables:
+        known = constants.of(condition if condition is not None else mask)
+        seen = None if known is None else _seen(known)
+        tables[mask] = None if seen is None else _tables(seen, q.shape[2], k.shape[2])
+    known_tables = tables[mask]
+    table = known_tables[0] if known_tables is not None else None
+    size = tuple(hint(n) or 0 for n in mask.meta["val"].shape)
+    share = 1.0 if table is None else table.share(size[-1])
+    work = 4 * prod(hint(n) or 0 for n in q.shape) * (hint(k.shape[2]) or 0)
+
+    def decision(sparse: bool, reason: str, gain: float | None = None) -> Decision:
+        kind = f"{TILE_QUERIES}x{TILE_KEYS} tiles" if sparse else None
+        return Decision(str(mask), "attention", size, share, kind, "blocks" if sparse else None, sparse, reason, gain)
+
+    if table is None and condition is None:
+        return decision(False, "its mask adds numbers, which may hide nothing")
+    if table is not None and share > MOST_SHARE and context.options.min_gain > 0:
+        return decision(False, f"its mask leaves {share:.0%} of the tiles")
+    if table is None and work < _LEAST and context.options.min_gain > 0:
+        return decision(False, "it is too small to look at its mask at every call")
+    try:
+        for what in ("forward", *(("queries", "keys") if backward is not None else ())):
+            attention_kernel(what, q.shape[3], scale)
+    except CompileError:
+        if context.options.strict:
+            raise
+        return decision(False, FAILED)
+    ops = torch.ops.gossamer
+    if known_tables is None:
+        assert condition is not None
+        name, of_mask = "attend_masked", ([condition, condition.op == "placeholder"],) * 2
+    else:
+        parts = [_constant(node, part) for each in known_tables for part in each.tensors]
+        name, of_mask = "attend_tiles", ([parts[:3]], [parts])
+    ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *of_mask[0], scale)
+    if backward is not None:
+        operation = getattr(ops, f"{name}_backward").default
+        backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], *of_mask[1], scale))
+    node.replace_all_uses_with(ours)
+    if table is None:
+        return decision(True, "the tiles that its mask leaves are found at every call")
+    log.info("mask of %s, %s:\n%s", node, size, table.picture(size[-1]))
+    return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)
+
+
+def _tables(seen: torch.Tensor, queries: int, keys: int) -> _Tables:
+    seen = seen if seen.dim() == 4 else seen[None, None]
+    whole = seen.expand(*seen.shape[:2], queries, keys)
+    return tile_table(whole), tile_table(whole.mT)
+
+
+def _backward_of(node: fx.Node) -> fx.Node | None:
+    """The operation for the gradients of attention, in a joint graph."""
+    results = {user for user in node.users if user.target is operator.getitem}
+    pending = list(results)
+    while pending:
+        for user in pending.pop().users:
+            if user.target in COPIES and user not in results:
+                results.add(user)
+                pending.append(user)
+    found = {user for result in results for user in result.users if user.target is _BACKWARD and same(user.args[4]) in results}
+    return found.pop() if len(found) == 1 else None
+
+
+def _condition(mask: fx.Node, constants: Constants) -> fx.Node | None:
+    """The bools that a mask was made of as 0 and minus infinity."""
+    if mask.target is not aten.where.self:
+        return None
+    condition, shown, hidden = mask.args
+    values = [constants.of(n) if isinstance(n, fx.Node) else None for n in (shown, hidden)]
+    if any(value is None for value in values) or not isinstance(condition, fx.Node):
+        return None
+    shown, hidden = values
+    same = condition.meta["val"].shape == mask.meta["val"].shape
+    return condition if same and bool((shown == 0).all()) and bool(hidden.isneginf().all()) else None  # type: ignore[union-attr]
+
+
+def _seen(mask: torch.Tensor) -> torch.Tensor | None:
+    """Which keys are seen under a mask; None if it adds other numbers than 0 and minus infinity."""
+    if mask.dtype == torch.bool:
+        return mask
+    hidden = mask.isneginf()
+    return ~hidden if bool((hidden | (mask == 0)).all()) else None
+
+
+def _constant(before: fx.Node, value: torch.Tensor) -> Any:
+    """A node for a tensor that the graph holds from now on."""
+    module = before.graph.owning_module
+    assert module is not None
+    number = 0
+    while hasattr(module, name := f"_tiles_{number}"):
+        number += 1
+    module.register_buffer(name, value)
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(aten.lift_fresh_copy.default, (before.graph.get_attr(name),))  # as tracing has them
+    mode = detect_fake_mode([before.meta["val"]])
+    node.meta["val"] = mode.from_tensor(value)
+    return node

@@ -1,0 +1,116 @@
+"""The ops of the kernel dialect for attention under a mask of tiles: `kernel.attend_blocks` and its gradients.
+
+A mask is a table of the tiles that it does not hide, each of TILE_QUERIES queries and TILE_KEYS keys:
+
+positions  where the tiles of each row of tiles begin, and where the last one's end
+tiles      pairs: twice the number of the tile's keys, plus 1 if it is hidden in part; and for those the number of its words
+words      TILE_QUERIES words a tile that is hidden in part: bit k of word q says whether query q sees key k
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+from gossamer.dialects.kernel import KernelOp, verified
+
+TILE_QUERIES, TILE_KEYS = 32, 16
+
+SIZES = ("batch", "heads", "group", "queries", "keys", "table_batch", "table_head", "table_row")
+"""What `sizes` begins with: lengths, and the elements of `positions` from a batch, head and row of tiles to the next (0 where
+all have the same)."""
+STRIDED = {
+    "kernel.attend_blocks": ("q", "k", "v", "out"),
+    "kernel.attend_blocks_of_queries": ("q", "k", "v", "gradient", "of_q"),
+    "kernel.attend_blocks_of_keys": ("q", "k", "v", "gradient", "of_k", "of_v"),
+}
+"""What has three strides behind them, of batch, head and token."""
+
+
+def _problem(op: Any) -> str | None:
+    size, strided = ir.IntegerAttr(op.head_size).value, STRIDED[op.operation.name]
+    if size < 1:
+        return f"has heads of {size} elements"
+    needed = len(SIZES) + 3 * len(strided)
+    if len(op.sizes) != needed:
+        return f"has {len(op.sizes)} sizes, must be {needed}: {', '.join(SIZES)}, then three strides of {', '.join(strided)}"
+    for name in strided:
+        tensor = ir.RankedTensorType(getattr(op, name).type)
+        if tensor.rank != 1 or not isinstance(tensor.element_type, ir.F32Type):
+            return f"has {name} {tensor}, must be memory of f32 without shape"
+    return None
+
+
+class AttendBlocksOp(KernelOp, name="attend_blocks", traits=[ext.Pure]):
+    """Scaled dot-product attention of heads, where a table says which queries see which keys.
+
+    q, k, v      memory, in which sizes and strides find [batch, heads, queries, head_size] and so on; each `group` of heads
+                 shares the keys and values of one. Elements of a head are next to each other.
+    positions    [rows + 1] of i32 for each batch and head, tiles [2 n] of i32, words [n * TILE_QUERIES] of i16
+    sizes        see SIZES and STRIDED
+    out          memory, as q; queries that see no key get 0
+    statistics   [batch, heads, queries], the logarithm of the sum of exp(score), 0 for queries that see no key
+    """
+
+    q: ext.Operand[Any]
+    k: ext.Operand[Any]
+    v: ext.Operand[Any]
+    positions: ext.Operand[Any]
+    tiles: ext.Operand[Any]
+    words: ext.Operand[Any]
+    sizes: Sequence[ext.Operand[Any]]
+    head_size: ir.IntegerAttr
+    scale: ir.FloatAttr
+    out: ext.Result[Any]
+    statistics: ext.Result[Any]
+
+    verify_invariants = verified(_problem)
+
+
+class AttendBlocksOfQueriesOp(KernelOp, name="attend_blocks_of_queries", traits=[ext.Pure]):
+    """The gradient of q for that of the result of kernel.attend_blocks; the scores are computed again.
+
+    gradient    memory, as out
+    statistics  of the forward op
+    delta       [batch, heads, queries], the sum over a head's elements of out times gradient
+    of_q        memory, as q
+    """
+
+    q: ext.Operand[Any]
+    k: ext.Operand[Any]
+    v: ext.Operand[Any]
+    gradient: ext.Operand[Any]
+    statistics: ext.Operand[Any]
+    delta: ext.Operand[Any]
+    positions: ext.Operand[Any]
+    tiles: ext.Operand[Any]
+    words: ext.Operand[Any]
+    sizes: Sequence[ext.Operand[Any]]
+    head_size: ir.IntegerAttr
+    scale: ir.FloatAttr
+    of_q: ext.Result[Any]
+
+    verify_invariants = verified(_problem)
+
+
+class AttendBlocksOfKeysOp(KernelOp, name="attend_blocks_of_keys", traits=[ext.Pure]):
+    """The gradients of k and v, as kernel.attend_blocks_of_queries has that of q. In its table keys and queries change places:
+    a tile is TILE_QUERIES keys and TILE_KEYS queries."""
+
+    q: ext.Operand[Any]
+    k: ext.Operand[Any]
+    v: ext.Operand[Any]
+    gradient: ext.Operand[Any]
+    statistics: ext.Operand[Any]
+    delta: ext.Operand[Any]
+    positions: ext.Operand[Any]
+    tiles: ext.Operand[Any]
+    words: ext.Operand[Any]
+    sizes: Sequence[ext.Operand[Any]]
+    head_size: ir.IntegerAttr
+    scale: ir.FloatAttr
+    of_k: ext.Result[Any]
+    of_v: ext.Result[Any]
+
+    verify_invariants = verified(_problem)

@@ -1,0 +1,1 @@
+"""Attention whose mask hides whole tiles of queries and keys."""

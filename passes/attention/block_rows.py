@@ -1,0 +1,101 @@
+"""What the lowerings of kernel.attend_blocks and its gradients share: tasks, memory, and the reading of the table."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, vector
+
+from gossamer.dialects.attention import SIZES, STRIDED, TILE_KEYS, TILE_QUERIES
+from gossamer.passes.attention.query_tile import QueryTile, Rows
+from gossamer.passes.loops.buffers import buffer_of, storage_of
+from gossamer.passes.loops.openmp import thread_number
+from gossamer.passes.loops.vectors import index, load_index, parallel, reserve_workspace, splat_of, vector_of
+
+_CHUNK = 16 << 10  # bytes of rows between two updates of the sums: they stay in the first-level cache
+_MOST = 8  # tiles in it
+
+Task = Callable[[ir.Value, ir.Value, ir.Value, list[ir.Value]], None]
+"""Builds what is done for a batch, a head and a row of tiles, with scratch memory."""
+
+
+class BlockRows:
+    """One of these ops, whose work goes row by row of its table."""
+
+    def __init__(self, op: Any, bits: int) -> None:
+        self.op, self.storage = op, storage_of(op.operation)
+        self.size, self.scale = ir.IntegerAttr(op.head_size).value, ir.FloatAttr(op.scale).value
+        self.tile = QueryTile(self.size, bits)
+        self.chunk = max(1, min(_MOST, _CHUNK // (4 * self.size * TILE_KEYS)))
+        self.positions, self.tiles, self.words = (buffer_of(v) for v in (op.positions, op.tiles, op.words))
+        strided = STRIDED[op.operation.name]
+        names = [*SIZES, *(f"{name}_{of}" for name in strided for of in ("batch", "head", "row"))]
+        self.sizes = dict(zip(names, op.sizes, strict=True))
+        given = [name for name in strided if isinstance(getattr(op, name), ir.Value) and name in ("q", "k", "v", "gradient")]
+        self.memory = {name: buffer_of(getattr(op, name)) for name in given}
+        self.memory |= zip(strided[len(given) :], self.storage.outputs, strict=False)
+
+    def replace(self, module: ir.Module, lanes: str, heads: str, scratch: list[int], task: Task) -> None:
+        """Put one loop over all tiles of `lanes` ("queries" or "keys") in place of the op; `scratch` says how many rows each
+        memory of a task has, `heads` which size is the number of heads."""
+        space = 4 * TILE_QUERIES * sum(scratch)
+        reserve_workspace(module, space)
+        with ir.InsertionPoint(self.op):
+            count = self.sizes["heads"]
+            if heads == "kv_heads":
+                count = arith.divui(count, self.sizes["group"])
+            rows = arith.ceildivui(self.sizes[lanes], index(TILE_QUERIES))
+            with parallel(arith.muli(arith.muli(self.sizes["batch"], count), rows)) as number:
+                memory = self.scratch(arith.muli(thread_number(), index(space)), scratch)
+                pair, row = arith.divui(number, rows), arith.remui(number, rows)
+                task(arith.divui(pair, count), arith.remui(pair, count), row, memory)
+        self.storage.erase()
+
+    def pair(self, batch: ir.Value, head: ir.Value) -> ir.Value:
+        """The number of a batch's head."""
+        return arith.addi(arith.muli(batch, self.sizes["heads"]), head)
+
+    def listed(self, batch: ir.Value, head: ir.Value, row: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Where the tiles of a row of the table begin and end."""
+        of_row, of_batch, of_head = (
+            arith.muli(n, self.sizes[f"table_{name}"]) for n, name in ((row, "row"), (batch, "batch"), (head, "head"))
+        )
+        at = arith.addi(of_row, arith.addi(of_batch, of_head))
+        return load_index(self.positions, at), load_index(self.positions, arith.addi(at, index(1)))
+
+    def scratch(self, offset: ir.Value, rows: list[int]) -> list[ir.Value]:
+        found = []
+        for count in rows:
+            found.append(memref.view(self.tile.memory(count), self.storage.workspace, offset, []))
+            offset = arith.addi(offset, index(4 * TILE_QUERIES * count))
+        return found
+
+    def rows(self, name: str, batch: ir.Value, head: ir.Value, count: str) -> Rows:
+        base = arith.addi(arith.muli(batch, self.sizes[f"{name}_batch"]), arith.muli(head, self.sizes[f"{name}_head"]))
+        return Rows(self.memory[name], base, self.sizes[f"{name}_row"], self.sizes[count])
+
+    def entry(self, number: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """A tile of the table: its first key, whether it is hidden in part, where its words begin."""
+        at = arith.muli(number, index(2))
+        entry, words = load_index(self.tiles, at), load_index(self.tiles, arith.addi(at, index(1)))
+        key = arith.muli(arith.shrui(entry, index(1)), index(TILE_KEYS))
+        partial = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(entry, index(1)), index(0))
+        return key, partial, arith.muli(words, index(TILE_QUERIES))
+
+    def seen(self, words: ir.Value) -> list[ir.Value]:
+        """The words of a tile, one a lane."""
+        lanes, i32 = self.tile.lanes, ir.IntegerType.get_signless(32)
+        narrow, wide = vector_of(lanes, ir.IntegerType.get_signless(16)), vector_of(lanes, i32)
+        places = [arith.addi(words, index(v * lanes)) for v in range(self.tile.vectors)]
+        return [arith.extui(wide, vector.load(narrow, self.words, [place])) for place in places]
+
+    def hidden(self, scores: list[ir.Value], seen: list[ir.Value], key: ir.Value, otherwise: float) -> list[ir.Value]:
+        """The scores of a key, or what there is `otherwise` where a query does not see it."""
+        i32 = ir.IntegerType.get_signless(32)
+        bit = arith.shli(arith.constant(i32, 1), arith.index_cast(i32, key))
+        wide = ir.VectorType(seen[0].type)
+        bits = vector.broadcast(wide, bit)
+        none = arith.constant(wide, ir.DenseElementsAttr.get_splat(wide, ir.IntegerAttr.get(i32, 0)))
+        never = splat_of(self.tile.vec, otherwise)
+        visible = [arith.cmpi(arith.CmpIPredicate.ne, arith.andi(word, bits), none) for word in seen]
+        return [arith.select(sees, score, never) for sees, score in zip(visible, scores, strict=True)]

@@ -1,0 +1,156 @@
+"""lower-attend-blocks: a `kernel.attend_blocks` becomes one loop over tiles of queries, which walks the tiles of its keys.
+
+before   %y, %s = "kernel.attend_blocks"(%q, %k, %v, %positions, %tiles, %words, ...) {head_size = 64, scale = 0.125}
+after    scf.parallel (%task) = ...                           // batch x heads x tiles of 32 queries
+           turned[d][query] = q[query][d] * scale
+           for each few tiles of 16 keys that the table lists
+             scores[key][query] = sum_d k[key][d] turned[d][query]     // hidden ones -inf, where the tile is hidden in part
+             scores = exp(scores - largest), total
+             sums[d][query] = sums * exp(largest before - largest) + sum_key v[key][d] scores[key][query]
+           sums / total into y, largest + log(total) into s
+
+Softmax goes along with the keys (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
+"FlashAttention", 2022). Runs on functions whose storage is exposed (expose-storage).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, math, scf, vector
+
+from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
+from gossamer.passes.attention.block_rows import BlockRows
+from gossamer.passes.attention.query_tile import Rows
+from gossamer.passes.finish.expand_math import exp_below_zero
+from gossamer.passes.loops.queries import walk
+from gossamer.passes.loops.vectors import (
+    index,
+    loop,
+    lowest_of,
+    mask_of,
+    splat_of,
+    zeros,
+)
+
+
+@dataclass(frozen=True)
+class LowerAttendBlocks:
+    """`bits` is the width of the target's vectors."""
+
+    name: ClassVar[str] = "lower-attend-blocks"
+    bits: int = 512
+
+    def run(self, module: ir.Module) -> None:
+        for op in walk(module, "kernel.attend_blocks"):
+            with op.location:
+                _Attend(op.opview, self.bits).lower(module)
+
+
+class _Attend(BlockRows):
+    def __init__(self, op: Any, bits: int) -> None:
+        super().__init__(op, bits)
+        self.statistics = self.storage.outputs[1]
+
+    def lower(self, module: ir.Module) -> None:
+        """Put loops in place of the op."""
+        scratch = [self.tile.padded, self.tile.padded, self.chunk * TILE_KEYS]
+        self.replace(module, "queries", "heads", scratch, self._row)
+
+    def _row(self, batch: ir.Value, head: ir.Value, row: ir.Value, scratch: list[ir.Value]) -> None:
+        turned, sums, scores = scratch
+        tile, sizes, vec = self.tile, self.sizes, self.tile.vec
+        first, shared = arith.muli(row, index(TILE_QUERIES)), arith.divui(head, sizes["group"])
+        k, v = self.rows("k", batch, shared, "keys"), self.rows("v", batch, shared, "keys")
+        tile.turn(self.rows("q", batch, head, "queries"), first, turned, splat_of(vec, self.scale))
+        tile.clear(sums)
+        begin, end = self.listed(batch, head, row)
+        lowest = [splat_of(vec, lowest_of(vec.element_type))] * tile.vectors
+        with loop(begin, end, index(self.chunk), [*lowest, *[zeros(vec)] * tile.vectors]) as chunks:
+            start, carried = chunks.induction_variable, list(chunks.inner_iter_args)
+            largest, totals = carried[: tile.vectors], carried[tile.vectors :]
+            count = arith.minui(arith.subi(end, start), index(self.chunk))
+            now = self._score(start, count, k, turned, scores, largest)
+            shrunk = [exp_below_zero(arith.subf(a, b)) for a, b in zip(largest, now, strict=True)]
+            totals = [arith.mulf(t, s) for t, s in zip(totals, shrunk, strict=True)]
+            totals = self._exponentials(count, scores, now, totals)
+
+            def place_of(group: ir.Value, number: ir.Value, start: ir.Value = start) -> tuple[ir.Value, ir.Value]:
+                key, _, _ = self.entry(arith.addi(start, group))
+                return v.memory, v.at(arith.addi(key, number))
+
+            tile.add_weighted(sums, shrunk, count, scores, TILE_KEYS, place_of)
+            scf.YieldOp([*now, *totals])
+        ends = list(chunks.results)
+        self._finish(self.pair(batch, head), first, sums, ends[: tile.vectors], ends[tile.vectors :])
+        tile.turn_back(sums, self.rows("out", batch, head, "queries"), first)
+
+    def _score(
+        self, start: ir.Value, count: ir.Value, k: Rows, turned: ir.Value, scores: ir.Value, largest: list[ir.Value]
+    ) -> list[ir.Value]:
+        """The scores of `count` tiles from `start` on, and the largest of them and `largest`."""
+        tile = self.tile
+        with loop(index(0), count, index(1), largest) as tiles:
+            key, partial, words = self.entry(arith.addi(start, tiles.induction_variable))
+            slot = arith.muli(tiles.induction_variable, index(TILE_KEYS))
+            carried = list(tiles.inner_iter_args)
+            choice = scf.IfOp(partial, [tile.vec] * tile.vectors, has_else=True)
+            for block, masked in ((choice.then_block, True), (choice.else_block, False)):
+                with ir.InsertionPoint(block):
+                    scf.YieldOp(self._tile_scores(key, slot, words if masked else None, k, turned, scores, carried))
+            scf.YieldOp(list(choice.results))
+        return list(tiles.results)
+
+    def _tile_scores(
+        self,
+        key: ir.Value,
+        slot: ir.Value,
+        words: ir.Value | None,
+        k: Rows,
+        turned: ir.Value,
+        scores: ir.Value,
+        largest: list[ir.Value],
+    ) -> list[ir.Value]:
+        tile = self.tile
+        seen = self.seen(words) if words is not None else None
+        with loop(index(0), index(TILE_KEYS), index(tile.at_once), largest) as keys:
+            j, found = keys.induction_variable, list(keys.inner_iter_args)
+            places = [k.at(arith.addi(arith.addi(key, j), index(n))) for n in range(tile.at_once)]
+            for n, products in enumerate(tile.products(k.memory, places, turned)):
+                number = arith.addi(j, index(n))
+                if seen is not None:
+                    products = self.hidden(products, seen, number, float("-inf"))
+                tile.store(products, scores, arith.addi(slot, number))
+                for v, score in enumerate(products):
+                    larger = arith.cmpf(arith.CmpFPredicate.OGT, score, found[v])
+                    found[v] = arith.select(larger, score, found[v])
+            scf.YieldOp(found)
+        return list(keys.results)
+
+    def _exponentials(
+        self, count: ir.Value, scores: ir.Value, largest: list[ir.Value], totals: list[ir.Value]
+    ) -> list[ir.Value]:
+        """The scores of `count` tiles as exp(score - largest), and `totals` with them."""
+        tile = self.tile
+        with loop(index(0), arith.muli(count, index(TILE_KEYS)), index(1), totals) as keys:
+            read = tile.load(scores, keys.induction_variable)
+            powers = [exp_below_zero(arith.subf(score, top)) for score, top in zip(read, largest, strict=True)]
+            tile.store(powers, scores, keys.induction_variable)
+            scf.YieldOp([arith.addf(t, p) for t, p in zip(keys.inner_iter_args, powers, strict=True)])
+        return list(keys.results)
+
+    def _finish(self, pair: ir.Value, first: ir.Value, sums: ir.Value, largest: list[ir.Value], totals: list[ir.Value]) -> None:
+        """sums / totals, and the statistics."""
+        tile, queries = self.tile, self.sizes["queries"]
+        none, one = zeros(tile.vec), splat_of(tile.vec, 1.0)
+        some = [arith.cmpf(arith.CmpFPredicate.UNE, total, none) for total in totals]
+        divisors = [arith.select(s, t, one) for s, t in zip(some, totals, strict=True)]
+        inverse = [arith.divf(one, d) for d in divisors]
+        tile.scale(sums, inverse)
+        base = arith.addi(arith.muli(pair, queries), first)
+        left = arith.subi(queries, first)
+        for v in range(tile.vectors):
+            value = arith.select(some[v], arith.addf(largest[v], math.log(divisors[v])), none)
+            behind = index(v * tile.lanes)
+            mask = mask_of(tile.lanes, arith.subi(arith.maxui(left, behind), behind))
+            vector.maskedstore(self.statistics, [arith.addi(base, behind)], mask, value)

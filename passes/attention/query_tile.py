@@ -1,0 +1,166 @@
+"""What attention does with a tile of rows in lanes, against rows whose elements are scalars.
+
+    turned [D][rows]       the tile, its rows in lanes
+    products               for a few other rows the dot products with all rows of the tile
+    weighted sums          of other rows, [D][rows], weighted by [others][rows]
+
+So no work goes across lanes, any head size will do, and the other rows are read where they lie.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector
+
+from gossamer.dialects.attention import TILE_QUERIES
+from gossamer.passes.loops.vectors import index, loop, mask_of, transpose, vector_of, zeros
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in a memory: the first at `base`, the next one `stride` elements on, up to row `count`, which is not there."""
+
+    memory: ir.Value
+    base: ir.Value
+    stride: ir.Value
+    count: ir.Value
+
+    def at(self, row: ir.Value) -> ir.Value:
+        """Where a row begins; the last one stands in for those that are not there."""
+        inside = arith.minui(row, arith.subi(self.count, index(1)))
+        return arith.addi(self.base, arith.muli(inside, self.stride))
+
+
+class QueryTile:
+    """TILE_QUERIES rows of `size` elements of f32, on vectors of `bits`."""
+
+    def __init__(self, size: int, bits: int) -> None:
+        self.size, self.lanes = size, bits // 32
+        self.vectors = TILE_QUERIES // self.lanes
+        self.vec = vector_of(self.lanes, ir.F32Type.get())
+        registers = 32 if bits >= 512 else 16
+        self.at_once = registers // 2 // self.vectors  # rows whose sums share the loads of the tile
+        self.padded = -(-size // self.lanes) * self.lanes
+
+    def memory(self, rows: int) -> ir.MemRefType:
+        """[rows][TILE_QUERIES]"""
+        return ir.MemRefType.get([rows, TILE_QUERIES], self.vec.element_type)
+
+    def load(self, memory: ir.Value, row: ir.Value) -> list[ir.Value]:
+        """The vectors of a row of such a memory."""
+        return [vector.load(self.vec, memory, [row, index(v * self.lanes)]) for v in range(self.vectors)]
+
+    def store(self, values: Sequence[ir.Value], memory: ir.Value, row: ir.Value) -> None:
+        """The inverse of `load`."""
+        for v, value in enumerate(values):
+            vector.store(value, memory, [row, index(v * self.lanes)])
+
+    def clear(self, memory: ir.Value) -> None:
+        """Zeros in all rows of a memory for `turn_back`."""
+        with loop(index(0), index(self.padded), index(1)) as ds:
+            self.store([zeros(self.vec)] * self.vectors, memory, ds.induction_variable)
+
+    def scale(self, memory: ir.Value, factors: Sequence[ir.Value]) -> None:
+        """memory[d][r] *= factors[r]"""
+        with loop(index(0), index(self.size), index(1)) as ds:
+            values = self.load(memory, ds.induction_variable)
+            self.store([arith.mulf(a, b) for a, b in zip(values, factors, strict=True)], memory, ds.induction_variable)
+
+    def turn(self, rows: Rows, first: ir.Value, turned: ir.Value, factor: ir.Value) -> None:
+        """turned[d][r] = rows[first + r][d] * factor"""
+
+        def one(at: ir.Value, columns: ir.Value, v: int) -> None:
+            mask, lines = mask_of(self.lanes, columns), []
+            for r in range(v * self.lanes, (v + 1) * self.lanes):
+                place = arith.addi(rows.at(arith.addi(first, index(r))), at)
+                line = vector.maskedload(self.vec, rows.memory, [place], mask, zeros(self.vec))
+                lines.append(arith.mulf(line, factor))
+            for d, value in enumerate(transpose(lines)):
+                vector.store(value, turned, [arith.addi(at, index(d)), index(v * self.lanes)])
+
+        self._squares(one)
+
+    def turn_back(self, turned: ir.Value, rows: Rows, first: ir.Value) -> None:
+        """rows[first + r][d] = turned[d][r] where there is such a row."""
+
+        def one(at: ir.Value, columns: ir.Value, v: int) -> None:
+            lines = [
+                vector.load(self.vec, turned, [arith.addi(at, index(d)), index(v * self.lanes)]) for d in range(self.lanes)
+            ]
+            for r, value in enumerate(transpose(lines), v * self.lanes):
+                row = arith.addi(first, index(r))
+                there = arith.cmpi(arith.CmpIPredicate.ult, row, rows.count)
+                mask = mask_of(self.lanes, arith.select(there, columns, index(0)))
+                vector.maskedstore(rows.memory, [arith.addi(rows.at(row), at)], mask, value)
+
+        self._squares(one)
+
+    def _squares(self, one: Callable[[ir.Value, ir.Value, int], None]) -> None:
+        """Calls with the first column of each square of as many rows as columns, how many it has, and its vector of rows."""
+        with loop(index(0), index(self.size), index(self.lanes)) as columns:
+            at = columns.induction_variable
+            width = arith.minui(arith.subi(index(self.size), at), index(self.lanes))
+            for v in range(self.vectors):
+                one(at, width, v)
+
+    def products(self, memory: ir.Value, places: Sequence[ir.Value], turned: ir.Value) -> list[list[ir.Value]]:
+        """For each of the rows at these places the products with all rows of the tile."""
+        step, width = gcd(self.size, 4), self.vectors
+        with loop(index(0), index(self.size), index(step), [zeros(self.vec)] * (len(places) * width)) as ds:
+            sums = list(ds.inner_iter_args)
+            for u in range(step):
+                d = arith.addi(ds.induction_variable, index(u))
+                own = self.load(turned, d)
+                for n, place in enumerate(places):
+                    element = self._scalar(memory, arith.addi(place, d))
+                    for v in range(width):
+                        sums[n * width + v] = vector.fma(element, own[v], sums[n * width + v])
+            scf.YieldOp(sums)
+        return [list(ds.results)[n * width : (n + 1) * width] for n in range(len(places))]
+
+    def add_weighted(
+        self,
+        sums: ir.Value,
+        factors: Sequence[ir.Value] | None,
+        groups: ir.Value,
+        weights: ir.Value,
+        each: int,
+        place_of: Callable[[ir.Value, ir.Value], tuple[ir.Value, ir.Value]],
+    ) -> None:
+        """sums[d][r] = sums[d][r] * factors[r] + the sum of rows[n][d] weights[n][r] over `groups` of `each` rows;
+        place_of(group, number) says in which memory and where a row begins."""
+
+        def some(at: ir.Value, count: int) -> None:
+            start = []
+            for n in range(count):
+                values = self.load(sums, arith.addi(at, index(n)))
+                start += values if factors is None else [arith.mulf(a, f) for a, f in zip(values, factors, strict=True)]
+            with loop(index(0), groups, index(1), start) as outer:
+                group = outer.induction_variable
+                with loop(index(0), index(each), index(4), list(outer.inner_iter_args)) as inner:
+                    totals = list(inner.inner_iter_args)
+                    for u in range(4):
+                        number = arith.addi(inner.induction_variable, index(u))
+                        memory, place = place_of(group, number)
+                        own = self.load(weights, arith.addi(arith.muli(group, index(each)), number))
+                        for n in range(count):
+                            element = self._scalar(memory, arith.addi(place, arith.addi(at, index(n))))
+                            for v in range(self.vectors):
+                                i = n * self.vectors + v
+                                totals[i] = vector.fma(element, own[v], totals[i])
+                    scf.YieldOp(totals)
+                scf.YieldOp(list(inner.results))
+            for n in range(count):
+                self.store(outer.results[n * self.vectors : (n + 1) * self.vectors], sums, arith.addi(at, index(n)))
+
+        whole = self.size - self.size % self.at_once
+        if whole:
+            with loop(index(0), index(whole), index(self.at_once)) as ds:
+                some(ds.induction_variable, self.at_once)
+        if self.size > whole:
+            some(index(whole), self.size - whole)
+
+    def _scalar(self, memory: ir.Value, place: ir.Value) -> ir.Value:
+        return vector.broadcast(self.vec, memref.load(memory, [place]))

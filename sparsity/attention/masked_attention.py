@@ -1,0 +1,182 @@
+"""Scaled dot-product attention that computes only the tiles which a mask leaves.
+
+gossamer::attend_masked(q, k, v, mask, given, scale) -> (Tensor, Tensor)          the mask's tiles are found at the call
+gossamer::attend_tiles(q, k, v, table, scale) -> (Tensor, Tensor)          they are known
+gossamer::attend_masked_backward, attend_tiles_backward                         the gradients of q, k and v
+
+They give what `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward give: the weighted values, the logarithm of
+each query's sum of exp(score), and the gradients. Queries that see no key get 0. The scores are kept by none of them.
+Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.attention import TILE_QUERIES
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.runtime.remembered import Remembered
+from gossamer.sparsity.attention.blocks_ir import attend_blocks
+from gossamer.sparsity.attention.tile_table import TileTable, tile_table
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+
+MOST_SHARE = 0.8
+"""The share of tiles above which torch's own kernel, which computes all, may be the faster."""
+
+_tables = {given: Remembered[TileTable]("uncounted" if given else "all", most=16) for given in (True, False)}
+"""Of masks that were `given` to a graph, and of those computed in it: Inductor uses a buffer for one mask after the other, and
+torch does not count what it writes there."""
+_dense = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_dense_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+@lru_cache(256)
+def attention_kernel(what: str, head_size: int, scale: float) -> RegionKernel:
+    """The kernel for heads of a size: "forward", or the gradients of "queries" or "keys". CompileError if it cannot be made."""
+    return compile_region(attend_blocks(what, head_size, scale), schedule="blocks")
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, table: TileTable, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of [batch, heads, queries, size] to [batch, kv heads, keys, size] where the table says.
+
+    f32, bf16 or f16, computed with in f32; heads is a multiple of kv heads. The result has the type and strides of q, the
+    logarithms are f32 [batch, heads, queries].
+    """
+    out = torch.empty_like(q)
+    given = [_rows(q), _streamed(k), _streamed(v)]
+    wide = out if out.dtype == torch.float32 else torch.empty_like(given[0])
+    statistics = torch.empty(q.shape[:3], dtype=torch.float32)
+    if not out.numel() or not k.shape[2]:
+        return out.zero_(), statistics.zero_()
+    sizes = _sizes(q, k, table, q.shape[2], [*given, wide])
+    attention_kernel("forward", q.shape[3], scale).into([wide, statistics], [*given, *table.tensors, *sizes])
+    if wide is not out:
+        out.copy_(wide)
+    return out, statistics
+
+
+def gradients(
+    upstream: Tensor,
+    given: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    statistics: Tensor,
+    tables: tuple[TileTable, TileTable],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of q, k and v for that of the result, of `attend(*given, table, scale)`. Two tables are needed: of the mask, and of
+    the mask with queries and keys in each other's place."""
+    q, k, _ = given
+    of = tuple(_result(x, x.dtype) for x in given)
+    if not out.numel() or not k.numel():
+        return tuple(x.zero_() for x in of)  # type: ignore[return-value]
+    wide = [x if x.dtype == torch.float32 else _result(x, torch.float32) for x in of]
+    read = [_streamed(x) for x in (*given, upstream)]
+    delta = (read[3] * out).sum(-1, dtype=torch.float32).contiguous()
+    for what, table, made in (("queries", tables[0], wide[:1]), ("keys", tables[1], wide[1:])):
+        sizes = _sizes(q, k, table, q.shape[2] if what == "queries" else k.shape[2], [*read, *made])
+        operands = [*read, statistics.contiguous(), delta, *table.tensors, *sizes]
+        attention_kernel(what, q.shape[3], scale).into(made, operands)
+    for x, computed in zip(of, wide, strict=True):
+        if x is not computed:
+            x.copy_(computed)
+    return of  # type: ignore[return-value]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """In f32, the elements of a head next to each other."""
+    x = x.float()
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _streamed(x: Tensor) -> Tensor:
+    """In f32, the tokens of a head next to each other: a power of two apart, they would share few lines of the cache."""
+    return x.float().contiguous()
+
+
+def _result(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for a gradient, token by token, as torch's own operation gives it."""
+    batch, heads, tokens, size = x.shape
+    return x.new_empty((batch, tokens, heads, size), dtype=dtype).transpose(1, 2)
+
+
+def _sizes(q: Tensor, k: Tensor, table: TileTable, rows: int, strided: Sequence[Tensor]) -> list[int]:
+    """What kernels take as sizes; `rows` queries or keys are those that the table goes by."""
+    positions, (by_batch, by_head, by_row) = table.positions, table.positions.stride()
+    strides = (
+        by_batch if positions.shape[0] > 1 else 0,
+        by_head if positions.shape[1] > 1 else 0,
+        by_row if positions.shape[2] > 2 or rows <= TILE_QUERIES else 0,
+    )
+    sizes = [q.shape[0], q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], *strides]
+    for x in strided:
+        sizes += x.stride()[:3]
+    return sizes
+
+
+# The operations
+
+
+def _expanded(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """[batch or 1, heads or 1, queries, keys]"""
+    mask = mask if mask.dim() == 4 else mask[None, None]
+    return mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, given: bool, scale: float) -> tuple[Tensor, Tensor]:
+    table = _tables[given].get([mask], ("forward", q.shape[2], k.shape[2]), lambda: tile_table(_expanded(mask, q, k)))
+    if table.share(k.shape[2]) <= MOST_SHARE:
+        return attend(q, k, v, table, scale)
+    out, statistics = _dense(q, k, v, 0.0, False, attn_mask=_added(mask, q), scale=scale)
+    like = torch.empty_like(q)
+    return out if out.stride() == like.stride() else like.copy_(out), statistics.contiguous()
+
+
+def _attend_backward(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor, given: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    table = _tables[given].get([mask], ("forward", q.shape[2], k.shape[2]), lambda: tile_table(_expanded(mask, q, k)))
+    if table.share(k.shape[2]) <= MOST_SHARE:
+        turned = _tables[given].get([mask], ("backward", q.shape[2], k.shape[2]), lambda: tile_table(_expanded(mask, q, k).mT))
+        return gradients(upstream, (q, k, v), out, statistics, (table, turned), scale)
+    by_token = statistics.transpose(1, 2).contiguous().transpose(1, 2)
+    found = _dense_backward(upstream, q, k, v, out, by_token, 0.0, False, attn_mask=_added(mask, q), scale=scale)
+    return tuple(_result(x, x.dtype).copy_(x) for x in found)  # type: ignore[return-value]
+
+
+def _added(mask: Tensor, q: Tensor) -> Tensor:
+    return torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+
+
+def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, table: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    return attend(q, k, v, TileTable(*table), scale)
+
+
+def _attend_tiles_backward(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, tables: list[Tensor], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    pair = TileTable(*tables[:3]), TileTable(*tables[3:])
+    return gradients(upstream, (q, k, v), out, statistics, pair, scale)
+
+
+def _fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
+    return tuple(_result(x, x.dtype) for x in (q, k, v))
+
+
+_GIVEN = "Tensor q, Tensor k, Tensor v, "
+_SAVED = f"Tensor upstream, {_GIVEN}Tensor out, Tensor statistics, "
+for _name, _arguments, _results, _cpu, _meta in (
+    ("attend_masked", f"{_GIVEN}Tensor mask, bool given", 2, _attend, _fake),
+    ("attend_tiles", f"{_GIVEN}Tensor[] table", 2, _attend_tiles, _fake),
+    ("attend_masked_backward", f"{_SAVED}Tensor mask, bool given", 3, _attend_backward, _fake_backward),
+    ("attend_tiles_backward", f"{_SAVED}Tensor[] tables", 3, _attend_tiles_backward, _fake_backward),
+):
+    LIBRARY.define(f"{_name}({_arguments}, float scale) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
+    implement(_name, _cpu)  # type: ignore[arg-type]
+    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)

@@ -1,0 +1,152 @@
+"""Attention under masks in graphs: which masks are found, what comes out against dense float64, gradients, what stays."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gossamer.sparsity.attention.masked_attention import attend, gradients
+from gossamer.sparsity.attention.tile_table import tile_table
+from tests.backend.harness import assert_same, compile_and_run
+
+
+def made(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).to(dtype)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """In float64: the weighted values, and the logarithms of the sums; 0 where no key is seen."""
+    groups = q.shape[1] // k.shape[1]
+    q, k, v = q.double(), *(x.double().repeat_interleave(groups, 1) for x in (k, v))
+    scores = (q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(~mask, float("-inf"))
+    logarithms = torch.logsumexp(scores, -1)
+    return scores.softmax(-1).nan_to_num(0) @ v, logarithms.where(~logarithms.isneginf(), 0)
+
+
+MASKS: dict[str, Callable[[int, int, int, int], Tensor]] = {
+    "nothing": lambda b, h, q, k: torch.zeros(1, 1, q, k, dtype=torch.bool),
+    "everything": lambda b, h, q, k: torch.ones(1, 1, q, k, dtype=torch.bool),
+    "window": lambda b, h, q, k: ((torch.arange(q)[:, None] - torch.arange(k)).abs() < 9)[None, None],
+    "keys": lambda b, h, q, k: made(b, 1, 1, k) > 0,
+    "chance": lambda b, h, q, k: made(b, h, q, k) > 1,
+    "alike": lambda b, h, q, k: (made(1, 1, q, k) > 1).expand(b, h, q, k),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    ("sizes", "heads", "size"),
+    [((100, 77), (4, 2), 20), ((33, 16), (2, 2), 16), ((1, 300), (2, 1), 17), ((128, 200), (2, 2), 64), ((5, 1), (1, 1), 256)],
+)
+def test_computes_what_dense_attention_does(name: str, sizes: tuple[int, int], heads: tuple[int, int], size: int) -> None:
+    (queries, keys), (many, few) = sizes, heads
+    q = made(2, queries, many, size).transpose(1, 2)
+    k, v = made(2, few, keys, size), made(2, few, keys, size + 1)[..., 1:]
+    mask = MASKS[name](2, many, queries, keys)
+    out, logarithms = attend(q, k, v, tile_table(mask), 0.3)
+    expected = dense(q, k, v, mask, 0.3)
+    assert out.stride() == q.stride()
+    torch.testing.assert_close(out.double(), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logarithms.double(), expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["window", "keys", "chance", "nothing"])
+@pytest.mark.parametrize(
+    ("sizes", "heads", "size"), [((100, 77), (4, 2), 20), ((33, 16), (2, 2), 16), ((128, 200), (2, 1), 64)]
+)
+def test_gradients_are_those_of_dense_attention(name: str, sizes: tuple[int, int], heads: tuple[int, int], size: int) -> None:
+    (queries, keys), (many, few) = sizes, heads
+    given = (made(2, many, queries, size), made(2, keys, few, size).transpose(1, 2), made(2, few, keys, size + 1)[..., 1:])
+    upstream, mask = made(2, queries, many, size).transpose(1, 2), MASKS[name](2, many, queries, keys)
+    whole = mask.expand(*mask.shape[:2], queries, keys)
+    tables = tile_table(whole), tile_table(whole.mT)
+    found = gradients(upstream, given, *attend(*given, tables[0], 0.3), tables, 0.3)
+    wide = [x.double().requires_grad_() for x in given]
+    expected = torch.autograd.grad(dense(wide[0], wide[1], wide[2], mask, 0.3)[0], wide, upstream.double())
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs.nan_to_num(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_are_computed_in_f32(dtype: torch.dtype) -> None:
+    q, k, v = (made(1, 2, 40, 32, dtype=dtype) for _ in range(3))
+    mask = MASKS["window"](1, 2, 40, 40)
+    assert_same(attend(q, k, v, tile_table(mask), 32**-0.5)[0], dense(q, k, v, mask)[0].to(dtype))
+
+
+def test_keeps_nan_and_infinity() -> None:
+    q, k, v = (made(1, 1, 64, 16) for _ in range(3))
+    q[0, 0, 3, 2], k[0, 0, 40, 1] = float("nan"), float("inf")
+    mask = MASKS["window"](1, 1, 64, 64)
+    out, _ = attend(q, k, v, tile_table(mask), 0.25)
+    assert torch.equal(
+        out.isnan(), (q @ k.mT).masked_fill(~mask, 0).isfinite().logical_not().any(-1, keepdim=True) & out.isnan()
+    )
+    assert out[0, 0, 3].isnan().all()
+    assert not out[0, 0, 60].isnan().any()
+
+
+def test_a_table_lists_what_is_seen() -> None:
+    table = tile_table(MASKS["window"](1, 1, 512, 512))
+    assert len(table.tiles) == 16 * 4 - 2
+    assert table.picture(512, 4).splitlines()[0].strip() != ""
+    assert tile_table(MASKS["alike"](3, 4, 64, 64)).positions.shape == (1, 1, 3)
+
+
+def windowed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    i = torch.arange(q.shape[2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(i[:, None] - i).abs() <= 9)
+
+
+def given_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.2)
+
+
+def test_masks_of_positions_become_tables_when_the_graph_is_compiled() -> None:
+    q, k, v = (made(2, 2, 256, 16) for _ in range(3))
+    run = compile_and_run(windowed, q, k, v, regions=1, min_gain=1.0)
+    assert_same(run.output, windowed(q, k, v))
+    assert run.regions[0].schedule == "blocks"
+    assert run.regions[0].density < 0.35
+
+
+def test_masks_that_are_given_are_looked_at_when_they_are_there() -> None:
+    q, k, v = (made(2, 2, 256, 16) for _ in range(3))
+    mask = MASKS["keys"](2, 2, 256, 256).expand(2, 1, 256, 256).clone()
+    mask[:, :, 7] = False
+    run = compile_and_run(given_mask, q, k, v, mask, regions=1)
+    assert_same(run.output, given_mask(q, k, v, mask))
+    mask[:] = MASKS["window"](2, 2, 256, 256)  # noticed, for torch counts writes
+    assert_same(run.function(q, k, v, mask), given_mask(q, k, v, mask))
+    mask[:] = True
+    assert_same(run.function(q, k, v, mask), given_mask(q, k, v, mask))
+
+
+@pytest.mark.parametrize("dense_by", ["eager", "inductor"])
+def test_gradients_flow(dense_by: str) -> None:
+    tensors = [made(1, 2, 256, 16).requires_grad_() for _ in range(3)]
+    run = compile_and_run(windowed, *tensors, regions=1, grad=True, dense=dense_by)
+    upstream = made(1, 2, 256, 16)
+    found = torch.autograd.grad(run.output, tensors, upstream)
+    for ours, expected in zip(found, torch.autograd.grad(windowed(*tensors), tensors, upstream), strict=True):
+        assert_same(ours, expected)
+
+
+def test_sizes_may_stay_open() -> None:
+    inputs = [made(1, 2, 256, 16) for _ in range(3)]
+    for x in inputs:
+        torch._dynamo.mark_dynamic(x, 2)
+    run = compile_and_run(windowed, *inputs, regions=1)
+    longer = [made(1, 2, 300, 16) for _ in range(3)]
+    assert_same(run.output, windowed(*inputs))
+    assert_same(run.function(*longer), windowed(*longer))
+
+
+def test_masks_that_hide_little_or_add_numbers_stay_dense() -> None:
+    q, k, v = (made(1, 2, 64, 16) for _ in range(3))
+    run = compile_and_run(given_mask, q, k, v, made(64, 64), regions=0, min_gain=1.0)
+    assert "adds numbers" in run.decisions[0].reason
+    run = compile_and_run(given_mask, q, k, v, torch.ones(64, 64, dtype=torch.bool), regions=0, min_gain=1.0)
+    assert "too small" in run.decisions[0].reason
