@@ -13,8 +13,8 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.runtime.nonzeros import count_nonzeros
-from gossamer.sparsity.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.prepare import is_mask, parametrize_pruned
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -64,14 +64,15 @@ def _supported(node: fx.Node, mask: fx.Node) -> bool:
     dropout, causal = given[0] if given else 0.0, given[1] if len(given) > 1 else False
     of_type = q.is_cpu and q.dtype in _TYPES and q.dtype == k.dtype == v.dtype
     of_size = isinstance(q.shape[3], int) and 0 < q.shape[3] <= _LARGEST_HEAD and q.shape[3] == v.shape[3]
-    return dropout == 0 and not causal and of_type and of_size and mask.meta["val"].dim() in (2, 4)
+    return bool(dropout == 0 and not causal and of_type and of_size and mask.meta["val"].dim() in (2, 4))
 
 
 def _replace(
     node: fx.Node, mask: fx.Node, constants: Constants, tables: dict[fx.Node, _Tables | None], context: GraphContext
 ) -> Decision:
     q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
-    scale = float(node.kwargs.get("scale") or q.shape[3] ** -0.5)
+    given: Any = node.kwargs.get("scale")
+    scale = float(given or q.shape[3] ** -0.5)
     condition, backward = _condition(mask, constants), _backward_of(node)
     if mask not in tables:
         known = constants.of(condition if condition is not None else mask)

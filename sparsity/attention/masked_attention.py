@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gossamer.dialects.attention import TILE_QUERIES
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
-from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
@@ -77,7 +77,7 @@ def gradients(
     delta = (read[3] * out).sum(-1, dtype=torch.float32).contiguous()
     for what, table, made in (("queries", tables[0], wide[:1]), ("keys", tables[1], wide[1:])):
         sizes = _sizes(q, k, table, q.shape[2] if what == "queries" else k.shape[2], [*read, *made])
-        operands = [*read, statistics.contiguous(), delta, *table.tensors, *sizes]
+        operands: list[Tensor | SparseOperand | int] = [*read, statistics.contiguous(), delta, *table.tensors, *sizes]
         attention_kernel(what, q.shape[3], scale).into(made, operands)
     for x, computed in zip(of, wide, strict=True):
         if x is not computed:
@@ -178,5 +178,5 @@ for _name, _arguments, _results, _cpu, _meta in (
     ("attend_tiles_backward", f"{_SAVED}Tensor[] tables", 3, _attend_tiles_backward, _fake_backward),
 ):
     LIBRARY.define(f"{_name}({_arguments}, float scale) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
-    implement(_name, _cpu)  # type: ignore[arg-type]
+    implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)

@@ -36,7 +36,7 @@ class Layer:
             own = self._parameter
             own.copy_((weight.t() if is_transposed(self.module) else weight).reshape(own.shape))
             if bias is not None:
-                self.module.bias.copy_(bias)  # type: ignore[operator, union-attr]
+                self.module.bias.copy_(bias)  # type: ignore[operator]
 
     def parameters(self, *, copy: bool = True) -> tuple[Tensor, Tensor | None]:
         """The data of the weight as the module has it, and of the bias, for `hold`."""
@@ -48,14 +48,14 @@ class Layer:
         """Makes these the data of its parameters."""
         self._parameter.data = weight
         if bias is not None:
-            self.module.bias.data = bias  # type: ignore[union-attr]
+            self.module.bias.data = bias
 
     def rows(self, x: Tensor, tokens: Tensor | None) -> Tensor:
         """What the weight is multiplied with, [samples, inputs], of the tokens that count."""
         if isinstance(self.module, nn.Conv2d):
             m = self.module
             x = x if isinstance(m.padding, str) else F.pad(x, [p for p in reversed(m.padding) for _ in (0, 1)])
-            patches = F.unfold(x, m.kernel_size, m.dilation, 0, m.stride)  # type: ignore[arg-type]
+            patches = F.unfold(x, m.kernel_size, m.dilation, 0, m.stride)
             return patches.transpose(1, 2).reshape(-1, patches.shape[1])
         return rows_that_count(x, tokens)
 

@@ -8,6 +8,7 @@
 """
 
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from gossamer.dialects.errors import OptionError
 _KEPT_COLUMNS = 4  # of M, in V:N:M: what a 2:4 tensor core selects from
 
 
-class Pattern(Protocol):
+class Pattern(Hashable, Protocol):
     """A rule for a mask.
 
     columns  the pattern repeats every so many columns: a mask can be made for any multiple of them

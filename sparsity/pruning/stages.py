@@ -47,7 +47,7 @@ def chain_of_blocks(model: nn.Module, layers: Sequence[Layer], call: Call) -> li
 
     Besides their first argument all blocks must be given the same. Found out by one call of the model.
     """
-    wanted = {id(layer.module): layer.module.weight.numel() for layer in layers}  # type: ignore[operator, union-attr]
+    wanted = {id(layer.module): layer.module.weight.numel() for layer in layers}  # type: ignore[operator]
     candidates = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1]
     held = {id(m): sum(wanted.get(id(inner), 0) for inner in m.modules()) for m in candidates}
     for each in sorted(candidates, key=lambda m: -held[id(m)]):
@@ -192,6 +192,10 @@ def groups_of(module: nn.Module, call: Call, layers: Sequence[Layer]) -> list[Gr
 
 class Tail(nn.Module):
     """A model whose blocks are done: called with what the last one gives, and the call of the model."""
+
+    model: nn.Module
+    blocks: Sequence[nn.Module]
+    result: Any
 
     def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], result: Any) -> None:
         super().__init__()
