@@ -62,13 +62,11 @@ class EqualRows:
         return _largest(scores, kept_of(scores.shape[1], density))
 
 
-@dataclass(frozen=True)
-class NM:
-    """The n largest of every m neighbours in a row; neighbours that are fewer, at the end of a row, lose equally many."""
+class _OfEvery:
+    """Patterns with n of every m neighbours in a row."""
 
     n: int
     m: int
-    rows = 1
 
     @property
     def columns(self) -> int:
@@ -77,6 +75,15 @@ class NM:
     @property
     def density(self) -> float:
         return self.n / self.m
+
+
+@dataclass(frozen=True)
+class NM(_OfEvery):
+    """The n largest of every m neighbours in a row; neighbours that are fewer, at the end of a row, lose equally many."""
+
+    n: int
+    m: int
+    rows = 1
 
     def mask(self, scores: Tensor, density: float) -> Tensor:
         del density
@@ -101,7 +108,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class VNM:
+class VNM(_OfEvery):
     """In strips of v rows 4 of every m columns, of those the n largest of a row."""
 
     v: int
@@ -111,14 +118,6 @@ class VNM:
     @property
     def rows(self) -> int:
         return self.v
-
-    @property
-    def columns(self) -> int:
-        return self.m
-
-    @property
-    def density(self) -> float:
-        return self.n / self.m
 
     def mask(self, scores: Tensor, density: float) -> Tensor:
         del density
