@@ -15,7 +15,7 @@ from collections.abc import Container
 
 from torch import fx
 
-from gossamer.backend.calls import direct_call, message_ops, region_op
+from gossamer.backend.calls import direct_call, mask_ops, message_ops, region_op
 from gossamer.backend.calls.lifetime import kept
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.snapshot import Snapshot
@@ -43,7 +43,7 @@ def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
     lasting = left_out == set(context.options.disable) and not any(FAILED in decision.reason for decision in decisions)
     regions = region_op.used_in(graph)
     kernels = [kernel.key for region in regions.values() for kernel in region.kernels]
-    return Rewritten(regions, message_ops.used_in(graph), decisions, kernels, seconds, lasting)
+    return Rewritten(regions, {**message_ops.used_in(graph), **mask_ops.used_in(graph)}, decisions, kernels, seconds, lasting)
 
 
 class _PassFailed(Exception):

@@ -111,10 +111,7 @@ def recall(fingerprint: str) -> list[object] | None:
         log.info("graph cache: regions cannot be restored (%s), the graph is compiled again", problem)
         return None
     called: list[object] = [region_op.add(key, region) for key, region in found.regions.items()]
-    if found.structures:
-        from gossamer.backend.calls import message_ops  # with sparse matrices, which other graphs do without
-
-        called += message_ops.restore(found.structures)
+    called += [structure.shared(key) for key, structure in found.structures.items()]
     record(found.decisions, found.kernels, {})
     return called
 

@@ -4,7 +4,8 @@
     %a = scaled_dot_product(%q, %k, %v, attn_mask=%m)                →    %a = gossamer::attend_tiles(%q, %k, %v, %p, %t, %w)
 
 A mask that depends on nothing but positions is looked at now, and not made at run time. Of any other, if it says which keys are
-seen and not what is added, the tiles are found when it is there, once for all layers: gossamer::attend_masked.
+seen and not what is added, the tiles are found once for all layers: where it is computed from documents, lengths or other
+inputs, when those are new (gossamer::attend_under), else when it is there (gossamer::attend_masked).
 """
 
 import operator
@@ -14,10 +15,12 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from gossamer.backend.calls import mask_ops
 from gossamer.backend.chains.masks import Constants
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.nodes import COPIES, hint, same
+from gossamer.backend.graph.nodes import COPIES, ancestors, hint, same
 from gossamer.backend.report.report import FAILED, Decision, log
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError
@@ -33,6 +36,7 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST = 2e8
 """Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
 _LARGEST_HEAD = 256
+_LONGEST = 64  # nodes of a mask: what takes more of the graph is a part of the model
 
 _Tables = tuple[TileTable, TileTable]
 """Of a mask, and of it with queries and keys in each other's place."""
@@ -101,22 +105,42 @@ def _replace(
         if context.options.strict:
             raise
         return decision(False, FAILED)
-    ops = torch.ops.gossamer
+    ops, expression, last = torch.ops.gossamer, None, list[str]()
     if known_tables is None:
         assert condition is not None
-        name, of_mask = "attend_masked", ([condition, condition.op == "placeholder"],) * 2
+        expression = _expression(condition, node.graph)
+    if expression is not None:
+        key = mask_ops.attention_mask(expression, context.options.verify)
+        name, of_mask = "attend_under", ([list(expression.leaves), list(expression.numbers)],) * 2
+        last = [key]
+    elif known_tables is None:
+        name, of_mask = "attend_masked", ([condition],) * 2
     else:
         parts = [_constant(node, part) for each in known_tables for part in each.tensors]
         name, of_mask = "attend_tiles", ([parts[:3]], [parts])
-    ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *of_mask[0], scale)
+    ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *of_mask[0], scale, *last)
     if backward is not None:
         operation = getattr(ops, f"{name}_backward").default
-        backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], *of_mask[1], scale))
+        backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], *of_mask[1], scale, *last))
     node.replace_all_uses_with(ours)
     if table is None:
-        return decision(True, "the tiles that its mask leaves are found at every call")
+        when = "when what it is computed from is new" if expression is not None else "at every call"
+        return decision(True, f"the tiles that its mask leaves are found {when}")
     log.info("mask of %s, %s:\n%s", node, size, table.picture(size[-1]))
     return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)
+
+
+def _expression(condition: fx.Node, graph: fx.Graph) -> Expression | None:
+    """How a mask is computed from inputs of the graph; None if it depends on more of it than masks do."""
+    inputs = {node for node in graph.nodes if node.op == "placeholder"}
+    nodes = ancestors([condition], lambda node: node in inputs)
+    whole = len(nodes) <= _LONGEST and computed_from(graph, inputs).issuperset(nodes)
+    return cut([condition], inputs) if whole and not any(n in inputs and _of_floats(n) for n in nodes) else None
+
+
+def _of_floats(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _tables(seen: torch.Tensor, queries: int, keys: int) -> _Tables:

@@ -10,7 +10,7 @@
 `leaves` and `numbers` are what the edge list is computed from, `key` is the hash under which this process knows how.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeVar
@@ -73,6 +73,10 @@ class EdgeList:
         """One that remembers nothing yet."""
         return cls(evaluate, mean, Remembered("all" if compares else "uncounted"))
 
+    def shared(self, key: str) -> "EdgeList":
+        """The one that the operations find under a key: this one, where there is none yet, as long as somebody keeps it."""
+        return share(_lists, key, self)
+
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int], sources: int, targets: int) -> _Edges:
         """The sorted edge list for these leaves and numbers of nodes. FormatError if an edge is out of bounds."""
 
@@ -103,6 +107,10 @@ class StructureValue:
         """One that remembers nothing yet."""
         return cls(evaluate, dtype, Remembered("all" if compares else "uncounted"))
 
+    def shared(self, key: str) -> "StructureValue":
+        """The one that the operations find under a key: this one, where there is none yet, as long as somebody keeps it."""
+        return share(_values, key, self)
+
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
         """The value for these leaves; not to be written to."""
 
@@ -127,14 +135,14 @@ _values: WeakValueDictionary[str, StructureValue] = WeakValueDictionary()
 def edge_list(expression: Expression, verify: Verify, mean: bool = False) -> str:
     """The key under which the operations find this edge list."""
     key = f"{expression.key}-{verify}{'-mean' if mean else ''}"
-    share(_lists, key, EdgeList.of(expression.evaluate, mean, verify == "full"))
+    EdgeList.of(expression.evaluate, mean, verify == "full").shared(key)
     return key
 
 
 def structure_value(expression: Expression, verify: Verify, dtype: torch.dtype) -> str:
     """The key under which the operation finds this value."""
     key = f"{expression.key}-{verify}-{dtype}"
-    share(_values, key, StructureValue.of(expression.evaluate, dtype, verify == "full"))
+    StructureValue.of(expression.evaluate, dtype, verify == "full").shared(key)
     return key
 
 
@@ -281,8 +289,3 @@ def used_in(graph: fx.Graph) -> dict[str, EdgeList | StructureValue]:
     operations = aggregate, edge_products, attend, attend_backward, extreme, extreme_backward, structure
     keys = [str(node.args[-1]) for node in graph.nodes if node.target in operations]
     return {key: _lists[key] if key in _lists else _values[key] for key in keys}
-
-
-def restore(used: Mapping[str, EdgeList | StructureValue]) -> list[EdgeList | StructureValue]:
-    """Has the operations find what a graph uses that another process has compiled, as long as somebody keeps the result."""
-    return [share(_lists, key, each) if isinstance(each, EdgeList) else share(_values, key, each) for key, each in used.items()]

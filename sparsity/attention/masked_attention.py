@@ -1,6 +1,6 @@
 """Scaled dot-product attention that computes only the tiles which a mask leaves.
 
-gossamer::attend_masked(q, k, v, mask, given, scale) -> (Tensor, Tensor)          the mask's tiles are found at the call
+gossamer::attend_masked(q, k, v, mask, scale) -> (Tensor, Tensor)          the mask's tiles are found at the call
 gossamer::attend_tiles(q, k, v, table, scale) -> (Tensor, Tensor)          they are known
 gossamer::attend_masked_backward, attend_tiles_backward                         the gradients of q, k and v
 
@@ -9,7 +9,8 @@ each query's sum of exp(score), and the gradients. Queries that see no key get 0
 Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -26,9 +27,9 @@ from gossamer.sparsity.kernels.compile_kernel import compile_region
 MOST_SHARE = 0.8
 """The share of tiles above which torch's own kernel, which computes all, may be the faster."""
 
-_tables = {given: Remembered[TileTable]("uncounted" if given else "all", most=16) for given in (True, False)}
-"""Of masks that were `given` to a graph, and of those computed in it: Inductor uses a buffer for one mask after the other, and
-torch does not count what it writes there."""
+_tables = Remembered[TileTable]("all", most=16)
+"""Of masks that graphs compute: Inductor uses a buffer for one mask after the other, and torch does not count what it writes
+there."""
 _dense = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _dense_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -125,25 +126,63 @@ def _expanded(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, given: bool, scale: float) -> tuple[Tensor, Tensor]:
-    table = _tables[given].get([mask], ("forward", q.shape[2], k.shape[2]), lambda: tile_table(_expanded(mask, q, k)))
+@dataclass(frozen=True)
+class Mask:
+    """A mask that is looked at when the call is made.
+
+    value  gives it: bool [batch or 1, heads or 1, queries or 1, keys] or [queries, keys]
+    known  (sizes, make) → what `make` returns for this mask, remembered
+    """
+
+    value: Callable[[], Tensor]
+    known: Callable[[Sequence[Hashable], Callable[[], TileTable]], TileTable]
+
+    def table(self, q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
+        """Its table, or that of its transpose."""
+        sizes = "backward" if turned else "forward", q.shape[2], k.shape[2]
+
+        def make() -> TileTable:
+            mask = _expanded(self.value(), q, k)
+            return tile_table(mask.mT if turned else mask)
+
+        return self.known(sizes, make)
+
+
+def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
+    """`attend` where the mask leaves few tiles, else torch's own kernel."""
+    table = mask.table(q, k)
     if table.share(k.shape[2]) <= MOST_SHARE:
         return attend(q, k, v, table, scale)
-    out, statistics = _dense(q, k, v, 0.0, False, attn_mask=_added(mask, q), scale=scale)
+    out, statistics = _dense(q, k, v, 0.0, False, attn_mask=_added(mask.value(), q), scale=scale)
     like = torch.empty_like(q)
     return out if out.stride() == like.stride() else like.copy_(out), statistics.contiguous()
 
 
-def _attend_backward(
-    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor, given: bool, scale: float
+def gradients_where(
+    upstream: Tensor, given: tuple[Tensor, Tensor, Tensor], out: Tensor, statistics: Tensor, mask: Mask, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    table = _tables[given].get([mask], ("forward", q.shape[2], k.shape[2]), lambda: tile_table(_expanded(mask, q, k)))
+    """`gradients` of `attend_where`."""
+    q, k, _ = given
+    table = mask.table(q, k)
     if table.share(k.shape[2]) <= MOST_SHARE:
-        turned = _tables[given].get([mask], ("backward", q.shape[2], k.shape[2]), lambda: tile_table(_expanded(mask, q, k).mT))
-        return gradients(upstream, (q, k, v), out, statistics, (table, turned), scale)
+        return gradients(upstream, given, out, statistics, (table, mask.table(q, k, turned=True)), scale)
     by_token = statistics.transpose(1, 2).contiguous().transpose(1, 2)
-    found = _dense_backward(upstream, q, k, v, out, by_token, 0.0, False, attn_mask=_added(mask, q), scale=scale)
+    found = _dense_backward(upstream, *given, out, by_token, 0.0, False, attn_mask=_added(mask.value(), q), scale=scale)
     return tuple(_result(x, x.dtype).copy_(x) for x in found)  # type: ignore[return-value]
+
+
+def _mask(mask: Tensor) -> Mask:
+    return Mask(lambda: mask, lambda more, make: _tables.get([mask], more, make))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    return attend_where(q, k, v, _mask(mask), scale)
+
+
+def _attend_backward(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return gradients_where(upstream, (q, k, v), out, statistics, _mask(mask), scale)
 
 
 def _added(mask: Tensor, q: Tensor) -> Tensor:
@@ -161,21 +200,23 @@ def _attend_tiles_backward(
     return gradients(upstream, (q, k, v), out, statistics, pair, scale)
 
 
-def _fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+def fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    """What tracing sees of attention."""
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
+def fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
+    """What tracing sees of its gradients."""
     return tuple(_result(x, x.dtype) for x in (q, k, v))
 
 
 _GIVEN = "Tensor q, Tensor k, Tensor v, "
 _SAVED = f"Tensor upstream, {_GIVEN}Tensor out, Tensor statistics, "
 for _name, _arguments, _results, _cpu, _meta in (
-    ("attend_masked", f"{_GIVEN}Tensor mask, bool given", 2, _attend, _fake),
-    ("attend_tiles", f"{_GIVEN}Tensor[] table", 2, _attend_tiles, _fake),
-    ("attend_masked_backward", f"{_SAVED}Tensor mask, bool given", 3, _attend_backward, _fake_backward),
-    ("attend_tiles_backward", f"{_SAVED}Tensor[] tables", 3, _attend_tiles_backward, _fake_backward),
+    ("attend_masked", f"{_GIVEN}Tensor mask", 2, _attend, fake),
+    ("attend_tiles", f"{_GIVEN}Tensor[] table", 2, _attend_tiles, fake),
+    ("attend_masked_backward", f"{_SAVED}Tensor mask", 3, _attend_backward, fake_backward),
+    ("attend_tiles_backward", f"{_SAVED}Tensor[] tables", 3, _attend_tiles_backward, fake_backward),
 ):
     LIBRARY.define(f"{_name}({_arguments}, float scale) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
     implement(_name, _cpu)

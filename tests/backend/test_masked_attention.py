@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gossamer.sparsity.attention import masked_attention
 from gossamer.sparsity.attention.masked_attention import attend, gradients
 from gossamer.sparsity.attention.tile_table import tile_table
 from tests.backend.harness import assert_same, compile_and_run
@@ -122,6 +123,43 @@ def test_masks_that_are_given_are_looked_at_when_they_are_there() -> None:
     assert_same(run.function(q, k, v, mask), given_mask(q, k, v, mask))
     mask[:] = True
     assert_same(run.function(q, k, v, mask), given_mask(q, k, v, mask))
+
+
+def test_masks_of_activations_are_looked_at_at_every_call() -> None:
+    def chosen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=(q.sum(-1)[..., None] > 3) & (k.sum(-1)[..., None, :] > 3))
+
+    q, k, v = (made(2, 2, 256, 16) for _ in range(3))
+    run = compile_and_run(chosen, q, k, v, regions=1)
+    assert run.regions[0].reason.endswith("at every call")
+    for query in (q, -q):
+        assert_same(run.function(query, k, v), chosen(query, k, v))
+
+
+def packed(q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tensor:
+    for _ in range(2):
+        q = F.scaled_dot_product_attention(q, k, v, attn_mask=document[:, None, :, None] == document[:, None, None])
+    return q
+
+
+def test_masks_of_documents_are_looked_at_when_those_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_of = []
+    monkeypatch.setattr(masked_attention, "tile_table", lambda mask: (made_of.append(mask.shape), tile_table(mask))[1])
+    tensors, document = [made(2, 2, 256, 16).requires_grad_() for _ in range(3)], (torch.arange(256) // 40).repeat(2, 1)
+    run = compile_and_run(packed, *tensors, document, regions=2, grad=True)
+    assert "computed from is new" in run.regions[0].reason
+    upstream = made(2, 2, 256, 16)
+    wanted = packed(*tensors, document)
+    expected = torch.autograd.grad(wanted, tensors, upstream)
+    for found in (run.output, run.function(*tensors, document)):
+        assert_same(found, wanted)
+        for ours, theirs in zip(torch.autograd.grad(found, tensors, upstream), expected, strict=True):
+            assert_same(ours, theirs)
+    assert len(made_of) == 2  # the mask and its transpose, once for both layers and calls
+    document[0, 100:] = 9
+    assert_same(run.function(*tensors, document), packed(*tensors, document))
+    document[:] = 0  # hides nothing
+    assert_same(run.function(*tensors, document), packed(*tensors, document))
 
 
 @pytest.mark.parametrize("dense_by", ["eager", "inductor"])

@@ -1,0 +1,114 @@
+"""Attention under a mask that is computed from inputs of the graph: its tiles are found when those are new, for all layers.
+
+    gossamer::attend_under(q, k, v, leaves, numbers, scale, key) → out, statistics
+    gossamer::attend_under_backward(upstream, q, k, v, out, statistics, leaves, numbers, scale, key) → gradients of q, k and v
+
+`leaves` and `numbers` are what the mask is computed from, `key` is the hash under which this process knows how. Between two new
+inputs no array of queries x keys is made or read. What comes out is that of gossamer::attend_masked.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, fx
+
+from gossamer.backend.calls.lifetime import share
+from gossamer.backend.graph.expressions import Expression, evaluated
+from gossamer.backend.report.options import Verify
+from gossamer.dialects.errors import CompileError
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.remembered import Remembered
+from gossamer.sparsity.attention.masked_attention import Mask, attend_where, fake, fake_backward, gradients_where
+from gossamer.sparsity.attention.tile_table import TileTable
+
+
+@dataclass(eq=False)
+class AttentionMask:
+    """How a mask of booleans, True where a query sees a key, is computed."""
+
+    evaluate: Callable[..., Any]
+    _tables: Remembered[TileTable]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AttentionMask.of, (self.evaluate, self._tables.compared == "all")
+
+    @classmethod
+    def of(cls, evaluate: Callable[..., Any], compares: bool) -> "AttentionMask":
+        """One that remembers nothing yet."""
+        return cls(evaluate, Remembered("all" if compares else "uncounted", most=16))
+
+    def shared(self, key: str) -> "AttentionMask":
+        """The one that the operations find under a key: this one, where there is none yet, as long as somebody keeps it."""
+        return share(_masks, key, self)
+
+    def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Mask:
+        """The mask for these leaves."""
+
+        def value() -> Tensor:
+            (mask,) = evaluated(self.evaluate, leaves, numbers)
+            return mask
+
+        return Mask(value, lambda more, make: self._tables.get(leaves, (*numbers, *more), make))
+
+
+_masks: WeakValueDictionary[str, AttentionMask] = WeakValueDictionary()
+
+
+def attention_mask(expression: Expression, verify: Verify) -> str:
+    """The key under which the operations find this mask."""
+    key = f"{expression.key}-{verify}-mask"
+    AttentionMask.of(expression.evaluate, verify == "full").shared(key)
+    return key
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, key: str
+) -> tuple[Tensor, Tensor]:
+    return attend_where(q, k, v, _known(key).current(leaves, numbers), scale)
+
+
+def _attend_backward(
+    upstream: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    statistics: Tensor,
+    leaves: list[Tensor],
+    numbers: list[int],
+    scale: float,
+    key: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return gradients_where(upstream, (q, k, v), out, statistics, _known(key).current(leaves, numbers), scale)
+
+
+def _known(key: str) -> AttentionMask:
+    try:
+        return _masks[key]
+    except KeyError:
+        raise CompileError(
+            f"mask {key} is unknown here: its graph was compiled by another process, and torch's caches have brought its code "
+            "here without what Gossamer keeps (call torch.compile again in this process)"
+        ) from None
+
+
+_GIVEN, _REST = "Tensor q, Tensor k, Tensor v", "Tensor[] leaves, SymInt[] numbers, float scale, str key"
+for _name, _arguments, _results, _cpu, _meta in (
+    ("attend_under", _GIVEN, 2, _attend, fake),
+    ("attend_under_backward", f"Tensor upstream, {_GIVEN}, Tensor out, Tensor statistics", 3, _attend_backward, fake_backward),
+):
+    LIBRARY.define(f"{_name}({_arguments}, {_REST}) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
+    implement(_name, _cpu)  # type: ignore[arg-type]
+    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+
+attend_under = torch.ops.gossamer.attend_under.default
+attend_under_backward = torch.ops.gossamer.attend_under_backward.default
+
+
+def used_in(graph: fx.Graph) -> dict[str, AttentionMask]:
+    """What the operations in a graph find by their keys, as long as somebody keeps it."""
+    keys = [str(node.args[-1]) for node in graph.nodes if node.target in (attend_under, attend_under_backward)]
+    return {key: _masks[key] for key in keys}
