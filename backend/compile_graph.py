@@ -23,6 +23,8 @@ from gossamer.backend.graph_cache import Rewritten
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
 from gossamer.backend.report.report import FAILED, Decision, log
 from gossamer.backend.reproducer import write_reproducer
+from gossamer.runtime.operations import KERNELS, defined_in
+from gossamer.runtime.torch_internals import OpOverload
 
 
 @kept()
@@ -43,7 +45,15 @@ def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
     lasting = left_out == set(context.options.disable) and not any(FAILED in decision.reason for decision in decisions)
     regions = region_op.used_in(graph)
     kernels = [kernel.key for region in regions.values() for kernel in region.kernels]
-    return Rewritten(regions, {**message_ops.used_in(graph), **mask_ops.used_in(graph)}, decisions, kernels, seconds, lasting)
+    structures = {**message_ops.used_in(graph), **mask_ops.used_in(graph)}
+    modules = sorted({defined_in(name) for name in _operations(graph) & KERNELS.keys()})
+    return Rewritten(regions, structures, modules, decisions, kernels, seconds, lasting)
+
+
+def _operations(graph: fx.Graph) -> set[str]:
+    """The names of our operations in a graph."""
+    targets = [node.target for node in graph.nodes if isinstance(node.target, OpOverload)]
+    return {target.name().partition("::")[2] for target in targets if target.namespace == "gossamer"}
 
 
 class _PassFailed(Exception):

@@ -11,6 +11,7 @@ import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,15 @@ class Rewritten:
     """What the rewriting of a graph came to.
 
     regions     by the keys under which their operation finds them, as long as somebody keeps them
-    structures  edge lists and what depends on them alone, likewise
+    structures  edge lists, masks, and what depends on them alone, likewise
+    modules     those that define the operations in the graph: where it comes from the cache, nobody else imports them
     decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
     lasting     whether it would come to the same in another process
     """
 
     regions: Mapping[str, Callee]
     structures: Mapping[str, Any]
+    modules: Sequence[str]
     decisions: Sequence[Decision]
     kernels: Sequence[str]
     seconds: Mapping[str, float]
@@ -110,6 +113,8 @@ def recall(fingerprint: str) -> list[object] | None:
     except Exception as problem:  # whatever unpickling may raise
         log.info("graph cache: regions cannot be restored (%s), the graph is compiled again", problem)
         return None
+    for module in found.modules:
+        import_module(module)
     called: list[object] = [region_op.add(key, region) for key, region in found.regions.items()]
     called += [structure.shared(key) for key, structure in found.structures.items()]
     record(found.decisions, found.kernels, {})

@@ -50,3 +50,10 @@ def implement(name: str, kernel: Callable[..., Any]) -> None:
     """Has the operation gossamer::name run this for CPU tensors."""
     LIBRARY.impl(name, untraced(kernel), "CPU")
     KERNELS[name] = kernel
+
+
+def defined_in(name: str) -> str:
+    """The module that defines what an operation runs for CPU tensors, and with it the operation."""
+    kernel: Any = KERNELS[name]
+    module: str = (kernel.func if isinstance(kernel, partial) else kernel).__module__
+    return module

@@ -212,7 +212,7 @@ def test_a_graph_that_cannot_be_stored_is_no_failure() -> None:
         def __reduce__(self) -> str:
             raise ValueError("not this one")
 
-    graph_cache.remember("0" * 32, graph_cache.Rewritten({}, {"0123": Unstorable()}, [], [], {}, lasting=True))
+    graph_cache.remember("0" * 32, graph_cache.Rewritten({}, {"0123": Unstorable()}, [], [], [], {}, lasting=True))
     assert not graph_cache.recall("0" * 32)
 
 
