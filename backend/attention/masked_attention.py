@@ -105,23 +105,23 @@ def _replace(
         if context.options.strict:
             raise
         return decision(False, FAILED)
-    ops, expression, last = torch.ops.gossamer, None, list[str]()
+    ops, expression = torch.ops.gossamer, None
     if known_tables is None:
         assert condition is not None
         expression = _expression(condition, node.graph)
+    forward: list[Any] = [condition, scale]
+    name, gradient = "attend_masked", forward
     if expression is not None:
         key = mask_ops.attention_mask(expression, context.options.verify)
-        name, of_mask = "attend_under", ([list(expression.leaves), list(expression.numbers)],) * 2
-        last = [key]
-    elif known_tables is None:
-        name, of_mask = "attend_masked", ([condition],) * 2
-    else:
+        forward = [list(expression.leaves), list(expression.numbers), scale, key]
+        name, gradient = "attend_under", forward
+    elif known_tables is not None:
         parts = [_constant(node, part) for each in known_tables for part in each.tensors]
-        name, of_mask = "attend_tiles", ([parts[:3]], [parts])
-    ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *of_mask[0], scale, *last)
+        name, forward, gradient = "attend_tiles", [parts[:3], scale], [parts, scale]
+    ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *forward)
     if backward is not None:
         operation = getattr(ops, f"{name}_backward").default
-        backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], *of_mask[1], scale, *last))
+        backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], *gradient))
     node.replace_all_uses_with(ours)
     if table is None:
         when = "when what it is computed from is new" if expression is not None else "at every call"
