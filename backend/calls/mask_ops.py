@@ -101,7 +101,7 @@ for _name, _arguments, _results, _cpu, _meta in (
     ("attend_under_backward", f"Tensor upstream, {_GIVEN}, Tensor out, Tensor statistics", 3, _attend_backward, fake_backward),
 ):
     LIBRARY.define(f"{_name}({_arguments}, {_REST}) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
-    implement(_name, _cpu)  # type: ignore[arg-type]
+    implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
 
 attend_under = torch.ops.gossamer.attend_under.default
