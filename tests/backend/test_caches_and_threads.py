@@ -176,6 +176,21 @@ print(sorted({part for part in compiler if any(name.startswith(part) for name in
         assert run.stdout.strip() == expected
 
 
+def test_a_graph_is_stored_with_what_defines_its_operations() -> None:
+    """The next process, which finds torch's code for it, would call operations that nobody has imported."""
+
+    def chosen(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        mask = (q.sum(-1)[..., None] > 3) & (k.sum(-1)[..., None, :] > 3)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+
+    with cached() as directory:
+        compile_and_run(chosen, *(torch.randn(2, 2, 256, 16) for _ in range(2)), dense="inductor", regions=1)
+        (path,) = directory.glob("graph-*")
+        entry = disk_cache.read(path.stem)
+        assert entry is not None
+        assert pickle.loads(entry.code).modules == ["gossamer.sparsity.attention.masked_attention"]
+
+
 def test_a_graph_of_somebody_else_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Forged:
         def __reduce__(self) -> tuple[object, ...]:
