@@ -176,9 +176,10 @@ def test_a_torch_sparse_tensor_is_warned_about_once() -> None:
 @pytest.mark.usefixtures("sparse_breaks_unseen")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_other_backends_are_left_alone() -> None:
+    graph = Graph(torch.eye(16).to_sparse_csr())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        torch.compile(Graph(torch.eye(16).to_sparse_csr()), backend="eager")(torch.randn(16, 8))
+        torch.compile(graph, backend="eager")(torch.randn(16, 8))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:torch.compile cannot trace")
