@@ -43,7 +43,7 @@ def settings_of_today() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("block", blocks())
+@pytest.mark.parametrize("block", list(blocks()))
 def test_a_block_runs_and_is_sparse(block: str) -> None:
     if absent := missing(block):
         pytest.skip(f"not installed: {', '.join(absent)}")

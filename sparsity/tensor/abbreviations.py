@@ -5,7 +5,6 @@
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from string import ascii_letters
 
 import torch
@@ -38,7 +37,6 @@ def plain(expression: str, operands: tuple[Tensor, ...]) -> tuple[str, tuple[Ten
     return f"{','.join(''.join(dict.fromkeys(each)) for each in inputs)}->{result}", diagonals
 
 
-@lru_cache(1024)
 def _abbreviated(expression: str) -> bool:
     inputs = expression.replace(" ", "").partition("->")[0].split(",")
     return "..." in expression or any(len(set(letters)) < len(letters) for letters in inputs)

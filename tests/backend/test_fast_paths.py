@@ -31,7 +31,7 @@ def test_encoder_layers(written: dict[str, Any], masks: dict[str, Tensor]) -> No
     layer = prune_(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, **written)).eval()
     x = torch.randn(2, 9, 32)
     run = compile_and_run(lambda x: layer(x, **masks), x)
-    assert len(run.regions) == 4
+    assert sum(region.op == "linear" for region in run.regions) == 4
     with torch.no_grad():
         assert_same(run.output, layer(x, **masks))
 

@@ -245,9 +245,9 @@ def test_attention_is_of_one_type(wide: str | None) -> None:
     index = edges()
     run, ours, expected = trained(ByFunction(attended), *given.values(), index)
     assert ("graph attention" in operations(run)) == (wide is None)
-    assert_same(run.output, attended(*given.values(), index))
-    for mine, theirs in zip(ours, expected, strict=True):
-        assert_same(mine, theirs)
+    # What is f32 before it meets f64 is summed in another order.
+    for mine, theirs in ((run.output, attended(*given.values(), index)), *zip(ours, expected, strict=True)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("form", ["fewer sources", "more targets"])

@@ -84,9 +84,10 @@ def test_all_schedules_are_called_in_the_same_way(schedule: str) -> None:
 
 
 def test_the_workspace_holds_a_tile_of_x_and_a_panel_of_sums() -> None:
-    """48 columns of x (40, in whole vectors) and 32 rows of sums for 64 tokens, and a cache line between threads."""
-    assert pipelines.lower(plan(Region(24, 40))).workspace == (48 + 32) * 64 * 4 + 64
-    assert pipelines.lower(plan(Region(5000, 40))).workspace == (48 + 1024) * 64 * 4 + 64
+    """For 64 tokens, 48 columns of x (40, in whole vectors) and 16 rows of sums (1024 where columns are several panels),
+    and a cache line between threads."""
+    assert pipelines.lower(plan(Region(24, 40))).workspace == (48 + 16) * 64 * 4 + 64
+    assert pipelines.lower(plan(Region(5000, 3000))).workspace == (3008 + 1024) * 64 * 4 + 64
 
 
 def test_the_reference_needs_no_workspace() -> None:

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
 from threading import Barrier
 
 import pytest
@@ -68,9 +69,15 @@ def check(region: Region, schedule: str, tokens: int, density: float = 0.3) -> N
         pytest.skip(f"this machine has no instructions for the {schedule} schedule in {region.element}")
     region = suited(region, schedule)
     x, w, extras = region.operands(tokens, density)
-    kernel = compile_region(region.text(), schedule=schedule)
+    kernel = compiled(region.text(), schedule)
     assert kernel.schedule == schedule
     assert_near(run(kernel, x, w, extras, region.m), region.reference(x, w, extras))
+
+
+@lru_cache(8)
+def compiled(text: str, schedule: str) -> RegionKernel:
+    """Kept: nobody else keeps a kernel for the next number of tokens."""
+    return compile_region(text, schedule=schedule)
 
 
 SHAPES = {
@@ -306,6 +313,7 @@ def test_code_comes_from_the_disk_in_the_next_process(
     for process in range(2):
         monkeypatch.setattr(compile_kernel, "_by_contract", {})
         monkeypatch.setattr(region_kernel, "_by_key", {})
+        compiled.cache_clear()
         if process:
             monkeypatch.setattr(compile_kernel, "_machine_code", lambda *_: pytest.fail("compiled again"))
         check(region, "gather", 3)
