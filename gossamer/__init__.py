@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gossamer.sparsity.checkpoints.save_load import load, save
     from gossamer.sparsity.finalize import finalize
     from gossamer.sparsity.prepare import prepare
-    from gossamer.sparsity.pruning.distill import DistillationLoss, distill
-    from gossamer.sparsity.pruning.gradual_masks import GradualMasks
     from gossamer.sparsity.pruning.prune import prune
     from gossamer.sparsity.reorder import reorder
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
@@ -31,6 +29,11 @@ if TYPE_CHECKING:
     from gossamer.sparsity.tensor.extension import implements, register_format
     from gossamer.sparsity.tensor.graph_attention import graph_attention
     from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+    from gossamer.sparsity.training.distill import DistillationLoss, distill
+    from gossamer.sparsity.training.gradual_masks import GradualMasks
+    from gossamer.sparsity.training.recipe import Recipe, Sparsifier
+    from gossamer.sparsity.training.schedules import Cubic, Exchange, Fading, Schedule, Stepwise
+    from gossamer.sparsity.training.train_sparse import SparseTraining, train_sparse
 
 try:
     __version__ = version("gossamer")
@@ -54,9 +57,9 @@ _HOMES = {
     "graph_attention": "gossamer.sparsity.tensor.graph_attention",
     "implements": "gossamer.sparsity.tensor.extension",
     "load": "gossamer.sparsity.checkpoints.save_load",
-    "distill": "gossamer.sparsity.pruning.distill",
-    "DistillationLoss": "gossamer.sparsity.pruning.distill",
-    "GradualMasks": "gossamer.sparsity.pruning.gradual_masks",
+    "distill": "gossamer.sparsity.training.distill",
+    "DistillationLoss": "gossamer.sparsity.training.distill",
+    "GradualMasks": "gossamer.sparsity.training.gradual_masks",
     "prepare": "gossamer.sparsity.prepare",
     "prune": "gossamer.sparsity.pruning.prune",
     "register_format": "gossamer.sparsity.tensor.extension",
@@ -67,21 +70,38 @@ _HOMES = {
     "strict": "gossamer.sparsity.tensor.densify",
     "store_sparse": "gossamer.sparsity.store_sparse",
     "SparseTensor": "gossamer.sparsity.tensor.sparse_tensor",
+    "Recipe": "gossamer.sparsity.training.recipe",
+    "Sparsifier": "gossamer.sparsity.training.recipe",
+    "Schedule": "gossamer.sparsity.training.schedules",
+    "Cubic": "gossamer.sparsity.training.schedules",
+    "Exchange": "gossamer.sparsity.training.schedules",
+    "Fading": "gossamer.sparsity.training.schedules",
+    "Stepwise": "gossamer.sparsity.training.schedules",
+    "SparseTraining": "gossamer.sparsity.training.train_sparse",
+    "train_sparse": "gossamer.sparsity.training.train_sparse",
 }
 
 __all__ = [
     "CompileError",
+    "Cubic",
     "Decision",
     "DistillationLoss",
     "EinsumError",
+    "Exchange",
+    "Fading",
     "Format",
     "FormatError",
     "GossamerError",
     "GradualMasks",
     "OptionError",
     "Options",
+    "Recipe",
     "Report",
+    "Schedule",
     "SparseTensor",
+    "SparseTraining",
+    "Sparsifier",
+    "Stepwise",
     "__version__",
     "calibrate",
     "distill",
@@ -100,6 +120,7 @@ __all__ = [
     "sparsify",
     "store_sparse",
     "strict",
+    "train_sparse",
 ]
 
 

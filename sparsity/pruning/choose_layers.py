@@ -17,13 +17,15 @@ Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bo
 Layers = Choice | Sequence[Choice]
 
 
-def chosen_layers(model: nn.Module, only: Layers | None, skip: Layers) -> list[nn.Module]:
+def chosen_layers(
+    model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = ()
+) -> list[nn.Module]:
     """The layers of a model with a weight that `only` takes and `skip` does not.
 
-    OptionError where a name or pattern is no layer's.
+    Without `only` it is linear layers and those of the other `kinds`. OptionError where a name or pattern is no layer's.
     """
     taken, left = _listed(only), _listed(skip)
-    types: tuple[type[nn.Module], ...] = tuple(choice for choice in taken if isinstance(choice, type))
+    types = (*kinds, *(choice for choice in taken if isinstance(choice, type)))
     layers = {n: m for n, m in model.named_modules() if _is_linear(m) or (has_weight(m) and isinstance(m, types))}
     for choice in (*taken, *left):
         if isinstance(choice, str | re.Pattern) and not any(_fits(choice, name, layer) for name, layer in layers.items()):

@@ -64,10 +64,10 @@ class Layer:
         return self.module.weight  # type: ignore[return-value]
 
 
-def layers_of(model: nn.Module, only: Layers | None, skip: Layers) -> list[Layer]:
-    """The layers to prune. OptionError for those that cannot be."""
+def layers_of(model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = ()) -> list[Layer]:
+    """The layers to prune, linear ones and those of other `kinds` without `only`. OptionError for those that cannot be."""
     names = {id(module): name for name, module in model.named_modules()}
-    layers = [Layer(names[id(module)], module) for module in chosen_layers(model, only, skip)]
+    layers = [Layer(names[id(module)], module) for module in chosen_layers(model, only, skip, kinds)]
     if not layers:
         raise OptionError("there is no linear layer to prune in this model, or none is left by `only` and `skip`")
     for layer in layers:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.sparsity.pruning.batches import Call
-from gossamer.sparsity.pruning.distill import DistillationLoss
-from gossamer.sparsity.pruning.gradual_masks import GradualMasks
+from gossamer.sparsity.training.distill import DistillationLoss
+from gossamer.sparsity.training.gradual_masks import GradualMasks
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.batches import Call, calls_of
 from gossamer.sparsity.pruning.choose_layers import Layers
-from gossamer.sparsity.pruning.gradual_masks import GradualMasks
+from gossamer.sparsity.training.gradual_masks import GradualMasks
 
 Model = TypeVar("Model", bound=nn.Module)
 _WARM_UP = 20

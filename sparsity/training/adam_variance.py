@@ -1,0 +1,93 @@
+"""STEP: Adam, whose variance is frozen once it has settled (Lu et al., 2023).
+
+Z_t = mean |v_t - v_(t-1)|,   switch when its mean over 1 / (1 - beta2) steps is below eps     (AutoSwitch, section 5)
+from there on                 w -= lr m / (sqrt(v*) + eps)                                     (algorithm 1)
+"""
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.dialects.errors import OptionError
+
+_SETTLED = (1e18, 1 - 1e-15)
+"""A step and a beta2 by which Adam corrects no bias, and adds nothing to its variance."""
+
+
+class FrozenVariance:
+    """The variance of an optimizer's parameters: watched until it has settled, then the same for ever."""
+
+    def __init__(self, optimizer: Optimizer, parameters: list[Tensor], earliest: int, latest: int) -> None:
+        if any("betas" not in group or len(group["betas"]) != 2 for group in optimizer.param_groups):
+            raise OptionError(f"STEP freezes the variance of Adam, {type(optimizer).__name__} has none: take AdamW or Adam")
+        if any(group.get("amsgrad") for group in optimizer.param_groups):
+            raise OptionError("STEP freezes the variance of Adam: amsgrad=True, which takes its maximum, must be off")
+        self.optimizer, self.parameters = optimizer, parameters
+        self.earliest, self.latest = earliest, latest
+        self.since: int | None = None
+        self.variances: list[Tensor] = []
+        self.changes: deque[float] = deque(maxlen=round(1 / (1 - optimizer.param_groups[0]["betas"][1])))
+        self._seen: list[Tensor] = []
+        self._kept: list[tuple[Any, Any]] = []
+
+    def before_step(self) -> None:
+        """Makes the optimizer's step leave the variance as it is, once it is frozen."""
+        if self.since is None:
+            return
+        groups = self.optimizer.param_groups
+        self._kept = [(group["betas"], [self._step_of(p) for p in group["params"]]) for group in groups]
+        for group in groups:
+            group["betas"] = (group["betas"][0], _SETTLED[1])
+            for parameter in group["params"]:
+                if (step := self.optimizer.state[parameter].get("step")) is not None:
+                    step.fill_(_SETTLED[0])
+
+    def after_step(self, step: int) -> bool:
+        """Whether the variance froze at this step, and Adam's own numbers are as they were, one step on."""
+        states = [self.optimizer.state[parameter] for parameter in self.parameters]
+        if self.since is not None:
+            for group, (betas, steps) in zip(self.optimizer.param_groups, self._kept, strict=True):
+                group["betas"] = betas
+                for parameter, before in zip(group["params"], steps, strict=True):
+                    if before is not None:
+                        self.optimizer.state[parameter]["step"].copy_(before + 1)
+            for state, variance in zip(states, self.variances, strict=True):
+                state["exp_avg_sq"].copy_(variance)
+            return False
+        now = [state["exp_avg_sq"].clone() for state in states if "exp_avg_sq" in state]
+        if self._seen and len(now) == len(self._seen):
+            total = sum(float((a - b).abs().sum()) for a, b in zip(now, self._seen, strict=True))
+            self.changes.append(total / sum(each.numel() for each in now))
+        self._seen = now
+        full = len(self.changes) == self.changes.maxlen
+        settled = full and sum(self.changes) / len(self.changes) < self.optimizer.param_groups[0]["eps"]
+        if not (self.earliest <= step and settled) and step < self.latest:
+            return False
+        self.since, self._seen = step, []
+        groups = {p: group for group in self.optimizer.param_groups for p in group["params"]}
+        for parameter, state in zip(self.parameters, states, strict=True):
+            corrected = 1 - groups[parameter]["betas"][1] ** float(state["step"])
+            state["exp_avg_sq"].div_(corrected)
+        self.variances = [state["exp_avg_sq"].clone() for state in states]
+        for parameter in set(groups) - set(self.parameters):  # biases: their variance is frozen, too
+            if "exp_avg_sq" in (state := self.optimizer.state[parameter]):
+                state["exp_avg_sq"].div_(1 - groups[parameter]["betas"][1] ** float(state["step"]))
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on."""
+        return {"since": self.since, "variances": self.variances, "changes": list(self.changes), "seen": self._seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.since = state["since"]
+        self.variances, self._seen = ([each.clone() for each in state[key]] for key in ("variances", "seen"))
+        self.changes.clear()
+        self.changes.extend(state["changes"])
+
+    def _step_of(self, parameter: Tensor) -> Tensor | None:
+        step = self.optimizer.state[parameter].get("step")
+        return None if step is None else torch.as_tensor(step).clone()

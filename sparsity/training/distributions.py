@@ -1,0 +1,49 @@
+"""Distributions: how dense each layer is, so that all of them together have a share of nonzeros.
+
+"uniform"              every layer the same
+"global"               what the saliency of all layers' elements, sorted together, leaves of each (Frankle and Carbin, 2019)
+"erdos-renyi"          in proportion to (n_in + n_out) / (n_in n_out) (Mocanu et al., 2018)
+"erdos-renyi-kernel"   the same with the sides of a convolution's kernel among the sizes (Evci et al., 2020, section 3 (1))
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import OptionError
+
+DISTRIBUTIONS = ("uniform", "global", "erdos-renyi", "erdos-renyi-kernel")
+
+
+def densities(how: str, shapes: Sequence[tuple[int, ...]], density: float, scores: Sequence[Tensor] = ()) -> list[float]:
+    """The density of each layer.
+
+    shapes  of the weights, outputs x inputs x sides of the kernel
+    scores  of their elements, which "global" sorts together; below 0 for those that are out of the question
+    """
+    if how == "uniform":
+        return [density] * len(shapes)
+    if how == "global":
+        together = torch.cat([each.flatten() for each in scores])
+        kept = torch.zeros_like(together, dtype=torch.bool)
+        kept[together.topk(round(density * together.numel()), sorted=False).indices] = True
+        return [float(part.float().mean()) for part in kept.split([each.numel() for each in scores])]
+    if how not in DISTRIBUTIONS:
+        raise OptionError(f"distribution '{how}' is not known: there are {', '.join(DISTRIBUTIONS)}")
+    sides = [shape if how.endswith("kernel") else shape[:2] for shape in shapes]
+    return _in_proportion([sum(side) / prod(side) for side in sides], [prod(shape) for shape in shapes], density)
+
+
+def _in_proportion(shares: Sequence[float], sizes: Sequence[int], density: float) -> list[float]:
+    """epsilon * share, where the largest become whole layers until epsilon leaves none above 1."""
+    full: set[int] = set()
+    while True:
+        rest = [i for i in range(len(sizes)) if i not in full]
+        wanted = density * sum(sizes) - sum(sizes[i] for i in full)
+        scale = wanted / sum(shares[i] * sizes[i] for i in rest) if rest else 0.0
+        over = [i for i in rest if scale * shares[i] > 1]
+        if not over:
+            return [1.0 if i in full else max(0.0, scale * shares[i]) for i in range(len(sizes))]
+        full.add(max(over, key=shares.__getitem__))

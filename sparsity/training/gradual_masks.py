@@ -1,0 +1,52 @@
+"""Masks for loops that call for each step themselves: zeros stay, and may become more (Zhu and Gupta, 2017)."""
+
+from typing import Any
+
+from torch import nn
+
+from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.pruning.choose_layers import Layers
+from gossamer.sparsity.pruning.layers import layers_of
+from gossamer.sparsity.training.masks import Masks
+from gossamer.sparsity.training.recipe import Recipe, Sparsifier
+from gossamer.sparsity.training.recipes import recipe_of
+from gossamer.sparsity.training.schedules import once
+
+
+class GradualMasks:
+    """Masks of a model's layers; call `step` after each step of an optimizer.
+
+    Zeros stay zeros. With a `sparsity`, each layer goes from its own to that one over the first 70 % of `steps`, by magnitude,
+    every `every` steps, by the recipe "gradual" of `train_sparse`, which does this by itself. A layer that is sparser already
+    stays as it is.
+    """
+
+    def __init__(
+        self, model: nn.Module, sparsity: float | None = None, *, steps: int = 1, every: int = 10, only: Layers | None = None,
+        skip: Layers = (),
+    ) -> None:  # fmt: skip
+        if sparsity is not None and not 0 < sparsity < 1:
+            raise OptionError(f"sparsity is {sparsity}, must be above 0 and below 1")
+        if min(steps, every) < 1:
+            raise OptionError(f"steps is {steps} and every {every}, must be at least 1")
+        kept = Recipe(Sparsifier("zeros"), once())
+        recipe = kept if sparsity is None else recipe_of("gradual", steps, sparsity=sparsity, every=every)
+        self._masks, self._step = Masks(layers_of(model, only, skip), recipe), 0
+
+    def step(self) -> None:
+        """Puts the masks on the weights, after they have become sparser where it is time."""
+        self._step += 1
+        self._masks.advance(self._step)
+        self._masks.apply(self._step)
+
+    def callback(self) -> Any:
+        """A `transformers.TrainerCallback` that steps after each step of the optimizer."""
+        from transformers import TrainerCallback
+
+        masks = self
+
+        class KeepsSparse(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+                masks.step()
+
+        return KeepsSparse()

@@ -1,0 +1,111 @@
+"""Weights that train on beneath their masks, as parametrizations, and linear layers with another mask on the way back.
+
+forward    weight * factor                       factor is 1 where a weight is kept, 0 or what is left of it elsewhere
+backward   d original = d weight                 straight through (Bengio et al., 2013), or
+           d original = d weight * factor        as autograd has it
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.sparsity.pruning.patterns import NM
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(original: Tensor, factor: Tensor) -> Tensor:
+        return original * factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class LatentWeight(nn.Module):
+    """A parametrization: the weight times a factor, which lets gradients pass as they are, or as autograd has them."""
+
+    factor: Tensor
+
+    def __init__(self, weight: Tensor, straight_through: bool) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.ones_like(weight))
+        self.straight_through = straight_through
+
+    def forward(self, original: Tensor) -> Tensor:
+        """original * factor"""
+        if self.straight_through:
+            product: Tensor = _StraightThrough.apply(original, self.factor)  # type: ignore[no-untyped-call]
+            return product
+        return original * self.factor
+
+
+class _TwoMasks(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, back: Tensor) -> Tensor:
+        return x @ weight.t()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, back = ctx.saved_tensors
+        to_weight = gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+        return gradient @ (weight * back), to_weight, None
+
+
+class BackwardMask:
+    """A linear layer's forward with another N:M mask on the way back: Bi-Mask (Zhang et al., 2023, section 3).
+
+    The gradient of the input is dy ((weight) * back), where back keeps n of every m rows in a column after rows have changed
+    places: of `candidates` random orders the one with the most groups that have n nonzeros or fewer already.
+    """
+
+    def __init__(self, layer: nn.Linear, pattern: NM, candidates: int = 100) -> None:
+        self.layer, self.pattern, self.candidates = layer, pattern, candidates
+        layer.register_buffer("backward_mask", torch.ones_like(layer.weight.detach()), persistent=False)
+        layer.forward = self.forward  # type: ignore[method-assign]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer computes."""
+        layer: Any = self.layer
+        weight, back = layer.weight, layer.backward_mask
+        if x.dim() == 1:
+            return self.forward(x[None])[0]
+        if torch.is_autocast_enabled(x.device.type):
+            kind = torch.get_autocast_dtype(x.device.type)
+            x, weight, back = x.to(kind), weight.to(kind), back.to(kind)
+        product: Tensor = _TwoMasks.apply(x, weight, back)  # type: ignore[no-untyped-call]
+        return product if layer.bias is None else product + layer.bias.to(product.dtype)
+
+    @torch.no_grad()
+    def choose(self, weight: Tensor, generator: torch.Generator) -> None:
+        """Makes the mask anew, of a weight under the forward mask, [outputs, inputs]."""
+        sizes, best, order = weight.abs(), -1, torch.arange(len(weight))
+        for _ in range(self.candidates):
+            tried = torch.randperm(len(weight), generator=generator)
+            eligible = self.eligible(sizes[tried.to(weight.device)])
+            if eligible > best:
+                best, order = eligible, tried.to(weight.device)
+        mask = torch.empty_like(sizes, dtype=torch.bool)
+        mask[order] = self.pattern.mask(sizes[order].t(), 1).t()
+        self.layer.backward_mask.copy_(mask)  # type: ignore[operator, union-attr]
+
+    def eligible(self, weight: Tensor) -> int:
+        """The groups of m rows in a column with n nonzeros or fewer."""
+        groups = F.pad((weight != 0).to(torch.uint8), (0, 0, 0, -len(weight) % self.pattern.m)).unflatten(
+            0, (-1, self.pattern.m)
+        )
+        return int((groups.sum(1) <= self.pattern.n).sum())
+
+    def remove(self) -> None:
+        """Gives the layer its own forward back."""
+        del self.layer.forward, self.layer.backward_mask

@@ -1,0 +1,227 @@
+"""The masks of a model's layers in training: made by a recipe, step after step; `train_sparse` hangs them on an optimizer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from gossamer.dialects.errors import OptionError
+from gossamer.runtime.nonzeros import count_nonzeros, nonzero_mask
+from gossamer.sparsity.pruning.choose_layers import is_transposed
+from gossamer.sparsity.pruning.layers import Layer
+from gossamer.sparsity.training.distributions import densities
+from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
+from gossamer.sparsity.training.recipe import Recipe
+
+_MEMORY = 0.9
+"""Share of the mean of squared gradients that a step leaves."""
+
+
+@dataclass(eq=False)
+class Masked:
+    """A layer and its mask; tensors are of the weight's shape.
+
+    parameter  what trains: the weight, or what is beneath its mask
+    first      the sparsity it came with
+    squares    the mean over steps of (w g)^2 or g^2, where the recipe asks for it
+    dense      the gradient of all elements, pruned ones too, where they are about to grow
+    """
+
+    name: str
+    module: nn.Module
+    parameter: nn.Parameter
+    mask: Tensor
+    first: float
+    squares: Tensor | None = None
+    dense: Tensor | None = None
+    latent: LatentWeight | None = None
+    back: BackwardMask | None = None
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """[outputs, inputs] of a tensor of the weight's shape."""
+        return tensor.t() if is_transposed(self.module) else tensor.flatten(1)
+
+    def unfolded(self, matrix: Tensor) -> Tensor:
+        """The tensor of the weight's shape of a matrix."""
+        return matrix.t() if is_transposed(self.module) else matrix.view(self.parameter.shape)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Outputs x inputs x sides of the kernel."""
+        shape = tuple(self.parameter.shape)
+        return shape[::-1] if is_transposed(self.module) else shape
+
+
+class Masks:
+    """Masks by a recipe. `advance` makes them anew where it is time, `apply` puts them on the weights.
+
+    together  what sums a tensor over all processes that train the model, so that masks stay in step
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], recipe: Recipe, seed: int = 0, together: Callable[[Tensor], Any] | None = None
+    ) -> None:
+        self.recipe, self.together = recipe, together
+        self.generator = torch.Generator().manual_seed(seed)
+        self.layers = [self._masked(layer) for layer in layers]
+
+    def _masked(self, layer: Layer) -> Masked:
+        weight: nn.Parameter = layer.module.weight  # type: ignore[assignment]
+        kept = nonzero_mask(weight)
+        if self.recipe.sparsifier.pruned != "stay" or self.recipe.sparsifier.grows or not count_nonzeros(weight):
+            kept = torch.ones_like(kept)
+        masked = Masked(layer.name, layer.module, weight, kept, 1 - float(kept.float().mean()))
+        sparsifier = self.recipe.sparsifier
+        if sparsifier.backward_mask:
+            if not isinstance(layer.module, nn.Linear):
+                raise OptionError(f"'{layer.name}' is a {type(layer.module).__name__}: Bi-Mask is for linear layers, `skip` it")
+            masked.back = BackwardMask(layer.module, self.recipe.rule)  # type: ignore[arg-type]
+        if sparsifier.is_latent:
+            masked.latent = LatentWeight(weight.detach(), sparsifier.pruned == "train")
+            parametrize.register_parametrization(layer.module, "weight", masked.latent)
+        return masked
+
+    @torch.no_grad()
+    def advance(self, step: int) -> bool:
+        """Whether the masks are new after a step, made where it is time."""
+        schedule, sparsifier = self.recipe.schedule, self.recipe.sparsifier
+        due = schedule.is_due(step) and sparsifier.saliency != "zeros"
+        if due:
+            scores = [self._scores(layer, step) for layer in self.layers]
+            for layer, score, density in zip(self.layers, scores, self._densities(step, scores), strict=True):
+                layer.mask = layer.unfolded(self._new_mask(layer, score, density, step)).contiguous()
+        fading = schedule.fading(step) if sparsifier.pruned == "fade" else 0.0
+        for layer in self.layers:
+            layer.dense = None
+            if layer.latent is not None:
+                layer.latent.factor.copy_(layer.mask)
+                if fading:
+                    layer.latent.factor.masked_fill_(~layer.mask, fading)
+            if layer.back is not None and step % sparsifier.backward_mask == 0:
+                layer.back.choose(layer.matrix(layer.parameter * layer.mask), self.generator)
+        return due
+
+    def _new_mask(self, layer: Masked, scores: Tensor, density: float, step: int) -> Tensor:
+        schedule, pattern = self.recipe.schedule, self.recipe.at(step)
+        moved = schedule.exchanged(step)
+        if not moved:
+            mask = pattern.mask(scores, density)
+            return mask & layer.matrix(layer.mask) if self._stays else mask
+        kept = pattern.mask(scores, density * (1 - moved))
+        if self.recipe.sparsifier.grows == "random":
+            grown = self._random(layer)
+        else:
+            assert layer.dense is not None, "an exchange by gradients comes after a gradient"
+            if self.together is not None:
+                self.together(layer.dense)
+            grown = layer.matrix(layer.dense).abs()
+        return pattern.mask(torch.where(kept, torch.inf, grown), density)
+
+    @property
+    def _stays(self) -> bool:
+        """Whether a zero is one for ever."""
+        return self.recipe.sparsifier.pruned == "stay" and self.recipe.sparsifier.grows is None
+
+    def _scores(self, layer: Masked, step: int) -> Tensor:
+        """Of all elements, [outputs, inputs], below 0 for those that cannot be kept."""
+        saliency, grows = self.recipe.sparsifier.saliency, self.recipe.sparsifier.grows
+        weight = layer.matrix(layer.parameter.detach())
+        if saliency == "random" or (grows and not step):
+            return self._random(layer)
+        if saliency == "magnitude":
+            scores = weight.abs()
+        else:
+            assert layer.squares is not None, "gradients are seen before the first mask"
+            squares = layer.squares.clone()
+            if self.together is not None:
+                self.together(squares)
+            scores = layer.matrix(squares)
+            scores = scores if saliency == "first-order" else 0.5 * weight.square() * scores
+        return torch.where(layer.matrix(layer.mask), scores, -1.0) if self._stays or grows else scores
+
+    def _random(self, layer: Masked) -> Tensor:
+        scores = torch.rand(layer.matrix(layer.mask).shape, generator=self.generator)
+        return scores.to(layer.parameter.device)
+
+    def _densities(self, step: int, scores: Sequence[Tensor]) -> list[float]:
+        """What each layer is to have at a step."""
+        recipe = self.recipe
+        final = 0.0 if recipe.sparsity is None else recipe.sparsity
+        if recipe.distribution == "global":
+            total = sum(layer.mask.numel() for layer in self.layers)
+            first = sum(layer.first * layer.mask.numel() for layer in self.layers) / total
+            sparsity = max(first, recipe.schedule.sparsity(step, first, final))
+            return densities("global", [layer.sizes for layer in self.layers], 1 - sparsity, scores)
+        wanted = densities(recipe.distribution, [layer.sizes for layer in self.layers], 1 - final)
+        return [
+            1 - recipe.schedule.sparsity(step, layer.first, max(layer.first, 1 - each))
+            for layer, each in zip(self.layers, wanted, strict=True)
+        ]
+
+    @torch.no_grad()
+    def apply(self, step: int) -> None:
+        """Makes pruned weights zero, where they are to be after a step."""
+        pruned, schedule = self.recipe.sparsifier.pruned, self.recipe.schedule
+        if pruned == "stay" or (pruned == "return" and (schedule.is_due(step) or step >= schedule.end)):
+            for layer in self.layers:
+                layer.parameter.mul_(layer.mask)
+
+    @torch.no_grad()
+    def observe(self, scale: float) -> None:
+        """Sees the gradients of a step, divided by `scale`."""
+        saliency = self.recipe.sparsifier.saliency
+        if saliency not in ("first-order", "second-order"):
+            return
+        for layer in self.layers:
+            if layer.parameter.grad is None:
+                continue
+            gradient = layer.parameter.grad / scale
+            squares = (gradient * layer.parameter if saliency == "first-order" else gradient).square()
+            layer.squares = squares if layer.squares is None else layer.squares.lerp(squares, 1 - _MEMORY)
+
+    def remove(self) -> None:
+        """Leaves plain weights with zeros."""
+        for layer in self.layers:
+            if layer.latent is not None:
+                with torch.no_grad():
+                    layer.latent.factor.copy_(layer.mask)
+                parametrize.remove_parametrizations(layer.module, "weight")
+                parameters = layer.module._parameters
+                layer.module._parameters = {"weight": parameters["weight"], **parameters}  # in front of a bias, as it was
+            else:
+                with torch.no_grad():
+                    layer.parameter.mul_(layer.mask)
+            if layer.back is not None:
+                layer.back.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on, with the model's and the optimizer's state."""
+        layers = {
+            layer.name: {
+                "mask": layer.mask.clone(),
+                "first": layer.first,
+                "squares": None if layer.squares is None else layer.squares.clone(),
+                "backward": None if layer.back is None else layer.module.backward_mask.clone(),  # type: ignore[operator, union-attr]
+            }
+            for layer in self.layers
+        }
+        return {"layers": layers, "generator": self.generator.get_state(), "recipe": repr(self.recipe)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there. OptionError if it is the state of another recipe or of other layers."""
+        if state["recipe"] != repr(self.recipe):
+            raise OptionError(f"the state is of {state['recipe']}, this is {self.recipe!r}: attach the same recipe")
+        shapes = {layer.name: layer.mask.shape for layer in self.layers}
+        if {name: each["mask"].shape for name, each in state["layers"].items()} != shapes:
+            raise OptionError(f"the state is of layers {', '.join(state['layers'])}, these are {', '.join(shapes)}")
+        self.generator.set_state(state["generator"])
+        for layer in self.layers:
+            saved = state["layers"][layer.name]
+            layer.mask = saved["mask"].to(layer.parameter.device)
+            layer.first, layer.squares, layer.dense = saved["first"], saved["squares"], None
+            if layer.back is not None:
+                layer.module.backward_mask.copy_(saved["backward"])  # type: ignore[operator, union-attr]

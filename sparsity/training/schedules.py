@@ -1,0 +1,108 @@
+"""Schedules: when masks change in training, and how dense a model is by then. Steps are those of the optimizer, from 1.
+
+Once(at)                     at one step; 0 is when training starts
+Cubic(begin, end, every)     denser than asked for first, by the cube of what is left (Zhu and Gupta, 2017)
+Exchange(until, every)       as dense as asked for always; a share of the elements changes places (Evci et al., 2020)
+Fading(begin, end, every)    what is pruned fades instead of vanishing (Kao et al., 2022)
+"""
+
+from dataclasses import dataclass
+from math import ceil, cos, exp, log2, pi
+
+from gossamer.dialects.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When masks are made anew: at `begin`, then every `every` steps up to `end`."""
+
+    begin: int = 0
+    end: int = 0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or not 0 <= self.begin <= self.end:
+            raise OptionError(
+                f"masks change from step {self.begin} to {self.end} every {self.every}: 0 <= begin <= end, every >= 1"
+            )
+
+    def is_due(self, step: int) -> bool:
+        """Whether masks are made anew after a step."""
+        return self.begin <= step <= self.end and ((step - self.begin) % self.every == 0 or step == self.end)
+
+    def sparsity(self, step: int, first: float, final: float) -> float:
+        """The share of zeros from a step on, on the way from one to another."""
+        return final if step >= self.begin else first
+
+    def exchanged(self, step: int) -> float:
+        """The share of the nonzeros that changes places at a step."""
+        return 0.0
+
+    def fading(self, step: int) -> float:
+        """By what pruned weights are multiplied, from 1 (dense) to 0."""
+        return 0.0 if step >= self.begin else 1.0
+
+    def kept(self, step: int, n: int, m: int) -> int:
+        """How many of every m are kept on the way to n."""
+        return n if step >= self.begin else m
+
+
+def once(at: int = 0) -> Schedule:
+    """At one step only; 0 is before the first."""
+    return Schedule(at, at)
+
+
+@dataclass(frozen=True)
+class Cubic(Schedule):
+    """sparsity(t) = final + (first - final) (1 - (t - begin) / (end - begin))^3: Zhu and Gupta, 2017, section 3."""
+
+    def sparsity(self, step: int, first: float, final: float) -> float:
+        left = 1 - (min(max(step, self.begin), self.end) - self.begin) / max(1, self.end - self.begin)
+        return final + (first - final) * left**3
+
+
+@dataclass(frozen=True)
+class Exchange(Schedule):
+    """A share of the nonzeros moves at each change.
+
+    With `anneal` it falls as f(t) = fraction / 2 (1 + cos(pi t / end)): Evci et al., 2020, section 3 (2). None moves
+    at the start.
+    """
+
+    fraction: float = 0.3
+    anneal: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.fraction < 1:
+            raise OptionError(f"a fraction of {self.fraction} of the nonzeros cannot move: must be above 0 and below 1")
+
+    def exchanged(self, step: int) -> float:
+        if step == 0:
+            return 0.0
+        return self.fraction / 2 * (1 + cos(pi * step / max(1, self.end))) if self.anneal else self.fraction
+
+
+@dataclass(frozen=True)
+class Fading(Schedule):
+    """Pruned weights are multiplied by 1 - t', or by exp(-rate t'); t' goes from 0 at `begin` to 1 at `end`, then by 0."""
+
+    rate: float | None = None
+
+    def fading(self, step: int) -> float:
+        at = (step - self.begin) / max(1, self.end - self.begin)
+        if at >= 1:
+            return 0.0
+        return 1.0 if at <= 0 else 1 - at if self.rate is None else exp(-self.rate * at)
+
+
+@dataclass(frozen=True)
+class Stepwise(Schedule):
+    """N falls from M - 1 over M / 2, M / 4, … to the one asked for at step `settled`: Kao et al., 2022, structure decay."""
+
+    settled: int = 0
+
+    def kept(self, step: int, n: int, m: int) -> int:
+        stages = [max(n, m - 1), *(m >> i for i in range(1, ceil(log2(m / n))) if n < m >> i < m - 1), n]
+        at = (step - self.begin) / max(1, self.settled - self.begin)
+        return m if at < 0 else stages[min(len(stages) - 1, int(at * (len(stages) - 1)))]

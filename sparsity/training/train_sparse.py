@@ -1,0 +1,159 @@
+"""`gossamer.train_sparse`: a recipe, hung on a model and its optimizer.
+
+training = gossamer.train_sparse(model, optimizer, "rigl", sparsity=0.9, steps=len(data) * epochs)
+...                                                   the loop as it was; optimizer.step() does the rest
+training.detach()                                     plain weights with zeros
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.pruning.choose_layers import Layers
+from gossamer.sparsity.pruning.layers import layers_of
+from gossamer.sparsity.training.adam_variance import FrozenVariance
+from gossamer.sparsity.training.masks import Masked, Masks
+from gossamer.sparsity.training.recipe import Recipe
+from gossamer.sparsity.training.recipes import recipe_of
+
+
+def train_sparse(
+    model: nn.Module, optimizer: Optimizer, recipe: str | Recipe, *, steps: int = 0, only: Layers | None = None,
+    skip: Layers = (), seed: int = 0, **options: Any,
+) -> "SparseTraining":  # fmt: skip
+    """Train a model sparse: from here on every `optimizer.step()` goes by a recipe. Returns what detaches it again.
+
+    recipe   "fixed", "one-shot", "gradual", "random", "set", "rigl", "sr-ste", "mask-decay", "progressive-gradient-flow",
+             "structure-decay", "step", "bi-mask", "soft" with its `options` and the `steps` that training takes in all (see
+             gossamer/sparsity/training/recipes.py for papers and defaults), or a `Recipe`
+    only, skip  which layers, as for `sparsify`; without `only` all linear ones and Conv2d of one group
+    seed     of what is random; the same on all processes
+
+    Before or after torch.compile, with GradScaler, accumulated and clipped gradients. Where pruned weights stay zero, weights
+    stay plain parameters, and their gradients are masked as they come. Recipes whose pruned weights train on put a
+    parametrization on the weight, whose parameter stays the same object. For DistributedDataParallel give the wrapped model;
+    recipes with parametrizations are attached before it is wrapped. OptionError for what makes no sense together.
+    """
+    if isinstance(recipe, str):
+        recipe = recipe_of(recipe, steps, **options)
+    elif options:
+        raise OptionError(f"{', '.join(options)}: a Recipe has its options already")
+    return SparseTraining(model, optimizer, recipe, only, skip, seed)
+
+
+class SparseTraining:
+    """A recipe at work. `step` is the number of the optimizer's steps, `masks` are the layers with their masks.
+
+    `state_dict()` has what the model's and the optimizer's do not: attach the same recipe, load all three, and training goes on
+    bit for bit.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, recipe: Recipe, only: Layers | None, skip: Layers, seed: int
+    ) -> None:
+        together = None
+        if isinstance(model, DistributedDataParallel):
+            if recipe.sparsifier.is_latent:
+                raise OptionError("this recipe changes the modules: call train_sparse before DistributedDataParallel")
+            group = model.process_group
+            model, together = model.module, lambda tensor: dist.all_reduce(tensor, group=group)
+        layers = layers_of(model, only, skip, (nn.Conv2d,))
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if missing := [layer.name for layer in layers if id(layer.module.weight) not in held]:
+            raise OptionError(f"the optimizer does not train {', '.join(missing)}: give it these weights, or `skip` them")
+        self.optimizer, self.recipe, self.step = optimizer, recipe, 0
+        between = recipe.sparsifier.frozen_variance
+        weights: list[Tensor] = [layer.module.weight for layer in layers]  # type: ignore[misc]
+        self._variance = FrozenVariance(optimizer, weights, *between) if between is not None else None
+        self.masks = Masks(layers, recipe, seed, together)
+        if recipe.sparsifier.saliency == "zeros" and all(layer.first == 0 for layer in self.masks.layers):
+            raise OptionError("no layer has zeros that could stay: prune the model first, or take another recipe")
+        self._skipped = False
+        self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+        if recipe.sparsifier.pruned == "stay":
+            self._hooks += [layer.parameter.register_hook(self._gradient_hook(layer)) for layer in self.masks.layers]
+        self._advance()
+
+    def densities(self) -> dict[str, float]:
+        """The share of elements that each layer keeps."""
+        return {layer.name: float(layer.mask.float().mean()) for layer in self.masks.layers}
+
+    def detach(self) -> None:
+        """Ends it: weights are plain parameters with zeros, the same objects as before."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._hooks:
+            self.masks.remove()
+        self._hooks = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step, masks, and what else the recipe remembers; it loads with torch.load(weights_only=True)."""
+        variance = None if self._variance is None else self._variance.state_dict()
+        return {"step": self.step, "variance": variance, **self.masks.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state, after model and optimizer have theirs. OptionError for another recipe or other layers."""
+        self.masks.load_state_dict(state)
+        self.step = state["step"]
+        if self._variance is not None:
+            self._variance.load_state_dict(state["variance"])
+
+    def _gradient_hook(self, layer: Masked) -> Any:
+        def masked(gradient: Tensor) -> Tensor:
+            if self._grows_next:
+                fresh = layer.dense is None or layer.parameter.grad is None or not bool(layer.dense.isfinite().all())
+                layer.dense = gradient.detach().clone() if fresh or layer.dense is None else layer.dense.add_(gradient)
+            return gradient * layer.mask
+
+        return masked
+
+    @property
+    def _grows_next(self) -> bool:
+        schedule = self.recipe.schedule
+        return self.recipe.sparsifier.grows == "gradient" and schedule.is_due(self.step + 1)
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Before a step of the optimizer. GradScaler leaves what is fused to skip and to unscale by itself."""
+        found: Tensor | None = getattr(optimizer, "found_inf", None)
+        scale = float(getattr(optimizer, "grad_scale", None) or 1.0)
+        self._skipped = found is not None and bool(found)
+        if self._skipped:
+            return
+        self.masks.observe(scale)
+        if decay := self.recipe.sparsifier.decay:
+            with torch.no_grad():
+                for layer in self.masks.layers:
+                    if layer.parameter.grad is not None:
+                        layer.parameter.grad.add_(layer.parameter * ~layer.mask, alpha=decay * scale)
+        if self._variance is not None:
+            self._variance.before_step()
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._skipped:
+            return
+        self.step += 1
+        if self._variance is not None:
+            self._variance.after_step(self.step)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Masks of the step that was made, once they have begun."""
+        if self._variance is not None and self._variance.since is None:
+            return
+        changed = self.masks.advance(self.step)
+        self.masks.apply(self.step)
+        if changed and self.recipe.sparsifier.pruned == "stay":
+            self._forget_momentum()
+
+    @torch.no_grad()
+    def _forget_momentum(self) -> None:
+        """Of weights that were dropped, so that they start anew where they grow again."""
+        for layer in self.masks.layers:
+            for value in self.optimizer.state.get(layer.parameter, {}).values():
+                if isinstance(value, Tensor) and value.shape == layer.parameter.shape:
+                    value.mul_(layer.mask)
