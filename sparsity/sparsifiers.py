@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -19,6 +18,7 @@ from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.sparsity.prepare import Mask
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
+from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 Sparsifier = Callable[..., SparseTensor]
@@ -81,30 +81,23 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
 @register_sparsifier("magnitude")
 def magnitude(dense: Tensor, density: float, format: Format = Format.CSR) -> SparseTensor:
     """The `density` (a fraction) of elements that are largest in absolute value, in a format."""
-    return SparseTensor.from_dense(dense * _largest(dense.abs(), density), format)
+    return SparseTensor.from_dense(dense * Unstructured().mask(dense.abs(), _checked(density)), format)
 
 
 @register_sparsifier("nm")
 def nm(dense: Tensor, n: int = 2, m: int = 4) -> SparseTensor:
     """The n largest of every m neighbours in a row, in the format N:M."""
-    groups = F.pad(dense.abs(), (0, -dense.shape[1] % m), value=-1).unflatten(1, (-1, m))
-    mask = torch.zeros_like(groups).scatter_(2, groups.topk(n, dim=2).indices, 1)
-    return SparseTensor.from_dense(dense * mask.flatten(1)[:, : dense.shape[1]], Format.nm(n, m))
+    return SparseTensor.from_dense(dense * NM(n, m).mask(dense.abs(), n / m), Format.nm(n, m))
 
 
 @register_sparsifier("block")
 def block(dense: Tensor, rows: int, columns: int, density: float) -> SparseTensor:
     """The `density` (a fraction) of blocks of rows x columns with the largest sums of squares, in BSR."""
-    height, width = dense.shape
-    padded = F.pad(dense, (0, -width % columns, 0, -height % rows))
-    blocks = padded.square().unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).sum((1, 3))
-    mask = _largest(blocks, density).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    return SparseTensor.from_dense(dense * mask[:height, :width], Format.bsr(rows, columns))
+    mask = Block(rows, columns).mask(dense.square(), _checked(density))
+    return SparseTensor.from_dense(dense * mask, Format.bsr(rows, columns))
 
 
-def _largest(scores: Tensor, density: float) -> Tensor:
-    """1 where the largest scores are, a fraction `density` of them (at least one), else 0."""
+def _checked(density: float) -> float:
     if not 0 < density <= 1:
         raise OptionError(f"density is {density}, must be above 0 and at most 1")
-    kept = max(1, round(density * scores.numel()))
-    return torch.zeros_like(scores).flatten().index_fill_(0, scores.flatten().topk(kept).indices, 1).view_as(scores)
+    return density

@@ -111,7 +111,8 @@ def step(
 ) -> Recipe:
     """STEP: dense Adam until its variance has settled; then it is frozen, and masks are learned.
 
-    Lu et al., 2023, algorithm 1.     The switch comes by itself (section 5, AutoSwitch), not before `earliest` nor after `latest`: 10 % and 50 % of the steps.
+    Lu et al., 2023, algorithm 1. The switch comes by itself (section 5, AutoSwitch), but not before `earliest` nor after
+    `latest`: 10 % and 50 % of the steps.
     """
     first, last = _end(earliest, steps, 0.1), _end(latest, steps, 0.5)
     sparsifier = Sparsifier(pruned="train", decay=decay, frozen_variance=(first, max(first, last)))

@@ -1,4 +1,4 @@
-"""Recipes train compiled models as eager ones: sparse forward and backward, topology that moves, no graph again; on all ranks."""
+"""Recipes train compiled models as eager ones: sparse forward and backward, moving nonzeros, no graph again; on all ranks."""
 
 import copy
 from pathlib import Path
