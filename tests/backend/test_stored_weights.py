@@ -140,3 +140,25 @@ def test_store_sparse_keeps_what_masks_keep() -> None:
     assert isinstance(layer.weight, SparseTensor) and layer.weight.nnz == 8 and list(layer._parameters) == ["weight", "bias"]
     with pytest.raises(gossamer.OptionError, match="prune it first"):
         gossamer.store_sparse(nn.Linear(8, 4))
+
+
+def test_batches_of_any_size_empty_ones_and_nan() -> None:
+    """Sizes that change from call to call, none at all, and NaN, which reaches what it is multiplied with, as stored."""
+    model, twin = gossamer.store_sparse(masked()), masked()
+    first = torch.randn(48, 64)
+    torch._dynamo.decorators.mark_unbacked(first, 0)
+    run = compile_and_run(model, first, grad=True, regions=5)
+    for rows in (48, 5, 1, 0):
+        x = torch.randn(rows, 64)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        for each, call in ((model, run.function), (twin, twin)):
+            each.zero_grad()
+            call(x).square().sum().backward()
+        for layer in (0, 2):
+            original, mask = twin[layer].parametrizations.weight.original, twin[layer].parametrizations.weight[0].mask
+            assert_same(model[layer].weight.grad.to_dense(), original.grad * mask)
+            assert_same(model[layer].bias.grad, twin[layer].bias.grad)
+    x = torch.randn(48, 64)
+    x[7] = torch.nan
+    y = run.function(x)
+    assert bool(y[7].isnan().all()) and not bool(y[:7].isnan().any()) and not bool(y[8:].isnan().any())
