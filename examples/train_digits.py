@@ -133,6 +133,13 @@ def write(rows: list[Row], arguments: argparse.Namespace) -> None:
         plt.savefig(arguments.plot, dpi=150)
 
 
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """The options of `write`."""
+    parser.add_argument("--csv", type=Path, help="a file for density and loss over time")
+    parser.add_argument("--board", type=Path, help="a folder for TensorBoard")
+    parser.add_argument("--plot", type=Path, help="a file for the loss over time")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--network", choices=("mlp", "conv"), default="mlp")
@@ -142,9 +149,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=600, help="of the optimizer, batches of 64 (default 600)")
     parser.add_argument("--seeds", type=int, default=1, help="how many (default 1)")
     parser.add_argument("--compile", action="store_true", help='train under torch.compile(backend="sparse")')
-    parser.add_argument("--csv", type=Path, help="a file for density and loss over time")
-    parser.add_argument("--board", type=Path, help="a folder for TensorBoard")
-    parser.add_argument("--plot", type=Path, help="a file for the loss over time")
+    add_files(parser)
     return parser.parse_args()
 
 
