@@ -41,7 +41,7 @@ class LatentWeight(nn.Module):
     def forward(self, original: Tensor) -> Tensor:
         """original * factor"""
         if self.straight_through:
-            product: Tensor = _StraightThrough.apply(original, self.factor)  # type: ignore[no-untyped-call]
+            product: Tensor = _StraightThrough.apply(original, self.factor)
             return product
         return original * self.factor
 
@@ -72,7 +72,7 @@ class BackwardMask:
     def __init__(self, layer: nn.Linear, pattern: NM, candidates: int = 100) -> None:
         self.layer, self.pattern, self.candidates = layer, pattern, candidates
         layer.register_buffer("backward_mask", torch.ones_like(layer.weight.detach()), persistent=False)
-        layer.forward = self.forward  # type: ignore[method-assign]
+        layer.forward = self.forward  # type: ignore[method-assign, assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         """What the layer computes."""
@@ -83,7 +83,7 @@ class BackwardMask:
         if torch.is_autocast_enabled(x.device.type):
             kind = torch.get_autocast_dtype(x.device.type)
             x, weight, back = x.to(kind), weight.to(kind), back.to(kind)
-        product: Tensor = _TwoMasks.apply(x, weight, back)  # type: ignore[no-untyped-call]
+        product: Tensor = _TwoMasks.apply(x, weight, back)
         return product if layer.bias is None else product + layer.bias.to(product.dtype)
 
     @torch.no_grad()
@@ -97,7 +97,7 @@ class BackwardMask:
                 best, order = eligible, tried.to(weight.device)
         mask = torch.empty_like(sizes, dtype=torch.bool)
         mask[order] = self.pattern.mask(sizes[order].t(), 1).t()
-        self.layer.backward_mask.copy_(mask)  # type: ignore[operator, union-attr]
+        self.layer.backward_mask.copy_(mask)  # type: ignore[operator]
 
     def eligible(self, weight: Tensor) -> int:
         """The groups of m rows in a column with n nonzeros or fewer."""

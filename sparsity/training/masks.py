@@ -204,7 +204,7 @@ class Masks:
                 "mask": layer.mask.clone(),
                 "first": layer.first,
                 "squares": None if layer.squares is None else layer.squares.clone(),
-                "backward": None if layer.back is None else layer.module.backward_mask.clone(),  # type: ignore[operator, union-attr]
+                "backward": None if layer.back is None else layer.module.backward_mask.clone(),  # type: ignore[operator]
             }
             for layer in self.layers
         }
@@ -224,4 +224,4 @@ class Masks:
             layer.mask = saved["mask"].to(layer.parameter.device)
             layer.first, layer.squares, layer.dense = saved["first"], saved["squares"], None
             if layer.back is not None:
-                layer.module.backward_mask.copy_(saved["backward"])  # type: ignore[operator, union-attr]
+                layer.module.backward_mask.copy_(saved["backward"])  # type: ignore[operator]
