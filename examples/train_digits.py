@@ -31,7 +31,7 @@ TESTED, BATCH = 360, 64  # of 1797 images
 
 RECIPES: dict[str, dict[str, Any]] = {
     "dense": {},
-    "one-shot": {"sparsity": 0.9, "distribution": "global"},
+    "one-shot": {"sparsity": 0.9, "at": 100, "distribution": "global"},
     "gradual": {"sparsity": 0.9},
     "gradual, first order": {"recipe": "gradual", "sparsity": 0.9, "begin": 10, "saliency": "first-order"},
     "gradual, second order": {"recipe": "gradual", "sparsity": 0.9, "begin": 10, "saliency": "second-order"},

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from train_digits import Row, add_files, write
+from train_digits import Row, add_files, write  # type: ignore[import-not-found]  # beside this file
 
 import gossamer
 
