@@ -107,9 +107,8 @@ def test_the_reproducer_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         patch.setattr(SparseWeights, "run", breaks)
-        compile_and_run(
-            Mixed(), torch.randn(8, 64), torch.arange(5), dynamic=True, strict=False, dump_ir=str(tmp_path), regions=0
-        )
+        inputs = torch.randn(8, 64), torch.arange(5)
+        compile_and_run(Mixed(), *inputs, dynamic=True, strict=False, dump_ir=str(tmp_path), regions=0)
     path = re.search(r"(\S+\.py) is a program that shows it", "".join(str(w.message) for w in caught))
     assert path is not None and Path(path[1]).parent == tmp_path
     text = Path(path[1]).read_text(encoding="utf-8")
