@@ -8,6 +8,7 @@ does. Between stages only these activations are kept. A model without a chain of
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,15 +59,13 @@ def chain_of_blocks(model: nn.Module, layers: Sequence[Layer], call: Call) -> li
 
 def _is_chain(model: nn.Module, blocks: list[nn.Module], call: Call) -> bool:
     seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
-    hooks = [
-        block.register_forward_hook(lambda m, args, kwargs, out: seen.append((m, args, kwargs, out)), with_kwargs=True)
-        for block in blocks
-    ]
-    try:
+    with ExitStack() as hooks:
+        for block in blocks:
+            keep = block.register_forward_hook(
+                lambda m, args, kwargs, out: seen.append((m, args, kwargs, out)), with_kwargs=True
+            )
+            hooks.enter_context(keep)
         call.of(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
     if [id(m) for m, *_ in seen] != [id(block) for block in blocks] or not all(args or kwargs for _, args, kwargs, _ in seen):
         return False
     try:
@@ -131,13 +130,8 @@ def caught(model: nn.Module, calls: Sequence[Call], block: nn.Module) -> list[Ca
         return hook
 
     for call in calls:
-        handle = block.register_forward_pre_hook(keep(call.tokens), with_kwargs=True)
-        try:
+        with block.register_forward_pre_hook(keep(call.tokens), with_kwargs=True), suppress(_Stop):
             call.of(model)
-        except _Stop:
-            pass
-        finally:
-            handle.remove()
     return found
 
 
@@ -150,13 +144,8 @@ def inputs_of(module: nn.Module, call: Call, group: Group) -> list[Tensor]:
         if group.once:
             raise _Stop
 
-    handle = group.layers[0].module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
+    with group.layers[0].module.register_forward_pre_hook(hook, with_kwargs=True), suppress(_Stop):
         call.of(module)
-    except _Stop:
-        pass
-    finally:
-        handle.remove()
     return found
 
 
@@ -166,18 +155,14 @@ def groups_of(module: nn.Module, call: Call, layers: Sequence[Layer]) -> list[Gr
     A layer that this call reaches several times, or not at all, is a group of its own, at the end.
     """
     order: list[tuple[Layer, Tensor]] = []
-    hooks = [
-        layer.module.register_forward_pre_hook(
-            lambda _, args, kwargs, layer=layer: order.append((layer, args[0] if args else next(iter(kwargs.values())))),
-            with_kwargs=True,
-        )
-        for layer in layers
-    ]
-    try:
+
+    def keep(layer: Layer) -> Callable[..., None]:
+        return lambda _, args, kwargs: order.append((layer, args[0] if args else next(iter(kwargs.values()))))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.module.register_forward_pre_hook(keep(layer), with_kwargs=True))
         call.of(module)
-    finally:
-        for hook in hooks:
-            hook.remove()
     times = Counter(layer for layer, _ in order)
     groups: list[Group] = []
     last: Tensor | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SECONDS = os.environ.get("GOSSAMER_FUZZ_SECONDS")
-CASES = {"eager": 400, "compiled": 12}  # without it
+CASES = {"eager": 250, "compiled": 6}  # without it
 SEED = int(os.environ.get("GOSSAMER_FUZZ_SEED", "0"))
 A_HANG = 120  # seconds more than a run is given
 
