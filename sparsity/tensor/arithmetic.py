@@ -59,11 +59,11 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
     if isinstance(right, Tensor) and right.dim():
         (left,) = broadcast("div", left, beside=[right])
         divisor = at_entries(left, right)
-    if not isinstance(divisor, Tensor) or divisor.is_floating_point() or divisor.is_complex():
-        return like(left, _within(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode)))
-    inside = _is_within(left)
-    divisor = divisor if inside is None else torch.where(inside, divisor, 1)
-    return like(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode))
+    if isinstance(divisor, Tensor):  # what fills up blocks is divided by 1: neither values nor gradients may be NaN there
+        inside = _is_within(left)
+        divisor = divisor if inside is None else torch.where(inside, divisor, 1)
+    quotients = torch.div(values_of(left), divisor, rounding_mode=rounding_mode)
+    return like(left, quotients if isinstance(divisor, Tensor) else _within(left, quotients))
 
 
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
