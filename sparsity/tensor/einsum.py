@@ -21,6 +21,7 @@ from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
 from gossamer.sparsity.tensor.abbreviations import EinsumError, plain
+from gossamer.sparsity.tensor.block_edges import summed_within
 from gossamer.sparsity.tensor.constructor_arguments import format_of
 from gossamer.sparsity.tensor.fast_matmul import einsum_at_once
 from gossamer.sparsity.tensor.fast_sddmm import sample_at_once
@@ -69,6 +70,7 @@ def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
     inputs, result = _parse(expression, operands)
     bound = [bound_to(letters, operand) for letters, operand in zip(inputs, operands, strict=True)]
     _check(expression, bound)
+    bound = summed_within(bound, result)
     if not any(isinstance(operand, SparseTensor) for operand in operands):
         equation = ",".join(inputs)
         out = torch.einsum(f"{equation}->{result}", *operands)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from gossamer.backend import sparse as backend
 from gossamer.backend.report.report import collect
 from tests.fuzz.models import ModelProgram
-from tests.fuzz.pruned import inputs
 
 ROUNDING = {"torch.float32": 2e-5, "torch.float64": 1e-10, "torch.bfloat16": 3e-2}
 TIMES_EAGER = 8  # what an error may be of the one that eager torch makes in this type
@@ -53,7 +52,9 @@ def _run(program: ModelProgram, wide: bool, compiled: bool) -> dict[str, Tensor 
             function = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic, options=options)
         dtype = eval(program.dtype, {"torch": torch})
         for n, call in enumerate(program.calls):
-            given = eval(f"inputs({call}, dtype=dtype, graph=program.graph)", {"inputs": inputs, "dtype": dtype, "program": program})
+            given = eval(
+                f"inputs({call}, dtype=dtype, graph=program.graph)", {"inputs": inputs, "dtype": dtype, "program": program}
+            )
             given = tuple(x.double() if wide and x.is_floating_point() else x for x in given)
             if program.marked and compiled:
                 torch._dynamo.mark_dynamic(given[0], 0 if program.graph else 1)

@@ -21,8 +21,10 @@ class Model(nn.Module):
 """
 
 WIDTHS = [8, 12, 16, 17, 24, 32, 33, 40, 48, 64]
-ACTIVATIONS = """torch.relu F.gelu F.silu torch.tanh torch.sigmoid F.leaky_relu F.hardswish F.relu6 F.softplus F.elu torch.abs
-    torch.square torch.sin torch.erf F.mish F.logsigmoid""".split()
+ACTIVATIONS = [
+    "torch.relu", "F.gelu", "F.silu", "torch.tanh", "torch.sigmoid", "F.leaky_relu", "F.hardswish", "F.relu6", "F.softplus",
+    "F.elu", "torch.abs", "torch.square", "torch.sin", "torch.erf", "F.mish", "F.logsigmoid",
+]  # fmt: skip
 
 
 @dataclass
@@ -153,8 +155,8 @@ class Builder:
 
     def wider_than_one(self) -> None:
         """Leaves h as it is, or makes a result of another shape of it."""
-        after = ["h.flatten(0, -2)", "h.mean(0)", "h.transpose(-1, -2)", "torch.log_softmax(h, -1)", "h", "h", "h", "h[..., ::2]",
-                 "h.sum(-1)", "(h * 2, h)[0]"]  # fmt: skip
+        after = ["h.flatten(0, -2)", "h.mean(0)", "h.transpose(-1, -2)", "torch.log_softmax(h, -1)", "h", "h", "h",
+                 "h[..., ::2]", "h.sum(-1)", "(h * 2, h)[0]"]  # fmt: skip
         self.line(f"h = {self.rng.choice(after)}")
 
 
@@ -171,9 +173,10 @@ def pointwise(b: Builder) -> None:
     gain = b.layer(f"nn.Parameter(torch.randn({b.width}))") if b.rng.random() < 0.5 else "0.5"
     b.line(b.rng.choice([
         f"h = {b.activation()}(h)", f"h = {b.activation()}(h) * {gain}", f"h = h * torch.sigmoid(h) + {gain}", f"h = h - {gain}",
-        "h = h.clamp(-1, 1)", "h = F.dropout(h, 0.0, self.training)", "h = torch.softmax(h, -1)", "h = torch.where(h > 0, h, -h)",
-        f"h = {b.norm()}({b.activation()}(h))", "h = h / (1 + h.abs())", "h = torch.maximum(h, h * 0.1)", "h = F.normalize(h, dim=-1)",
-        "h = h - h.mean(-1, keepdim=True)", "h = h + torch.arange(h.shape[-1], dtype=h.dtype)", "h = h.flip(-1)",
+        "h = h.clamp(-1, 1)", "h = F.dropout(h, 0.0, self.training)", "h = torch.softmax(h, -1)",
+        "h = torch.where(h > 0, h, -h)", f"h = {b.norm()}({b.activation()}(h))", "h = h / (1 + h.abs())",
+        "h = torch.maximum(h, h * 0.1)", "h = F.normalize(h, dim=-1)", "h = h - h.mean(-1, keepdim=True)",
+        "h = h + torch.arange(h.shape[-1], dtype=h.dtype)", "h = h.flip(-1)",
     ]))  # fmt: skip
 
 
@@ -197,7 +200,9 @@ def branches(b: Builder) -> None:
     one, two = b.linear(b.width, width), b.linear(b.width, width)
     join = b.rng.choice(["one + two", "one * two", "torch.cat([one, two], -1)", "torch.maximum(one, two)", "one - one * two",
                          "torch.stack([one, two]).sum(0)"])  # fmt: skip
-    b.line(f"one, two = {one}(h), {two}({b.rng.choice(['h', 'torch.relu(h)', 'one if one.shape == h.shape else h'])}); h = {join}")
+    b.line(
+        f"one, two = {one}(h), {two}({b.rng.choice(['h', 'torch.relu(h)', 'one if one.shape == h.shape else h'])}); h = {join}"
+    )
     b.width = width * 2 if "cat" in join else width
 
 
@@ -205,7 +210,11 @@ def shared(b: Builder) -> None:
     """One weight, used more than once."""
     layer = b.linear(b.width, b.width)
     act = b.activation()
-    b.line(f"h = {act}({layer}(h)); h = {layer}(h) + h" if b.rng.random() < 0.6 else f"for _ in range(3): h = torch.tanh({layer}(h))")
+    b.line(
+        f"h = {act}({layer}(h)); h = {layer}(h) + h"
+        if b.rng.random() < 0.6
+        else f"for _ in range(3): h = torch.tanh({layer}(h))"
+    )
 
 
 def fused_weights(b: Builder) -> None:
@@ -248,14 +257,16 @@ def encoder_layer(b: Builder) -> None:
     first = b.rng.random() < 0.5
     b.products += 4
     act = b.rng.choice(["F.relu", "F.gelu"])
-    b.line(f"h = {b.layer(f'nn.TransformerEncoderLayer({b.width}, {heads}, 24, 0.0, {act}, norm_first={first}, batch_first=True)')}(h)")
+    b.line(
+        f"h = {b.layer(f'nn.TransformerEncoderLayer({b.width}, {heads}, 24, 0.0, {act}, norm_first={first}, batch_first=True)')}(h)"
+    )
 
 
 def over_tokens(b: Builder) -> None:
     """Work between tokens that is no attention."""
     b.line(b.rng.choice([
         "h = h + h.mean(-2, keepdim=True)", "h = h.cumsum(-2)", "h = h.roll(1, -2)", "h = torch.softmax(h, -2)",
-        "h = h - h.amax(-2, keepdim=True)" if False else "h = h * torch.arange(h.shape[-2], dtype=h.dtype)[:, None] / 10",
+        "h = h * torch.arange(h.shape[-2], dtype=h.dtype)[:, None] / 10",
         "h = h.transpose(-1, -2).contiguous().transpose(-1, -2)",
     ]))  # fmt: skip
     linear(b)
@@ -276,7 +287,7 @@ def aggregate(b: Builder) -> None:
         f"{zeros}.index_add(0, target, e)", f"{zeros}.scatter_add(0, {place}, e)",
         f"{zeros}.index_put((target,), e, accumulate=True)",
         f"{zeros}.scatter_reduce(0, {place}, e, 'sum')", f"{zeros}.scatter_reduce(0, {place}, e, 'mean', include_self=False)",
-        f"{zeros}.scatter_reduce(0, {place}, e, 'amax', include_self=False)", f"u.index_add(0, target, e)",
+        f"{zeros}.scatter_reduce(0, {place}, e, 'amax', include_self=False)", "u.index_add(0, target, e)",
     ])  # fmt: skip
     b.line(f"e = {weighed}; u = {how}")
     b.line("h = u" if before else f"h = {layer}(u)")
@@ -309,7 +320,9 @@ def edge_softmax(b: Builder) -> None:
     b.line("place = target[:, None].expand_as(s)")
     b.line("top = torch.full((h.shape[0], s.shape[1]), -torch.inf, dtype=s.dtype).scatter_reduce(0, place, s, 'amax')")
     b.line("s = (s - top[target]).exp(); total = torch.zeros_like(top).scatter_add(0, place, s)")
-    b.line("u = torch.zeros_like(u).index_add(0, target, u[source] * (s / (total[target] + 1e-9))[:, :, None]); h = u.flatten(1)")
+    b.line(
+        "u = torch.zeros_like(u).index_add(0, target, u[source] * (s / (total[target] + 1e-9))[:, :, None]); h = u.flatten(1)"
+    )
     b.width = heads * size
     pointwise(b)
 
