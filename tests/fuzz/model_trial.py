@@ -52,9 +52,7 @@ def _run(program: ModelProgram, wide: bool, compiled: bool) -> dict[str, Tensor 
             function = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic, options=options)
         dtype = eval(program.dtype, {"torch": torch})
         for n, call in enumerate(program.calls):
-            given = eval(
-                f"inputs({call}, dtype=dtype, graph=program.graph)", {"inputs": inputs, "dtype": dtype, "program": program}
-            )
+            given = eval(f"inputs({call}, dtype=dtype, graph=graph)", names | {"dtype": dtype, "graph": program.graph})
             given = tuple(x.double() if wide and x.is_floating_point() else x for x in given)
             if program.marked and compiled:
                 torch._dynamo.mark_dynamic(given[0], 0 if program.graph else 1)

@@ -172,8 +172,8 @@ def pointwise(b: Builder) -> None:
     """Elementwise work."""
     gain = b.layer(f"nn.Parameter(torch.randn({b.width}))") if b.rng.random() < 0.5 else "0.5"
     b.line(b.rng.choice([
-        f"h = {b.activation()}(h)", f"h = {b.activation()}(h) * {gain}", f"h = h * torch.sigmoid(h) + {gain}", f"h = h - {gain}",
-        "h = h.clamp(-1, 1)", "h = F.dropout(h, 0.0, self.training)", "h = torch.softmax(h, -1)",
+        f"h = {b.activation()}(h)", f"h = {b.activation()}(h) * {gain}", f"h = h * torch.sigmoid(h) + {gain}",
+        f"h = h - {gain}", "h = h.clamp(-1, 1)", "h = F.dropout(h, 0.0, self.training)", "h = torch.softmax(h, -1)",
         "h = torch.where(h > 0, h, -h)", f"h = {b.norm()}({b.activation()}(h))", "h = h / (1 + h.abs())",
         "h = torch.maximum(h, h * 0.1)", "h = F.normalize(h, dim=-1)", "h = h - h.mean(-1, keepdim=True)",
         "h = h + torch.arange(h.shape[-1], dtype=h.dtype)", "h = h.flip(-1)",
@@ -257,9 +257,8 @@ def encoder_layer(b: Builder) -> None:
     first = b.rng.random() < 0.5
     b.products += 4
     act = b.rng.choice(["F.relu", "F.gelu"])
-    b.line(
-        f"h = {b.layer(f'nn.TransformerEncoderLayer({b.width}, {heads}, 24, 0.0, {act}, norm_first={first}, batch_first=True)')}(h)"
-    )
+    made = f"nn.TransformerEncoderLayer({b.width}, {heads}, 24, 0.0, {act}, norm_first={first}, batch_first=True)"
+    b.line(f"h = {b.layer(made)}(h)")
 
 
 def over_tokens(b: Builder) -> None:
