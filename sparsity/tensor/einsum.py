@@ -52,7 +52,8 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     if len(operands) > 1 and format in (None, "dense") and not torch.compiler.is_compiling():
         inputs, result = _read(expression)
         out = None
-        if len(inputs) == len(operands) == 2 and (format == "dense" or result not in inputs):
+        product = len(inputs) == len(operands) == 2 and set(inputs[0]) ^ set(inputs[1]) <= set(result)
+        if product and (format == "dense" or result not in inputs):
             out = einsum_at_once(inputs, result, *operands)
         elif format is None:
             out = sample_at_once(inputs, result, operands)
