@@ -5,6 +5,7 @@ import glob
 import os
 import threading
 from dataclasses import dataclass
+from functools import cache
 
 import llvmlite.binding as llvm
 
@@ -55,8 +56,8 @@ def assembly(module: llvm.ModuleRef, target: Target) -> str:
 def object_code(module: llvm.ModuleRef, target: Target) -> bytes:
     """The object code of an optimised module. CompileError if it needs a function that this process does not have."""
     with _LLVM:
-        _bind_openmp()
         machine = target.machine()
+        _bind_libraries()
         declared = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]
         if missing := [name for name in declared if llvm.address_of_symbol(name) is None]:
             raise CompileError(f"the kernel needs {', '.join(missing)}, which this process does not have")
@@ -66,8 +67,8 @@ def object_code(module: llvm.ModuleRef, target: Target) -> bytes:
 def load(code: bytes, entry: str) -> Code:
     """Link object code into this process. CompileError if that fails."""
     with _LLVM:
-        _bind_openmp()
         initialize()
+        _bind_libraries()
         linker = llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
         objects = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         try:
@@ -77,8 +78,10 @@ def load(code: bytes, entry: str) -> Code:
         return Code(library[entry], library, linker)
 
 
-def _bind_openmp() -> None:
-    """Make the OpenMP runtime that PyTorch runs on visible to generated code."""
+@cache
+def _bind_libraries() -> None:
+    """Make what this process has loaded, and the OpenMP runtime that PyTorch runs on, visible to generated code."""
+    llvm.create_lljit_compiler()  # before there is one, LLVM does not find even the functions of libm
     if llvm.address_of_symbol("GOMP_parallel") is not None:
         return
     import torch

@@ -42,6 +42,7 @@ SPARSE_TENSORS = "gossamer.SparseTensor"
 COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
 TRANSFORMS = "torch.func on operations of SparseTensors"
 SHORT_WAY = "operations of SparseTensors without torch's dispatcher"
+SPARSE_SUM = "torch.sparse.sum of a SparseTensor"
 COPIES = "copies of the values of a matrix that is multiplied again"
 
 
@@ -204,6 +205,7 @@ PRIVATE = {
     "return_and_correct_aliasing": Private(
         "torch.utils._python_dispatch:return_and_correct_aliasing", "in-place arithmetic", SPARSE_TENSORS
     ),
+    "sparse_sum": Private("torch:_sparse_sum", "what torch.sparse.sum, a Python function, calls", SPARSE_SUM, torch.sum),
     "tree_map_only": Private("torch.utils._pytree:tree_map_only", "arguments in lists", SPARSE_TENSORS),
     "tree_leaves": Private("torch.utils._pytree:tree_leaves", "arguments in lists", SPARSE_TENSORS),
     "FunctionalTensor": Private(

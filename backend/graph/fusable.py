@@ -40,7 +40,8 @@ def is_elementwise(node: fx.Node) -> bool:
         return False
     # LLVM calls a function to narrow a double to half a word, which torch does not bring along.
     narrow = node.meta["val"].dtype in (torch.float16, torch.bfloat16)
-    return not (narrow and any(n.meta["val"].dtype is torch.float64 for n in node.all_input_nodes))
+    values = (n.meta["val"] for n in node.all_input_nodes)  # sizes among them
+    return not (narrow and any(isinstance(each, torch.Tensor) and each.dtype is torch.float64 for each in values))
 
 
 def is_identity(node: fx.Node) -> bool:

@@ -190,6 +190,7 @@ def pick(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
     assert source.format is not None and pattern.format is not None
     at = stored_entries.coordinates(pattern.format, pattern.shape, pattern.arrays)
     found, there = stored_entries.locate(source.format, source.shape, source.arrays, at)
+    there &= stored_entries.within(pattern.shape, at)  # what fills up blocks has the key of another entry
     if not source.values.numel():
         return torch.zeros_like(pattern.values)
     return torch.where(there, source.values.index_select(0, found), 0)

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.sparsity.arrays.stored_entries import blocked
 from gossamer.sparsity.kernels.operands import dense as bound_dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.sparse_results import add_sparse, in_format
+from gossamer.sparsity.tensor.block_edges import inside_of, within
 from gossamer.sparsity.tensor.broadcasting import broadcast
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.einsum import einsum
@@ -34,7 +34,7 @@ def mul(left: Any, right: Any) -> Tensor:
     if not isinstance(left, SparseTensor):
         left, right = right, left
     if not isinstance(right, Tensor) or right.dim() == 0:
-        return like(left, _within(left, values_of(left) * right))
+        return like(left, within(left, values_of(left) * right))
     if isinstance(right, SparseTensor):
         left, right = broadcast("mul", left, right)
         if _same_pattern(left, right):
@@ -59,11 +59,11 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
     if isinstance(right, Tensor) and right.dim():
         (left,) = broadcast("div", left, beside=[right])
         divisor = at_entries(left, right)
-    if not isinstance(divisor, Tensor) or divisor.is_floating_point() or divisor.is_complex():
-        return like(left, _within(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode)))
-    inside = _is_within(left)
-    divisor = divisor if inside is None else torch.where(inside, divisor, 1)
-    return like(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode))
+    if isinstance(divisor, Tensor):  # what fills up blocks is divided by 1: neither values nor gradients may be NaN there
+        inside = inside_of(left)
+        divisor = divisor if inside is None else torch.where(inside, divisor, 1)
+    quotients = torch.div(values_of(left), divisor, rounding_mode=rounding_mode)
+    return like(left, quotients if isinstance(divisor, Tensor) else within(left, quotients))
 
 
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
@@ -257,26 +257,6 @@ def at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
     dtype = torch.promote_types(pattern.dtype, dense.dtype)
     bound = bound_to(letters, pattern)
     return sample(bound.with_values(bound.values.to(dtype)), [bound_dense(kept, factor.to(dtype))])
-
-
-def _is_within(pattern: SparseTensor) -> Tensor | None:
-    """Which stored values lie within the shape, None if all do: those that fill up blocks at the edge do not."""
-    if not blocked(pattern.format):
-        return None
-    letters, whole = letters_of(pattern), pattern.format.padded_shape(pattern.shape)
-    edges = [(c, n) for c, n, padded in zip(letters, pattern.shape, whole, strict=True) if n != padded]
-    if not edges:
-        return None
-    bound = bound_to(letters, pattern)
-    ones = bound.values.detach().new_ones
-    wide = bound.with_values(ones(bound.values.shape, dtype=torch.float32))
-    return sample(wide, [bound_dense(c, ones(n, dtype=torch.float32)) for c, n in edges]) != 0
-
-
-def _within(pattern: SparseTensor, values: Tensor) -> Tensor:
-    """Values with 0 for those beyond the edge, which nothing may ever see: 0 / 0 is none."""
-    inside = _is_within(pattern)
-    return values if inside is None else torch.where(inside, values, 0)
 
 
 def _same_pattern(left: SparseTensor, right: SparseTensor) -> bool:

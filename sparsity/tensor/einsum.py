@@ -21,6 +21,7 @@ from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
 from gossamer.sparsity.tensor.abbreviations import EinsumError, plain
+from gossamer.sparsity.tensor.block_edges import summed_within
 from gossamer.sparsity.tensor.constructor_arguments import format_of
 from gossamer.sparsity.tensor.fast_matmul import einsum_at_once
 from gossamer.sparsity.tensor.fast_sddmm import sample_at_once
@@ -51,7 +52,8 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     if len(operands) > 1 and format in (None, "dense") and not torch.compiler.is_compiling():
         inputs, result = _read(expression)
         out = None
-        if len(inputs) == len(operands) == 2 and (format == "dense" or result not in inputs):
+        product = len(inputs) == len(operands) == 2 and set(inputs[0]) ^ set(inputs[1]) <= set(result)
+        if product and (format == "dense" or result not in inputs):
             out = einsum_at_once(inputs, result, *operands)
         elif format is None:
             out = sample_at_once(inputs, result, operands)
@@ -69,6 +71,7 @@ def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
     inputs, result = _parse(expression, operands)
     bound = [bound_to(letters, operand) for letters, operand in zip(inputs, operands, strict=True)]
     _check(expression, bound)
+    bound = summed_within(bound, result)
     if not any(isinstance(operand, SparseTensor) for operand in operands):
         equation = ",".join(inputs)
         out = torch.einsum(f"{equation}->{result}", *operands)

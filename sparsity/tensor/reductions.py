@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.torch_internals import sparse_sum
 from gossamer.sparsity.operations.segments import segment_reduce
 from gossamer.sparsity.tensor.arithmetic import maximum, minimum
 from gossamer.sparsity.tensor.densify import densified
@@ -21,7 +22,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of, lik
 Dims = int | Sequence[int] | None
 
 
-@implements(torch.sum, torch.Tensor.sum, torch.sparse.sum)
+@implements(torch.sum, torch.Tensor.sum, sparse_sum)
 def sum_(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Dense sums over all or some dimensions; of integers in int64."""
     input, dims = _in(input, dtype), _dims(input, dim)

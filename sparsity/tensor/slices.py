@@ -26,7 +26,9 @@ def index_select(input: SparseTensor, dim: int, index: Tensor) -> SparseTensor:
 
 @implements(torch.narrow, torch.Tensor.narrow)
 def narrow(input: SparseTensor, dim: int, start: int, length: int) -> SparseTensor:
-    """The slices from `start` on."""
+    """The slices from `start` on; a negative one counts from the end."""
+    dim = within(dim, input.dim())
+    start = start + input.shape[dim] if start < 0 else start
     return index_select(input, dim, torch.arange(start, start + length, device=input.device))
 
 

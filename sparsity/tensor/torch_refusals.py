@@ -23,7 +23,7 @@ _passed: set[Any] = set()
 _OF_SPARSE_LAYOUTS = [
     "coalesce", "is_coalesced", "values", "indices", "resolve_conj", "__deepcopy__", "__iter__", "sparse_mask",
     "sparse_dim", "dense_dim", "to_sparse", "to_sparse_coo", "to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc",
-    "smm", "hspmm",
+    "smm", "hspmm", "_sparse_sum",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from gossamer import Format, SparseTensor, einsum, graph_attention
 from gossamer.backend import sparse
 from gossamer.backend.report.report import collect
-from tests.backend.harness import assert_same
+from tests.backend.harness import assert_same, compile_and_run, prune_
 from tests.backend.messages import aggregated, edges
 
 HOW = ["automatic", "dynamic", "marked", "masked edges", "masked nodes"]
@@ -323,3 +323,10 @@ def test_sampled_batches(name: str, min_gain: float) -> None:
     assert len(sizes) == 12
     assert counters["stats"]["unique_graphs"] <= 3
     assert min_gain > 0 or made
+
+
+def test_sizes_among_the_operands_of_a_chain() -> None:
+    layers = prune_(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))).bfloat16()
+    run = compile_and_run(lambda x: layers(x) / x.shape[0], torch.randn(6, 16, dtype=torch.bfloat16), dynamic=True, regions=2)
+    x = torch.randn(3, 16, dtype=torch.bfloat16)
+    assert_same(run.function(x), layers(x) / 3)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
+from tests.fuzz import gradient_trial, model_trial, trial
+from tests.fuzz.models import ModelProgram, make_model
 from tests.fuzz.steps import make
-from tests.fuzz.trial import difference
 
 
 def main() -> int:
@@ -25,15 +26,22 @@ def main() -> int:
     options.add_argument("--compiled", action="store_true", help="in one graph, by torch.compile(backend='sparse')")
     options.add_argument("--note", type=Path)
     options.add_argument("--summary", action="store_true", help="say what was refused")
+    options.add_argument("--gradients", action="store_true", help="of stored values and dense operands, too")
+    options.add_argument("--models", action="store_true", help="compiled models instead of operations")
     given = options.parse_args()
     torch.set_num_threads(1)
     how: Counter[str] = Counter()
     begin, case = time.monotonic(), given.seed
     while time.monotonic() < begin + given.seconds and case < given.seed + given.count and how["wrong"] < 100:
-        program = make(case)
+        program = make_model(case) if given.models else make(case, given.gradients)
         if given.note:
             given.note.write_text(f"# seed {case}\n{program}\n")
-        word, problem = difference(program, given.compiled)
+        if isinstance(program, ModelProgram):
+            word, problem = model_trial.difference(program)
+        elif given.gradients:
+            word, problem = gradient_trial.difference(program, given.compiled)
+        else:
+            word, problem = trial.difference(program, given.compiled)
         how[word] += 1
         if problem:
             print(f"# seed {case}: {problem}".replace("\n", "\n# "), f"{program}\n", sep="\n", flush=True)

@@ -48,12 +48,14 @@ FORMATS[2].append("#sparse_tensor.encoding<{map = (i, j) -> (i : dense, j : comp
 
 
 class Maker:
-    """Makes the operands of a program. `specials`: with NaN and infinities among what is stored."""
+    """Makes the operands of a program. `specials`: with NaN and infinities among what is stored. `generic`: of floats of which
+    no two are equal, so that what is computed from them has a gradient.
+    """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, generic: bool = False) -> None:
         self.rng = random.Random(seed)
         self.program = Program()
-        self.specials = False
+        self.specials, self.generic = False, generic
 
     def value(self) -> Any:
         """What the steps so far come to with dense tensors; None if they raise."""
@@ -64,6 +66,8 @@ class Maker:
 
     def dtype(self) -> torch.dtype:
         """A type of values, mostly a float."""
+        if self.generic:
+            return self.rng.choice([torch.float32, torch.float64])
         kinds = FLOATS | (OTHERS if self.rng.random() < 0.3 else {})
         return self.rng.choices(list(kinds), list(kinds.values()))[0]
 
@@ -81,6 +85,8 @@ class Maker:
                 return str(EXPLICIT_ZERO)
             if self.specials and rng.random() < 0.2:
                 return rng.choice(["nan", "inf", "-inf"])
+            if self.generic:
+                return f"{rng.choice([-1, 1]) * rng.uniform(0.3, 3):.4f}"
             return "1" if dtype == torch.bool else str(rng.choice([-3, -2, -1, 1, 2, 3]))
 
         self.program.sparse[name] = (self.literal(shape, dtype, entry), format)
@@ -90,6 +96,8 @@ class Maker:
         """A dense operand."""
         name = f"x{len(self.program.dense)}"
         choices = ["0", "1"] if dtype == torch.bool else entries.split()
+        if self.generic and dtype != torch.bool:
+            choices = [f"{float(choice) * self.rng.uniform(0.7, 1.3):.4f}" for choice in choices for _ in range(9)]
         self.program.dense[name] = self.literal(shape, dtype, lambda _: self.rng.choice(choices))
         return name
 

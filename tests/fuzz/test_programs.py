@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SECONDS = os.environ.get("GOSSAMER_FUZZ_SECONDS")
-CASES = {"eager": 250, "compiled": 6}  # without it
+CASES = {"eager": 250, "compiled": 6, "gradients": 40, "models": 3}  # without it
 SEED = int(os.environ.get("GOSSAMER_FUZZ_SEED", "0"))
 A_HANG = 120  # seconds more than a run is given
 
@@ -22,7 +22,7 @@ def test_programs_give_what_dense_ones_give(how: str, tmp_path: Path) -> None:
     seconds = float(SECONDS or 600)
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", "--seconds", str(seconds), "--seed", str(SEED)]
     command += [] if SECONDS else ["--count", str(CASES[how])]
-    command += ["--note", str(note), *(["--compiled"] if how == "compiled" else [])]
+    command += ["--note", str(note), *([f"--{how}"] if how != "eager" else [])]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=seconds + A_HANG, check=False, cwd=Path(__file__).parents[2]

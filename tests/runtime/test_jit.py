@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import llvmlite.binding as llvm
@@ -102,3 +104,9 @@ def test_threads_compile_at_once() -> None:
     with ThreadPoolExecutor(4) as threads:
         codes = list(threads.map(lambda i: compiled(ADD.format(i)), range(24)))
     assert [call(code, 100) for code in codes] == [100 + i for i in range(24)]
+
+
+def test_functions_of_libm_are_found_by_the_first_kernel_of_a_process() -> None:
+    text = "declare double @erf(double) define double @entry(double %x) { %y = call double @erf(double %x) ret double %y }"
+    program = f"from gossamer.runtime import jit, target; h = target.host(); jit.object_code(jit.optimize({text!r}, h), h)"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,5 +1,7 @@
 """Operations on SparseTensors in every format, against dense torch, SciPy and torch.sparse."""
 
+from collections.abc import Callable
+
 import pytest
 import scipy.sparse
 import torch
@@ -14,7 +16,7 @@ from gossamer.sparsity.arrays.stored_entries import coordinates, within
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.operations.sparse_results import einsum_sparse
 from gossamer.sparsity.tensor.sparse_tensor import bound_to, made_of
-from tests.sparsity.made import FORMATS, matrices, matrix, sparse
+from tests.sparsity.made import FORMATS, matrices, matrix, sparse, two_of_four
 
 SOME = settings(max_examples=5, deadline=None, derandomize=True)
 formats = st.sampled_from(list(FORMATS))
@@ -336,3 +338,35 @@ def test_results_in_a_format_do_not_leak() -> None:
     for _ in range(200):
         a @ a
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB; each product takes about 1 MB
+
+
+SEEN: dict[str, Callable[[SparseTensor], Tensor]] = {
+    "sum": lambda a: a.sum(),
+    "sums of columns": lambda a: a.sum(0),
+    "sums of rows": lambda a: a.sum(1, keepdim=True),
+    "mean": lambda a: a.mean(),
+    "norm": lambda a: a.norm(),
+    "count": lambda a: a.count_nonzero(),
+    "extremes": lambda a: torch.amax(a, 1),
+    "product": lambda a: a @ torch.ones(5, 2),
+    "product of the transposed": lambda a: a.t() @ torch.ones(3, 2),
+    "einsum over rows": lambda a: einsum("ij,jk->k", a, torch.ones(5, 2)),
+    "einsum of two": lambda a: einsum("ij,ij->", a, a),
+}
+
+
+@pytest.mark.parametrize("name", ["BSR", "BSC", "2:4"])
+def test_nothing_sees_what_fills_up_blocks(name: str) -> None:
+    dense = two_of_four(torch.arange(1.0, 16).reshape(3, 5))
+    a = sparse(dense, name)
+    numbers = a.with_values(torch.arange(1.0, a.nnz + 1)).to_dense().long()
+    outside = torch.ones(a.nnz).index_fill(0, numbers[numbers > 0] - 1, 0).bool()
+    a = a.with_values(a.values().flatten().masked_fill(outside, 7))
+    for what, function in SEEN.items():
+        expected = function(dense) if "einsum" not in what else function(sparse(dense))  # type: ignore[arg-type]
+        torch.testing.assert_close(function(a), expected, msg=lambda text, what=what: f"{what}: {text}")
+
+
+def test_slices_from_the_end() -> None:
+    dense = matrix(4, 5)
+    torch.testing.assert_close(sparse(dense).narrow(-1, -2, 2).to_dense(), dense.narrow(-1, -2, 2))

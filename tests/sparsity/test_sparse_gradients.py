@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from gossamer import Format, SparseTensor, einsum
 from gossamer.sparsity.tensor.sparse_tensor import like
-from tests.sparsity.made import FORMATS, matrix, sparse
+from tests.sparsity.made import FORMATS, matrix, sparse, two_of_four
 
 DOUBLE = torch.float64
 
@@ -147,3 +147,17 @@ def test_autocast() -> None:
     out.sum().backward()
     assert weight.grad is not None
     assert weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "function", [lambda a: (a / torch.full((3, 5), 2.0)).to_dense(), lambda a: (sparse(torch.ones(3, 5)) - a).to_dense()]
+)
+@pytest.mark.parametrize("name", ["BSR", "BSC", "2:4"])
+def test_what_fills_up_blocks_has_no_gradient(function: Callable[[SparseTensor], Tensor], name: str) -> None:
+    pattern = sparse(two_of_four(torch.ones(3, 5)), name)
+    values = pattern.values().clone().requires_grad_()
+    function(pattern.with_values(values)).sum().backward()
+    numbers = pattern.with_values(torch.arange(1.0, values.numel() + 1)).to_dense().long()
+    inside = torch.zeros(values.numel()).index_fill(0, numbers[numbers > 0] - 1, 1).bool()
+    assert values.grad is not None and not values.grad.flatten()[~inside].any()
+    assert values.grad.flatten()[inside].abs().gt(0.4).all()

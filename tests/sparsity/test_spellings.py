@@ -38,6 +38,16 @@ def test_operands_by_keyword(name: str) -> None:
     torch.testing.assert_close(result.to_dense(), KEYWORDS[name](dense, x))
 
 
+def test_sums_of_torch_sparse() -> None:
+    dense = matrix(4, 5)
+    a = sparse(dense, "COO")
+    assert torch.equal(torch.sparse.sum(a), dense.sum())
+    assert torch.equal(torch.sparse.sum(a, 0), dense.sum(0))
+    assert torch.equal(torch.sparse.sum(a, [0, 1], dtype=torch.float64), dense.sum(dtype=torch.float64))
+    with pytest.raises(IndexError, match="out of range"):
+        torch.sparse.sum(a, 5)
+
+
 def test_results_into_a_tensor() -> None:
     dense, x = matrix(4, 5), torch.randn(5, 2)
     out = torch.empty(4, 2)

@@ -1,0 +1,59 @@
+"""Blocks at the edge of a tensor store more than lies within its shape: which values do, so that nothing sees the others.
+
+2 x 3 blocks of a 3 x 5 matrix:     x x x | x x -
+                                    x x x | x x -
+                                    ------+------
+                                    x x x | x x -
+                                    - - - | - - -
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.arrays.stored_entries import blocked
+from gossamer.sparsity.kernels.operands import Bound
+from gossamer.sparsity.kernels.operands import dense as bound_dense
+from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of
+
+
+def inside(pattern: Bound) -> Tensor | None:
+    """Which stored values lie within the shape, None if all do."""
+    edges = [(c, n) for c, n, padded in _extents(pattern) if n != padded]
+    if not edges:
+        return None
+    ones = pattern.values.detach().new_ones
+    wide = pattern.with_values(ones(pattern.values.shape, dtype=torch.float32))
+    return sample(wide, [bound_dense(c, ones(n, dtype=torch.float32)) for c, n in edges]) != 0
+
+
+def inside_of(tensor: SparseTensor) -> Tensor | None:
+    """The same of a tensor."""
+    return inside(bound_to(letters_of(tensor), tensor)) if blocked(tensor.format) else None
+
+
+def within(tensor: SparseTensor, values: Tensor) -> Tensor:
+    """Values with 0 for those beyond the edge: 0 / 0 is none."""
+    kept = inside_of(tensor)
+    return values if kept is None else torch.where(kept, values, 0)
+
+
+def summed_within(bound: Sequence[Bound], result: str) -> list[Bound]:
+    """Operands with 0 beyond an edge over which nothing but themselves is summed; products read no further than the others."""
+    return [_alone_within(operand, [*(other.letters for other in bound if other is not operand), result]) for operand in bound]
+
+
+def _alone_within(operand: Bound, others: list[str]) -> Bound:
+    letters = set().union(*others)
+    if all(n == padded or c in letters for c, n, padded in _extents(operand)):
+        return operand
+    kept = inside(operand)
+    return operand if kept is None else operand.with_values(torch.where(kept, operand.values, 0))
+
+
+def _extents(pattern: Bound) -> list[tuple[str, int, int]]:
+    if pattern.format is None or not blocked(pattern.format):
+        return []
+    return list(zip(pattern.letters, pattern.shape, pattern.format.padded_shape(pattern.shape), strict=True))
