@@ -46,6 +46,8 @@ def _problem(op: Any) -> str | None:
     for step in op.score:
         if str(step) not in (f'"{ADD}"', f'"{TANH}"') and not isinstance(step, ir.FloatAttr):
             return f'has a score function with {step}, there are "{ADD}", "{TANH}" and numbers'
+    if not len(op.score) or not isinstance(op.score[0], ir.FloatAttr):
+        return "has a score function that does not begin with the scale"
     needed = len(SIZES) + 3 * len(strided)
     if len(op.sizes) != needed:
         return f"has {len(op.sizes)} sizes, must be {needed}: {', '.join(SIZES)}, then three strides of {', '.join(strided)}"
@@ -64,7 +66,7 @@ class _Attention(KernelOp, traits=[ext.Pure]):
     positions    [rows + 1] of i32 for each batch and head, tiles [3 n] of i32, words [n * TILE_QUERIES] of i16,
                  floats [n * TILE_KEYS * TILE_QUERIES] of f32
     sizes        see SIZES and STRIDED
-    score        the steps from <q, k> * scale to the score, before what is hidden is left out
+    score        the steps from <q, k> to the score, the scale first; what is hidden is left out after them
     """
 
     q: ext.Operand[Any]
@@ -76,7 +78,6 @@ class _Attention(KernelOp, traits=[ext.Pure]):
     floats: ext.Operand[Any]
     sizes: Sequence[ext.Operand[Any]]
     head_size: ir.IntegerAttr
-    scale: ir.FloatAttr
     score: ir.ArrayAttr
 
     verify_invariants = verified(_problem)

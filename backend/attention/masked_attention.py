@@ -25,15 +25,13 @@ from gossamer.backend.report.report import FAILED, Decision, log
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, detect_fake_mode
-from gossamer.sparsity.attention.masked_attention import MOST_SHARE, attention_kernel
+from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, MOST_SHARE, TYPES, attention_kernel
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 
 aten = torch.ops.aten
 
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST = 2e8
 """Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
-_LARGEST_HEAD = 256
 _LONGEST = 64  # nodes of a mask: what takes more of the graph is a part of the model
 
 _Tables = tuple[TileTable, TileTable]
@@ -64,8 +62,8 @@ def _supported(node: fx.Node, mask: fx.Node) -> bool:
     q, k, v = (argument.meta["val"] for argument in node.args[:3])  # type: ignore[union-attr]
     given = node.args[3:]
     dropout, causal = given[0] if given else 0.0, given[1] if len(given) > 1 else False
-    of_type = q.is_cpu and q.dtype in _TYPES and q.dtype == k.dtype == v.dtype
-    of_size = isinstance(q.shape[3], int) and 0 < q.shape[3] <= _LARGEST_HEAD and q.shape[3] == v.shape[3]
+    of_type = q.is_cpu and q.dtype in TYPES and q.dtype == k.dtype == v.dtype
+    of_size = isinstance(q.shape[3], int) and 0 < q.shape[3] <= LARGEST_HEAD and q.shape[3] == v.shape[3]
     return bool(dropout == 0 and not causal and of_type and of_size and mask.meta["val"].dim() in (2, 4))
 
 

@@ -36,11 +36,12 @@ class BlockRows:
 
     def __init__(self, op: Any, bits: int) -> None:
         self.op, self.storage = op, storage_of(op.operation)
-        self.size, self.scale = ir.IntegerAttr(op.head_size).value, ir.FloatAttr(op.scale).value
+        self.size = ir.IntegerAttr(op.head_size).value
+        self.scale, *self.steps = steps_of(op.score)
         self.tile = QueryTile(self.size, bits)
         self.chunk = max(1, min(_MOST, _CHUNK // (4 * self.size * TILE_KEYS)))
         self.positions, self.tiles, self.words = (buffer_of(v) for v in (op.positions, op.tiles, op.words))
-        self.floats, self.steps = buffer_of(op.floats), steps_of(op.score)
+        self.floats = buffer_of(op.floats)
         strided = STRIDED[op.operation.name]
         names = [*SIZES, *(f"{name}_{of}" for name in strided for of in ("batch", "head", "row"))]
         self.sizes = dict(zip(names, op.sizes, strict=True))

@@ -33,7 +33,7 @@ def attend_blocks(what: str, head_size: int, scale: float, score: Sequence[Step]
         floats, narrow, wide = (_memory(kind) for kind in ("f32", "i16", "i32"))
         count = len(SIZES) + 3 * len(STRIDED[f"kernel.{op.OPERATION_NAME.removeprefix('kernel.')}"])
         types = [*[floats] * (len(more) + 3), wide, wide, narrow, floats, *[ir.IndexType.get()] * count]
-        steps = [ir.StringAttr.get(s) if isinstance(s, str) else ir.FloatAttr.get(ir.F64Type.get(), s) for s in score]
+        steps = [ir.StringAttr.get(s) if isinstance(s, str) else ir.FloatAttr.get(ir.F64Type.get(), s) for s in (scale, *score)]
         with ir.InsertionPoint(module.body):
             function = func.FuncOp("region", (types, [floats] * len(results)))
         with ir.InsertionPoint(function.add_entry_block()):
@@ -42,7 +42,6 @@ def attend_blocks(what: str, head_size: int, scale: float, score: Sequence[Step]
                 *arguments[len(more) : -count],
                 arguments[-count:],
                 ir.IntegerAttr.get(ir.IntegerType.get_signless(64), head_size),
-                ir.FloatAttr.get(ir.F64Type.get(), scale),
                 ir.ArrayAttr.get(steps),
                 **dict(zip(more, arguments, strict=False)),
                 **dict.fromkeys(results, floats),

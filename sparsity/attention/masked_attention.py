@@ -25,6 +25,8 @@ from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_HEAD = 256
 MOST_SHARE = 0.8
 """The share of tiles above which torch's own kernel, which computes all, may be the faster."""
 
