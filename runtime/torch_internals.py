@@ -250,7 +250,9 @@ PRIVATE = {
         SimpleNamespace(_current_level=0), changing=True,
     ),
     # Operators that torch keeps to itself
-    "cpu_attention": Private(f"{_ATEN}._scaled_dot_product_flash_attention_for_cpu.default", "what SDPA becomes", ATTENTION, Absent),
+    "cpu_attention": Private(
+        f"{_ATEN}._scaled_dot_product_flash_attention_for_cpu.default", "what SDPA becomes", ATTENTION, Absent
+    ),
     "cpu_attention_backward": Private(
         f"{_ATEN}._scaled_dot_product_flash_attention_for_cpu_backward.default", "its gradients", ATTENTION, Absent
     ),

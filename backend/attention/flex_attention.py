@@ -1,6 +1,6 @@
 """flex-attention: FlexAttention computes the tiles that its BlockMask and mask_mod leave, with score_mod in the kernel.
 
-    %o = flex_attention(%q, %k, %v, @score, (.., %blocks.., @mask), %scale)      →    %o = gossamer::attend_flex(%q, %k, %v, %blocks..)
+    %o = flex_attention(%q, %k, %v, @score, (%blocks.., @mask))     →    %o = gossamer::attend_flex(%q, %k, %v, %blocks.., key)
 
 The tiles are found when what they are computed from is new: the blocks and the buffers that the functions read. The function of
 a score becomes steps of the kernel, as far as it is a soft cap, a factor, or something added that depends on places. On CPUs
@@ -60,8 +60,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         if context.options.strict:
             raise
         return decision(False, FAILED)
-    key = mask.key
-    mask.shared(key)
+    mask.shared(key := mask.key)
     ours = Emitter(used)(attend_flex, *node.args[:3], leaves, numbers, scale, key)
     used.replace_all_uses_with(ours)
     return decision(True, "the tiles that its mask leaves are found when what it is computed from is new")
@@ -124,7 +123,9 @@ def _with(
         return mask, buffers
     graph = fx.Graph()
     places = [graph.placeholder(name) for name in "bhqk"]
-    own, of_score = ([graph.placeholder(f"{name}{i}") for i in range(len(given))] for name, given in (("m", buffers), ("s", more)))
+    own, of_score = (
+        [graph.placeholder(f"{name}{i}") for i in range(len(given))] for name, given in (("m", buffers), ("s", more))
+    )
     parts = []
     for part, given in ((mask, own), (function.sees, of_score)):
         copies = dict(zip((n for n in part.graph.nodes if n.op == "placeholder"), [*places, *given], strict=True))

@@ -21,7 +21,7 @@ from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.nodes import COPIES, ancestors, hint, same
-from gossamer.backend.report.report import FAILED, Decision, log
+from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, detect_fake_mode
@@ -85,7 +85,9 @@ def _replace(
 
     def decision(sparse: bool, reason: str, gain: float | None = None) -> Decision:
         kind = f"{TILE_QUERIES}x{TILE_KEYS} tiles" if sparse else None
-        return Decision(str(mask), "attention", size, share, kind, "blocks" if sparse else None, sparse, reason, gain)
+        picture = table.picture(size[-1]) if sparse and table is not None else ""
+        schedule = "blocks" if sparse else None
+        return Decision(str(mask), "attention", size, share, kind, schedule, sparse, reason, gain, picture=picture)
 
     expression = None
     if table is None:
@@ -121,7 +123,6 @@ def _replace(
     if table is None:
         when = "when what it is computed from is new" if expression is not None else "at every call"
         return decision(True, f"the tiles that its mask leaves are found {when}")
-    log.info("mask of %s, %s:\n%s", node, size, table.picture(size[-1]))
     return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)
 
 
@@ -173,7 +174,12 @@ def _backward_of(node: fx.Node) -> fx.Node | None:
             if user.target in COPIES and user not in results:
                 results.add(user)
                 pending.append(user)
-    found = {user for result in results for user in result.users if user.target is cpu_attention_backward and same(user.args[4]) in results}
+    found = {
+        user
+        for result in results
+        for user in result.users
+        if user.target is cpu_attention_backward and same(user.args[4]) in results
+    }
     return found.pop() if len(found) == 1 else None
 
 

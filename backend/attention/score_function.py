@@ -1,7 +1,7 @@
 """FlexAttention's functions of a score, taken apart: steps of the kernel's own, and what depends on places alone.
 
-    tanh((score + slope[h] * (q - k)) / 20) * 20    →    "add", 0.05, "tanh", 20.0 and added(b, h, q, k, slope)
-    where(q >= k, score, -inf)                      →    no step, and sees(b, h, q, k)
+tanh((score + slope[h] * (q - k)) / 20) * 20    →    "add", 0.05, "tanh", 20.0 and added(b, h, q, k, slope)
+where(q >= k, score, -inf)                      →    no step, and sees(b, h, q, k)
 """
 
 from collections.abc import Sequence
@@ -136,7 +136,9 @@ def _all(graph: fx.Graph, copy: Any, conditions: Sequence[tuple[Any, bool]]) -> 
     total: Any = True
     for condition, positive in conditions:
         value = copy(condition)
-        total = graph.call_function(torch.bitwise_and, (value if positive else graph.call_function(torch.logical_not, (value,)), total))
+        total = graph.call_function(
+            torch.bitwise_and, (value if positive else graph.call_function(torch.logical_not, (value,)), total)
+        )
     return total
 
 

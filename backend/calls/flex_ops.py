@@ -77,14 +77,17 @@ class FlexMask(mask_ops.Shared):
             whole if any(function is not None and _uses(function, axis) for function, _ in functions) else masked.shape[axis]
             for axis, whole in enumerate((batch, heads))
         )
-        block = [min(b, ceil(n / t) * t) for b, n, t in zip(self.block, (queries, keys), (TILE_QUERIES, TILE_KEYS), strict=True)]
+        block = [
+            min(b, ceil(n / t) * t) for b, n, t in zip(self.block, (queries, keys), (TILE_QUERIES, TILE_KEYS), strict=True)
+        ]
         found: list[tuple[Any, ...]] = []
         with torch.no_grad():
             for counts, at, is_masked in ((masked, indices, True), (seen, seen_indices, False)):
                 if counts is not None:
                     blocks = _blocks(counts.expand(*shape, -1), at.expand(*shape, -1, -1), block, (queries, keys))
-                    for some in blocks.split(max(1, _AT_ONCE // (block[0] * block[1]))):
-                        found.append(self._tiles(some, block, (queries, keys), functions if is_masked else [None, functions[1]]))
+                    used = functions if is_masked else [None, functions[1]]
+                    parts = blocks.split(max(1, _AT_ONCE // (block[0] * block[1])))
+                    found += [self._tiles(part, block, (queries, keys), used) for part in parts]
         there, words, floats = (np.concatenate([each[i] for each in found], axis=1 if i == 0 else 0) for i in range(3))
         order = np.lexsort(there[::-1])
         rows = ceil(queries / TILE_QUERIES)
@@ -131,7 +134,7 @@ def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: tuple[i
     listed_here = torch.arange(indices.shape[-1]) < counts[..., None]
     b, h, row, at = listed_here.nonzero(as_tuple=True)
     column = indices[b, h, row, at]
-    if len(column) and not (0 <= int(column.min()) and int(column.max()) < ceil(size[1] / block[1])):
+    if len(column) and not (int(column.min()) >= 0 and int(column.max()) < ceil(size[1] / block[1])):
         raise ValueError(
             f"a BlockMask lists block {int(column.max())} of keys, there are {ceil(size[1] / block[1])} of {block[1]} keys each"
         )
@@ -139,9 +142,7 @@ def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: tuple[i
     return blocks[row * block[0] < size[0]]
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, key: str
-) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, key: str) -> Tensor:
     mask: FlexMask = mask_ops.known(key)
     return attend(q, k, v, mask.table(leaves, numbers, q, k), scale, mask.score)[0]
 

@@ -118,7 +118,9 @@ class BlockRows:
             else:
                 slopes = [splat_of(self.tile.vec, float(step))] * self.tile.vectors
                 values = [arith.mulf(a, b) for a, b in zip(values, slopes, strict=True)]
-            derivatives = slopes if derivatives is None else [arith.mulf(a, b) for a, b in zip(derivatives, slopes, strict=True)]
+            derivatives = (
+                slopes if derivatives is None else [arith.mulf(a, b) for a, b in zip(derivatives, slopes, strict=True)]
+            )
         return values, derivatives
 
     def seen(self, words: ir.Value) -> list[ir.Value]:

@@ -83,7 +83,14 @@ def gradients(
     delta = (read[3] * out).sum(-1, dtype=torch.float32).contiguous()
     for what, table, made in (("queries", tables[0], wide[:1]), ("keys", tables[1], wide[1:])):
         sizes = _sizes(q, k, table, q.shape[2] if what == "queries" else k.shape[2], [*read, *made])
-        operands: list[Tensor | SparseOperand | int] = [read[3], statistics.contiguous(), delta, *read[:3], *table.tensors, *sizes]
+        operands: list[Tensor | SparseOperand | int] = [
+            read[3],
+            statistics.contiguous(),
+            delta,
+            *read[:3],
+            *table.tensors,
+            *sizes,
+        ]
         attention_kernel(what, q.shape[3], scale, table.steps).into(made, operands)
     for x, computed in zip(of, wide, strict=True):
         if x is not computed:

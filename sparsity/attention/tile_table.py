@@ -86,9 +86,7 @@ def tile_table(mask: Tensor) -> TileTable:
     return listed((batch, heads, rows), there, each.transpose(0, 1, 2, 4, 3)[there], floats)
 
 
-def listed(
-    shape: tuple[int, int, int], there: tuple[Array, ...], words: Array, floats: Array | None = None
-) -> TileTable:
+def listed(shape: tuple[int, int, int], there: tuple[Array, ...], words: Array, floats: Array | None = None) -> TileTable:
     """The table of some tiles.
 
     shape   batch or 1, heads or 1, and rows of tiles
