@@ -143,8 +143,8 @@ def _of_activations(given: fx.Node) -> bool:
     while pending:
         node = pending.pop()
         for user in node.users:
-            if user.target in (cpu_attention, cpu_attention_backward):
-                if node is not user.kwargs.get("attn_mask"):
+            if user.target in (cpu_attention, cpu_attention_backward, *mask_ops.OPERATIONS):
+                if node in user.args:  # and not the mask, or a leaf of it
                     return True
             elif user.op == "output":
                 return True

@@ -82,11 +82,11 @@ def evaluated(evaluate: Callable[..., T], leaves: Sequence[torch.Tensor], number
 def _is_pure(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
-    if node.target in _ON_SIZES:
+    if node.target in _ON_SIZES or node.target is operator.getitem:
         return True
     return (
         isinstance(node.target, OpOverload)
         and not node.target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in node.target.tags
-        and isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)
+        and isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt | tuple | list)
     )
