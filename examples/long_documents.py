@@ -15,6 +15,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 try:
@@ -108,7 +109,7 @@ def measured(length: int) -> dict[str, float]:
     found, expected = {}, ours(q, k, v)
     for name, call in (("Gossamer", ours), ("FlexAttention", flex), ("SDPA", attention)):
         before = peak()
-        found[name] = milliseconds(lambda call=call: call(q, k, v))
+        found[name] = milliseconds(partial(call, q, k, v))
         error = float((call(q, k, v) - expected).abs().max())
         print(f"  {name:<14} {found[name]:8.1f} ms, {peak() - before:7.0f} MB more at the most, differs by {error:.0e}")
         if not error < 1e-4:

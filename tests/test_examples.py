@@ -4,11 +4,13 @@ import copy
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+
+from gossamer.backend import entry
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -66,3 +68,16 @@ def test_a_format_of_ones_own_computes_what_dense_does(
     monkeypatch.setattr(sys, "argv", ["custom_format.py"])
     digits.main()  # raises where results differ
     assert "compiled: differs from dense by" in capsys.readouterr().out
+
+
+def test_long_documents(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = example("long_documents", monkeypatch)
+    monkeypatch.setattr(documents.wordnet, "load", lambda: SimpleNamespace(glosses=["that which exists"] * 100))
+    monkeypatch.setattr(documents, "measured", lambda length: {})  # three compilers
+    monkeypatch.setattr(documents, "LAYERS", 1)
+    monkeypatch.setattr(entry, "has_cpp_compiler", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["long_documents.py", "--lengths", "300"])
+    documents.main()
+    text = capsys.readouterr().out
+    assert "mask of" in text
+    assert "differ by" in text

@@ -21,6 +21,7 @@ from gossamer.backend.graph.nodes import ancestors, equal_sizes, hint
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError
+from gossamer.runtime.remembered import Compared
 from gossamer.runtime.torch_internals import flex_attention
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel
 
@@ -76,17 +77,18 @@ def _only_output(node: fx.Node) -> fx.Node:
 
 def _flex_mask(node: fx.Node, context: GraphContext) -> tuple[FlexMask, list[fx.Node], list[fx.Node]]:
     """What it does with scores, and what that is computed from. Raises Refused."""
-    q, k, v, score, blocks, _scale, _options, of_score, of_mask, *_ = node.args
-    _check_sizes(*(argument.meta["val"] for argument in (q, k, v)))  # type: ignore[union-attr]
-    *_, query_block, key_block, mask = blocks  # type: ignore[misc]
-    lists = blocks[2:6]  # type: ignore[index]
+    arguments: Any = node.args
+    q, k, v, score, blocks, _scale, _options, of_score, of_mask, *_ = arguments
+    _check_sizes(*(argument.meta["val"] for argument in (q, k, v)))
+    *_, query_block, key_block, mask = blocks
+    lists = blocks[2:6]
     if query_block % TILE_QUERIES or key_block % TILE_KEYS:
         raise Refused(f"its blocks of {query_block}x{key_block} are none of whole tiles")
     module: Any = node.graph.owning_module
-    function = score_function(getattr(module, score.target))  # type: ignore[union-attr]
+    function = score_function(getattr(module, score.target))
     visible = function_of_places(getattr(module, mask.target))
-    sees, mask_buffers = _with(visible, list(of_mask), function, list(of_score))  # type: ignore[call-overload]
-    buffers = [*mask_buffers, *(of_score if function.added is not None else ())]  # type: ignore[misc]
+    sees, mask_buffers = _with(visible, list(of_mask), function, list(of_score))
+    buffers = [*mask_buffers, *(of_score if function.added is not None else ())]
     places = [*lists, *buffers]
     if any(place is not None and not isinstance(place, fx.Node) for place in places):
         raise Refused("its functions take numbers that are no tensors")
@@ -94,11 +96,11 @@ def _flex_mask(node: fx.Node, context: GraphContext) -> tuple[FlexMask, list[fx.
     behind = ancestors([place for place in places if place is not None], lambda each: each in inputs)
     if not computed_from(node.graph, inputs).issuperset(behind):
         raise Refused("what its functions read is computed with chance, or in place")
-    own = set(ancestors(list(node.args[:3]), lambda each: each in inputs))  # type: ignore[arg-type]
+    own = set(ancestors([q, k, v], lambda each: each in inputs))
     if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind):
         raise Refused("what its functions read is computed with activations")
     expression = cut(places, inputs)
-    compared = "all" if context.options.verify == "full" else "uncounted"
+    compared: Compared = "all" if context.options.verify == "full" else "uncounted"
     block = query_block, key_block
     made = FlexMask(
         expression.evaluate, len(mask_buffers), sees, function.added, function.hides, function.steps, block, compared

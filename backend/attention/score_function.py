@@ -175,7 +175,7 @@ def _module(module: fx.GraphModule, places: Sequence[fx.Node], result: Any) -> f
         if not isinstance(node, fx.Node):
             return node
         if node not in copies:
-            copies[node] = graph.call_function(node.target, *fx.map_arg(_broadcast(node), copy))
+            copies[node] = graph.call_function(node.target, *fx.map_arg(_broadcast(node), copy))  # type: ignore[arg-type]
         return copies[node]
 
     graph.output(result(graph, copy))

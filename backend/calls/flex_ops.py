@@ -73,10 +73,10 @@ class FlexMask(mask_ops.Shared):
         batch, heads, queries, keys = size
         masked, indices, seen, seen_indices, *buffers = evaluated(self.evaluate, leaves, numbers)
         functions = [(self.mask, buffers[: self.buffers]), (self.added, buffers[self.buffers :])]
-        shape = tuple(
+        shape = [
             whole if any(function is not None and _uses(function, axis) for function, _ in functions) else masked.shape[axis]
             for axis, whole in enumerate((batch, heads))
-        )
+        ]
         block = [
             min(b, ceil(n / t) * t) for b, n, t in zip(self.block, (queries, keys), (TILE_QUERIES, TILE_KEYS), strict=True)
         ]
@@ -91,7 +91,9 @@ class FlexMask(mask_ops.Shared):
         there, words, floats = (np.concatenate([each[i] for each in found], axis=1 if i == 0 else 0) for i in range(3))
         order = np.lexsort(there[::-1])
         rows = ceil(queries / TILE_QUERIES)
-        return listed((*shape, rows), tuple(there[:, order]), words[order], floats[order] if self.added is not None else None)
+        return listed(
+            (shape[0], shape[1], rows), tuple(there[:, order]), words[order], floats[order] if self.added is not None else None
+        )
 
     def _tiles(self, blocks: Tensor, block: Sequence[int], size: tuple[int, int], functions: Sequence[Any]) -> tuple[Any, ...]:
         """Of blocks [n, 4] the places of their tiles [4, tiles], words and floats."""
@@ -99,9 +101,9 @@ class FlexMask(mask_ops.Shared):
         query = blocks[:, 2:3] * block[0] + torch.arange(block[0])
         key = blocks[:, 3:4] * block[1] + torch.arange(block[1])
         places = [x.int() for x in (blocks[:, 0], blocks[:, 1], query.clamp(max=queries - 1), key.clamp(max=keys - 1))]
-        mask, added = (None if f is None or f[0] is None else _everywhere(*f, places) for f in functions)
-        there = (query // TILE_QUERIES < ceil(queries / TILE_QUERIES))[:, :, None]  # with queries that fill up the last tile
-        sees = there & (key < keys)[:, None]
+        mask, added = (None if f is None or f[0] is None else _everywhere(f[0], f[1], places) for f in functions)
+        inside = (query // TILE_QUERIES < ceil(queries / TILE_QUERIES))[:, :, None]  # with those that fill up the last tile
+        sees = inside & (key < keys)[:, None]
         sees = sees if mask is None else sees & mask
         if added is not None and self.hides:
             sees = sees & ~added.isneginf()

@@ -30,7 +30,7 @@ class Shared:
 
     def shared(self, key: str) -> Self:
         """The one that is found: this one, where there is none yet."""
-        return cast(Self, share(_masks, key, self))
+        return cast(Self, share(_masks, key, cast(Shared, self)))
 
 
 @dataclass(eq=False)

@@ -37,7 +37,8 @@ class BlockRows:
     def __init__(self, op: Any, bits: int) -> None:
         self.op, self.storage = op, storage_of(op.operation)
         self.size = ir.IntegerAttr(op.head_size).value
-        self.scale, *self.steps = steps_of(op.score)
+        scale, *self.steps = steps_of(op.score)
+        self.scale = float(scale)
         self.tile = QueryTile(self.size, bits)
         self.chunk = max(1, min(_MOST, _CHUNK // (4 * self.size * TILE_KEYS)))
         self.positions, self.tiles, self.words = (buffer_of(v) for v in (op.positions, op.tiles, op.words))
