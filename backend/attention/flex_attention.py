@@ -78,10 +78,12 @@ def _only_output(node: fx.Node) -> fx.Node:
 def _flex_mask(node: fx.Node, context: GraphContext) -> tuple[FlexMask, list[fx.Node], list[fx.Node]]:
     """What it does with scores, and what that is computed from. Raises Refused."""
     arguments: Any = node.args
-    q, k, v, score, blocks, _scale, _options, of_score, of_mask, *_ = arguments
+    q, k, v, score, blocks, scale, _options, of_score, of_mask, *_ = arguments
     _check_sizes(*(argument.meta["val"] for argument in (q, k, v)))
     *_, query_block, key_block, mask = blocks
     lists = blocks[2:6]
+    if any(isinstance(number, fx.Node) for number in (query_block, key_block, scale)):
+        raise Refused("its scale or the size of its blocks is not fixed")
     if query_block % TILE_QUERIES or key_block % TILE_KEYS:
         raise Refused(f"its blocks of {query_block}x{key_block} are none of whole tiles")
     module: Any = node.graph.owning_module

@@ -136,3 +136,13 @@ def test_what_has_no_steps_stays_with_torch() -> None:
         torch.compiler.reset()
     run = compile_and_run(lambda q, k, v: flex_attention(q, k, v, enable_gqa=True, return_lse=True), q, k, v, regions=0)
     assert "statistics" in run.decisions[0].reason
+
+
+def test_lengths_may_change() -> None:
+    def windowed(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask) -> Tensor:
+        return flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True)
+
+    run = compile_and_run(windowed, *tensors(), blocks(window), regions=1)
+    for length in (200, 333, 64):
+        given = tensors(length, length)
+        assert_same(run.function(*given, blocks(window, length, length)), dense(*given, window, None))
