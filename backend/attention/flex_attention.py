@@ -24,6 +24,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.runtime.remembered import Compared
 from gossamer.runtime.torch_internals import flex_attention
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel
+from gossamer.sparsity.attention.tile_table import TileTable
 
 
 class FlexAttention:
@@ -46,9 +47,11 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
     q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
     size = tuple(hint(n) or 0 for n in (q.shape[2], k.shape[2]))
 
-    def decision(sparse: bool, reason: str) -> Decision:
+    def decision(sparse: bool, reason: str, table: TileTable | None = None) -> Decision:
         kind = f"{TILE_QUERIES}x{TILE_KEYS} tiles" if sparse else None
-        return Decision(node.name, "attention", size, 1.0, kind, "blocks" if sparse else None, sparse, reason, None)
+        share, picture = (1.0, "") if table is None else (table.share(size[1]), table.picture(size[1]))
+        schedule = "blocks" if sparse else None
+        return Decision(node.name, "attention", size, share, kind, schedule, sparse, reason, None, picture=picture)
 
     try:
         used = _only_output(node)
@@ -61,10 +64,12 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         if context.options.strict:
             raise
         return decision(False, FAILED)
-    mask.shared(key := mask.key)
+    shared = mask.shared(key := mask.key)
     ours = Emitter(used)(attend_flex, *node.args[:3], leaves, numbers, scale, key)
     used.replace_all_uses_with(ours)
-    return decision(True, "the tiles that its mask leaves are found when what it is computed from is new")
+    given = context.inputs.given_now(leaves, numbers, (q, k))
+    table = None if given is None else shared.table(given, (), q, k)
+    return decision(True, "the tiles that its mask leaves are found when what it is computed from is new", table)
 
 
 def _only_output(node: fx.Node) -> fx.Node:
@@ -96,7 +101,7 @@ def _flex_mask(node: fx.Node, context: GraphContext) -> tuple[FlexMask, list[fx.
         raise Refused("its functions take numbers that are no tensors")
     inputs = {each for each in node.graph.nodes if each.op == "placeholder"}
     behind = ancestors([place for place in places if place is not None], lambda each: each in inputs)
-    if not computed_from(node.graph, inputs).issuperset(behind):
+    if not computed_from(node.graph, inputs, of_several=True).issuperset(behind):
         raise Refused("what its functions read is computed with chance, or in place")
     own = set(ancestors([q, k, v], lambda each: each in inputs))
     if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind):

@@ -120,7 +120,11 @@ def _replace(
         operation = getattr(ops, f"{name}_backward").default
         backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], *gradient))
     node.replace_all_uses_with(ours)
-    if table is None:
+    if expression is not None:
+        now = context.inputs.given_now(expression.leaves, expression.numbers, (q, k))
+        table = None if now is None else mask_ops.known(key).current(now, ()).table(q, k)
+        share = share if table is None else table.share(size[-1])
+    if known_tables is None:
         when = "when what it is computed from is new" if expression is not None else "at every call"
         return decision(True, f"the tiles that its mask leaves are found {when}")
     return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)

@@ -64,7 +64,7 @@ class FlexMask(mask_ops.Shared):
         return content_key(self.evaluate, *more)
 
     def table(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor) -> TileTable:
-        """The tiles for these leaves."""
+        """The tiles for these leaves, and for tensors of these sizes."""
         size = *q.shape[:3], k.shape[2]
         tables: Remembered[TileTable] = self._tables  # type: ignore[attr-defined]
         return tables.get(leaves, (*numbers, *size), lambda: self._listed(leaves, numbers, size))
