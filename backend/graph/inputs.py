@@ -104,8 +104,7 @@ class Inputs:
     def given_now(
         self, leaves: Sequence[fx.Node], numbers: Sequence[fx.Node], sized: Sequence[torch.Tensor]
     ) -> list[torch.Tensor] | None:
-        """The real tensors of some placeholders; None if one is not to be had, or if sizes are open, among `numbers` or of other
-        tensors."""
+        """The real tensors of some placeholders; None if one is not to be had, or sizes are open, of `numbers` or tensors."""
         found = [value for leaf in leaves if (value := self.value(leaf)) is not None]
         fixed = not numbers and all(isinstance(n, int) for x in sized for n in x.shape)
         return found if fixed and len(found) == len(leaves) else None
