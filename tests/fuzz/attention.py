@@ -117,7 +117,7 @@ def difference(case: Case) -> str | None:
         ours = gradients(upstream, (q, k, v), out, logarithms, tables, scale)
         found += zip(("dq", "dk", "dv"), ours, [x.nan_to_num(0) for x in theirs], strict=True)
     for name, mine, theirs in found:
-        error = (mine.double() - theirs.detach()).abs().max() / theirs.abs().max().clamp(min=1)
+        error = (mine.double() - theirs.detach()).abs().max() / theirs.detach().abs().max().clamp(min=1)
         if not float(error) <= TOLERANCE[case.dtype]:
             return f"{name} differs by {float(error):.1e}"
     return None

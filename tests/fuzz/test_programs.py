@@ -36,5 +36,5 @@ def test_programs_give_what_dense_ones_give(how: str, tmp_path: Path) -> None:
 
 
 def test_attention_is_that_of_dense_masks() -> None:
-    cases = [(case, problem) for case in map(attention.make, range(30)) if (problem := attention.difference(case)) is not None]
-    assert not cases
+    cases = [case for case in map(attention.make, range(200)) if case.size == 17]  # few kernels to compile
+    assert not [(case, problem) for case in cases if (problem := attention.difference(case)) is not None]
