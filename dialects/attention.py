@@ -3,8 +3,10 @@
 A mask is a table of the tiles that it does not hide, each of TILE_QUERIES queries and TILE_KEYS keys:
 
 positions  where the tiles of each row of tiles begin, and where the last one's end
-tiles      pairs: twice the number of the tile's keys, plus 1 if it is hidden in part; and for those the number of its words
+tiles      three numbers each: twice the number of the tile's keys, plus 1 if it is hidden in part; for those the number of its
+           words; the number of its floats, where there are any
 words      TILE_QUERIES words a tile that is hidden in part: bit k of word q says whether query q sees key k
+floats     TILE_KEYS rows of TILE_QUERIES numbers: what is added to the scores; several tiles may have the same ones
 """
 
 from collections.abc import Sequence
@@ -27,11 +29,25 @@ STRIDED = {
 }
 """What has three strides behind them, of batch, head and token."""
 
+Step = str | float
+ADD, TANH = "add", "tanh"
+"""The steps of a score function: the floats of a tile are added, the hyperbolic tangent; a number is multiplied with."""
+
+
+def steps_of(score: ir.ArrayAttr) -> list[Step]:
+    """The steps of a `score` attribute."""
+    return [ir.StringAttr(s).value if isinstance(s, ir.StringAttr) else ir.FloatAttr(s).value for s in score]
+
 
 def _problem(op: Any) -> str | None:
     size, strided = ir.IntegerAttr(op.head_size).value, STRIDED[op.operation.name]
     if size < 1:
         return f"has heads of {size} elements"
+    for step in op.score:
+        if str(step) not in (f'"{ADD}"', f'"{TANH}"') and not isinstance(step, ir.FloatAttr):
+            return f'has a score function with {step}, there are "{ADD}", "{TANH}" and numbers'
+    if not len(op.score) or not isinstance(op.score[0], ir.FloatAttr):
+        return "has a score function that does not begin with the scale"
     needed = len(SIZES) + 3 * len(strided)
     if len(op.sizes) != needed:
         return f"has {len(op.sizes)} sizes, must be {needed}: {', '.join(SIZES)}, then three strides of {', '.join(strided)}"
@@ -42,75 +58,62 @@ def _problem(op: Any) -> str | None:
     return None
 
 
-class AttendBlocksOp(KernelOp, name="attend_blocks", traits=[ext.Pure]):
-    """Scaled dot-product attention of heads, where a table says which queries see which keys.
+class _Attention(KernelOp, traits=[ext.Pure]):
+    """What the ops share.
 
     q, k, v      memory, in which sizes and strides find [batch, heads, queries, head_size] and so on; each `group` of heads
                  shares the keys and values of one. Elements of a head are next to each other.
-    positions    [rows + 1] of i32 for each batch and head, tiles [2 n] of i32, words [n * TILE_QUERIES] of i16
+    positions    [rows + 1] of i32 for each batch and head, tiles [3 n] of i32, words [n * TILE_QUERIES] of i16,
+                 floats [n * TILE_KEYS * TILE_QUERIES] of f32
     sizes        see SIZES and STRIDED
+    score        the steps from <q, k> to the score, the scale first; what is hidden is left out after them
+    """
+
+    q: ext.Operand[Any]
+    k: ext.Operand[Any]
+    v: ext.Operand[Any]
+    positions: ext.Operand[Any]
+    tiles: ext.Operand[Any]
+    words: ext.Operand[Any]
+    floats: ext.Operand[Any]
+    sizes: Sequence[ext.Operand[Any]]
+    head_size: ir.IntegerAttr
+    score: ir.ArrayAttr
+
+    verify_invariants = verified(_problem)
+
+
+class AttendBlocksOp(_Attention, name="attend_blocks"):
+    """Scaled dot-product attention of heads, where a table says which queries see which keys.
+
     out          memory, as q; queries that see no key get 0
     statistics   [batch, heads, queries], the logarithm of the sum of exp(score), 0 for queries that see no key
     """
 
-    q: ext.Operand[Any]
-    k: ext.Operand[Any]
-    v: ext.Operand[Any]
-    positions: ext.Operand[Any]
-    tiles: ext.Operand[Any]
-    words: ext.Operand[Any]
-    sizes: Sequence[ext.Operand[Any]]
-    head_size: ir.IntegerAttr
-    scale: ir.FloatAttr
     out: ext.Result[Any]
     statistics: ext.Result[Any]
 
-    verify_invariants = verified(_problem)
 
-
-class AttendBlocksOfQueriesOp(KernelOp, name="attend_blocks_of_queries", traits=[ext.Pure]):
-    """The gradient of q for that of the result of kernel.attend_blocks; the scores are computed again.
-
-    gradient    memory, as out
+class _Gradient(_Attention):
+    """gradient    memory, as out
     statistics  of the forward op
     delta       [batch, heads, queries], the sum over a head's elements of out times gradient
-    of_q        memory, as q
     """
 
-    q: ext.Operand[Any]
-    k: ext.Operand[Any]
-    v: ext.Operand[Any]
     gradient: ext.Operand[Any]
     statistics: ext.Operand[Any]
     delta: ext.Operand[Any]
-    positions: ext.Operand[Any]
-    tiles: ext.Operand[Any]
-    words: ext.Operand[Any]
-    sizes: Sequence[ext.Operand[Any]]
-    head_size: ir.IntegerAttr
-    scale: ir.FloatAttr
+
+
+class AttendBlocksOfQueriesOp(_Gradient, name="attend_blocks_of_queries"):
+    """The gradient of q, memory as q, for that of the result of kernel.attend_blocks; the scores are computed again."""
+
     of_q: ext.Result[Any]
 
-    verify_invariants = verified(_problem)
 
-
-class AttendBlocksOfKeysOp(KernelOp, name="attend_blocks_of_keys", traits=[ext.Pure]):
+class AttendBlocksOfKeysOp(_Gradient, name="attend_blocks_of_keys"):
     """The gradients of k and v, as kernel.attend_blocks_of_queries has that of q. In its table keys and queries change places:
     a tile is TILE_QUERIES keys and TILE_KEYS queries."""
 
-    q: ext.Operand[Any]
-    k: ext.Operand[Any]
-    v: ext.Operand[Any]
-    gradient: ext.Operand[Any]
-    statistics: ext.Operand[Any]
-    delta: ext.Operand[Any]
-    positions: ext.Operand[Any]
-    tiles: ext.Operand[Any]
-    words: ext.Operand[Any]
-    sizes: Sequence[ext.Operand[Any]]
-    head_size: ir.IntegerAttr
-    scale: ir.FloatAttr
     of_k: ext.Result[Any]
     of_v: ext.Result[Any]
-
-    verify_invariants = verified(_problem)

@@ -43,6 +43,7 @@ COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
 TRANSFORMS = "torch.func on operations of SparseTensors"
 SHORT_WAY = "operations of SparseTensors without torch's dispatcher"
 SPARSE_SUM = "torch.sparse.sum of a SparseTensor"
+ATTENTION = "attention under masks"
 COPIES = "copies of the values of a matrix that is multiplied again"
 
 
@@ -110,6 +111,7 @@ def _in_transform() -> bool:
 _AOT, _SHAPES = "torch._functorch._aot_autograd.descriptors", "torch.fx.experimental.symbolic_shapes"
 _CODEGEN, _FUNCTORCH = "torch._inductor.codegen", "torch._C._functorch"
 _CACHES, _FRAMES = "torch.compiler._cache", "torch._C._dynamo.eval_frame"
+_ATEN = "torch:ops.aten"
 _UNCOUNTED = lambda *_: -1
 _YES = lambda *_: True
 
@@ -248,6 +250,16 @@ PRIVATE = {
     "forward_level": Private(
         "torch.autograd.forward_ad:_current_level", "whether tangents are computed", SHORT_WAY,
         SimpleNamespace(_current_level=0), changing=True,
+    ),
+    # Operators that torch keeps to itself
+    "cpu_attention": Private(
+        f"{_ATEN}._scaled_dot_product_flash_attention_for_cpu.default", "what SDPA becomes", ATTENTION, Absent
+    ),
+    "cpu_attention_backward": Private(
+        f"{_ATEN}._scaled_dot_product_flash_attention_for_cpu_backward.default", "its gradients", ATTENTION, Absent
+    ),
+    "flex_attention": Private(
+        "torch._higher_order_ops.flex_attention:flex_attention", "what FlexAttention is in graphs", ATTENTION, Absent
     ),
     "tensor_references": Private("torch:Tensor._use_count", "whether others have its values", COPIES, _UNCOUNTED),
     "storage_references": Private("torch._C:_storage_Use_Count", "whether others have their memory", COPIES, _UNCOUNTED),

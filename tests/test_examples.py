@@ -4,11 +4,13 @@ import copy
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+
+from gossamer.backend import entry
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -78,3 +80,16 @@ def test_digits_are_learned_sparse(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [name.strip() for name, _ in rows] == ["rigl", "sr-ste, 2:4"] and all(float(found) > 15 for _, found in rows)
     final = [line.split(",") for line in written.read_text().splitlines() if line.startswith("rigl,0,59,")]
     assert [line[3] for line in final] == ["1", "3"] and all(0 < float(line[4]) < 0.5 for line in final)
+
+
+def test_long_documents(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = example("long_documents", monkeypatch)
+    monkeypatch.setattr(documents.wordnet, "load", lambda: SimpleNamespace(glosses=["that which exists"] * 100))
+    monkeypatch.setattr(documents, "measured", lambda length: {})  # three compilers
+    monkeypatch.setattr(documents, "LAYERS", 1)
+    monkeypatch.setattr(entry, "has_cpp_compiler", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["long_documents.py", "--lengths", "300"])
+    documents.main()
+    text = capsys.readouterr().out
+    assert "mask of" in text
+    assert "differ by" in text

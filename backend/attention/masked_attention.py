@@ -21,21 +21,17 @@ from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.nodes import COPIES, ancestors, hint, same
-from gossamer.backend.report.report import FAILED, Decision, log
-from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
+from gossamer.backend.report.report import FAILED, Decision
+from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.torch_internals import detect_fake_mode
-from gossamer.sparsity.attention.masked_attention import MOST_SHARE, attention_kernel
+from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, detect_fake_mode
+from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, MOST_SHARE, TYPES, attention_kernel
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 
 aten = torch.ops.aten
 
-_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
-_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST = 2e8
 """Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
-_LARGEST_HEAD = 256
 _LONGEST = 64  # nodes of a mask: what takes more of the graph is a part of the model
 
 _Tables = tuple[TileTable, TileTable]
@@ -53,7 +49,7 @@ class MaskedAttention:
             return []
         constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node, _Tables | None]()
         for node in list(graph.nodes):
-            mask = node.kwargs.get("attn_mask") if node.target is _ATTENTION else None
+            mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else None
             if isinstance(mask, fx.Node) and _supported(node, mask):
                 decisions.append(_replace(node, mask, constants, tables, context))
         if any(decision.sparse for decision in decisions):
@@ -66,8 +62,8 @@ def _supported(node: fx.Node, mask: fx.Node) -> bool:
     q, k, v = (argument.meta["val"] for argument in node.args[:3])  # type: ignore[union-attr]
     given = node.args[3:]
     dropout, causal = given[0] if given else 0.0, given[1] if len(given) > 1 else False
-    of_type = q.is_cpu and q.dtype in _TYPES and q.dtype == k.dtype == v.dtype
-    of_size = isinstance(q.shape[3], int) and 0 < q.shape[3] <= _LARGEST_HEAD and q.shape[3] == v.shape[3]
+    of_type = q.is_cpu and q.dtype in TYPES and q.dtype == k.dtype == v.dtype
+    of_size = isinstance(q.shape[3], int) and 0 < q.shape[3] <= LARGEST_HEAD and q.shape[3] == v.shape[3]
     return bool(dropout == 0 and not causal and of_type and of_size and mask.meta["val"].dim() in (2, 4))
 
 
@@ -80,8 +76,7 @@ def _replace(
     condition, backward = _condition(mask, constants), _backward_of(node)
     if mask not in tables:
         known = constants.of(condition if condition is not None else mask)
-        seen = None if known is None else _seen(known)
-        tables[mask] = None if seen is None else _tables(seen, q.shape[2], k.shape[2])
+        tables[mask] = None if known is None else _tables(known, q.shape[2], k.shape[2])
     known_tables = tables[mask]
     table = known_tables[0] if known_tables is not None else None
     size = tuple(hint(n) or 0 for n in mask.meta["val"].shape)
@@ -90,25 +85,27 @@ def _replace(
 
     def decision(sparse: bool, reason: str, gain: float | None = None) -> Decision:
         kind = f"{TILE_QUERIES}x{TILE_KEYS} tiles" if sparse else None
-        return Decision(str(mask), "attention", size, share, kind, "blocks" if sparse else None, sparse, reason, gain)
+        picture = table.picture(size[-1]) if sparse and table is not None else ""
+        schedule = "blocks" if sparse else None
+        return Decision(str(mask), "attention", size, share, kind, schedule, sparse, reason, gain, picture=picture)
 
-    if table is None and condition is None:
-        return decision(False, "its mask adds numbers, which may hide nothing")
+    expression = None
+    if table is None:
+        expression = _expression(mask if condition is None else condition, node.graph)
+        if condition is None and expression is None:
+            return decision(False, "its mask adds numbers that are computed with activations")
     if table is not None and share > MOST_SHARE and context.options.min_gain > 0:
         return decision(False, f"its mask leaves {share:.0%} of the tiles")
     if table is None and work < _LEAST and context.options.min_gain > 0:
         return decision(False, "it is too small to look at its mask at every call")
     try:
         for what in ("forward", *(("queries", "keys") if backward is not None else ())):
-            attention_kernel(what, q.shape[3], scale)
+            attention_kernel(what, q.shape[3], scale, _steps(table, condition))
     except CompileError:
         if context.options.strict:
             raise
         return decision(False, FAILED)
-    ops, expression = torch.ops.gossamer, None
-    if known_tables is None:
-        assert condition is not None
-        expression = _expression(condition, node.graph)
+    ops = torch.ops.gossamer
     forward: list[Any] = [condition, scale]
     name, gradient = "attend_masked", forward
     if expression is not None:
@@ -117,36 +114,59 @@ def _replace(
         name, gradient = "attend_under", forward
     elif known_tables is not None:
         parts = [_constant(node, part) for each in known_tables for part in each.tensors]
-        name, forward, gradient = "attend_tiles", [parts[:3], scale], [parts, scale]
+        name, forward, gradient = "attend_tiles", [parts[:4], scale], [parts, scale]
     ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *forward)
     if backward is not None:
         operation = getattr(ops, f"{name}_backward").default
         backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], *gradient))
     node.replace_all_uses_with(ours)
-    if table is None:
+    if expression is not None:
+        now = context.inputs.given_now(expression.leaves, expression.numbers, (q, k))
+        table = None if now is None else mask_ops.known(key).current(now, ()).table(q, k)
+        share = share if table is None else table.share(size[-1])
+    if known_tables is None:
         when = "when what it is computed from is new" if expression is not None else "at every call"
         return decision(True, f"the tiles that its mask leaves are found {when}")
-    log.info("mask of %s, %s:\n%s", node, size, table.picture(size[-1]))
     return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)
 
 
-def _expression(condition: fx.Node, graph: fx.Graph) -> Expression | None:
+def _expression(mask: fx.Node, graph: fx.Graph) -> Expression | None:
     """How a mask is computed from inputs of the graph; None if it depends on more of it than masks do."""
     inputs = {node for node in graph.nodes if node.op == "placeholder"}
-    nodes = ancestors([condition], lambda node: node in inputs)
+    nodes = ancestors([mask], lambda node: node in inputs)
     whole = len(nodes) <= _LONGEST and computed_from(graph, inputs).issuperset(nodes)
-    return cut([condition], inputs) if whole and not any(n in inputs and _of_floats(n) for n in nodes) else None
+    return cut([mask], inputs) if whole and not any(n in inputs and _of_activations(n) for n in nodes) else None
 
 
-def _of_floats(node: fx.Node) -> bool:
-    value = node.meta["val"]
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+def _of_activations(given: fx.Node) -> bool:
+    """Whether an input of the graph is numbers of which more is made than masks."""
+    value = given.meta["val"]
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return False
+    seen, pending = {given}, [given]
+    while pending:
+        node = pending.pop()
+        for user in node.users:
+            if user.target in (cpu_attention, cpu_attention_backward, *mask_ops.OPERATIONS):
+                if node in user.args:  # and not the mask, or a leaf of it
+                    return True
+            elif user.op == "output":
+                return True
+            elif user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return False
 
 
-def _tables(seen: torch.Tensor, queries: int, keys: int) -> _Tables:
-    seen = seen if seen.dim() == 4 else seen[None, None]
-    whole = seen.expand(*seen.shape[:2], queries, keys)
+def _tables(mask: torch.Tensor, queries: int, keys: int) -> _Tables:
+    mask = mask if mask.dim() == 4 else mask[None, None]
+    whole = mask.expand(*mask.shape[:2], queries, keys)
     return tile_table(whole), tile_table(whole.mT)
+
+
+def _steps(table: TileTable | None, condition: fx.Node | None) -> tuple[Step, ...]:
+    """The score function that a mask will probably have."""
+    return table.steps if table is not None else () if condition is not None else (ADD,)
 
 
 def _backward_of(node: fx.Node) -> fx.Node | None:
@@ -158,7 +178,12 @@ def _backward_of(node: fx.Node) -> fx.Node | None:
             if user.target in COPIES and user not in results:
                 results.add(user)
                 pending.append(user)
-    found = {user for result in results for user in result.users if user.target is _BACKWARD and same(user.args[4]) in results}
+    found = {
+        user
+        for result in results
+        for user in result.users
+        if user.target is cpu_attention_backward and same(user.args[4]) in results
+    }
     return found.pop() if len(found) == 1 else None
 
 
@@ -173,14 +198,6 @@ def _condition(mask: fx.Node, constants: Constants) -> fx.Node | None:
     shown, hidden = values
     same = condition.meta["val"].shape == mask.meta["val"].shape
     return condition if same and bool((shown == 0).all()) and bool(hidden.isneginf().all()) else None  # type: ignore[union-attr]
-
-
-def _seen(mask: torch.Tensor) -> torch.Tensor | None:
-    """Which keys are seen under a mask; None if it adds other numbers than 0 and minus infinity."""
-    if mask.dtype == torch.bool:
-        return mask
-    hidden = mask.isneginf()
-    return ~hidden if bool((hidden | (mask == 0)).all()) else None
 
 
 def _constant(before: fx.Node, value: torch.Tensor) -> Any:

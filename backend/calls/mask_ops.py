@@ -9,7 +9,7 @@ inputs no array of queries x keys is made or read. What comes out is that of gos
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -25,9 +25,17 @@ from gossamer.sparsity.attention.masked_attention import Mask, attend_where, fak
 from gossamer.sparsity.attention.tile_table import TileTable
 
 
+class Shared:
+    """What the operations find under a key, as long as somebody keeps it."""
+
+    def shared(self, key: str) -> Self:
+        """The one that is found: this one, where there is none yet."""
+        return cast(Self, share(_masks, key, cast(Shared, self)))
+
+
 @dataclass(eq=False)
-class AttentionMask:
-    """How a mask of booleans, True where a query sees a key, is computed."""
+class AttentionMask(Shared):
+    """How a mask, of bools or numbers, is computed."""
 
     evaluate: Callable[..., Any]
     _tables: Remembered[TileTable]
@@ -40,10 +48,6 @@ class AttentionMask:
         """One that remembers nothing yet."""
         return cls(evaluate, Remembered("all" if compares else "uncounted", most=16))
 
-    def shared(self, key: str) -> "AttentionMask":
-        """The one that the operations find under a key: this one, where there is none yet, as long as somebody keeps it."""
-        return share(_masks, key, self)
-
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Mask:
         """The mask for these leaves."""
 
@@ -54,7 +58,7 @@ class AttentionMask:
         return Mask(value, lambda more, make: self._tables.get(leaves, (*numbers, *more), make))
 
 
-_masks: WeakValueDictionary[str, AttentionMask] = WeakValueDictionary()
+_masks: WeakValueDictionary[str, Shared] = WeakValueDictionary()
 
 
 def attention_mask(expression: Expression, verify: Verify) -> str:
@@ -67,7 +71,7 @@ def attention_mask(expression: Expression, verify: Verify) -> str:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, key: str
 ) -> tuple[Tensor, Tensor]:
-    return attend_where(q, k, v, _known(key).current(leaves, numbers), scale)
+    return attend_where(q, k, v, known(key).current(leaves, numbers), scale)
 
 
 def _attend_backward(
@@ -82,10 +86,11 @@ def _attend_backward(
     scale: float,
     key: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return gradients_where(upstream, (q, k, v), out, statistics, _known(key).current(leaves, numbers), scale)
+    return gradients_where(upstream, (q, k, v), out, statistics, known(key).current(leaves, numbers), scale)
 
 
-def _known(key: str) -> AttentionMask:
+def known(key: str) -> Any:
+    """What is shared under a key. CompileError if this process has not compiled it."""
     try:
         return _masks[key]
     except KeyError:
@@ -95,20 +100,20 @@ def _known(key: str) -> AttentionMask:
         ) from None
 
 
-_GIVEN, _REST = "Tensor q, Tensor k, Tensor v", "Tensor[] leaves, SymInt[] numbers, float scale, str key"
+GIVEN, REST = "Tensor q, Tensor k, Tensor v", "Tensor[] leaves, SymInt[] numbers, float scale, str key"
 for _name, _arguments, _results, _cpu, _meta in (
-    ("attend_under", _GIVEN, 2, _attend, fake),
-    ("attend_under_backward", f"Tensor upstream, {_GIVEN}, Tensor out, Tensor statistics", 3, _attend_backward, fake_backward),
+    ("attend_under", GIVEN, 2, _attend, fake),
+    ("attend_under_backward", f"Tensor upstream, {GIVEN}, Tensor out, Tensor statistics", 3, _attend_backward, fake_backward),
 ):
-    LIBRARY.define(f"{_name}({_arguments}, {_REST}) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
+    LIBRARY.define(f"{_name}({_arguments}, {REST}) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
 
-attend_under = torch.ops.gossamer.attend_under.default
-attend_under_backward = torch.ops.gossamer.attend_under_backward.default
+OPERATIONS = {torch.ops.gossamer.attend_under.default, torch.ops.gossamer.attend_under_backward.default}
+"""Those whose last argument is the key of something shared."""
 
 
-def used_in(graph: fx.Graph) -> dict[str, AttentionMask]:
+def used_in(graph: fx.Graph) -> dict[str, Shared]:
     """What the operations in a graph find by their keys, as long as somebody keeps it."""
-    keys = [str(node.args[-1]) for node in graph.nodes if node.target in (attend_under, attend_under_backward)]
+    keys = [str(node.args[-1]) for node in graph.nodes if node.target in OPERATIONS]
     return {key: _masks[key] for key in keys}

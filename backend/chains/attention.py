@@ -22,10 +22,9 @@ from gossamer.backend.chains.masks import Constants, hides_later_keys, is_causal
 from gossamer.backend.chains.rotary import Rotation, find_rotation
 from gossamer.backend.graph.layout import Layout, follow, is_view, path, spans
 from gossamer.backend.graph.nodes import Size, equal, only_user
+from gossamer.runtime.torch_internals import cpu_attention
 
 aten = torch.ops.aten
-
-_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Attention:
 def find_attention(graph: fx.Graph) -> list[Attention]:
     """All attention of the graph that can be computed on matrices."""
     constants = Constants(graph)
-    return [found for node in graph.nodes if node.target is _ATTENTION and (found := _match(node, constants)) is not None]
+    return [found for node in graph.nodes if node.target is cpu_attention and (found := _match(node, constants)) is not None]
 
 
 def _match(node: fx.Node, constants: Constants) -> Attention | None:

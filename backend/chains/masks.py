@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.expressions import computed_from
+from gossamer.backend.graph.expressions import computed_from, cut, evaluated
 from gossamer.backend.graph.nodes import SPREADS, equal_sizes
 
 aten = torch.ops.aten
@@ -29,10 +29,8 @@ class Constants:
         if node not in self._constant or any(n not in self._constant for n in node.all_input_nodes):
             return None
         if node not in self._values:
-            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self.of(n))
-            try:
-                with torch.no_grad():
-                    self._values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            try:  # at once, so that nothing on the way is kept: it may be large
+                (self._values[node],) = evaluated(cut([node], ()).evaluate, ())
             except (RuntimeError, TypeError):
                 return None
         return self._values[node]

@@ -40,11 +40,12 @@ class Expression:
     key: str
 
 
-def computed_from(graph: fx.Graph, leaves: Iterable[fx.Node]) -> set[fx.Node]:
-    """The leaves, and the nodes that are computed from them alone, by operations without side effects or chance."""
+def computed_from(graph: fx.Graph, leaves: Iterable[fx.Node], of_several: bool = False) -> set[fx.Node]:
+    """The leaves, and the nodes that are computed from them alone, by operations without side effects or chance; `of_several`
+    takes those with several results, too."""
     found = set(leaves)
     for node in graph.nodes:
-        if _is_pure(node) and all(n in found or fixed_size(n) is not None for n in node.all_input_nodes):
+        if _is_pure(node, of_several) and all(n in found or fixed_size(n) is not None for n in node.all_input_nodes):
             found.add(node)
     return found
 
@@ -79,14 +80,15 @@ def evaluated(evaluate: Callable[..., T], leaves: Sequence[torch.Tensor], number
         return evaluate(*leaves, *numbers)
 
 
-def _is_pure(node: fx.Node) -> bool:
+def _is_pure(node: fx.Node, of_several: bool) -> bool:
     if node.op != "call_function":
         return False
-    if node.target in _ON_SIZES:
+    if node.target in _ON_SIZES or (of_several and node.target is operator.getitem):
         return True
+    kinds = torch.Tensor | torch.SymInt | (tuple | list if of_several else torch.Tensor)
     return (
         isinstance(node.target, OpOverload)
         and not node.target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in node.target.tags
-        and isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)
+        and isinstance(node.meta.get("val"), kinds)
     )

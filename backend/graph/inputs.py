@@ -101,6 +101,14 @@ class Inputs:
         value = self._resolve(desc)[1]
         return value if isinstance(value, torch.Tensor) and not is_fake(value) else None
 
+    def given_now(
+        self, leaves: Sequence[fx.Node], numbers: Sequence[fx.Node], sized: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor] | None:
+        """The real tensors of some placeholders; None if one is not to be had, or sizes are open, of `numbers` or tensors."""
+        found = [value for leaf in leaves if (value := self.value(leaf)) is not None]
+        fixed = not numbers and all(isinstance(n, int) for x in sized for n in x.shape)
+        return found if fixed and len(found) == len(leaves) else None
+
     def name(self, node: fx.Node) -> str:
         """What a user calls the input behind a placeholder of a traced graph."""
         desc = node.meta.get("desc")

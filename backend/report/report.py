@@ -35,6 +35,7 @@ class Decision:
     measured  whether the gain was measured (mode="max-autotune"), not predicted
     dense_bytes, packed_bytes
               size of the weight as it was and as it is packed for the usual number of tokens; 0 if it stays dense
+    picture   of a mask, in characters: how much of it is computed; empty where there is none
     """
 
     name: str
@@ -49,6 +50,7 @@ class Decision:
     measured: bool = False
     dense_bytes: int = 0
     packed_bytes: int = 0
+    picture: str = ""
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))

@@ -26,6 +26,9 @@ def render(report: Report) -> str:
         console.print(f"{_megabytes(report.dense_bytes)} of weights packed in {_megabytes(report.packed_bytes)} ({share:.0%})")
     if report.decisions:
         console.print(_table(report.decisions))
+    pictures = {decision.picture: decision for decision in report.sparse if decision.picture}
+    for picture, decision in pictures.items():
+        console.print(f"mask of {decision.name}, computed where it is dark:\n{picture}")
     if report.graph_breaks:
         console.print(f"{_count(len(report.graph_breaks), 'graph break')}; no region crosses one:")
         for number, reason in enumerate(report.graph_breaks, 1):

@@ -1,12 +1,13 @@
 """What the lowerings of kernel.attend_blocks and its gradients share: tasks, memory, and the reading of the table."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, vector
+from torch_mlir.dialects import arith, math, memref, vector
 
-from gossamer.dialects.attention import SIZES, STRIDED, TILE_KEYS, TILE_QUERIES
+from gossamer.dialects.attention import ADD, SIZES, STRIDED, TANH, TILE_KEYS, TILE_QUERIES, steps_of
 from gossamer.passes.attention.query_tile import QueryTile, Rows
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.openmp import thread_number
@@ -14,6 +15,17 @@ from gossamer.passes.loops.vectors import index, load_index, parallel, reserve_w
 
 _CHUNK = 16 << 10  # bytes of rows between two updates of the sums: they stay in the first-level cache
 _MOST = 8  # tiles in it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tile of the table: its first key, whether it is hidden in part, where its words begin, the first row of its floats."""
+
+    key: ir.Value
+    partial: ir.Value
+    words: ir.Value
+    floats: ir.Value
+
 
 Task = Callable[[ir.Value, ir.Value, ir.Value, list[ir.Value]], None]
 """Builds what is done for a batch, a head and a row of tiles, with scratch memory."""
@@ -24,10 +36,13 @@ class BlockRows:
 
     def __init__(self, op: Any, bits: int) -> None:
         self.op, self.storage = op, storage_of(op.operation)
-        self.size, self.scale = ir.IntegerAttr(op.head_size).value, ir.FloatAttr(op.scale).value
+        self.size = ir.IntegerAttr(op.head_size).value
+        scale, *self.steps = steps_of(op.score)
+        self.scale = float(scale)
         self.tile = QueryTile(self.size, bits)
         self.chunk = max(1, min(_MOST, _CHUNK // (4 * self.size * TILE_KEYS)))
         self.positions, self.tiles, self.words = (buffer_of(v) for v in (op.positions, op.tiles, op.words))
+        self.floats = buffer_of(op.floats)
         strided = STRIDED[op.operation.name]
         names = [*SIZES, *(f"{name}_{of}" for name in strided for of in ("batch", "head", "row"))]
         self.sizes = dict(zip(names, op.sizes, strict=True))
@@ -74,13 +89,40 @@ class BlockRows:
         base = arith.addi(arith.muli(batch, self.sizes[f"{name}_batch"]), arith.muli(head, self.sizes[f"{name}_head"]))
         return Rows(self.memory[name], base, self.sizes[f"{name}_row"], self.sizes[count])
 
-    def entry(self, number: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """A tile of the table: its first key, whether it is hidden in part, where its words begin."""
-        at = arith.muli(number, index(2))
-        entry, words = load_index(self.tiles, at), load_index(self.tiles, arith.addi(at, index(1)))
-        key = arith.muli(arith.shrui(entry, index(1)), index(TILE_KEYS))
-        partial = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(entry, index(1)), index(0))
-        return key, partial, arith.muli(words, index(TILE_QUERIES))
+    def first_key(self, number: ir.Value) -> ir.Value:
+        """That of a tile of the table."""
+        return arith.muli(arith.shrui(self._field(number, 0), index(1)), index(TILE_KEYS))
+
+    def entry(self, number: ir.Value) -> Entry:
+        """A tile of the table."""
+        partial = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(self._field(number, 0), index(1)), index(0))
+        floats = arith.muli(self._field(number, 2), index(TILE_KEYS)) if ADD in self.steps else index(0)
+        return Entry(self.first_key(number), partial, arith.muli(self._field(number, 1), index(TILE_QUERIES)), floats)
+
+    def _field(self, number: ir.Value, field: int) -> ir.Value:
+        return load_index(self.tiles, arith.addi(arith.muli(number, index(3)), index(field)))
+
+    def scored(self, products: list[ir.Value], row: ir.Value) -> tuple[list[ir.Value], list[ir.Value] | None]:
+        """The scores of a key, whose floats are in a row of theirs; and their derivatives by the products, None for 1."""
+        values, derivatives = products, None
+        for step in self.steps:
+            if step == ADD:
+                base = arith.muli(row, index(TILE_QUERIES))
+                places = [arith.addi(base, index(v * self.tile.lanes)) for v in range(self.tile.vectors)]
+                added = [vector.load(self.tile.vec, self.floats, [place]) for place in places]
+                values = [arith.addf(a, b) for a, b in zip(values, added, strict=True)]
+                continue
+            if step == TANH:
+                values = [math.tanh(value) for value in values]
+                one = splat_of(self.tile.vec, 1.0)
+                slopes = [arith.subf(one, arith.mulf(value, value)) for value in values]
+            else:
+                slopes = [splat_of(self.tile.vec, float(step))] * self.tile.vectors
+                values = [arith.mulf(a, b) for a, b in zip(values, slopes, strict=True)]
+            derivatives = (
+                slopes if derivatives is None else [arith.mulf(a, b) for a, b in zip(derivatives, slopes, strict=True)]
+            )
+        return values, derivatives
 
     def seen(self, words: ir.Value) -> list[ir.Value]:
         """The words of a tile, one a lane."""

@@ -20,7 +20,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, math, scf, vector
 
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
-from gossamer.passes.attention.block_rows import BlockRows
+from gossamer.passes.attention.block_rows import BlockRows, Entry
 from gossamer.passes.attention.query_tile import Rows
 from gossamer.passes.finish.expand_math import exp_below_zero
 from gossamer.passes.loops.queries import walk
@@ -76,8 +76,7 @@ class _Attend(BlockRows):
             totals = self._exponentials(count, scores, now, totals)
 
             def place_of(group: ir.Value, number: ir.Value, start: ir.Value = start) -> tuple[ir.Value, ir.Value]:
-                key, _, _ = self.entry(arith.addi(start, group))
-                return v.memory, v.at(arith.addi(key, number))
+                return v.memory, v.at(arith.addi(self.first_key(arith.addi(start, group)), number))
 
             tile.add_weighted(sums, shrunk, count, scores, TILE_KEYS, place_of)
             scf.YieldOp([*now, *totals])
@@ -91,33 +90,34 @@ class _Attend(BlockRows):
         """The scores of `count` tiles from `start` on, and the largest of them and `largest`."""
         tile = self.tile
         with loop(index(0), count, index(1), largest) as tiles:
-            key, partial, words = self.entry(arith.addi(start, tiles.induction_variable))
+            entry = self.entry(arith.addi(start, tiles.induction_variable))
             slot = arith.muli(tiles.induction_variable, index(TILE_KEYS))
             carried = list(tiles.inner_iter_args)
-            choice = scf.IfOp(partial, [tile.vec] * tile.vectors, has_else=True)
+            choice = scf.IfOp(entry.partial, [tile.vec] * tile.vectors, has_else=True)
             for block, masked in ((choice.then_block, True), (choice.else_block, False)):
                 with ir.InsertionPoint(block):
-                    scf.YieldOp(self._tile_scores(key, slot, words if masked else None, k, turned, scores, carried))
+                    scf.YieldOp(self._tile_scores(entry, masked, slot, k, turned, scores, carried))
             scf.YieldOp(list(choice.results))
         return list(tiles.results)
 
     def _tile_scores(
         self,
-        key: ir.Value,
+        entry: Entry,
+        masked: bool,
         slot: ir.Value,
-        words: ir.Value | None,
         k: Rows,
         turned: ir.Value,
         scores: ir.Value,
         largest: list[ir.Value],
     ) -> list[ir.Value]:
         tile = self.tile
-        seen = self.seen(words) if words is not None else None
+        seen = self.seen(entry.words) if masked else None
         with loop(index(0), index(TILE_KEYS), index(tile.at_once), largest) as keys:
             j, found = keys.induction_variable, list(keys.inner_iter_args)
-            places = [k.at(arith.addi(arith.addi(key, j), index(n))) for n in range(tile.at_once)]
+            places = [k.at(arith.addi(arith.addi(entry.key, j), index(n))) for n in range(tile.at_once)]
             for n, products in enumerate(tile.products(k.memory, places, turned)):
                 number = arith.addi(j, index(n))
+                products, _ = self.scored(products, arith.addi(entry.floats, number))
                 if seen is not None:
                     products = self.hidden(products, seen, number, float("-inf"))
                 tile.store(products, scores, arith.addi(slot, number))

@@ -20,7 +20,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
-from gossamer.passes.attention.block_rows import BlockRows
+from gossamer.passes.attention.block_rows import BlockRows, Entry
 from gossamer.passes.attention.query_tile import Rows
 from gossamer.passes.finish.expand_math import exp_below_zero
 from gossamer.passes.loops.buffers import buffer_of
@@ -61,38 +61,41 @@ class _Gradient(BlockRows):
         turned  the same of the tile in lanes
         """
         with loop(index(0), count, index(1)) as tiles:
-            first, partial, words = self.entry(arith.addi(start, tiles.induction_variable))
+            entry = self.entry(arith.addi(start, tiles.induction_variable))
             slot = arith.muli(tiles.induction_variable, index(TILE_KEYS))
-            choice = scf.IfOp(partial, has_else=True)
+            choice = scf.IfOp(entry.partial, has_else=True)
             for block, masked in ((choice.then_block, True), (choice.else_block, False)):
                 with ir.InsertionPoint(block):
-                    self._tile_weights(first, slot, words if masked else None, others, turned, of_query, made)
+                    self._tile_weights(entry, masked, slot, others, turned, of_query, made)
                     scf.YieldOp([])
 
     def _tile_weights(
         self,
-        first: ir.Value,
+        entry: Entry,
+        masked: bool,
         slot: ir.Value,
-        words: ir.Value | None,
         others: tuple[Rows, Rows],
         turned: tuple[ir.Value, ir.Value],
         of_query: PerRow,
         made: tuple[ir.Value, ir.Value],
     ) -> None:
         tile = self.tile
-        seen = self.seen(words) if words is not None else None
+        seen = self.seen(entry.words) if masked else None
         with loop(index(0), index(TILE_KEYS), index(tile.at_once)) as rows:
             numbers = [arith.addi(rows.induction_variable, index(n)) for n in range(tile.at_once)]
             scores, gradients = (
-                tile.products(other.memory, [other.at(arith.addi(first, number)) for number in numbers], own)
+                tile.products(other.memory, [other.at(arith.addi(entry.key, number)) for number in numbers], own)
                 for other, own in zip(others, turned, strict=True)
             )
-            for number, score, gradient in zip(numbers, scores, gradients, strict=True):
-                statistics, delta = of_query(arith.addi(first, number))
+            for number, products, gradient in zip(numbers, scores, gradients, strict=True):
+                score, derivatives = self.scored(products, arith.addi(entry.floats, number))
+                statistics, delta = of_query(arith.addi(entry.key, number))
                 p = [exp_below_zero(arith.subf(a, b)) for a, b in zip(score, statistics, strict=True)]
                 if seen is not None:
                     p = self.hidden(p, seen, number, 0.0)
                 s = [arith.mulf(a, arith.subf(g, d)) for a, g, d in zip(p, gradient, delta, strict=True)]
+                if derivatives is not None:
+                    s = [arith.mulf(a, b) for a, b in zip(s, derivatives, strict=True)]
                 for values, memory in zip((p, s), made, strict=True):  # in this order: s stays where both go to one
                     tile.store(values, memory, arith.addi(slot, number))
 
@@ -100,8 +103,7 @@ class _Gradient(BlockRows):
         """sums += the other rows of `count` tiles, weighted."""
 
         def place_of(group: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value]:
-            first, _, _ = self.entry(arith.addi(start, group))
-            return others.memory, others.at(arith.addi(first, number))
+            return others.memory, others.at(arith.addi(self.first_key(arith.addi(start, group)), number))
 
         self.tile.add_weighted(sums, None, count, weights, TILE_KEYS, place_of)
 

@@ -1,5 +1,7 @@
 """Contract IR of attention under a table of tiles: `kernel.attend_blocks` and its gradients, for any sizes and strides."""
 
+from collections.abc import Sequence
+
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
@@ -9,36 +11,39 @@ from gossamer.dialects.attention import (
     AttendBlocksOfKeysOp,
     AttendBlocksOfQueriesOp,
     AttendBlocksOp,
+    Step,
 )
 from gossamer.passes.framework.context import context
 
 _OPS = {
-    "forward": (AttendBlocksOp, 3, ("out", "statistics")),
-    "queries": (AttendBlocksOfQueriesOp, 6, ("of_q",)),
-    "keys": (AttendBlocksOfKeysOp, 6, ("of_k", "of_v")),
+    "forward": (AttendBlocksOp, (), ("out", "statistics")),
+    "queries": (AttendBlocksOfQueriesOp, ("gradient", "statistics", "delta"), ("of_q",)),
+    "keys": (AttendBlocksOfKeysOp, ("gradient", "statistics", "delta"), ("of_k", "of_v")),
 }
-"""By what they are called here: the op, how many arrays of floats it reads, and what it gives."""
+"""By what they are called here: the op, what gradients need besides, and what it gives."""
 
 
-def attend_blocks(what: str, head_size: int, scale: float) -> str:
-    """forward        (q, k, v, positions, tiles, words, sizes...) → (out, statistics)
-    queries, keys  (q, k, v, gradient, statistics, delta, positions, tiles, words, sizes...) → the gradients
+def attend_blocks(what: str, head_size: int, scale: float, score: Sequence[Step] = ()) -> str:
+    """forward        (q, k, v, positions, tiles, words, floats, sizes...) → (out, statistics)
+    queries, keys  (gradient, statistics, delta, q, k, v, positions, tiles, words, floats, sizes...) → the gradients
     """
-    op, reads, results = _OPS[what]
+    op, more, results = _OPS[what]
     with context(), ir.Location.unknown():
         module = ir.Module.create()
         floats, narrow, wide = (_memory(kind) for kind in ("f32", "i16", "i32"))
         count = len(SIZES) + 3 * len(STRIDED[f"kernel.{op.OPERATION_NAME.removeprefix('kernel.')}"])
-        types = [*[floats] * reads, wide, wide, narrow, *[ir.IndexType.get()] * count]
+        types = [*[floats] * (len(more) + 3), wide, wide, narrow, floats, *[ir.IndexType.get()] * count]
+        steps = [ir.StringAttr.get(s) if isinstance(s, str) else ir.FloatAttr.get(ir.F64Type.get(), s) for s in (scale, *score)]
         with ir.InsertionPoint(module.body):
             function = func.FuncOp("region", (types, [floats] * len(results)))
         with ir.InsertionPoint(function.add_entry_block()):
             arguments = list(function.entry_block.arguments)
             made = op(
-                *arguments[:-count],
+                *arguments[len(more) : -count],
                 arguments[-count:],
                 ir.IntegerAttr.get(ir.IntegerType.get_signless(64), head_size),
-                ir.FloatAttr.get(ir.F64Type.get(), scale),
+                ir.ArrayAttr.get(steps),
+                **dict(zip(more, arguments, strict=False)),
                 **dict.fromkeys(results, floats),
             )
             func.ReturnOp([getattr(made, name) for name in results])

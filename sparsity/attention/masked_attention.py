@@ -16,36 +16,41 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.dialects.attention import TILE_QUERIES
+from gossamer.dialects.attention import TILE_QUERIES, Step
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
+from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
 from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_HEAD = 256
 MOST_SHARE = 0.8
 """The share of tiles above which torch's own kernel, which computes all, may be the faster."""
 
 _tables = Remembered[TileTable]("all", most=16)
 """Of masks that graphs compute: Inductor uses a buffer for one mask after the other, and torch does not count what it writes
 there."""
-_dense = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_dense_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 @lru_cache(256)
-def attention_kernel(what: str, head_size: int, scale: float) -> RegionKernel:
+def attention_kernel(what: str, head_size: int, scale: float, score: Sequence[Step] = ()) -> RegionKernel:
     """The kernel for heads of a size: "forward", or the gradients of "queries" or "keys". CompileError if it cannot be made."""
-    return compile_region(attend_blocks(what, head_size, scale), schedule="blocks")
+    return compile_region(attend_blocks(what, head_size, scale, score), schedule="blocks")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, table: TileTable, scale: float) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, table: TileTable, scale: float, score: Sequence[Step] | None = None
+) -> tuple[Tensor, Tensor]:
     """Attention of [batch, heads, queries, size] to [batch, kv heads, keys, size] where the table says.
 
-    f32, bf16 or f16, computed with in f32; heads is a multiple of kv heads. The result has the type and strides of q, the
-    logarithms are f32 [batch, heads, queries].
+    f32, bf16 or f16, computed with in f32; heads is a multiple of kv heads. The steps of the score function are by default
+    that the floats of the table are added. The result has the type and strides of q, the logarithms are f32
+    [batch, heads, queries].
     """
+    steps = table.steps if score is None else tuple(score)
     out = torch.empty_like(q)
     given = [_rows(q), _streamed(k), _streamed(v)]
     wide = out if out.dtype == torch.float32 else torch.empty_like(given[0])
@@ -53,7 +58,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, table: TileTable, scale: float) -> t
     if not out.numel() or not k.shape[2]:
         return out.zero_(), statistics.zero_()
     sizes = _sizes(q, k, table, q.shape[2], [*given, wide])
-    attention_kernel("forward", q.shape[3], scale).into([wide, statistics], [*given, *table.tensors, *sizes])
+    attention_kernel("forward", q.shape[3], scale, steps).into([wide, statistics], [*given, *table.tensors, *sizes])
     if wide is not out:
         out.copy_(wide)
     return out, statistics
@@ -78,8 +83,15 @@ def gradients(
     delta = (read[3] * out).sum(-1, dtype=torch.float32).contiguous()
     for what, table, made in (("queries", tables[0], wide[:1]), ("keys", tables[1], wide[1:])):
         sizes = _sizes(q, k, table, q.shape[2] if what == "queries" else k.shape[2], [*read, *made])
-        operands: list[Tensor | SparseOperand | int] = [*read, statistics.contiguous(), delta, *table.tensors, *sizes]
-        attention_kernel(what, q.shape[3], scale).into(made, operands)
+        operands: list[Tensor | SparseOperand | int] = [
+            read[3],
+            statistics.contiguous(),
+            delta,
+            *read[:3],
+            *table.tensors,
+            *sizes,
+        ]
+        attention_kernel(what, q.shape[3], scale, table.steps).into(made, operands)
     for x, computed in zip(of, wide, strict=True):
         if x is not computed:
             x.copy_(computed)
@@ -130,7 +142,7 @@ def _expanded(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
 class Mask:
     """A mask that is looked at when the call is made.
 
-    value  gives it: bool [batch or 1, heads or 1, queries or 1, keys] or [queries, keys]
+    value  gives it: [batch or 1, heads or 1, queries or 1, keys] or [queries, keys], of bools, or of numbers to add
     known  (sizes, make) → what `make` returns for this mask, remembered
     """
 
@@ -153,7 +165,7 @@ def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> t
     table = mask.table(q, k)
     if table.share(k.shape[2]) <= MOST_SHARE:
         return attend(q, k, v, table, scale)
-    out, statistics = _dense(q, k, v, 0.0, False, attn_mask=_added(mask.value(), q), scale=scale)
+    out, statistics = cpu_attention(q, k, v, 0.0, False, attn_mask=_added(mask.value(), q), scale=scale)
     like = torch.empty_like(q)
     return out if out.stride() == like.stride() else like.copy_(out), statistics.contiguous()
 
@@ -167,7 +179,7 @@ def gradients_where(
     if table.share(k.shape[2]) <= MOST_SHARE:
         return gradients(upstream, given, out, statistics, (table, mask.table(q, k, turned=True)), scale)
     by_token = statistics.transpose(1, 2).contiguous().transpose(1, 2)
-    found = _dense_backward(upstream, *given, out, by_token, 0.0, False, attn_mask=_added(mask.value(), q), scale=scale)
+    found = cpu_attention_backward(upstream, *given, out, by_token, 0.0, False, attn_mask=_added(mask.value(), q), scale=scale)
     return tuple(_result(x, x.dtype).copy_(x) for x in found)  # type: ignore[return-value]
 
 
@@ -186,6 +198,8 @@ def _attend_backward(
 
 
 def _added(mask: Tensor, q: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(q.dtype)
     return torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
 
 
@@ -196,7 +210,7 @@ def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, table: list[Tensor], scale: f
 def _attend_tiles_backward(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, tables: list[Tensor], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    pair = TileTable(*tables[:3]), TileTable(*tables[3:])
+    pair = TileTable(*tables[:4]), TileTable(*tables[4:])
     return gradients(upstream, (q, k, v), out, statistics, pair, scale)
 
 

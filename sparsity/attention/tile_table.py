@@ -1,15 +1,19 @@
 """Which tiles of queries and keys a mask leaves, as kernels read it (see dialects/attention.py)."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
+from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
+
+Array = np.ndarray[Any, Any]
 
 _ALL = 0xFFFF  # the word of a query that sees all keys of a tile
+_NONE = np.zeros((0, TILE_KEYS, TILE_QUERIES), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -17,18 +21,25 @@ class TileTable:
     """The tiles that a mask does not hide.
 
     positions  int32 [batch or 1, heads or 1, rows of tiles + 1]; one row of tiles where all queries see the same keys
-    tiles      int32 [tiles, 2]
+    tiles      int32 [tiles, 3]
     words      int16 [tiles hidden in part, TILE_QUERIES]
+    floats     float32 [distinct tiles, TILE_KEYS, TILE_QUERIES], added to the scores; none where nothing is
     """
 
     positions: Tensor
     tiles: Tensor
     words: Tensor
+    floats: Tensor
 
     @property
     def tensors(self) -> list[Tensor]:
         """All of it."""
-        return [self.positions, self.tiles, self.words]
+        return [self.positions, self.tiles, self.words, self.floats]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The score function that adds its floats, if it has any."""
+        return (ADD,) if len(self.floats) else ()
 
     def share(self, keys: int) -> float:
         """The share of all tiles that it has."""
@@ -48,7 +59,8 @@ class TileTable:
 
 
 def tile_table(mask: Tensor) -> TileTable:
-    """The table of a mask: bool [batch or 1, heads or 1, queries or 1, keys], True where a query sees a key.
+    """The table of a mask [batch or 1, heads or 1, queries or 1, keys]: True where a query sees a key, or what is added to its
+    score, minus infinity where it does not see it.
 
     Dimensions that are expanded are looked at once.
     """
@@ -57,22 +69,58 @@ def tile_table(mask: Tensor) -> TileTable:
             mask = mask.narrow(axis, 0, 1)
     batch, heads, queries, keys = mask.shape
     rows, columns = ceil(queries / TILE_QUERIES), ceil(keys / TILE_KEYS)
-    packed = np.packbits(mask.detach().cpu().numpy(), axis=-1, bitorder="little")
+    seen, added = (mask, None) if mask.dtype == torch.bool else _seen_and_added(mask)
+    packed = np.packbits(seen.detach().cpu().numpy(), axis=-1, bitorder="little")
     words = np.zeros((batch, heads, rows * TILE_QUERIES, columns * 2), dtype=np.uint8)
     words[:, :, :queries, : packed.shape[-1]] = packed
     words[:, :, queries:] = words[:, :, queries - 1 : queries]  # what stands in for queries that are not there
     each = words.view(np.uint16).reshape(batch, heads, rows, TILE_QUERIES, columns)
-    some = np.bitwise_or.reduce(each, axis=3) != 0
-    partial = some & (np.bitwise_and.reduce(each, axis=3) != _ALL)
-    counts = some.sum(axis=-1, dtype=np.int64)
-    ends = counts.cumsum().reshape(counts.shape)
+    there = np.nonzero(np.bitwise_or.reduce(each, axis=3))
+    b, h, row, column = there
+    floats = None
+    if added is not None:
+        padding = (0, columns * TILE_KEYS - keys, 0, rows * TILE_QUERIES - queries)
+        whole = torch.nn.functional.pad(added.detach().cpu(), padding).numpy()
+        tiled = whole.reshape(batch, heads, rows, TILE_QUERIES, columns, TILE_KEYS)
+        floats = tiled[b, h, row, :, column].transpose(0, 2, 1)
+    return listed((batch, heads, rows), there, each.transpose(0, 1, 2, 4, 3)[there], floats)
+
+
+def listed(shape: tuple[int, int, int], there: tuple[Array, ...], words: Array, floats: Array | None = None) -> TileTable:
+    """The table of some tiles.
+
+    shape   batch or 1, heads or 1, and rows of tiles
+    there   of each tile its batch, head, row and column, in this order
+    words   uint16 [tiles, TILE_QUERIES]
+    floats  [tiles, TILE_KEYS, TILE_QUERIES]
+    """
+    partial = (words != _ALL).any(-1)
+    counts = np.bincount(np.ravel_multi_index(there[:3], shape), minlength=prod(shape)).reshape(shape)
+    ends = counts.cumsum().reshape(shape)
     positions = np.concatenate([ends[..., :1] - counts[..., :1], ends], axis=-1)
-    there = np.nonzero(some)
-    in_part = partial[there]
-    tiles = np.stack([there[3] * 2 + in_part, np.where(in_part, in_part.cumsum() - 1, 0)], axis=-1)
-    chosen = each.transpose(0, 1, 2, 4, 3)[partial]
+    distinct, number = (_NONE, np.zeros(len(words), dtype=np.int64)) if floats is None else _distinct(floats)
+    tiles = np.stack([there[3] * 2 + partial, np.where(partial, partial.cumsum() - 1, 0), number], axis=-1, dtype=np.int32)
     return TileTable(
         torch.from_numpy(positions.astype(np.int32)),
-        torch.from_numpy(tiles.astype(np.int32).reshape(-1, 2)),
-        torch.from_numpy(np.ascontiguousarray(chosen).view(np.int16)),
+        torch.from_numpy(tiles),
+        torch.from_numpy(np.ascontiguousarray(words[partial]).view(np.int16)),
+        torch.from_numpy(distinct),
     )
+
+
+def _seen_and_added(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What a mask of numbers hides and what else it adds, if anything. The lowest numbers hide like minus infinity, save from
+    queries that they hide everything from: those see all keys alike."""
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    hidden &= ~hidden.all(-1, keepdim=True)
+    hidden |= mask.isneginf()
+    added = mask.masked_fill(hidden, 0).float()
+    return ~hidden, added if bool(added.any()) else None
+
+
+def _distinct(floats: Array) -> tuple[Array, Array]:
+    """The distinct ones of some tiles, and of each which it is. What depends on distances alone has few."""
+    floats = np.ascontiguousarray(floats, dtype=np.float32)
+    known: dict[bytes, int] = {}
+    number = np.array([known.setdefault(tile.tobytes(), len(known)) for tile in floats], dtype=np.int64)
+    return floats[np.unique(number, return_index=True)[1]], number

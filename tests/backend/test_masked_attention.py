@@ -182,9 +182,46 @@ def test_sizes_may_stay_open() -> None:
     assert_same(run.function(*longer), windowed(*longer))
 
 
-def test_masks_that_hide_little_or_add_numbers_stay_dense() -> None:
+def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    i, slopes = torch.arange(q.shape[2]), 2.0 ** -torch.arange(1, q.shape[1] + 1)
+    added = slopes[:, None, None] * (i - i[:, None])
+    hidden = (i > i[:, None]) | (i < i[:, None] - 50)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=added.masked_fill(hidden, float("-inf"))[None])
+
+
+def test_numbers_that_masks_add_are_read_by_tiles() -> None:
+    tensors = [made(2, 4, 256, 16).requires_grad_() for _ in range(3)]
+    run = compile_and_run(alibi, *tensors, regions=1, grad=True, min_gain=1.0)
+    assert "% of the tiles" in run.regions[0].reason
+    upstream, expected = made(2, 4, 256, 16), alibi(*tensors)
+    assert_same(run.output, expected)
+    gradients_of = torch.autograd.grad(expected, tensors, upstream)
+    for ours, theirs in zip(torch.autograd.grad(run.output, tensors, upstream), gradients_of, strict=True):
+        assert_same(ours, theirs)
+
+
+def test_numbers_that_masks_of_inputs_add_are_read_when_those_are_new() -> None:
+    def layers(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        for _ in range(2):
+            q = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :, : q.shape[2]])
+        return q
+
+    q, k, v = (made(1, 2, 200, 16) for _ in range(3))
+    bias = made(1, 2, 256, 200).masked_fill(made(256, 200) > 0, float("-inf"))
+    bias[:, :, :64] = float("-inf")
+    lowest = bias.clamp(min=torch.finfo(torch.float32).min)
+    run = compile_and_run(layers, q, k, v, bias, regions=2)
+    assert "computed from is new" in run.regions[0].reason
+    for mask in (bias, lowest, made(1, 2, 256, 200)):  # the last one hides nothing: torch's own kernel takes it
+        assert_same(run.function(q, k, v, mask), layers(q, k, v, mask))
+        mask[:, :, 3:90] += 2
+        assert_same(run.function(q, k, v, mask), layers(q, k, v, mask))
+
+
+def test_masks_that_hide_little_or_add_what_is_computed_stay_dense() -> None:
     q, k, v = (made(1, 2, 64, 16) for _ in range(3))
-    run = compile_and_run(given_mask, q, k, v, made(64, 64), regions=0, min_gain=1.0)
+    added = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=q @ k.mT)
+    run = compile_and_run(added, q, k, v, regions=0)
     assert "adds numbers" in run.decisions[0].reason
     run = compile_and_run(given_mask, q, k, v, torch.ones(64, 64, dtype=torch.bool), regions=0, min_gain=1.0)
     assert "too small" in run.decisions[0].reason

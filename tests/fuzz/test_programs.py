@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz import attention
+
 SECONDS = os.environ.get("GOSSAMER_FUZZ_SECONDS")
 CASES = {"eager": 250, "compiled": 6, "gradients": 40, "models": 3}  # without it
 SEED = int(os.environ.get("GOSSAMER_FUZZ_SEED", "0"))
@@ -31,3 +33,8 @@ def test_programs_give_what_dense_ones_give(how: str, tmp_path: Path) -> None:
         pytest.fail(f"no end of\n{note.read_text()}")
     assert done.returncode >= 0, f"signal {-done.returncode} ended\n{note.read_text()}"
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
+
+
+def test_attention_is_that_of_dense_masks() -> None:
+    cases = [case for case in map(attention.make, range(200)) if case.size == 17]  # few kernels to compile
+    assert not [(case, problem) for case in cases if (problem := attention.difference(case)) is not None]

@@ -1,0 +1,183 @@
+"""FlexAttention's functions of a score, taken apart: steps of the kernel's own, and what depends on places alone.
+
+tanh((score + slope[h] * (q - k)) / 20) * 20    →    "add", 0.05, "tanh", 20.0 and added(b, h, q, k, slope)
+where(q >= k, score, -inf)                      →    no step, and sees(b, h, q, k)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.dialects.attention import ADD, TANH, Step
+from gossamer.runtime.torch_internals import OpOverload
+
+aten = torch.ops.aten
+
+_TIMES = {aten.mul.Tensor, aten.mul.Scalar}
+_DIVIDED = {aten.div.Tensor, aten.div.Scalar}
+_PLUS = {aten.add.Tensor: 1.0, aten.add.Scalar: 1.0, aten.sub.Tensor: -1.0, aten.sub.Scalar: -1.0}
+_CHOICES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
+_NUMBERS = {aten.scalar_tensor.default, aten.full.default, aten.new_ones.default, aten.new_zeros.default, aten._to_copy.default}
+_SAME = {aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default}
+
+
+class Refused(Exception):
+    """A function that the kernel has no steps for; says why."""
+
+
+@dataclass(frozen=True)
+class ScoreFunction:
+    """Both functions are of batch, head, query and key, without dimensions, and of buffers.
+
+    steps  from the scaled product to the score
+    added  what the step "add" adds; None if there is none
+    sees   which keys are not hidden, besides by the mask; None if all
+    hides  whether minus infinity, added, hides a key: not before a function with bounds
+    """
+
+    steps: tuple[Step, ...]
+    added: fx.GraphModule | None
+    sees: fx.GraphModule | None
+    hides: bool
+
+
+def score_function(module: fx.GraphModule) -> ScoreFunction:
+    """Of (score, batch, head, query, key, buffers...). Raises Refused."""
+    graph = module.graph
+    score, *places = [node for node in graph.nodes if node.op == "placeholder"]
+    (result,) = next(node for node in graph.nodes if node.op == "output").args
+    of_score = {score}
+    for node in graph.nodes:
+        if of_score.intersection(node.all_input_nodes):
+            of_score.add(node)
+    steps: list[Step] = []
+    terms: list[tuple[Any, float]] = []
+    conditions: list[tuple[Any, bool]] = []
+    at = score
+    while at is not result:
+        user = next(iter(at.users), None)
+        if user is None or len(at.users) != 1 or [a for a in user.args if a in of_score] != [at]:
+            raise Refused("its score_mod has a score several times")
+        _follow(user, at, steps, terms, conditions)
+        at = user
+    if result not in of_score:
+        raise Refused("its score_mod is none of the score")
+    folded = _folded(steps)
+    hides = TANH not in folded[folded.index(ADD) :] if ADD in folded else True
+    added = _module(module, places, lambda graph, copy: _sum(graph, copy, terms)) if terms else None
+    sees = _module(module, places, lambda graph, copy: _all(graph, copy, conditions)) if conditions else None
+    return ScoreFunction(folded, added, sees, hides)
+
+
+def _follow(
+    user: fx.Node, at: fx.Node, steps: list[Step], terms: list[tuple[Any, float]], conditions: list[tuple[Any, bool]]
+) -> None:
+    """Adds what a node does with the score."""
+    others = [a for a in user.args if a is not at]
+    if user.target in _SAME:
+        return
+    if conditions and (user.target not in _CHOICES and user.target not in _PLUS):
+        raise Refused("its score_mod goes on after it has hidden keys")
+    if user.target is aten.tanh.default:
+        steps.append(TANH)
+    elif user.target is aten.neg.default:
+        steps.append(-1.0)
+    elif user.target in _TIMES and isinstance(others[0], int | float):
+        steps.append(float(others[0]))
+    elif user.target in _DIVIDED and user.args[0] is at and isinstance(others[0], int | float):
+        steps.append(1 / others[0])
+    elif user.target in _PLUS and user.kwargs.get("alpha", 1) == 1:
+        sign = _PLUS[user.target]
+        if sign < 0 and user.args[0] is not at:
+            steps.append(-1.0)
+            sign = 1.0
+        if steps.count(ADD) and steps[-1] != ADD:
+            raise Refused("its score_mod adds twice, before and after a function of the score")
+        steps += [ADD] * (ADD not in steps)
+        terms.append((others[0], sign))
+    elif user.target in _CHOICES and user.args[0] is not at and len(user.args) == 3:
+        condition, shown, hidden = user.args
+        if _number(hidden if shown is at else shown) != -inf:
+            raise Refused("its score_mod chooses between scores")
+        conditions.append((condition, shown is at))
+    else:
+        raise Refused(f"its score_mod has {user.target}")
+
+
+def _number(value: Any) -> float | None:
+    """A number, or that of a tensor that is made of one."""
+    if isinstance(value, fx.Node) and value.target in (aten.scalar_tensor.default, aten.full.default):
+        value = value.args[0 if value.target is aten.scalar_tensor.default else 1]
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _folded(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """With numbers in a row as one, and none that is 1."""
+    found: list[Step] = []
+    for step in steps:
+        if found and isinstance(step, float) and isinstance(found[-1], float):
+            step *= found.pop()  # type: ignore[operator]
+        found.append(step)
+    return tuple(step for step in found if step != 1.0)
+
+
+def _sum(graph: fx.Graph, copy: Any, terms: Sequence[tuple[Any, float]]) -> Any:
+    total: Any = 0.0
+    for term, sign in terms:
+        total = graph.call_function(torch.add, (total, graph.call_function(torch.mul, (copy(term), sign))))
+    return graph.call_function(torch.as_tensor, (total,))
+
+
+def _all(graph: fx.Graph, copy: Any, conditions: Sequence[tuple[Any, bool]]) -> Any:
+    total: Any = True
+    for condition, positive in conditions:
+        value = copy(condition)
+        total = graph.call_function(
+            torch.bitwise_and, (value if positive else graph.call_function(torch.logical_not, (value,)), total)
+        )
+    return total
+
+
+def function_of_places(module: fx.GraphModule) -> fx.GraphModule:
+    """A function (batch, head, query, key, buffers...) for places that are broadcast. Raises Refused."""
+    places = [node for node in module.graph.nodes if node.op == "placeholder"]
+    (result,) = next(node for node in module.graph.nodes if node.op == "output").args
+    return _module(module, places, lambda graph, copy: copy(result))
+
+
+def _broadcast(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a node that computes a number, where the numbers that it reads may be arrays of any shape."""
+    if node.target is aten.index.Tensor:
+        indices: list[Any] = []
+        buffer: Any = node
+        while isinstance(buffer, fx.Node) and buffer.target is aten.index.Tensor:
+            buffer, before = buffer.args
+            indices = [*before, *indices]  # type: ignore[misc]
+        if buffer.op == "placeholder" and buffer.meta["val"].dim() == len(indices) and None not in indices:
+            return (buffer, indices), {}
+    elif isinstance(node.target, OpOverload) and (torch.Tag.pointwise in node.target.tags or node.target in _NUMBERS):
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor) and value.dim() == 0:
+            return node.args, dict(node.kwargs)
+    raise Refused(f"its functions have {node.op} {node.target}")
+
+
+def _module(module: fx.GraphModule, places: Sequence[fx.Node], result: Any) -> fx.GraphModule:
+    """A function of the places and buffers, whose result is made of copies of nodes that need no score."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in places}
+
+    def copy(node: Any) -> Any:
+        if not isinstance(node, fx.Node):
+            return node
+        if node not in copies:
+            copies[node] = graph.call_function(node.target, *fx.map_arg(_broadcast(node), copy))  # type: ignore[arg-type]
+        return copies[node]
+
+    graph.output(result(graph, copy))
+    graph.eliminate_dead_code()
+    return fx.GraphModule({}, graph)
