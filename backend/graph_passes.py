@@ -21,6 +21,7 @@ GRAPH_PASSES = {
     "stored-weights": "weights.stored_weights:StoredWeights",
     "fuse-rows": "operations.fuse_rows:FuseRows",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
+    "convolutions": "convolution.convolutions:Convolutions",
     "masked-attention": "attention.masked_attention:MaskedAttention",
     "report-operations": "operations.report_operations:ReportOperations",
     "tall-products": "operations.tall_products:TallProducts",

@@ -100,7 +100,7 @@ class _Convolution(Product):
     def _sums(self) -> int:
         return self.M * self.tile if self.blocks > 1 else 0
 
-    def tokens(self) -> ir.Value:
+    def all_tokens(self) -> ir.Value:
         """Outputs, as if all images ended with a whole tile."""
         images = memref.dim(self.storage.output, index(0))
         return arith.muli(arith.muli(images, self._tiles(self.storage.output)), index(self.tile))
