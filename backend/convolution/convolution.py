@@ -1,15 +1,15 @@
 """A convolution of a graph with a static weight, and what it costs sparse beside dense.
 
-    convolution(%x [N, C, H, W], view(%w), ...)    =    for each output pixel, w [M, C taps] times what the window shows there
+convolution(%x [N, C, H, W], view(%w), ...)    =    for each output pixel, w [M, C taps] times what the window shows there
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import torch
-from torch import SymInt, fx
+from torch import fx
 
 from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device import device_of
@@ -35,7 +35,7 @@ class Convolution(Contraction):
     window  what slides over the images
     """
 
-    window: Window = Window((1, 1))
+    window: Window = field(default_factory=lambda: Window((1, 1)))
 
     @property
     def axis(self) -> int:
@@ -84,7 +84,12 @@ def gain_of(convolution: Convolution, density: float | None = None) -> float:
     sparse = images * _cycles(matrix, c.window, pixels // images) / per_us
     if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
         sparse += device_of(c.weight.device).transpose_us((c.k // c.window.taps + c.m) * pixels * c.weight.dtype.itemsize)
-    return predicted(c, pixels, 1.0).dense_us / (sparse / threads + machine.call_us)
+    return dense_us(c) / (sparse / threads + machine.call_us)
+
+
+def dense_us(convolution: Convolution) -> float:
+    """Microseconds that it takes dense."""
+    return predicted(convolution, convolution.tokens or 1, 1.0).dense_us
 
 
 def _cycles(matrix: Matrix, window: Window, pixels: int) -> float:
@@ -101,12 +106,10 @@ def _cycles(matrix: Matrix, window: Window, pixels: int) -> float:
 
 def find(graph: fx.Graph, values: Mapping[fx.Node, torch.Tensor]) -> list[tuple[fx.Node, Convolution | str]]:
     """The convolutions whose weight is computed from static tensors, or why no kernel computes one, in order."""
-    static = computed_from(graph, dict(values))
-    found: list[tuple[fx.Node, Convolution | str]] = []
-    for node in list(graph.nodes):
-        if node.target is aten.convolution.default and node.args[1] in static:
-            found.append((node, _convolution(node, dict(values))))
-    return found
+    known = dict(values)
+    static = computed_from(graph, known)
+    nodes = [node for node in graph.nodes if node.target is aten.convolution.default and node.args[1] in static]
+    return [(node, _convolution(node, known)) for node in nodes]
 
 
 def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> Convolution | str:

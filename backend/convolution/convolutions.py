@@ -1,10 +1,11 @@
 """convolutions: those with a static weight that is mostly zeros, with what follows them, as sparse kernels.
 
-    %y = convolution(%x, %w, %bias, ...)         →    %z = gossamer::region([%x, %w, %bias], "3f2a…")
-    %z = relu(%y)
+%y = convolution(%x, %w, %bias, ...)         →    %z = gossamer::region([%x, %w, %bias], "3f2a…")
+%z = relu(%y)
 """
 
 import warnings
+from math import prod
 from typing import ClassVar
 
 import torch
@@ -13,11 +14,13 @@ from torch import fx
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.convolved_region import ConvolvedRegion, on_images
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.convolution.convolution import Convolution, find, gain_of
+from gossamer.backend.convolution.convolution import Convolution, dense_us, find, gain_of
+from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import density, zero_heavy
+from gossamer.backend.graph.nodes import hint
 from gossamer.backend.regions.build_region import content_hash
 from gossamer.backend.regions.contractions import in_training
 from gossamer.backend.regions.cost import matrix_of
@@ -29,12 +32,14 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.runtime.torch_internals import inductor_config
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 
 aten = torch.ops.aten
 
 _SCHEDULE = "convolve"
 _TYPES = (torch.float32, torch.float64)
+_FEW_CHANNELS = 4  # images as they come: oneDNN reads those as they are
 
 
 class Convolutions:
@@ -48,7 +53,9 @@ class Convolutions:
         values = {node: static.tensor for node, static in statics.items()}
         decisions, claimed, replaced = list[Decision](), set[fx.Node](), dict[fx.Node, fx.Node]()
         failures = list[CompileError]()
-        for node, found in find(graph, values):
+        candidates = find(graph, values)
+        alone = context.options.min_gain > 0 and not _planar_pays(graph, [c for _, c in candidates], context.options)
+        for node, found in candidates:
             if isinstance(found, str):
                 leaf = node.args[1]
                 if leaf in statics and zero_heavy(values[leaf]):
@@ -58,6 +65,8 @@ class Convolutions:
                 continue
             name = statics[found.weight.main].name
             reason, gain = _judged(found, context.options)
+            if reason is None and alone:
+                reason = "the dense convolutions around it would lose more without channels_last than it gains"
             if reason is None:
                 leaves = [values[leaf] for leaf in found.weight.leaves]
                 with_bias = _without_bias(found)
@@ -79,6 +88,7 @@ class Convolutions:
         if failures:
             warnings.warn(f"{failures[0]}\nThis convolution stays dense.", stacklevel=3)
         if replaced:
+            _keep_planar()
             graph.eliminate_dead_code()
         return decisions
 
@@ -104,6 +114,30 @@ def _judged(found: Convolution, options: Options) -> tuple[str | None, float | N
         return None, gain
     what = "small" if gain_of(found, 0.01) < options.min_gain else "dense"
     return f"too {what} for a gain of {options.min_gain:g}x", gain
+
+
+def _planar_pays(graph: fx.Graph, found: list[Convolution | str], options: Options) -> bool:
+    """Whether sparse convolutions gain more than the dense ones lose, whose images oneDNN reorders, and back, where they are
+    planar."""
+    gained, sparse = 0.0, set[fx.Node]()
+    for each in found:
+        if not isinstance(each, str) and _judged(each, options)[0] is None:
+            gained += dense_us(each) * (1 - 1 / gain_of(each))
+            sparse.add(each.node)
+    lost = 0.0
+    for node in graph.nodes:
+        if node.target is aten.convolution.default and node not in sparse:
+            sizes = [[hint(n) or 1 for n in value.meta["val"].shape] for value in (node.args[0], node)]
+            given = node.meta["val"]
+            if sizes[0][1] > _FEW_CHANNELS and given.is_cpu:
+                lost += device_of(given.device).transpose_us(sum(map(prod, sizes)) * given.itemsize)
+    return gained > lost / torch.get_num_threads()
+
+
+def _keep_planar() -> None:
+    """While Inductor compiles the graph: channels lie behind each other, as the kernels have them, in all convolutions."""
+    if inductor_config.joint_custom_pre_pass is not None:
+        inductor_config.layout_optimization = False
 
 
 def _without_bias(found: Convolution) -> Convolution:

@@ -31,7 +31,8 @@ def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None, wind
     """The contract IR of a region, as text.
 
     `body` takes (x, w, *extras) as matrices (matrix_functions.py). `matrix` is the weight, whose hints are noted, `tokens`
-    the expected number of rows of x, `window` what slides over images if they are to be made of its rows. Raises CompileError if torch-mlir refuses the graph.
+    the expected number of rows of x, `window` what slides over images, if matrices are to be images. Raises CompileError if
+    torch-mlir refuses the graph.
     """
     module = import_body(body, WEIGHT)
     function = next(op for op in module.body.operations if op.operation.name == "func.func")

@@ -22,8 +22,9 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
-from gossamer.dialects.window import Pair, Window
 from gossamer.dialects.kernel import integers
+from gossamer.dialects.window import Window
+from gossamer.passes.convolution.pixels import Pixels, pixels_of, tile_start
 from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.product import Operands, Product
 from gossamer.passes.loops.queries import dims, walk
@@ -32,14 +33,12 @@ from gossamer.passes.loops.vectors import (
     index,
     load_index,
     loop,
-    mask_of,
     narrowed,
     reserve_workspace,
     vector_of,
     widened,
     zeros,
 )
-from gossamer.passes.convolution.pixels import Pixels, pixels_of, tile_start
 from gossamer.passes.weights.kblock_loop import KBlockRows
 
 _LINE = 64  # bytes of a cache line
