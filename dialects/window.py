@@ -38,8 +38,8 @@ class Window:
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "Window":
         """The inverse of `numbers`."""
-        pairs = [(numbers[at], numbers[at + 1]) for at in range(0, 12, 2)]
-        return cls(*pairs, numbers[12], numbers[13])
+        kernel, stride, dilation, before, after, images = ((numbers[at], numbers[at + 1]) for at in range(0, 12, 2))
+        return cls(kernel, stride, dilation, before, after, images, numbers[12], numbers[13])
 
     @property
     def numbers(self) -> list[int]:

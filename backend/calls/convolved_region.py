@@ -79,8 +79,8 @@ def on_images(body: fx.GraphModule, window: Window, dims: int) -> fx.GraphModule
     graph.output(result)
     product = copies[next(n for n in body.graph.nodes if n.target is aten.mm.default)]
     x, w = (copies[n] for n in body.graph.nodes if n.op == "placeholder" and n.name in ("x", "w"))
-    of = slice(4 - dims, None)
-    kernel, stride, dilation, before = (list(p[of]) for p in (window.kernel, window.stride, window.dilation, window.before))
+    pairs = (window.kernel, window.stride, window.dilation, window.before)
+    kernel, stride, dilation, before = (list(pair[4 - dims :]) for pair in pairs)
     if dims == 5:
         kernel, stride, dilation, before = [1] * 3, [1] * 3, [1] * 3, [0] * 3
     with graph.inserting_before(product):

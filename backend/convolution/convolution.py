@@ -71,7 +71,8 @@ def planned(convolution: Convolution) -> Window:
     each = len(window.phases) * window.width(matrix.lanes) * matrix.bits // 8 // matrix.lanes
     fitting = max(1, matrix.l1d // (each if window.pointwise else 2 * each))
     blocks = -(-channels // fitting)
-    return replace(window, channels=-(-channels // blocks))
+    least = 1 if window.taps > 1 else 2  # columns of a block of the weight
+    return replace(window, channels=max(least, -(-channels // blocks)))
 
 
 def gain_of(convolution: Convolution, density: float | None = None) -> float:

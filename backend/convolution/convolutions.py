@@ -6,7 +6,7 @@
 
 import warnings
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -57,7 +57,7 @@ class Convolutions:
         alone = context.options.min_gain > 0 and not _planar_pays(graph, [c for _, c in candidates], context.options)
         for node, found in candidates:
             if isinstance(found, str):
-                leaf = node.args[1]
+                leaf: Any = node.args[1]
                 if leaf in statics and zero_heavy(values[leaf]):
                     decisions.append(_refused(statics[leaf].name, values[leaf], found))
                 continue

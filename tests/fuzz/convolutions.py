@@ -56,7 +56,7 @@ def difference(seed: int) -> tuple[float, str]:
 
     if chance.random() < 0.3 and dims == 2:
         x = x.contiguous(memory_format=torch.channels_last)
-    block, vectors = chance.randint(1, channels), chance.choice([1, 2, 4])
+    block, vectors = max(2, chance.randint(1, channels)), chance.choice([1, 2, 4])
 
     def cut(found: convolution.Convolution) -> Window:
         return replace(found.window, channels=block, vectors=vectors)
