@@ -47,9 +47,10 @@ def with_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite, mode: str | None
 ) -> Callable[..., Any]:
     """Compiles the module with Inductor; `rewrite` sees each inference or joint graph first, unless torch has it cached."""
-    from gossamer.runtime.torch_internals import compile_fx, list_mode_options
+    from gossamer.runtime.torch_internals import compile_fx, inductor_config, list_mode_options
 
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
+    patches["layout_optimization"] = inductor_config.layout_optimization  # as it is, for the pass `convolutions` may end it
 
     def compile_(cached: bool) -> Callable[..., Any]:
         with functorch_config.patch(enable_autograd_cache=cached):

@@ -22,6 +22,7 @@ GRAPH_PASSES = {
     "fuse-rows": "operations.fuse_rows:FuseRows",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
     "flex-attention": "attention.flex_attention:FlexAttention",
+    "convolutions": "convolution.convolutions:Convolutions",
     "masked-attention": "attention.masked_attention:MaskedAttention",
     "report-operations": "operations.report_operations:ReportOperations",
     "tall-products": "operations.tall_products:TallProducts",

@@ -55,6 +55,7 @@ OPEN_SCHEDULES = {
     "dots": (",sample-rows{bits=%d}", f"{_ARRAYS},lower-dots"),
     "gustavson": (",multiply-rows", f"{_ARRAYS},lower-gustavson"),
     "edges": ("", f"{_ARRAYS},lower-attend-edges{{bits=%d}},lower-attend-edges-grad{{bits=%d}},lower-reduce-edges{{bits=%d}}"),
+    "convolve": (",fuse-epilogue,canonicalize,cse,convolve{bits=%d}", "expose-storage,lower-convolve"),
     "blocks": ("", "expose-storage,lower-attend-blocks{bits=%d},lower-attend-blocks-grad{bits=%d}"),
     "segments": ("", "expose-storage,lower-segments{bits=%d}"),
     "sort": ("", "expose-storage,lower-sort-keys"),

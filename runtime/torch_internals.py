@@ -148,6 +148,10 @@ PRIVATE = {
     "aot_autograd": Private(
         "torch._dynamo.backends.common:aot_autograd", "tracing", OP_BY_OP, lambda **_: lambda module, _: module.forward
     ),
+    "inductor_config": Private(
+        "torch._inductor:config", "the order of channels in memory", INDUCTOR,
+        SimpleNamespace(layout_optimization=True, joint_custom_pre_pass=None),
+    ),
     # Caches on disk
     "functorch_config": Private(
         "torch._functorch:config", "AOTAutograd's cache", CACHE,

@@ -19,13 +19,13 @@ BELOW = {
 }
 INSIDE = {
     "backend": [
-        "weights", "measuring", "messages", "operations", "attention", "edges", "chains", "regions", "calls", "graph",
-        "devices", "report",
+        "weights", "measuring", "messages", "operations", "convolution", "attention", "edges", "chains", "regions", "calls",
+        "graph", "devices", "report",
     ],
     "sparsity": ["checkpoints", "training", "pruning", "tensor", "edges", "attention", "operations", "arrays", "kernels"],
     "passes": [
-        "contract", "chain", "attention", "operands", "finish", "schedules", "weights_gpu", "weights_bf16", "weights", "loops",
-        "framework",
+        "convolution", "contract", "chain", "attention", "operands", "finish", "schedules", "weights_gpu", "weights_bf16",
+        "weights", "loops", "framework",
     ],
 }  # fmt: skip
 """The rooms in a room: each may import those after it. The files at the door may import all, and none imports them."""

@@ -37,11 +37,6 @@ class ReorderedRegion:
         return cls(region, columns, order, order.argsort(), vectors, matrices)
 
     @property
-    def m(self) -> int:
-        """Columns of the result."""
-        return self.region.m
-
-    @property
     def dtype(self) -> torch.dtype:
         """Type of the result."""
         return self.region.dtype
@@ -51,9 +46,9 @@ class ReorderedRegion:
         """Those of the region."""
         return self.region.kernels
 
-    def rows(self, x: torch.Tensor) -> int:
-        """Rows of the result for this first operand."""
-        return self.region.rows(x)
+    def shape(self, x: torch.Tensor) -> tuple[int, ...]:
+        """Sizes of the result for this first operand."""
+        return self.region.shape(x)
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
         given = list(operands)

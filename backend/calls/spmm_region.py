@@ -37,9 +37,9 @@ class GatheredRegion:
         """The only one."""
         return (self.kernel,)
 
-    def rows(self, first: Tensor) -> int:
-        """Rows of the result, where the first array is this."""
-        return first.shape[0] - 1 if self.sizes is None else self.sizes[self.product.rows]
+    def shape(self, first: Tensor) -> tuple[int, ...]:
+        """Sizes of the result, where the first array is this."""
+        return first.shape[0] - 1 if self.sizes is None else self.sizes[self.product.rows], self.m
 
     def __call__(self, operands: list[Tensor]) -> Tensor:
         given = self.arrays + 1

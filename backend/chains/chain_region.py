@@ -61,6 +61,10 @@ class CompiledChain:
         """The only one."""
         return (self.kernel,)
 
+    def shape(self, x: torch.Tensor) -> tuple[int, ...]:
+        """Sizes of the result for this first input."""
+        return self.rows(x), self.m
+
     def rows(self, x: torch.Tensor) -> int:
         """Rows of the result for this first input."""
         return x.shape[0] * x.shape[1] if self.attends else x.shape[0]

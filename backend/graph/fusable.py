@@ -44,11 +44,13 @@ def is_elementwise(node: fx.Node) -> bool:
     return not (narrow and any(isinstance(each, torch.Tensor) and each.dtype is torch.float64 for each in values))
 
 
-def is_identity(node: fx.Node) -> bool:
-    """Whether this node keeps all values and the last dimension, so that it vanishes in a region on matrices."""
+def is_identity(node: fx.Node, axis: int = -1) -> bool:
+    """Whether this node keeps all values and the dimension of the features, so that it vanishes in a region on matrices."""
     if node.op != "call_function" or node.target not in VIEWS | COPIES:
         return False
     source, value = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    if axis != -1 and not equal_sizes(source.shape, value.shape):
+        return False
     if node.target in VIEWS:
         return source.dim() > 0 and value.dim() > 0 and equal(source.shape[-1], value.shape[-1])
     return node.kwargs.get("memory_format") in _MEMORY_FORMATS
@@ -79,8 +81,9 @@ def constant_of(node: fx.Node) -> float | int | bool | None:
     return value if isinstance(value, int | float) else None
 
 
-def kind_of(node: fx.Node, shape: torch.Size) -> Kind | None:
-    """How an operand is read by an elementwise node of the given shape [..., M]; None if a region cannot read it."""
+def kind_of(node: fx.Node, shape: torch.Size, axis: int = -1) -> Kind | None:
+    """How an operand is read by an elementwise node of the given shape, whose features are along `axis`, [..., M] by default;
+    None if a region cannot read it."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
@@ -89,6 +92,11 @@ def kind_of(node: fx.Node, shape: torch.Size) -> Kind | None:
         return "matrix"
     if all(equal(size, 1) for size in sizes):
         return "scalar"
-    if equal(sizes[-1], shape[-1]) and all(equal(size, 1) for size in sizes[:-1]):
-        return "vector"
+    behind = axis % len(shape) - len(shape)  # in all of its operands, from the end
+    if -behind <= len(sizes) and equal(sizes[behind], shape[behind]):
+        others = [*sizes[:behind], *sizes[len(sizes) + behind + 1 :]]
+        if all(equal(size, 1) for size in others):
+            return "vector"
+    if behind != -1:
+        return None
     return "column" if equal(sizes[-1], 1) and equal_sizes(sizes[:-1], shape[:-1]) else None

@@ -86,6 +86,11 @@ class Contraction:
         return any(isinstance(size, SymInt) for size in self.x.meta["val"].shape)
 
     @property
+    def axis(self) -> int:
+        """The dimension of the results."""
+        return -1 if self.side == "right" else -2
+
+    @property
     def backward(self) -> bool:
         """Whether it belongs to the backward part of a joint graph."""
         return is_backward(self.node)

@@ -49,15 +49,18 @@ class Region:
 
 def grow(contraction: Contraction, claimed: Container[fx.Node]) -> Region:
     """The largest region around a contraction that leaves the `claimed` nodes of other regions alone."""
-    members = epilogue(contraction.node, claimed) if contraction.side == "right" else [contraction.node]
+    members = [contraction.node] if contraction.axis == -2 else epilogue(contraction.node, claimed, axis=contraction.axis)
     body = ProductBody(contraction)
     for node in members[1:]:
         body.append(node)
     return Region(contraction, body.finish(members[-1]), tuple(body.extras), tuple(members), members[-1])
 
 
-def epilogue(start: fx.Node, claimed: Container[fx.Node], dtypes: Container[torch.dtype] = DTYPES) -> list[fx.Node]:
-    """A product and the elementwise nodes that it can take, in order; the last is the output, of one of these types.
+def epilogue(
+    start: fx.Node, claimed: Container[fx.Node], dtypes: Container[torch.dtype] = DTYPES, axis: int = -1
+) -> list[fx.Node]:
+    """A product and the elementwise nodes that it can take, in order; the last is the output, of one of these types. Features
+    are along `axis`.
 
     Every fusable node after the product knows its ancestors up to it. The last node all of whose ancestors are
     used by each other only is the output.
@@ -69,7 +72,7 @@ def epilogue(start: fx.Node, claimed: Container[fx.Node], dtypes: Container[torc
         if node not in pending:
             continue
         pending.discard(node)
-        if node in claimed or not _fusable(node, start, ancestors):
+        if node in claimed or not _fusable(node, start, ancestors, axis):
             continue
         ancestors[node] = {node}.union(*(ancestors[n] for n in node.all_input_nodes if n in ancestors))
         pending.update(node.users)
@@ -81,25 +84,25 @@ def epilogue(start: fx.Node, claimed: Container[fx.Node], dtypes: Container[torc
     return sorted(ancestors[best], key=order.__getitem__)
 
 
-def _fusable(node: fx.Node, start: fx.Node, region: Container[fx.Node]) -> bool:
+def _fusable(node: fx.Node, start: fx.Node, region: Container[fx.Node], axis: int) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool):
         return False
-    if is_identity(node):
+    if is_identity(node, axis):
         return True
     if not is_elementwise(node) or phase(node) != phase(start):  # what straddles phases could not be split
         return False
     for operand in node.all_input_nodes:
         if operand in region:
-            if kind_of(operand, value.shape) != "matrix":
+            if kind_of(operand, value.shape, axis) != "matrix":
                 return False
-        elif constant_of(operand) is None and not _readable(operand, value):
+        elif constant_of(operand) is None and not _readable(operand, value, axis):
             return False
     return True
 
 
-def _readable(operand: fx.Node, value: torch.Tensor) -> bool:
+def _readable(operand: fx.Node, value: torch.Tensor, axis: int) -> bool:
     """Whether a region can read an operand from outside where it computes `value`; torch takes single numbers from the CPU to
     any device, a kernel does not."""
     given = operand.meta["val"]
-    return kind_of(operand, value.shape) is not None and given.dtype in DTYPES and given.device == value.device
+    return kind_of(operand, value.shape, axis) is not None and given.dtype in DTYPES and given.device == value.device

@@ -19,6 +19,7 @@ from torch_mlir.fx import stateless_fx_import
 from gossamer.backend.regions.matrix_functions import with_values
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.dialects.window import Window
 from gossamer.passes.contract.hints import hints
 from gossamer.passes.framework.family import Matrix
 
@@ -26,11 +27,12 @@ WEIGHT = 1
 """Position of the weight among the arguments of a region."""
 
 
-def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None) -> str:
+def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None, window: Window | None = None) -> str:
     """The contract IR of a region, as text.
 
     `body` takes (x, w, *extras) as matrices (matrix_functions.py). `matrix` is the weight, whose hints are noted, `tokens`
-    the expected number of rows of x. Raises CompileError if torch-mlir refuses the graph.
+    the expected number of rows of x, `window` what slides over images, if matrices are to be images. Raises CompileError if
+    torch-mlir refuses the graph.
     """
     module = import_body(body, WEIGHT)
     function = next(op for op in module.body.operations if op.operation.name == "func.func")
@@ -40,6 +42,9 @@ def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None) -> s
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
         if tokens is not None:
             function.attributes["kernel.tokens"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), tokens)
+        if window is not None:
+            i64 = ir.IntegerType.get_signless(64)
+            function.attributes["kernel.window"] = ir.ArrayAttr.get([ir.IntegerAttr.get(i64, n) for n in window.numbers])
     return str(module)
 
 

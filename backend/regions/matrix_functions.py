@@ -46,7 +46,9 @@ class Extra:
 
 
 class _Body:
-    """Builds a body, node by node."""
+    """Builds a body, node by node; features of the nodes are along `axis`."""
+
+    axis = -1
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -55,7 +57,7 @@ class _Body:
 
     def append(self, node: fx.Node) -> None:
         """Adds the copy of a node of the large graph; views vanish, since all is [T, M] here."""
-        if is_identity(node):
+        if is_identity(node, self.axis):
             self.keep(node)
             return
         shape = node.meta["val"].shape
@@ -103,9 +105,9 @@ class _Body:
         if constant is not None:
             self._copies[node] = self._call(aten.full.default, ([], constant), {"dtype": value.dtype})
             return self._copies[node]
-        kind = kind_of(node, shape)
+        kind = kind_of(node, shape, self.axis)
         assert kind is not None, f"{node} is no operand of a region"
-        width = value.shape[-1] if value.dim() else 1
+        width = shape[self.axis] if kind in ("vector", "matrix") else 1
         shapes: dict[str, Shape] = {"scalar": (), "vector": (width,), "column": (None, 1), "matrix": (None, width)}
         self._copies[node] = self._placeholder(f"e{len(self.extras)}", shapes[kind], value.dtype)
         self.extras.append(Extra(node, kind))
@@ -127,6 +129,7 @@ class ProductBody(_Body):
 
     def __init__(self, contraction: Contraction) -> None:
         super().__init__()
+        self.axis = contraction.axis
         weight = contraction.weight
         x_node = self._placeholder("x", (None, contraction.k), contraction.x.meta["val"].dtype)
         w_node = self._placeholder("w", weight.shape, weight.dtype)

@@ -5,6 +5,7 @@ import threading
 from torch_mlir import ir
 
 import gossamer.dialects.attention
+import gossamer.dialects.convolution
 import gossamer.dialects.edges
 import gossamer.dialects.open_ops  # noqa: F401  # ops belong to the dialect as soon as they are defined
 from gossamer.dialects.kernel import KernelDialect

@@ -109,7 +109,7 @@ class Product:
         """
         with ir.InsertionPoint(self.op):
             tile, threads, one = index(next(iter(variants))), self.storage.threads, index(1)
-            n_tiles = arith.ceildivui(memref.dim(self.storage.output, index(0)), tile)
+            n_tiles = arith.ceildivui(self.all_tokens(), tile)
             small = scf.IfOp(self.small(), has_else=True)
             with ir.InsertionPoint(small.then_block):
                 with loop(index(0), n_tiles, one) as tiles:
@@ -143,9 +143,13 @@ class Product:
             self.parallel(chunks, workspace, body)
         self.storage.erase()
 
+    def all_tokens(self) -> ir.Value:
+        """Their number."""
+        return memref.dim(self.storage.output, index(0))
+
     def small(self) -> ir.Value:
         """Whether one thread computes the product before two could meet."""
-        cycles = self.cycles(memref.dim(self.buffers[self.components], index(0)), memref.dim(self.storage.output, index(0)))
+        cycles = self.cycles(memref.dim(self.buffers[self.components], index(0)), self.all_tokens())
         return arith.cmpi(arith.CmpIPredicate.ult, cycles, index(_MEETING))
 
     def cycles(self, values: ir.Value, tokens: ir.Value) -> ir.Value:
@@ -197,5 +201,5 @@ class Product:
     def call(self, variants: dict[int, func.FuncOp], offset: ir.Value, first: ir.Value, low: ir.Value, high: ir.Value) -> None:
         """Call the narrowest of the functions, keyed by their tokens, that holds the tokens from `first` on."""
         arguments = [*self.buffers, self.storage.output, self.storage.workspace, offset, first, low, high]
-        left = arith.subi(memref.dim(self.storage.output, index(0)), first)
+        left = arith.subi(self.all_tokens(), first)
         call_narrowest(left, variants, arguments)

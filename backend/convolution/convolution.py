@@ -1,0 +1,151 @@
+"""A convolution of a graph with a static weight, and what it costs sparse beside dense.
+
+convolution(%x [N, C, H, W], view(%w), ...)    =    for each output pixel, w [M, C taps] times what the window shows there
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.devices.calibrated import this_machine
+from gossamer.backend.devices.device import device_of
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import computed_from
+from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.weight_expressions import weight_behind
+from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.cost import matrix_of, predicted
+from gossamer.dialects.window import Pair, Window
+from gossamer.passes.framework.family import Matrix
+
+aten = torch.ops.aten
+
+_NONZERO = {1: 2.0, 2: 2.7, 4: 4.0}  # cycles by vectors of pixels
+_ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
+
+
+@dataclass(frozen=True)
+class Convolution(Contraction):
+    """y[n, m, pixel] = sum_ck x[n, c, what tap k reads] w[m, c taps + k]; features are along dimension 1.
+
+    window  what slides over the images
+    """
+
+    window: Window = field(default_factory=lambda: Window((1, 1)))
+
+    @property
+    def axis(self) -> int:
+        """That of channels."""
+        return 1
+
+    @property
+    def tokens(self) -> int | None:
+        """Output pixels of all images; for dynamic sizes by their hints, None where there are none."""
+        shape = self.node.meta["val"].shape
+        hints = [hint(shape[d]) for d in range(len(shape)) if d != 1]
+        return None if None in hints else prod(hints)  # type: ignore[arg-type]
+
+    @property
+    def op(self) -> str:
+        """What a user calls it."""
+        kernel = "x".join(map(str, self.window.kernel[4 - self.x.meta["val"].dim() :] or (1,)))
+        return f"conv {kernel}" + (" backward" if self.backward else "")
+
+    @property
+    def images(self) -> int | None:
+        """Their number."""
+        return hint(self.x.meta["val"].shape[0])
+
+
+def planned(convolution: Convolution) -> Window:
+    """The window with its blocks of channels and its tile for this machine."""
+    c, matrix = convolution, matrix_of(convolution)
+    channels = c.k // c.window.taps
+    pixels = (c.tokens or 1) // max(1, c.images or 1) if c.window.pointwise else c.window.span
+    vectors = next((v for v in (1, 2) if pixels <= v * matrix.lanes), 4)
+    window = replace(c.window, vectors=vectors)
+    each = len(window.phases) * window.width(matrix.lanes) * matrix.bits // 8 // matrix.lanes
+    fitting = max(1, matrix.l1d // (each if window.pointwise else 2 * each))
+    blocks = -(-channels // fitting)
+    least = 1 if window.taps > 1 else 2  # columns of a block of the weight
+    return replace(window, channels=max(least, -(-channels // blocks)))
+
+
+def gain_of(convolution: Convolution, density: float | None = None) -> float:
+    """How many times as fast as dense it is predicted to be, with a weight of this density (its own by default)."""
+    c = convolution
+    pixels, images = c.tokens or 1, max(1, c.images or 1)
+    matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
+    threads, machine = torch.get_num_threads(), this_machine()
+    per_us = machine.speeds[matrix.element].cycles_a_us("kblock", pixels)
+    sparse = images * _cycles(matrix, c.window, pixels // images) / per_us
+    if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
+        sparse += device_of(c.weight.device).transpose_us((c.k // c.window.taps + c.m) * pixels * c.weight.dtype.itemsize)
+    return dense_us(c) / (sparse / threads + machine.call_us)
+
+
+def dense_us(convolution: Convolution) -> float:
+    """Microseconds that it takes dense."""
+    return predicted(convolution, convolution.tokens or 1, 1.0).dense_us
+
+
+def _cycles(matrix: Matrix, window: Window, pixels: int) -> float:
+    """Per tile of v vectors: nnz c(v), bound by loads; for each row of a block its start and end; for each row of the weight v
+    vectors through the epilogue; and what is packed of each channel."""
+    v, lanes = window.vectors, matrix.lanes
+    channels = matrix.columns // window.taps
+    tiles = -(-(pixels if window.pointwise else window.span) // (v * lanes))
+    read = channels * len(window.phases) * window.width(lanes) / lanes
+    pack = read * (_PACK if window.stride == (1, 1) else _GATHER)
+    rows = matrix.rows * (_ROW * -(-channels // window.channels) + _STORE * v)
+    return tiles * (matrix.nonzeros * _NONZERO[v] + rows + pack)
+
+
+def find(graph: fx.Graph, values: Mapping[fx.Node, torch.Tensor]) -> list[tuple[fx.Node, Convolution | str]]:
+    """The convolutions whose weight is computed from static tensors, or why no kernel computes one, in order."""
+    known = dict(values)
+    static = computed_from(graph, known)
+    nodes = [node for node in graph.nodes if node.target is aten.convolution.default and node.args[1] in static]
+    return [(node, _convolution(node, known)) for node in nodes]
+
+
+def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> Convolution | str:
+    given: Any = node.args
+    x, w, _, stride, padding, dilation, transposed, _, groups = given
+    image, kernel = x.meta["val"], w.meta["val"].shape
+    if transposed:
+        return "no sparse kernel for transposed convolutions"
+    if groups != 1:
+        return f"no sparse kernel for convolutions in {groups} groups"
+    if image.dim() != len(kernel):
+        return "no sparse kernel for a convolution of a single image without a batch"
+    if not all(isinstance(n, int) for n in (*kernel, *stride, *padding, *dilation)):
+        return "the sizes of its kernel are not known while it is compiled"
+    flat = tuple(kernel[2:]) == (1,) * (len(kernel) - 2) == tuple(stride) and not any(padding)
+    if len(kernel) == 5 and not flat:
+        return "no sparse kernel for convolutions over volumes, but for 1x1x1 ones"
+    sizes = image.shape[2:]
+    if not flat and not all(isinstance(n, int) for n in sizes):
+        return "the size of its images is not known while it is compiled"
+    window = Window((1, 1))
+    if not flat:
+        window = Window(
+            _pair(kernel[2:], 1), _pair(stride, 1), _pair(dilation, 1), _pair(padding, 0), _pair(padding, 0), _pair(sizes, 1)
+        )  # fmt: skip
+    m, k = kernel[0], kernel[1] * window.taps
+    matrix = Emitter(node)(aten.reshape.default, w, [m, k])
+    weight = weight_behind(matrix, values)
+    node.graph.erase_node(matrix)
+    if weight is None or weight.transposed or 0 in weight.shape:
+        return "its weight cannot be seen as a matrix"
+    found = Convolution(node, x, weight, "left", m, k, None, 1, 1, window=window)
+    return replace(found, window=planned(found))
+
+
+def _pair(numbers: Any, missing: int) -> Pair:
+    """Along height and width; rows of pixels are images of height 1."""
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (missing, numbers[0])

@@ -1,0 +1,44 @@
+"""`kernel.convolve`: a convolution with a sparse weight (see window.py for what slides over the images)."""
+
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+from gossamer.dialects.kernel import KernelOp, epilogue_problem, integers, verified
+from gossamer.dialects.window import Window
+
+
+def _problem(op: Any) -> str | None:
+    x, w, result = (ir.RankedTensorType(v.type) for v in (op.x, op.w, op.result))
+    window = integers(op.window)
+    if len(window) != len(Window((1, 1)).numbers):
+        return f"has a window of {len(window)} numbers"
+    if x.rank != 3 or w.rank != 2 or result.rank != 3:
+        return "takes x [images, C, pixels] and w [M, C taps], and gives [images, M, pixels]"
+    if w.encoding is None:
+        return "needs a weight with a sparse encoding"
+    known = Window.of(window)
+    if w.shape[1] != x.shape[1] * known.taps or w.shape[0] != result.shape[1]:
+        return f"has a weight {w} for {x.shape[1]} channels, {known.taps} taps and {result.shape[1]} results"
+    if not known.pointwise and min(known.output(*known.images)) < 1:
+        return f"gives no pixel for images of {known.images}"
+    return epilogue_problem(op)
+
+
+class ConvolveOp(KernelOp, name="convolve", traits=[ext.Pure]):
+    """y[n, m, q] = epilogue(sum_ck x[n, c, pixel that tap k reads for q] w[m, c taps + k]).
+
+    window     as `Window.numbers`
+    reduction  the dimension of w that is summed over: 1
+    """
+
+    x: ext.Operand[Any]
+    w: ext.Operand[Any]
+    window: ir.ArrayAttr
+    lanes: ir.IntegerAttr
+    reduction: ir.IntegerAttr
+    result: ext.Result[Any]
+    epilogue: ext.Region
+
+    verify_region_invariants = verified(_problem)

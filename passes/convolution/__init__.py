@@ -1,0 +1,1 @@
+"""Convolutions with a sparse weight: from contract IR to loops."""

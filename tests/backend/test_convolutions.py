@@ -1,0 +1,125 @@
+"""Convolutions with pruned weights in graphs: which become regions, what comes out against dense torch, what stays and why."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.backend.harness import assert_same, compile_and_run
+from tests.fuzz.convolutions import difference
+
+
+def prune_(module: nn.Module) -> nn.Module:
+    """Zeroes most of each kernel, in place."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 2:
+                parameter *= torch.rand_like(parameter) < 0.2
+    return module
+
+
+class Block(nn.Module):
+    """A stage of a residual network: strided 3x3 and pointwise layers, batch norms, a projected shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shrink = nn.Conv2d(20, 33, 3, 2, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (33, 40, 40))
+        self.widen, self.shortcut = nn.Conv2d(33, 40, 1, bias=False), nn.Conv2d(20, 40, 1, 2)
+        self.last = nn.Conv2d(40, 24, 3, padding="same")
+        for norm in self.norms:
+            nn.init.uniform_(norm.running_var, 0.5, 2)
+            nn.init.normal_(norm.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.norms
+        y = F.relu6(first(self.shrink(x)))
+        y = F.hardswish(second(self.widen(y)) + third(self.shortcut(x)))
+        return F.gelu(self.last(y))
+
+
+def test_a_residual_block_with_its_norms_is_four_regions() -> None:
+    block, x = prune_(Block()).eval(), torch.randn(2, 20, 17, 15)
+    run = compile_and_run(block, x, regions=4, dense="inductor")
+    with torch.no_grad():
+        assert_same(run.output, block(x))
+        block.last.weight.mul_(2)
+        assert_same(run.function(x), block(x))  # type: ignore[operator]
+        block.last.weight.normal_()
+        assert_same(run.function(x), block(x))
+        planar_not = x.contiguous(memory_format=torch.channels_last)
+        assert_same(run.function(planar_not), block(x))
+    assert [d.op for d in run.regions] == ["conv 3x3", "conv 1x1", "conv 1x1", "conv 3x3"]
+    assert all(d.schedule == "convolve" and d.packed_bytes for d in run.regions)
+    assert [d.reason for d in run.regions][1:] != ["nothing to fuse"] * 3
+
+
+def test_pointwise_layers_take_any_number_and_size_of_images() -> None:
+    layer = prune_(nn.Conv2d(12, 7, 1)).eval()
+    x = torch.randn(2, 12, 9, 5)
+    for dim in (0, 2, 3):
+        torch._dynamo.mark_dynamic(x, dim)
+    run = compile_and_run(layer, x, regions=1)
+    with torch.no_grad():
+        for shape in ((2, 12, 9, 5), (5, 12, 16, 4), (3, 12, 40, 31)):
+            given = torch.randn(shape)
+            given[0, 0, 0, 0] = float("nan")
+            out, dense = run.function(given), layer(given)
+            assert out.isnan().any() and not (out.isnan() & ~dense.isnan()).any()  # what is multiplied by zeros is not read
+            assert_same(out[1:], dense[1:])
+            assert_same(out[0, :, 1:], dense[0, :, 1:])
+
+
+def test_a_batch_may_be_dynamic_and_empty() -> None:
+    layer, x = prune_(nn.Conv2d(5, 6, 3, padding=1)).eval(), torch.randn(3, 5, 8, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    run = compile_and_run(layer, x, regions=1)
+    with torch.no_grad():
+        assert_same(run.function(torch.randn(0, 5, 8, 8)), torch.empty(0, 6, 8, 8))
+        assert_same(run.function(torch.cat([x, x])), layer(torch.cat([x, x])))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "grouped": (lambda: nn.Conv2d(8, 8, 3, groups=2), (1, 8, 9, 9), "2 groups"),
+    "transposed": (lambda: nn.ConvTranspose2d(8, 8, 3), (1, 8, 9, 9), "transposed"),
+    "volumes": (lambda: nn.Conv3d(4, 8, 3), (1, 4, 5, 5, 5), "volumes"),
+    "bf16": (lambda: nn.Conv2d(8, 8, 3).bfloat16(), (1, 8, 9, 9), "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_kernel_computes_stays_dense_with_a_reason(name: str) -> None:
+    make, shape, reason = REFUSED[name]
+    layer = prune_(make()).eval()
+    x = torch.randn(shape, dtype=next(layer.parameters()).dtype)
+    run = compile_and_run(layer, x, regions=0)
+    assert [reason in d.reason for d in run.decisions] == [True]
+    with torch.no_grad():
+        assert_same(run.output, layer(x))
+
+
+def test_training_stays_dense_and_small_layers_say_why() -> None:
+    layer, x = prune_(nn.Conv2d(8, 8, 3)), torch.randn(1, 8, 9, 9)
+    run = compile_and_run(layer, x, grad=True, regions=0)
+    run.output.sum().backward()
+    assert layer.weight.grad is not None and "trained dense" in run.decisions[0].reason
+    small = compile_and_run(layer.eval(), x, regions=0, min_gain=1.1).decisions[0]
+    assert small.reason.startswith("too small") and small.gain is not None and small.gain < 1.1
+
+
+def test_pointwise_volumes_and_rows() -> None:
+    for layer, x in (
+        (nn.Conv3d(6, 5, 1), torch.randn(2, 6, 3, 4, 5)),
+        (nn.Conv1d(6, 5, 4, stride=2, padding=3), torch.randn(2, 6, 41)),
+    ):
+        run = compile_and_run(prune_(layer).eval(), x, regions=1, dynamic=False)
+        with torch.no_grad():
+            assert_same(run.output, layer(x))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_convolutions(seed: int) -> None:
+    error, told = difference(seed)
+    assert error <= 1, told

@@ -1,0 +1,22 @@
+// A pointwise kernel reads pixels as they lie, whatever their number, with masks and without a table.
+// RUN: gossamer-opt %s -p 'expose-storage,lower-convolve,canonicalize,cse' | filecheck %s
+
+// CHECK-LABEL: func.func private @region_tile8(
+// CHECK-SAME:    %[[X:[a-z0-9]*]]: memref<?x6x?xf32>,
+// CHECK:         vector.create_mask
+// CHECK-NOT:     vector.expandload
+// CHECK:         vector.maskedload %[[X]]
+// CHECK:         vector.fma
+// CHECK-NOT:     vector.compressstore
+// CHECK:         vector.maskedstore
+#KB = #sparse_tensor.encoding<{
+  map = (d0, d1) -> (d1 floordiv 6 : dense, d0 : dense, d1 mod 6 : compressed), posWidth = 32, crdWidth = 16
+}>
+func.func @region(%x: tensor<?x6x?xf32>, %w: tensor<8x6xf32, #KB>) -> tensor<?x8x?xf32> {
+  %y = "kernel.convolve"(%x, %w) ({
+  ^bb0(%sum: f32):
+    "kernel.yield"(%sum) : (f32) -> ()
+  }) {lanes = 4 : i64, reduction = 1 : i64, window = [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 6, 2]}
+    : (tensor<?x6x?xf32>, tensor<8x6xf32, #KB>) -> tensor<?x8x?xf32>
+  return %y : tensor<?x8x?xf32>
+}
