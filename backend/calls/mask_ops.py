@@ -22,7 +22,6 @@ from gossamer.dialects.errors import CompileError
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.attention.masked_attention import Mask, attend_where, fake, fake_backward, gradients_where
-from gossamer.sparsity.attention.tile_table import TileTable
 
 
 class Shared:
@@ -38,7 +37,7 @@ class AttentionMask(Shared):
     """How a mask, of bools or numbers, is computed."""
 
     evaluate: Callable[..., Any]
-    _tables: Remembered[TileTable]
+    _tables: Remembered[Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AttentionMask.of, (self.evaluate, self._tables.compared == "all")

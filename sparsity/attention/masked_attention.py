@@ -12,6 +12,7 @@ Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao e
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ LARGEST_HEAD = 256
 MOST_SHARE = 0.8
 """The share of tiles above which torch's own kernel, which computes all, may be the faster."""
 
-_tables = Remembered[TileTable]("all", most=16)
+_tables = Remembered[Any]("all", most=16)
 """Of masks that graphs compute: Inductor uses a buffer for one mask after the other, and torch does not count what it writes
 there."""
 
@@ -147,7 +148,7 @@ class Mask:
     """
 
     value: Callable[[], Tensor]
-    known: Callable[[Sequence[Hashable], Callable[[], TileTable]], TileTable]
+    known: Callable[[Sequence[Hashable], Callable[[], Any]], Any]
 
     def table(self, q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
         """Its table, or that of its transpose."""
@@ -157,7 +158,20 @@ class Mask:
             mask = _expanded(self.value(), q, k)
             return tile_table(mask.mT if turned else mask)
 
-        return self.known(sizes, make)
+        table: TileTable = self.known(sizes, make)
+        return table
+
+    def added(self, dtype: torch.dtype) -> Tensor:
+        """As numbers to add to scores: made once for all layers, where torch's own kernel computes them all."""
+
+        def make() -> Tensor:
+            mask = self.value()
+            if mask.dtype != torch.bool:
+                return mask.to(dtype, copy=True)  # what is remembered shares no memory
+            return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
+
+        numbers: Tensor = self.known(("added", dtype), make)
+        return numbers
 
 
 def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
@@ -165,7 +179,7 @@ def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> t
     table = mask.table(q, k)
     if table.share(k.shape[2]) <= MOST_SHARE:
         return attend(q, k, v, table, scale)
-    out, statistics = cpu_attention(q, k, v, 0.0, False, attn_mask=_added(mask.value(), q), scale=scale)
+    out, statistics = cpu_attention(q, k, v, 0.0, False, attn_mask=mask.added(q.dtype), scale=scale)
     like = torch.empty_like(q)
     return out if out.stride() == like.stride() else like.copy_(out), statistics.contiguous()
 
@@ -179,7 +193,7 @@ def gradients_where(
     if table.share(k.shape[2]) <= MOST_SHARE:
         return gradients(upstream, given, out, statistics, (table, mask.table(q, k, turned=True)), scale)
     by_token = statistics.transpose(1, 2).contiguous().transpose(1, 2)
-    found = cpu_attention_backward(upstream, *given, out, by_token, 0.0, False, attn_mask=_added(mask.value(), q), scale=scale)
+    found = cpu_attention_backward(upstream, *given, out, by_token, 0.0, False, attn_mask=mask.added(q.dtype), scale=scale)
     return tuple(_result(x, x.dtype).copy_(x) for x in found)  # type: ignore[return-value]
 
 
@@ -195,12 +209,6 @@ def _attend_backward(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     return gradients_where(upstream, (q, k, v), out, statistics, _mask(mask), scale)
-
-
-def _added(mask: Tensor, q: Tensor) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask.to(q.dtype)
-    return torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
 
 
 def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, table: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:

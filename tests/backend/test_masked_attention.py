@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gossamer.backend.calls import mask_ops
 from gossamer.sparsity.attention import masked_attention
 from gossamer.sparsity.attention.masked_attention import attend, gradients
 from gossamer.sparsity.attention.tile_table import tile_table
@@ -160,6 +161,24 @@ def test_masks_of_documents_are_looked_at_when_those_are_new(monkeypatch: pytest
     assert_same(run.function(*tensors, document), packed(*tensors, document))
     document[:] = 0  # hides nothing
     assert_same(run.function(*tensors, document), packed(*tensors, document))
+
+
+def test_a_mask_that_hides_little_is_computed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then torch's own kernel takes it, as numbers to add."""
+
+    def layers(x: Tensor, lengths: Tensor) -> Tensor:
+        mask = (torch.arange(x.shape[2]) < lengths[:, None])[:, None, None].expand(-1, 1, x.shape[2], -1)
+        for _ in range(3):
+            x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return x
+
+    x, lengths, computed = made(2, 2, 64, 16), torch.tensor([64, 60]), list[int]()
+    run = compile_and_run(layers, x, lengths, regions=3)
+    evaluated = mask_ops.evaluated
+    monkeypatch.setattr(mask_ops, "evaluated", lambda *given: computed.append(1) or evaluated(*given))  # type: ignore[func-returns-value]
+    for changed in (lengths, torch.tensor([62, 64])):
+        assert_same(run.function(x, changed), layers(x, changed))
+    assert len(computed) == 2  # the table's and the numbers', for the new lengths
 
 
 @pytest.mark.parametrize("dense_by", ["eager", "inductor"])
