@@ -22,9 +22,9 @@ INSIDE = {
         "weights", "measuring", "messages", "operations", "attention", "edges", "chains", "regions", "calls", "graph",
         "devices", "report",
     ],
-    "sparsity": ["checkpoints", "pruning", "tensor", "edges", "attention", "operations", "arrays", "kernels"],
+    "sparsity": ["nn", "checkpoints", "pruning", "tensor", "edges", "attention", "operations", "arrays", "kernels"],
     "passes": [
-        "contract", "chain", "attention", "operands", "finish", "schedules", "weights_gpu", "weights_bf16", "weights", "loops",
+        "contract", "chain", "attention", "points", "operands", "finish", "schedules", "weights_gpu", "weights_bf16", "weights", "loops",
         "framework",
     ],
 }  # fmt: skip
