@@ -1,4 +1,5 @@
-"""The ops of the kernel dialect for convolutions of points: `kernel.convolve_points` and the gradient of its weight.
+"""The ops of the kernel dialect for convolutions of points: `kernel.convolve_points`, the gradient of its weight, and
+`kernel.match_keys`, which finds the pairs.
 
 A convolution's map lists pairs of rows by the offset of the window that leads from one to the other:
 
@@ -37,6 +38,15 @@ def _problem(op: Any) -> str | None:
     return None if floats in ({"f32"}, {"f64"}) else f"computes with {' and '.join(sorted(floats))}, must be f32 or f64 alone"
 
 
+def _match_problem(op: Any) -> str | None:
+    types = [ir.RankedTensorType(value.type) for value in (op.keys, op.shifts, op.into, op.out, op.counts)]
+    if [t.rank for t in types] != [1, 1, 2, 2, 1] or any(not isinstance(t.element_type, ir.IntegerType) for t in types):
+        return "takes vectors of keys and shifts to two matrices and a vector, all of integers"
+    if types[0].element_type != types[1].element_type:
+        return f"shifts keys of {types[0].element_type} by {types[1].element_type}"
+    return None
+
+
 class ConvolvePointsOp(KernelOp, name="convolve_points", traits=[ext.Pure]):
     """y[o] = bias + the sum over the pairs (i, o) of every offset k of x[i] weight[k].
 
@@ -70,3 +80,18 @@ class ConvolvePointsGradOp(KernelOp, name="convolve_points_grad", traits=[ext.Pu
     result: ext.Result[Any]
 
     verify_invariants = verified(_problem)
+
+
+class MatchKeysOp(KernelOp, name="match_keys", traits=[ext.Pure]):
+    """For each shift s the pairs of places with keys[into[s, n]] = keys[out[s, n]] + shifts[s], n < counts[s], ascending.
+
+    keys [N], ascending, none twice; shifts [S]; into and out [S, N], undefined from counts[s] on; counts [S]
+    """
+
+    keys: ext.Operand[Any]
+    shifts: ext.Operand[Any]
+    into: ext.Result[Any]
+    out: ext.Result[Any]
+    counts: ext.Result[Any]
+
+    verify_invariants = verified(_match_problem)

@@ -56,7 +56,7 @@ OPEN_SCHEDULES = {
     "gustavson": (",multiply-rows", f"{_ARRAYS},lower-gustavson"),
     "edges": ("", f"{_ARRAYS},lower-attend-edges{{bits=%d}},lower-attend-edges-grad{{bits=%d}},lower-reduce-edges{{bits=%d}}"),
     "blocks": ("", "expose-storage,lower-attend-blocks{bits=%d},lower-attend-blocks-grad{bits=%d}"),
-    "points": ("", "expose-storage,lower-convolve-points{bits=%d},lower-convolve-points-grad{bits=%d}"),
+    "points": ("", "expose-storage,lower-convolve-points{bits=%d},lower-convolve-points-grad{bits=%d},lower-match-keys"),
     "segments": ("", "expose-storage,lower-segments{bits=%d}"),
     "sort": ("", "expose-storage,lower-sort-keys"),
 }

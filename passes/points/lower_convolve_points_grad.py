@@ -2,14 +2,14 @@
 
 before   %w = "kernel.convolve_points_grad"(%x, %gradient, %inputs, %outputs, %positions)
 after    scf.parallel (%part) = ...                                 // as many rows of every w[k] each
-           for each offset k, for each 64 of its pairs
+           for each tile of outputs, for each offset k, for each 64 of the pairs that lead there
              func.call @region_columns4(...)                        // or _columns3 ... 1
          func.func private @region_columns4(...)
            for each 4 vectors of columns, for each 6 rows c of the part
              for each pair: sums[r][v] += x[input, c + r] * gradient[output, columns v]
              the sums into w[k, c + r]
 
-The rows of 64 pairs stay in the first-level cache. The sums come in the same order whatever the number of threads.
+The rows of a tile stay in the second-level cache for all offsets. The sums come in the same order whatever the number of threads.
 Runs on functions whose storage is exposed (expose-storage).
 """
 
@@ -58,11 +58,14 @@ class _Gradient:
             tiles, threads = arith.subi(memref.dim(self.positions, index(1)), index(1)), self.storage.threads
             with parallel(threads) as part:
                 rows = ends_of(memref.dim(x, index(1)), part, threads)
-                with loop(index(0), memref.dim(self.positions, index(0)), index(1)) as offsets:
-                    k = offsets.induction_variable
-                    self._clear(w, k, rows)
+                offsets = memref.dim(self.positions, index(0))
+                with loop(index(0), offsets, index(1)) as each:
+                    self._clear(w, each.induction_variable, rows)
+                with loop(index(0), tiles, index(1)) as numbers, loop(index(0), offsets, index(1)) as each:
+                    number, k = numbers.induction_variable, each.induction_variable
                     begin, end = (
-                        arith.index_castui(ir.IndexType.get(), memref.load(self.positions, [k, at])) for at in (index(0), tiles)
+                        arith.index_castui(ir.IndexType.get(), memref.load(self.positions, [k, at]))
+                        for at in (number, arith.addi(number, index(1)))
                     )
                     with loop(begin, end, index(_TOGETHER)) as groups:
                         first = groups.induction_variable

@@ -6,6 +6,7 @@ number too, so a neighbour of each site is found by going through the same sorte
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.points import TILE
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.nn.windows import Sizes, Window
 
 _MOST = 2**31 - 1
@@ -25,12 +28,14 @@ class Sites:
     shape  of a grid, `batch` how many there are
     order  int32 [N], the rows of the user's indices in ascending order of coordinates
     places int32 [N, 1 + D], the indices in that order
+    ascending  whether the user's are in that order
     """
 
     shape: Sizes
     batch: int
     order: Tensor
     places: Tensor
+    ascending: bool
 
     @staticmethod
     def of(indices: Tensor, shape: Sequence[int], batch: int) -> "Sites":
@@ -40,7 +45,7 @@ class Sites:
         keys = _numbers(indices, sizes)
         steps = keys.diff()
         if bool((steps > 0).all()):
-            return Sites(tuple(shape), batch, torch.arange(len(keys), dtype=torch.int32), indices.clone())
+            return Sites(tuple(shape), batch, torch.arange(len(keys), dtype=torch.int32), indices.clone(), True)
         keys, order = keys.sort()
         same = (keys.diff() == 0).nonzero()
         if len(same):
@@ -49,7 +54,7 @@ class Sites:
                 f"indices: rows {first} and {second} are both {indices[first].tolist()}, {len(same)} rows in all repeat another: "
                 "a place has one row of features; take the mean or the first of those that fall into it"
             )
-        return Sites(tuple(shape), batch, order.int(), indices[order])
+        return Sites(tuple(shape), batch, order.int(), indices[order], False)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -104,7 +109,7 @@ class PairMap:
 
 
 Ranks = tuple[Tensor, Tensor]
-"""The pairs of an offset: which input and which output, both ascending, by their places in the order of sites."""
+"""The pairs of an offset: which input and which output, both ascending, int32, by their places in the order of sites."""
 
 
 def pair_map(ranks: Iterable[Ranks], read: Sites, written: Sites) -> PairMap:
@@ -112,9 +117,9 @@ def pair_map(ranks: Iterable[Ranks], read: Sites, written: Sites) -> PairMap:
     tiles = torch.arange(-(-len(written) // TILE) + 1, dtype=torch.int32) * TILE
     inputs, outputs, positions, start = [], [], [], 0
     for into, out in ranks:
-        inputs.append(read.order[into])
-        outputs.append(written.order[out])
-        positions.append(torch.searchsorted(out, tiles.to(out.dtype)) + start)
+        inputs.append(into if read.ascending else read.order[into])
+        outputs.append(out if written.ascending else written.order[out])
+        positions.append(torch.searchsorted(out, tiles) + start)
         start += len(out)
     if start > _MOST:
         raise GossamerError(f"a convolution of {start} pairs of sites, there are kernels for up to {_MOST}: make smaller batches")
@@ -128,12 +133,10 @@ def neighbours(sites: Sites, window: Window) -> list[Ranks]:
     """
     reach = [(k // 2) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
     keys, steps = sites.keys(reach), _steps(sites.shape, reach)
-    offsets = window.offsets
-    everyone = torch.arange(len(sites))
-    before: list[Ranks] = []
-    for offset in offsets[: len(offsets) // 2]:
-        shift = sum((o - r) * s for o, r, s in zip(offset, reach, steps, strict=True))
-        before.append(_matches(keys, keys + shift))
+    everyone, offsets = torch.arange(len(sites), dtype=torch.int32), window.offsets
+    half = offsets[: len(offsets) // 2]
+    shifts = [sum((o - r) * s for o, r, s in zip(offset, reach, steps, strict=True)) for offset in half]
+    before = _matches(keys, torch.tensor(shifts, dtype=torch.int64))
     return [*before, (everyone, everyone), *((out, into) for into, out in reversed(before))]
 
 
@@ -142,10 +145,26 @@ def _steps(shape: Sizes, margin: Sequence[int]) -> list[int]:
     return [prod(sizes[d + 1 :]) for d in range(len(sizes))]
 
 
-def _matches(keys: Tensor, wanted: Tensor) -> Ranks:
-    at = torch.searchsorted(keys, wanted)
-    out = ((at < len(keys)) & (keys[at.clamp_(max=max(0, len(keys) - 1))] == wanted)).nonzero()[:, 0]
-    return at[out], out
+def _matches(keys: Tensor, shifts: Tensor) -> list[Ranks]:
+    """The pairs of each shift, see kernel.match_keys."""
+    into, out = torch.empty(2, len(shifts), len(keys), dtype=torch.int32)
+    counts = torch.zeros(len(shifts), dtype=torch.int32)
+    if into.numel():
+        _match_kernel().into([into, out, counts], [keys, shifts])
+    return [(into[s, :count], out[s, :count]) for s, count in enumerate(counts.tolist())]
+
+
+@cache
+def _match_kernel() -> RegionKernel:
+    taken, made = "tensor<?xi64>", "tensor<?x?xi32>"
+    return compile_region(
+        f"""
+        func.func @region(%keys: {taken}, %shifts: {taken}) -> ({made}, {made}, tensor<?xi32>) {{
+          %into, %out, %counts = "kernel.match_keys"(%keys, %shifts) : ({taken}, {taken}) -> ({made}, {made}, tensor<?xi32>)
+          return %into, %out, %counts : {made}, {made}, tensor<?xi32>
+        }}""",
+        schedule="points",
+    )
 
 
 def coarser(sites: Sites, window: Window) -> tuple[Sites, list[Ranks]]:
@@ -158,8 +177,8 @@ def coarser(sites: Sites, window: Window) -> tuple[Sites, list[Ranks]]:
         places.append(left % size)
         left = left // size
     indices = torch.stack([left, *reversed(places)], 1).int()
-    made = Sites(shape, sites.batch, torch.arange(len(keys), dtype=torch.int32), indices)
-    return made, [(into, torch.searchsorted(keys, key)) for into, key in found]
+    made = Sites(shape, sites.batch, torch.arange(len(keys), dtype=torch.int32), indices, True)
+    return made, [(into.int(), torch.searchsorted(keys, key, out_int32=True)) for into, key in found]
 
 
 def _led_to(sites: Sites, window: Window, offset: Sizes, shape: Sizes) -> tuple[Tensor, Tensor]:
