@@ -17,8 +17,8 @@ from torch_mlir.dialects import ext
 from gossamer.dialects.kernel import KernelOp, verified
 
 TILE = 256
-"""Rows that are written by one thread, offset after offset: with 64 channels of f32 they stay in a second-level cache, and there
-are enough pairs for an offset's weights to be read from the first."""
+"""Rows that are written by one thread, offset after offset: with 64 channels of f32 they stay in a second-level cache, and
+there are enough pairs for an offset's weights to be read from the first."""
 
 _RANKS = {"x": 2, "gradient": 2, "weight": 3, "bias": 1, "inputs": 1, "outputs": 1, "rows": 1, "positions": 2, "result": 2}
 

@@ -24,8 +24,8 @@ INSIDE = {
     ],
     "sparsity": ["nn", "checkpoints", "pruning", "tensor", "edges", "attention", "operations", "arrays", "kernels"],
     "passes": [
-        "contract", "chain", "attention", "points", "operands", "finish", "schedules", "weights_gpu", "weights_bf16", "weights", "loops",
-        "framework",
+        "contract", "chain", "attention", "points", "operands", "finish", "schedules", "weights_gpu", "weights_bf16", "weights",
+        "loops", "framework",
     ],
 }  # fmt: skip
 """The rooms in a room: each may import those after it. The files at the door may import all, and none imports them."""

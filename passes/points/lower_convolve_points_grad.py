@@ -9,8 +9,8 @@ after    scf.parallel (%part) = ...                                 // as many r
              for each pair: sums[r][v] += x[input, c + r] * gradient[output, columns v]
              the sums into w[k, c + r]
 
-The rows of a tile stay in the second-level cache for all offsets. The sums come in the same order whatever the number of threads.
-Runs on functions whose storage is exposed (expose-storage).
+The rows of a tile stay in the second-level cache for all offsets. The sums come in the same order whatever the number of
+threads. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass

@@ -40,9 +40,7 @@ class PairTile:
         needed = arith.ceildivui(columns, index(self.lanes))
         return arith.ceildivui(needed, arith.maxui(arith.ceildivui(needed, index(self.vectors)), index(1)))
 
-    def function(
-        self, parent: func.FuncOp, count: int, types: Sequence[ir.Type], build: Callable[..., None]
-    ) -> func.FuncOp:
+    def function(self, parent: func.FuncOp, count: int, types: Sequence[ir.Type], build: Callable[..., None]) -> func.FuncOp:
         """A private function of these types beside `parent`, for `count` vectors; `build` makes its body of its arguments."""
         with ir.InsertionPoint(parent):
             made = func.FuncOp(f"{parent.name.value}_columns{count}", (list(types), []), visibility="private")
@@ -90,9 +88,7 @@ def below(value: ir.Value, limit: ir.Value) -> ir.Value:
     return arith.cmpi(arith.CmpIPredicate.ult, value, limit)
 
 
-def pairs_at(
-    memory: ir.Value, first: ir.Value, count: int, end: ir.Value
-) -> tuple[list[ir.Value], list[ir.Value]]:
+def pairs_at(memory: ir.Value, first: ir.Value, count: int, end: ir.Value) -> tuple[list[ir.Value], list[ir.Value]]:
     """The rows of `count` pairs from the first on, the last before `end` in place of those behind it; and which are there."""
     last, numbers = arith.subi(end, index(1)), [arith.addi(first, index(r)) for r in range(count)]
     return [load_index(memory, arith.minui(n, last)) for n in numbers], [below(n, end) for n in numbers]

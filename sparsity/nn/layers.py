@@ -62,7 +62,9 @@ class _Convolution(SparseModule):
 
     def _convolved(self, x: SparseConvTensor, where: tuple[Any, ...], window: Window, kind: str, rows: int) -> Tensor:
         if x.features.shape[1] != self.in_channels:
-            raise GossamerError(f"{type(self).__name__}: {x.features.shape[1]} channels come in, in_channels is {self.in_channels}")
+            raise GossamerError(
+                f"{type(self).__name__}: {x.features.shape[1]} channels come in, in_channels is {self.in_channels}"
+            )
         if len(x.level.shape) != self.dimensions:
             raise GossamerError(f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions")
         weight = self.weight.flatten(1, -2).permute(1, 2, 0)
@@ -98,9 +100,7 @@ class _SparseConv(_Convolution):
 class _SparseInverseConv(_Convolution):
     """Back to the sites that the convolution with the same `indice_key` came from."""
 
-    def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: _Size, indice_key: str, bias: bool = True
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: _Size, indice_key: str, bias: bool = True) -> None:
         super().__init__(in_channels, out_channels, kernel_size, bias=bias, indice_key=indice_key)
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:

@@ -50,8 +50,8 @@ class SiteMaps:
 
 
 _known = Remembered[SiteMaps]("all", most=16)
-"""Compared by values: Inductor uses a buffer for one set of coordinates after the other, and torch does not count what it writes
-there."""
+"""Compared by values: Inductor uses a buffer for one set of coordinates after the other, and torch does not count what it
+writes there."""
 
 
 def site_maps(indices: Tensor, shape: Sequence[int], batch: int) -> SiteMaps:

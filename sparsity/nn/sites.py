@@ -1,7 +1,7 @@
 """Sites: the places of a grid that have features, and the pairs of them that a window connects.
 
-A site's coordinates are one number, the last dimension fastest, and the numbers are sorted once. What a window adds to them is a
-number too, so a neighbour of each site is found by going through the same sorted numbers.
+A site's coordinates are one number, the last dimension fastest, and the numbers are sorted once. What a window adds to them is
+a number too, so the neighbours of all sites are found by going through the same sorted numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,9 +25,9 @@ _MOST = 2**31 - 1
 class Sites:
     """Some places of a batch of grids.
 
-    shape  of a grid, `batch` how many there are
-    order  int32 [N], the rows of the user's indices in ascending order of coordinates
-    places int32 [N, 1 + D], the indices in that order
+    shape      of a grid, `batch` how many there are
+    order      int32 [N], the rows of the user's indices in ascending order of coordinates
+    places     int32 [N, 1 + D], the indices in that order
     ascending  whether the user's are in that order
     """
 
@@ -51,7 +51,7 @@ class Sites:
         if len(same):
             first, second = sorted(order[int(same[0]) :][:2].tolist())
             raise GossamerError(
-                f"indices: rows {first} and {second} are both {indices[first].tolist()}, {len(same)} rows in all repeat another: "
+                f"indices: rows {first} and {second} are both {indices[first].tolist()}, {len(same)} rows repeat another: "
                 "a place has one row of features; take the mean or the first of those that fall into it"
             )
         return Sites(tuple(shape), batch, order.int(), indices[order], False)
@@ -122,7 +122,9 @@ def pair_map(ranks: Iterable[Ranks], read: Sites, written: Sites) -> PairMap:
         positions.append(torch.searchsorted(out, tiles) + start)
         start += len(out)
     if start > _MOST:
-        raise GossamerError(f"a convolution of {start} pairs of sites, there are kernels for up to {_MOST}: make smaller batches")
+        raise GossamerError(
+            f"a convolution of {start} pairs of sites, there are kernels for up to {_MOST}: make smaller batches"
+        )
     return PairMap(torch.cat(inputs), torch.cat(outputs), written.order, torch.stack(positions).int(), len(read))
 
 

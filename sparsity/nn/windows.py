@@ -39,7 +39,8 @@ class Window:
     def offsets(self) -> list[Sizes]:
         """k * dilation for every k, the last dimension fastest."""
         return [
-            tuple(k * d for k, d in zip(ks, self.dilation, strict=True)) for ks in product(*(range(size) for size in self.kernel))
+            tuple(k * d for k, d in zip(ks, self.dilation, strict=True))
+            for ks in product(*(range(size) for size in self.kernel))
         ]
 
     def shape_of(self, shape: Sequence[int]) -> Sizes:
