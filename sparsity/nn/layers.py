@@ -91,6 +91,12 @@ class _SparseConv(_Convolution):
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         to = x.led(self.window)
+        if torch.compiler.is_compiling():
+            # BatchNorm asks this of a size that is known only when the graph runs.
+            torch._check(
+                to.indices.shape[0] > int(self.training),
+                lambda: "SparseConv in a graph needs a site, for training more than one",
+            )
         y = x.at(self._convolved(x, x.level.where, self.window, "down", to.indices.shape[0]), to)
         if self.indice_key is not None:
             y.passed[self.indice_key] = x.level

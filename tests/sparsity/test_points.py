@@ -220,7 +220,7 @@ class Unet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.begin = spconv.SparseSequential(spconv.SubMConv3d(4, 16, 3, indice_key="0"), nn.BatchNorm1d(16), nn.ReLU())
-        self.down = spconv.SparseSequential(spconv.SparseConv3d(16, 24, 2, 2, indice_key="d"), nn.ReLU())
+        self.down = spconv.SparseSequential(spconv.SparseConv3d(16, 24, 2, 2, indice_key="d"), nn.BatchNorm1d(24))
         self.branch = spconv.SparseConv3d(16, 24, 2, 2)  # to the same sites
         self.middle = spconv.SubMConv3d(24, 24, 3, bias=False)
         self.up = spconv.SparseInverseConv3d(24, 16, 2, indice_key="d")
