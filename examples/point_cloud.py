@@ -15,6 +15,7 @@ import argparse
 import math
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 try:
@@ -27,7 +28,7 @@ except ModuleNotFoundError as missing:
     sys.exit(f"This example needs the package '{missing.name}': pip install gossamer")
 
 SHAPES = ("sphere", "torus", "box", "cylinder")
-SIZE = 64  # voxels along each side of a scene
+SIZE = 40  # voxels along each side of a scene
 
 
 def surface(shape: str, count: int, random: torch.Generator) -> Tensor:
@@ -58,16 +59,16 @@ def rotation(random: torch.Generator) -> Tensor:
     return torch.linalg.qr(torch.randn(3, 3, generator=random))[0]
 
 
-def scene(number: int, objects: int = 6) -> tuple[Tensor, Tensor]:
+def scene(number: int, objects: int = 3) -> tuple[Tensor, Tensor]:
     """Voxels int32 [N, 3] of a scene, and the shape of each [N]; of those of two shapes the first."""
     random = torch.Generator().manual_seed(number)
     points, labels = [], []
     for _ in range(objects):
         kind = int(torch.randint(0, len(SHAPES), (1,), generator=random))
-        size = 8 + 6 * torch.rand(1, generator=random)
+        size = 7 + 3 * torch.rand(1, generator=random)
         centre = size + 1 + (SIZE - 2 * size - 2) * torch.rand(3, generator=random)
-        points.append(surface(SHAPES[kind], 6000, random) @ rotation(random) * size / math.sqrt(1.5) + centre)
-        labels.append(torch.full((6000,), kind))
+        points.append(surface(SHAPES[kind], 3000, random) @ rotation(random) * size / math.sqrt(1.5) + centre)
+        labels.append(torch.full((3000,), kind))
     voxels, which = torch.unique(torch.cat(points).floor().int().clamp(0, SIZE - 1), dim=0, return_inverse=True)
     first = torch.full((len(voxels),), len(SHAPES)).scatter_reduce(0, which, torch.cat(labels), "amin")
     return voxels, first
@@ -121,7 +122,7 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
     return float((scores.argmax(1) == labels).float().mean())
 
 
-def picture(indices: Tensor, found: Tensor, columns: int = 64) -> str:
+def picture(indices: Tensor, found: Tensor, columns: int = SIZE) -> str:
     """The first scene from above, a letter for the shape of the highest voxel."""
     lines = [[" "] * columns for _ in range(columns // 2)]
     for (number, x, y, _), kind in zip(indices.tolist(), found.tolist(), strict=True):  # ascending, so the highest comes last
@@ -130,7 +131,7 @@ def picture(indices: Tensor, found: Tensor, columns: int = 64) -> str:
     return "\n".join("".join(line).rstrip() for line in lines)
 
 
-def milliseconds(network: nn.Module, given: tuple[Tensor, Tensor]) -> float:
+def milliseconds(network: Callable[..., Tensor], given: tuple[Tensor, Tensor]) -> float:
     """The least of five calls."""
     best = float("inf")
     with torch.no_grad():
