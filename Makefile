@@ -77,6 +77,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) gcn --workload gcn $(SHORT)
 	$(MEASURE) gat --workload gat $(SHORT)
 	$(MEASURE) huge --workload huge
+	$(MEASURE) points --workload points $(SHORT)
 	$(BIN)/python -m benchmarks.plots benchmarks/results/*/*.json
 	$(BIN)/python -m benchmarks.tables README.md docs/benchmarks.md --update
 

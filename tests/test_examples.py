@@ -93,3 +93,22 @@ def test_long_documents(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert "mask of" in text
     assert "differ by" in text
+
+
+def test_a_point_cloud_is_segmented(monkeypatch: pytest.MonkeyPatch) -> None:
+    clouds = example("point_cloud", monkeypatch)
+    features, indices, labels = clouds.batch(range(2))
+    assert len(indices.unique(dim=0)) == len(indices) and int(indices.min()) >= 0 and int(indices.max()) < clouds.SIZE
+    assert int(labels.min()) >= 0 and int(labels.max()) < len(clouds.SHAPES)
+    torch.manual_seed(0)
+    network = clouds.Unet(2)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(4):
+        loss = torch.nn.functional.cross_entropy(network(features, indices), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert clouds.picture(indices, labels).count("\n") == clouds.SIZE // 2 - 1

@@ -1,0 +1,222 @@
+"""Convolutions of points as modules, with spconv's names, arguments and shapes of weights.
+
+SubMConv{1,2,3,4}d          from sites to the same sites
+SparseConv{1,2,3,4}d        to every site that a window leads to
+SparseInverseConv{1,2,3,4}d from those back to the sites that the convolution of the same indice_key came from
+SparseSequential, ToDense   modules one after the other; layers of torch take the features
+"""
+
+from collections.abc import Sequence
+from math import prod, sqrt
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.nn.convolve import convolve_sites
+from gossamer.sparsity.nn.sparse_conv_tensor import SparseConvTensor
+from gossamer.sparsity.nn.windows import Sizes, Window
+
+_Size = int | Sequence[int]
+
+
+class SparseModule(nn.Module):
+    """What SparseSequential gives a SparseConvTensor to, rather than its features."""
+
+
+class _Convolution(SparseModule):
+    dimensions: ClassVar[int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: _Size,
+        stride: _Size = 1,
+        padding: _Size = 0,
+        dilation: _Size = 1,
+        bias: bool = True,
+        indice_key: str | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = [_sizes(name, value, self.dimensions) for name, value in (
+            ("kernel_size", kernel_size), ("stride", stride), ("padding", padding), ("dilation", dilation),
+        )]  # fmt: skip
+        self.in_channels, self.out_channels, self.indice_key = in_channels, out_channels, indice_key
+        self.window = Window(*sizes)
+        self.weight = nn.Parameter(torch.empty(out_channels, *self.window.kernel, in_channels))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As torch's convolutions begin."""
+        bound = 1 / sqrt(max(1, self.in_channels * prod(self.window.kernel)))
+        for parameter in self.parameters(recurse=False):
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self) -> str:
+        shape = ", ".join(f"{name}={list(value)}" for name, value in vars(self.window).items())
+        key = "" if self.indice_key is None else f", indice_key={self.indice_key!r}"
+        return f"{self.in_channels}, {self.out_channels}, {shape}{key}"
+
+    def _convolved(self, x: SparseConvTensor, where: tuple[Any, ...], window: Window, kind: str, rows: int) -> Tensor:
+        if x.features.shape[1] != self.in_channels:
+            raise GossamerError(
+                f"{type(self).__name__}: {x.features.shape[1]} channels come in, in_channels is {self.in_channels}"
+            )
+        if len(x.level.shape) != self.dimensions:
+            raise GossamerError(f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions")
+        weight = self.weight.flatten(1, -2).permute(1, 2, 0)
+        return convolve_sites(x.features, weight, self.bias, *where, window.numbers, kind, rows)
+
+
+class _SubMConv(_Convolution):
+    """From sites to the same sites, each from what is in the window around it; `padding` and `stride` have no meaning."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        kernel, dilation = self.window.kernel, self.window.dilation
+        if any(k % 2 == 0 for k in kernel):
+            raise GossamerError(f"{type(self).__name__}: kernel_size {list(kernel)}, must be odd to have a centre")
+        centred = tuple((k // 2) * d for k, d in zip(kernel, dilation, strict=True))
+        self.window = Window(kernel, (1,) * self.dimensions, centred, dilation)
+
+    def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        return x.replace_feature(self._convolved(x, x.level.where, self.window, "same", x.features.shape[0]))
+
+
+class _SparseConv(_Convolution):
+    """To every site that the window leads to from one that is there."""
+
+    def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        to = x.led(self.window)
+        if torch.compiler.is_compiling():
+            # BatchNorm asks this of a size that is known only when the graph runs.
+            torch._check(
+                to.indices.shape[0] > int(self.training),
+                lambda: "SparseConv in a graph needs a site, for training more than one",
+            )
+        y = x.at(self._convolved(x, x.level.where, self.window, "down", to.indices.shape[0]), to)
+        if self.indice_key is not None:
+            y.passed[self.indice_key] = x.level
+        return y
+
+
+class _SparseInverseConv(_Convolution):
+    """Back to the sites that the convolution with the same `indice_key` came from."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: _Size, indice_key: str, bias: bool = True) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, bias=bias, indice_key=indice_key)
+
+    def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        to = x.passed.get(self.indice_key or "")
+        if to is None:
+            raise GossamerError(f"{type(self).__name__}: no SparseConv with the indice_key {self.indice_key!r} came before")
+        numbers = x.level.path[len(to.path) :]
+        window = Window.parse(numbers) if len(numbers) == 4 * self.dimensions else None
+        if window is None or x.level.path[: len(to.path)] != to.path or window.kernel != self.window.kernel:
+            raise GossamerError(
+                f"{type(self).__name__}: the SparseConv with the indice_key {self.indice_key!r} does not lead to these sites "
+                f"with a kernel_size of {list(self.window.kernel)}"
+            )
+        return x.at(self._convolved(x, to.where, window, "up", to.indices.shape[0]), to)
+
+
+def _sizes(name: str, value: _Size, dimensions: int) -> Sizes:
+    sizes = (value,) * dimensions if isinstance(value, int) else tuple(value)
+    least = 0 if name == "padding" else 1
+    if len(sizes) != dimensions or min(sizes) < least:
+        raise GossamerError(f"{name} is {value}, must be {dimensions} numbers of at least {least}")
+    return sizes
+
+
+class SubMConv1d(_SubMConv):
+    """See SubMConv3d."""
+
+    dimensions = 1
+
+
+class SubMConv2d(_SubMConv):
+    """See SubMConv3d."""
+
+    dimensions = 2
+
+
+class SubMConv3d(_SubMConv):
+    """Submanifold convolution: weight [out_channels, kernel..., in_channels], odd kernels (Graham et al., 2018)."""
+
+    dimensions = 3
+
+
+class SubMConv4d(_SubMConv):
+    """See SubMConv3d."""
+
+    dimensions = 4
+
+
+class SparseConv1d(_SparseConv):
+    """See SparseConv3d."""
+
+    dimensions = 1
+
+
+class SparseConv2d(_SparseConv):
+    """See SparseConv3d."""
+
+    dimensions = 2
+
+
+class SparseConv3d(_SparseConv):
+    """What torch.nn.Conv3d computes at the sites that a window leads to, in ascending order of their indices."""
+
+    dimensions = 3
+
+
+class SparseConv4d(_SparseConv):
+    """See SparseConv3d."""
+
+    dimensions = 4
+
+
+class SparseInverseConv1d(_SparseInverseConv):
+    """See SparseInverseConv3d."""
+
+    dimensions = 1
+
+
+class SparseInverseConv2d(_SparseInverseConv):
+    """See SparseInverseConv3d."""
+
+    dimensions = 2
+
+
+class SparseInverseConv3d(_SparseInverseConv):
+    """What torch.nn.ConvTranspose3d computes at the sites that the convolution with this indice_key came from."""
+
+    dimensions = 3
+
+
+class SparseInverseConv4d(_SparseInverseConv):
+    """See SparseInverseConv3d."""
+
+    dimensions = 4
+
+
+class SparseSequential(nn.Sequential, SparseModule):
+    """Modules one after the other; what is no SparseModule (norms, activations, nn.Linear) takes and gives the features."""
+
+    def forward(self, input: Any) -> Any:
+        for module in self:
+            if isinstance(module, SparseModule) or not isinstance(input, SparseConvTensor):
+                input = module(input)
+            else:
+                input = input.replace_feature(module(input.features))
+        return input
+
+
+class ToDense(SparseModule):
+    """SparseConvTensor.dense as a module."""
+
+    def forward(self, x: SparseConvTensor) -> Tensor:
+        return x.dense()

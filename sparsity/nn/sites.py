@@ -1,0 +1,192 @@
+"""Sites: the places of a grid that have features, and the pairs of them that a window connects.
+
+A site's coordinates are one number, the last dimension fastest, and the numbers are sorted once. What a window adds to them is
+a number too, so the neighbours of all sites are found by going through the same sorted numbers.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.dialects.points import TILE
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.nn.windows import Sizes, Window
+
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Some places of a batch of grids.
+
+    shape      of a grid, `batch` how many there are
+    order      int32 [N], the rows of the user's indices in ascending order of coordinates
+    places     int32 [N, 1 + D], the indices in that order
+    ascending  whether the user's are in that order
+    """
+
+    shape: Sizes
+    batch: int
+    order: Tensor
+    places: Tensor
+    ascending: bool
+
+    @staticmethod
+    def of(indices: Tensor, shape: Sequence[int], batch: int) -> "Sites":
+        """Sites of int32 [N, 1 + D] indices. GossamerError if one is outside of the grids, or occurs twice."""
+        sizes = (batch, *shape)
+        _check_range(indices, sizes)
+        keys = _numbers(indices, sizes)
+        steps = keys.diff()
+        if bool((steps > 0).all()):
+            return Sites(tuple(shape), batch, torch.arange(len(keys), dtype=torch.int32), indices.clone(), True)
+        keys, order = keys.sort()
+        same = (keys.diff() == 0).nonzero()
+        if len(same):
+            first, second = sorted(order[int(same[0]) :][:2].tolist())
+            raise GossamerError(
+                f"indices: rows {first} and {second} are both {indices[first].tolist()}, {len(same)} rows repeat another: "
+                "a place has one row of features; take the mean or the first of those that fall into it"
+            )
+        return Sites(tuple(shape), batch, order.int(), indices[order], False)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def keys(self, margin: Sequence[int] | None = None) -> Tensor:
+        """The number of every site, ascending, in a grid with a margin behind each dimension."""
+        margin = margin or [0] * len(self.shape)
+        return _numbers(self.places, (self.batch, *(n + m for n, m in zip(self.shape, margin, strict=True))))
+
+
+def _check_range(indices: Tensor, sizes: Sizes) -> None:
+    if prod(sizes) > 2**62:
+        raise GossamerError(f"spatial_shape {list(sizes[1:])} of a batch of {sizes[0]} has more than 2**62 places")
+    if len(indices) > _MOST:
+        raise GossamerError(f"indices: {len(indices)} rows, there are kernels for up to {_MOST}")
+    wrong = ((indices < 0) | (indices >= torch.tensor(sizes))).any(1).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise GossamerError(
+            f"indices: row {row} is {indices[row].tolist()}, must be at least 0 and below {list(sizes)} "
+            f"(batch_size, then spatial_shape); {len(wrong)} of {len(indices)} rows are outside"
+        )
+
+
+def _numbers(places: Tensor, sizes: Sizes) -> Tensor:
+    """sum of places[:, d] * (the product of the sizes behind d), int64"""
+    total = places[:, 0].to(torch.int64, copy=True)
+    for d, size in enumerate(sizes[1:], 1):
+        total = total.mul_(size).add_(places[:, d])
+    return total
+
+
+@dataclass(frozen=True)
+class PairMap:
+    """The pairs of rows that each offset of a window connects, as kernels read them (dialects/points.py).
+
+    inputs, outputs  int32 [pairs]
+    rows             int32 [outputs' sites], `read` the number of the inputs'
+    positions        int32 [offsets, tiles + 1]
+    """
+
+    inputs: Tensor
+    outputs: Tensor
+    rows: Tensor
+    positions: Tensor
+    read: int
+
+    @property
+    def bytes(self) -> int:
+        """Of all of it."""
+        return sum(each.nbytes for each in (self.inputs, self.outputs, self.rows, self.positions))
+
+
+Ranks = tuple[Tensor, Tensor]
+"""The pairs of an offset: which input and which output, both ascending, int32, by their places in the order of sites."""
+
+
+def pair_map(ranks: Iterable[Ranks], read: Sites, written: Sites) -> PairMap:
+    """The map of pairs that come offset by offset."""
+    tiles = torch.arange(-(-len(written) // TILE) + 1, dtype=torch.int32) * TILE
+    inputs, outputs, positions, start = [], [], [], 0
+    for into, out in ranks:
+        inputs.append(into if read.ascending else read.order[into])
+        outputs.append(out if written.ascending else written.order[out])
+        positions.append(torch.searchsorted(out, tiles) + start)
+        start += len(out)
+    if start > _MOST:
+        raise GossamerError(
+            f"a convolution of {start} pairs of sites, there are kernels for up to {_MOST}: make smaller batches"
+        )
+    return PairMap(torch.cat(inputs), torch.cat(outputs), written.order, torch.stack(positions).int(), len(read))
+
+
+def neighbours(sites: Sites, window: Window) -> list[Ranks]:
+    """The pairs of a window that is centred on each site; sizes of the kernel are odd.
+
+    Offsets k and -k have the same pairs, turned round.
+    """
+    reach = [(k // 2) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
+    keys, steps = sites.keys(reach), _steps(sites.shape, reach)
+    everyone, offsets = torch.arange(len(sites), dtype=torch.int32), window.offsets
+    half = offsets[: len(offsets) // 2]
+    shifts = [sum((o - r) * s for o, r, s in zip(offset, reach, steps, strict=True)) for offset in half]
+    before = _matches(keys, torch.tensor(shifts, dtype=torch.int64))
+    return [*before, (everyone, everyone), *((out, into) for into, out in reversed(before))]
+
+
+def _steps(shape: Sizes, margin: Sequence[int]) -> list[int]:
+    sizes = [n + m for n, m in zip(shape, margin, strict=True)]
+    return [prod(sizes[d + 1 :]) for d in range(len(sizes))]
+
+
+def _matches(keys: Tensor, shifts: Tensor) -> list[Ranks]:
+    """The pairs of each shift, see kernel.match_keys."""
+    into, out = torch.empty(2, len(shifts), len(keys), dtype=torch.int32)
+    counts = torch.zeros(len(shifts), dtype=torch.int32)
+    if into.numel():
+        _match_kernel().into([into, out, counts], [keys, shifts])
+    return [(into[s, :count], out[s, :count]) for s, count in enumerate(counts.tolist())]
+
+
+@cache
+def _match_kernel() -> RegionKernel:
+    taken, made = "tensor<?xi64>", "tensor<?x?xi32>"
+    return compile_region(
+        f"""
+        func.func @region(%keys: {taken}, %shifts: {taken}) -> ({made}, {made}, tensor<?xi32>) {{
+          %into, %out, %counts = "kernel.match_keys"(%keys, %shifts) : ({taken}, {taken}) -> ({made}, {made}, tensor<?xi32>)
+          return %into, %out, %counts : {made}, {made}, tensor<?xi32>
+        }}""",
+        schedule="points",
+    )
+
+
+def coarser(sites: Sites, window: Window) -> tuple[Sites, list[Ranks]]:
+    """The sites that a window leads to from some of these, and the pairs."""
+    shape = window.shape_of(sites.shape)
+    found = [_led_to(sites, window, offset, shape) for offset in window.offsets]
+    keys = torch.unique(torch.cat([key for _, key in found]))
+    places, left = [], keys
+    for size in reversed(shape):
+        places.append(left % size)
+        left = left // size
+    indices = torch.stack([left, *reversed(places)], 1).int()
+    made = Sites(shape, sites.batch, torch.arange(len(keys), dtype=torch.int32), indices, True)
+    return made, [(into.int(), torch.searchsorted(keys, key, out_int32=True)) for into, key in found]
+
+
+def _led_to(sites: Sites, window: Window, offset: Sizes, shape: Sizes) -> tuple[Tensor, Tensor]:
+    """Of the sites that an offset leads from, which they are, and the numbers of the outputs: both ascending."""
+    moved = sites.places[:, 1:] + (torch.tensor(window.padding) - torch.tensor(offset))
+    stride = torch.tensor(window.stride)
+    at = moved.div(stride, rounding_mode="floor")
+    into = ((at * stride == moved) & (at >= 0) & (at < torch.tensor(shape))).all(1).nonzero()[:, 0]
+    return into, _numbers(torch.cat([sites.places[into, :1], at[into]], 1), (sites.batch, *shape))

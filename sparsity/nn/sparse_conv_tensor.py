@@ -1,0 +1,121 @@
+"""Coordinates with features, as convolutions of points take and give them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.nn.convolve import FLOATS, coarse_sites
+from gossamer.sparsity.nn.windows import Sizes, Window
+
+
+@dataclass(frozen=True)
+class Level:
+    """Sites, and the windows that lead to them from those that a network begins with.
+
+    indices  int32 [N, 1 + D]
+    root     indices of the first level, whose grid has `root_shape`
+    path     the numbers of the windows, one after the other
+    """
+
+    indices: Tensor
+    shape: Sizes
+    batch: int
+    root: Tensor
+    root_shape: Sizes
+    path: Sizes
+
+    @property
+    def where(self) -> tuple[Tensor, Sizes, int, Sizes]:
+        """As operations take it."""
+        return self.root, self.root_shape, self.batch, self.path
+
+
+class SparseConvTensor:
+    """Features at some places of a batch of grids, with spconv's names.
+
+    features       [N, C], float32, float64, bfloat16 or float16
+    indices        int32 [N, 1 + D]: the number in the batch, then the coordinates; no row twice
+    spatial_shape  the sizes of a grid, D of them, 1 to 4
+    batch_size     how many there are
+
+    GossamerError if types or shapes do not fit; rows outside of the grids and rows that repeat are found by the first
+    convolution.
+    """
+
+    def __init__(self, features: Tensor, indices: Tensor, spatial_shape: Sequence[int], batch_size: int) -> None:
+        shape = tuple(spatial_shape)
+        _check(features, indices, shape)
+        self.features = features
+        self.level = Level(indices, shape, batch_size, indices, shape, ())
+        self.passed: dict[str, Level] = {}
+        """Levels that convolutions with an indice_key came from."""
+        self.coarse: dict[Sizes, Tensor] = {}
+        """Indices by path: the same for all convolutions that lead there."""
+
+    @property
+    def indices(self) -> Tensor:
+        """int32 [N, 1 + D]"""
+        return self.level.indices
+
+    @property
+    def spatial_shape(self) -> list[int]:
+        """The sizes of a grid."""
+        return list(self.level.shape)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of grids."""
+        return self.level.batch
+
+    def replace_feature(self, feature: Tensor) -> "SparseConvTensor":
+        """Other features at the same places, [N, any C]."""
+        return self.at(feature, self.level)
+
+    def at(self, features: Tensor, level: Level) -> "SparseConvTensor":
+        """Features at another level of the same network."""
+        made = object.__new__(SparseConvTensor)
+        made.features, made.level, made.passed, made.coarse = features, level, self.passed, self.coarse
+        return made
+
+    def led(self, window: Window) -> Level:
+        """The level to which a window leads from this one."""
+        level = self.level
+        shape = window.shape_of(level.shape)
+        if min(shape) < 1:
+            raise GossamerError(f"a window of {list(window.kernel)} does not fit in a grid of {list(level.shape)}")
+        path = (*level.path, *window.numbers)
+        if path not in self.coarse:
+            self.coarse[path] = coarse_sites(level.root, level.root_shape, level.batch, path)
+        return replace(level, indices=self.coarse[path], shape=shape, path=path)
+
+    def dense(self, channels_first: bool = True) -> Tensor:
+        """[batch, C, *spatial_shape], or C last: the features, zeros elsewhere."""
+        sizes = self.batch_size, *self.level.shape
+        place = torch.zeros_like(self.indices[:, 0], dtype=torch.int64)
+        for column, size in enumerate(sizes):
+            place = place * size + self.indices[:, column]
+        channels = self.features.shape[1]
+        flat = self.features.new_zeros(prod(sizes), channels).index_copy(0, place, self.features)
+        made = flat.view(*sizes, channels)
+        return made.movedim(-1, 1).contiguous() if channels_first else made
+
+
+def _check(features: Tensor, indices: Tensor, shape: Sizes) -> None:
+    if indices.dim() != 2 or indices.dtype != torch.int32:
+        raise GossamerError(f"indices are {indices.dtype} {list(indices.shape)}, must be torch.int32 [N, 1 + dimensions]")
+    if not 1 <= len(shape) <= 4 or indices.shape[1] != 1 + len(shape):
+        raise GossamerError(
+            f"spatial_shape {list(shape)} has {len(shape)} dimensions, must have 1 to 4, and indices a column more for the "
+            f"number in the batch: they have {indices.shape[1]}"
+        )
+    if features.dim() != 2 or features.dtype not in FLOATS:
+        raise GossamerError(f"features are {features.dtype} {list(features.shape)}, must be floats [N, channels]")
+    if features.shape[0] != indices.shape[0]:
+        raise GossamerError(f"there are {features.shape[0]} rows of features and {indices.shape[0]} of indices")
+    for name, tensor in (("features", features), ("indices", indices)):
+        if tensor.device.type != "cpu":
+            raise GossamerError(f"{name} are on {tensor.device}: convolutions of points run on CPUs, call .cpu()")

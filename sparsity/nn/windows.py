@@ -1,0 +1,51 @@
+"""The window of a convolution: which sites of a grid it leads from and to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A number each dimension. Output o reads input o * stride - padding + k * dilation for 0 <= k < kernel, as
+    torch.nn.functional.conv3d does."""
+
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+
+    @staticmethod
+    def parse(numbers: Sequence[int]) -> "Window":
+        """The inverse of `numbers`."""
+        size = len(numbers) // 4
+        kernel, stride, padding, dilation = (tuple(numbers[at : at + size]) for at in range(0, 4 * size, size))
+        return Window(kernel, stride, padding, dilation)
+
+    @staticmethod
+    def parse_several(numbers: Sequence[int], dimensions: int) -> tuple["Window", ...]:
+        """Windows whose numbers come one after the other."""
+        each = 4 * dimensions
+        return tuple(Window.parse(numbers[at : at + each]) for at in range(0, len(numbers), each))
+
+    @property
+    def numbers(self) -> Sizes:
+        """All of it, as operations take it."""
+        return (*self.kernel, *self.stride, *self.padding, *self.dilation)
+
+    @property
+    def offsets(self) -> list[Sizes]:
+        """k * dilation for every k, the last dimension fastest."""
+        return [
+            tuple(k * d for k, d in zip(ks, self.dilation, strict=True))
+            for ks in product(*(range(size) for size in self.kernel))
+        ]
+
+    def shape_of(self, shape: Sequence[int]) -> Sizes:
+        """The shape of the outputs of a grid."""
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, k, s, p, d in zip(shape, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        )

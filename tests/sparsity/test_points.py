@@ -1,0 +1,314 @@
+"""Convolutions of points: kernels, maps and modules against torch's dense convolutions in float64."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gossamer
+import gossamer.nn as spconv
+from gossamer.sparsity.nn.convolve import coarse_sites, convolve_kernel, convolve_sites, convolve_sites_weight, weight_kernel
+from gossamer.sparsity.nn.site_maps import _known, site_maps
+from gossamer.sparsity.nn.windows import Window
+from tests.sparsity.made import team_of
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+Shape = tuple[int, ...]
+
+
+def sites(batch: int, shape: Shape, count: int) -> Tensor:
+    """So many places of some grids, in any order."""
+    there = torch.randperm(batch * torch.Size(shape).numel())[:count]
+    return torch.stack(torch.unravel_index(there, (batch, *shape)), 1).int()
+
+
+def at(grid: Tensor, indices: Tensor) -> Tensor:
+    """[N, C] of [batch, C, ...]"""
+    return grid.movedim(1, -1)[tuple(indices.long().T)]
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[found.dtype] * max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance)
+
+
+def dense(features: Tensor, indices: Tensor, batch: int, shape: Shape) -> Tensor:
+    grid = torch.zeros(batch, *shape, features.shape[1], dtype=torch.float64)
+    return grid.index_put(tuple(indices.long().T), features.detach().double()).movedim(-1, 1)
+
+
+def ones(size: int, value: int = 1) -> Shape:
+    return (value,) * size
+
+
+CASES = [  # shape, channels in and out, sites, window
+    ((9,), 1, 1, 7, Window((3,), (1,), (1,), (1,))),
+    ((30,), 16, 33, 60, Window((5,), (3,), (1,), (1,))),
+    ((35, 16), 17, 130, 300, Window((3, 5), (1, 1), (2, 4), (2, 2))),
+    ((20, 21), 64, 48, 800, Window((3, 3), (1, 1), (1, 1), (1, 1))),
+    ((8, 9, 10), 5, 64, 700, Window((3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1))),
+    ((8, 9, 10), 20, 70, 500, Window((3, 1, 2), (2, 1, 3), (1, 0, 1), (1, 2, 1))),
+    ((8, 9, 10), 3, 4, 0, Window((3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1))),
+    ((8, 9, 10), 3, 4, 1, Window((3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1))),
+    ((8, 9, 10), 3, 4, 100, Window((1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1))),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_against_dense_convolutions(dtype: torch.dtype) -> None:
+    for shape, channels, made, count, window in CASES:
+        indices = sites(2, shape, count)
+        x, bias = (torch.randn(*size, dtype=dtype, requires_grad=True) for size in ((count, channels), (made,)))
+        weight = torch.randn(torch.Size(window.kernel).numel(), channels, made, dtype=dtype, requires_grad=True)
+        grid = dense(x, indices, 2, shape).requires_grad_()
+        wide = weight.detach().double().view(*window.kernel, channels, made)
+        wide = wide.movedim((-1, -2), (0, 1)).contiguous().requires_grad_()
+        convolution = (F.conv1d, F.conv2d, F.conv3d)[len(shape) - 1]
+        full = convolution(grid, wide, bias.detach().double(), window.stride, window.padding, window.dilation)
+        same = "same" if full.shape[2:] == shape else "down"
+        for kind in {"down", same}:
+            to = indices if kind == "same" else coarse_sites(indices, shape, 2, window.numbers)
+            y = convolve_sites(x, weight, bias, indices, shape, 2, (), window.numbers, kind, len(to))
+            reference = at(full, to)
+            close(y.detach(), reference.detach())
+            gradient = torch.randn_like(y)
+            found = torch.autograd.grad(y, (x, weight, bias), gradient)
+            of_grid, of_weight = torch.autograd.grad(reference, (grid, wide), gradient.double(), retain_graph=True)
+            close(found[0], at(of_grid, indices))
+            close(found[1], of_weight.movedim((0, 1), (-1, -2)).reshape(weight.shape))
+            close(found[2], gradient.double().sum(0))
+
+
+def test_all_outputs_that_a_window_reaches_are_there_and_sorted() -> None:
+    for shape, _, _, count, window in CASES:
+        indices = sites(2, shape, count)
+        there = dense(torch.ones(count, 1), indices, 2, shape)
+        convolution = (F.conv1d, F.conv2d, F.conv3d)[len(shape) - 1]
+        weight = torch.ones(1, 1, *window.kernel, dtype=torch.float64)
+        reached = convolution(there, weight, None, window.stride, window.padding, window.dilation)[:, 0] > 0
+        found = coarse_sites(indices, shape, 2, window.numbers)
+        assert found.dtype == torch.int32 and torch.equal(found.long(), reached.nonzero())
+
+
+def test_four_dimensions_and_back() -> None:
+    indices, x = sites(2, (4, 5, 6, 3), 200), torch.randn(200, 6, dtype=torch.float64)
+    tensor = spconv.SparseConvTensor(x, indices, (4, 5, 6, 3), 2)
+    torch.manual_seed(0)
+    down, up = spconv.SparseConv4d(6, 8, 2, 2, 1, indice_key="d").double(), spconv.SparseInverseConv4d(8, 5, 2, "d").double()
+    middle = down(tensor)
+    y = up(middle)
+    assert torch.equal(y.indices, indices) and middle.spatial_shape == [3, 3, 4, 2]
+    lines = {tuple(place): row for row, place in enumerate(middle.indices.tolist())}
+    expected, fine = down.bias.expand(len(lines), -1).clone(), up.bias.expand(200, -1).clone()
+    pairs = []
+    for row, (batch, *place) in enumerate(indices.tolist()):
+        to = tuple((p + 1) // 2 for p in place)
+        pairs.append((row, lines[batch, *to], tuple((p + 1) % 2 for p in place)))
+    for row, line, k in pairs:
+        expected[line] = expected[line] + down.weight[(slice(None), *k)] @ x[row]
+    for row, line, k in pairs:
+        fine[row] = fine[row] + up.weight[(slice(None), *k)] @ expected[line]
+    close(middle.features.detach(), expected.detach())
+    close(y.features.detach(), fine.detach())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_teams(threads: int) -> None:
+    window = Window(ones(3, 3), ones(3), ones(3), ones(3))
+    indices, x, weight = sites(1, (16, 17, 18), 3000), torch.randn(3000, 40), torch.randn(27, 40, 24)
+    where = indices, (16, 17, 18), 1, (), window.numbers, "same"
+    with team_of(1):
+        alone = convolve_sites(x, weight, None, *where, 3000), convolve_sites_weight(x, x[:, :24], *where)
+    with team_of(threads):
+        assert torch.equal(convolve_sites(x, weight, None, *where, 3000), alone[0])
+        assert torch.equal(convolve_sites_weight(x, x[:, :24], *where), alone[1])
+
+
+def test_what_is_not_finite_stays_where_it_is() -> None:
+    window = Window((3,), (1,), (1,), (1,))
+    indices = torch.tensor([[0, n] for n in range(300)], dtype=torch.int32)
+    x = torch.ones(300, 3)
+    x[100, 1], x[200, 2] = torch.nan, torch.inf
+    y = convolve_sites(x, torch.ones(3, 3, 17), None, indices, (300,), 1, (), window.numbers, "same", 300)
+    reached = torch.arange(300)
+    assert torch.equal(y.isnan().any(1), (reached - 100).abs() < 2)
+    assert torch.equal(y.isinf().any(1), (reached - 200).abs() < 2)
+
+
+def test_second_derivatives_and_tangents() -> None:
+    indices = sites(1, (4, 5), 12)
+    window = Window((2, 3), (2, 1), (1, 1), (1, 1))
+    to = coarse_sites(indices, (4, 5), 1, window.numbers)
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return convolve_sites(x, weight, bias, indices, (4, 5), 1, (), window.numbers, "down", len(to))
+
+    given = [torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((12, 2), (6, 2, 3), (3,))]
+    assert torch.autograd.gradcheck(function, given, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(function, given)
+
+
+# Maps
+
+
+def test_layers_share_a_map_until_the_coordinates_change() -> None:
+    indices = sites(1, (9, 9, 9), 101)
+    indices, free = indices[:-1].clone(), indices[-1]
+    first = site_maps(indices, (9, 9, 9), 1)
+    window = Window(ones(3, 3), ones(3), ones(3), ones(3))
+    assert site_maps(indices, [9, 9, 9], 1).map("same", (), window) is first.map("same", (), window)
+    assert site_maps(indices, (9, 9, 10), 1) is not first
+    indices[0] = free
+    assert site_maps(indices, (9, 9, 9), 1) is not first
+    before = len(_known)
+    del indices
+    assert len(_known) < before
+
+
+def test_maps_are_no_larger_than_their_pairs() -> None:
+    indices = sites(1, (30, 30, 30), 5000)
+    pairs = site_maps(indices, (30, 30, 30), 1).map("same", (), Window(ones(3, 3), ones(3), ones(3), ones(3)))
+    assert pairs.inputs.untyped_storage().nbytes() == 4 * len(pairs.inputs)
+    assert pairs.bytes < 8 * len(pairs.inputs) + 4 * 5000 + 4 * 27 * 22
+
+
+BAD = {
+    "below": (torch.tensor([[0, 1], [0, -1]]), "row 1 is \\[0, -1\\], must be at least 0 and below \\[2, 5\\]"),
+    "beyond": (torch.tensor([[0, 1], [0, 5]]), "row 1 is \\[0, 5\\].*1 of 2 rows"),
+    "batch": (torch.tensor([[2, 1]]), "row 0 is \\[2, 1\\]"),
+    "twice": (torch.tensor([[1, 3], [0, 1], [1, 3]]), "rows 0 and 2 are both \\[1, 3\\]"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_coordinates_are_refused(name: str) -> None:
+    indices, message = BAD[name]
+    tensor = spconv.SparseConvTensor(torch.ones(len(indices), 2), indices.int(), [5], 2)
+    with pytest.raises(gossamer.GossamerError, match=message):
+        spconv.SubMConv1d(2, 2, 3)(tensor)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, indices = torch.ones(3, 4), torch.tensor([[0, 1, 1], [0, 1, 2], [0, 2, 1]], dtype=torch.int32)
+    tensor = spconv.SparseConvTensor(x, indices, [5, 5], 1)
+    wrong = [
+        (lambda: spconv.SparseConvTensor(x, indices.long(), [5, 5], 1), "torch.int64 .* must be torch.int32"),
+        (lambda: spconv.SparseConvTensor(x, indices, [5, 5, 5], 1), "3 dimensions.*they have 3"),
+        (lambda: spconv.SparseConvTensor(x[:2], indices, [5, 5], 1), "2 rows of features and 3 of indices"),
+        (lambda: spconv.SparseConvTensor(x.long(), indices, [5, 5], 1), "features are torch.int64"),
+        (lambda: spconv.SparseConvTensor(x.to("meta"), indices, [5, 5], 1), "features are on meta"),
+        (lambda: spconv.SubMConv2d(4, 4, 2), "must be odd"),
+        (lambda: spconv.SparseConv2d(4, 4, (3, 3, 3)), "kernel_size .* must be 2 numbers"),
+        (lambda: spconv.SubMConv2d(3, 4, 3)(tensor), "4 channels come in, in_channels is 3"),
+        (lambda: spconv.SubMConv3d(4, 4, 3)(tensor), "the sites have 2 dimensions"),
+        (lambda: spconv.SparseConv2d(4, 4, 9)(tensor), "does not fit in a grid"),
+        (lambda: spconv.SparseInverseConv2d(4, 4, 3, "none")(tensor), "no SparseConv with the indice_key 'none'"),
+        (lambda: convolve_sites(x[:2], torch.ones(1, 4, 1), None, indices, (5, 5), 1, (), (1, 1, 1, 1, 0, 0, 1, 1), "same", 3),
+         "x has 2 rows, there are 3 sites"),
+    ]  # fmt: skip
+    for call, message in wrong:
+        with pytest.raises(gossamer.GossamerError, match=message):
+            call()
+
+
+# Networks
+
+
+class Unet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = spconv.SparseSequential(spconv.SubMConv3d(4, 16, 3, indice_key="0"), nn.BatchNorm1d(16), nn.ReLU())
+        self.down = spconv.SparseSequential(spconv.SparseConv3d(16, 24, 2, 2, indice_key="d"), nn.BatchNorm1d(24))
+        self.branch = spconv.SparseConv3d(16, 24, 2, 2)  # to the same sites
+        self.middle = spconv.SubMConv3d(24, 24, 3, bias=False)
+        self.up = spconv.SparseInverseConv3d(24, 16, 2, indice_key="d")
+        self.end = nn.Linear(32, 5)
+
+    def forward(self, features: Tensor, indices: Tensor) -> Tensor:
+        x = self.begin(spconv.SparseConvTensor(features, indices, [20, 20, 21], 2))
+        y = self.down(x)
+        y = self.middle(y.replace_feature(y.features + self.branch(x).features))
+        return self.end(torch.cat([x.features, self.up(y).features], 1))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def clouds(*counts: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for count in counts:
+        features, indices = torch.randn(count, 4), sites(2, (20, 20, 21), count)
+        for each in (features, indices):
+            torch._dynamo.mark_dynamic(each, 0)
+        yield features, indices
+
+
+def kernels_of(network: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """How many convolutions were called."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        network(*inputs)
+    return sum(event.count for event in profile.key_averages() if event.key == "gossamer::convolve_sites")
+
+
+def test_a_network_is_one_graph_for_any_number_of_points() -> None:
+    network = Unet().eval()
+    compiled = torch.compile(network, backend="sparse", fullgraph=True, options={"dense": "eager"})
+    with torch.no_grad():
+        for inputs in clouds(500, 777, 3, 2000):
+            found = compiled(*inputs)
+            close(found, network(*inputs))
+            close(found, network.double()(inputs[0].double(), inputs[1]))
+            network.float()
+        assert kernels_of(compiled, inputs) == 5
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+
+
+def test_training_is_one_graph_for_any_number_of_points() -> None:
+    network = Unet()
+    compiled = torch.compile(network, backend="sparse", fullgraph=True, options={"dense": "eager"})
+    for inputs in clouds(500, 777):
+        found, expected = (
+            torch.autograd.grad(each(*inputs).square().mean(), list(network.parameters())) for each in (compiled, network)
+        )
+        for a, b in zip(found, expected, strict=True):
+            close(a, b)
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+
+
+def test_inductor_and_dense_results() -> None:
+    network = spconv.SparseSequential(
+        spconv.SubMConv2d(3, 8, 3), nn.ReLU(), spconv.SparseConv2d(8, 4, 3, 2, 1), spconv.ToDense()
+    )
+
+    def function(features: Tensor, indices: Tensor) -> Tensor:
+        return network(spconv.SparseConvTensor(features, indices, [11, 12], 2)) + 1
+
+    indices, x = sites(2, (11, 12), 90), torch.randn(90, 3)
+    compiled = torch.compile(function, backend="sparse", fullgraph=True)
+    grid = dense(x, indices, 2, (11, 12))
+    first, last = network[0], network[2]
+    with torch.no_grad():
+        there = dense(torch.ones(90, 1), indices, 2, (11, 12))
+        hidden = F.conv2d(grid, first.weight.movedim(-1, 1).double(), first.bias.double(), padding=1).relu() * there
+        reached = F.conv2d(there, torch.ones(1, 1, 3, 3, dtype=torch.float64), stride=2, padding=1) > 0
+        expected = F.conv2d(hidden, last.weight.movedim(-1, 1).double(), last.bias.double(), 2, 1) * reached + 1
+        close(compiled(x, indices), expected)
+        close(function(x, indices), expected)
+    half = network.bfloat16()
+    with torch.no_grad():
+        close(half(spconv.SparseConvTensor(x.bfloat16(), indices, [11, 12], 2)) + 1, expected)
+
+
+def test_other_types_have_no_kernel() -> None:
+    for kernel in (convolve_kernel, weight_kernel):
+        with pytest.raises(gossamer.CompileError, match="must be f32 or f64"):
+            kernel(torch.bfloat16)
