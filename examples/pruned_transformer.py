@@ -30,7 +30,7 @@ try:
     import sentence_encoder
     import torch
     import torch.nn.functional as F
-    from sentence_encoder import load_encoder
+    from sentence_encoder import load_encoder, tokenize
     from torch import Tensor, nn
     from torch._inductor.exc import InductorError
 
@@ -55,13 +55,6 @@ def prune(encoder: nn.Module, sparsity: float) -> None:
         if isinstance(linear, nn.Linear):
             weight = linear.weight.view(-1)
             weight[weight.abs().argsort()[: int(sparsity * weight.numel())]] = 0
-
-
-def tokenize(tokenizer: Any, texts: Sequence[str], tokens: int) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask, int64 [len(texts), tokens]; short texts are padded, long ones are cut."""
-    shape = {"padding": "max_length", "truncation": True, "max_length": tokens}
-    rows = tokenizer(list(texts), return_tensors="pt", **shape)
-    return rows["input_ids"], rows["attention_mask"]
 
 
 @torch.no_grad()

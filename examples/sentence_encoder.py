@@ -42,6 +42,13 @@ def load_encoder() -> tuple[SentenceEncoder, Any]:
     return SentenceEncoder(bert).eval(), transformers.AutoTokenizer.from_pretrained(path)
 
 
+def tokenize(tokenizer: Any, texts: Sequence[str], tokens: int) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask, int64 [len(texts), tokens]; short texts are padded, long ones are cut."""
+    shape = {"padding": "max_length", "truncation": True, "max_length": tokens}
+    rows = tokenizer(list(texts), return_tensors="pt", **shape)
+    return rows["input_ids"], rows["attention_mask"]
+
+
 def batches(tokenizer: Any, texts: Sequence[str], size: int, longest: int = 40) -> list[tuple[list[int], dict[str, Tensor]]]:
     """Texts of like length together: which ones, and their ids and attention mask, int64 [up to size, tokens]."""
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
