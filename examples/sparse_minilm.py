@@ -59,6 +59,11 @@ def stream(tokenizer: Any, rest: list[str], size: int) -> Iterator[dict[str, Ten
             yield from (batch for _, batch in drawn)
 
 
+def unfinished_of(args: argparse.Namespace) -> Path:
+    """Where a run is kept until it is done."""
+    return args.out.with_suffix(".unfinished.pt")
+
+
 def distill(encoder: SentenceEncoder, teacher: SentenceEncoder, drawn: Iterator[dict[str, Tensor]], args: Any) -> None:
     """Teaches the encoder's layers hidden states and embeddings of the dense one; what is zero stays zero."""
 
@@ -70,15 +75,14 @@ def distill(encoder: SentenceEncoder, teacher: SentenceEncoder, drawn: Iterator[
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=args.learning_rate, weight_decay=0)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / _WARM_UP) * (1 - step / args.steps))
-    masks = gossamer.GradualMasks(encoder)
-    unfinished = args.out.with_suffix(".unfinished.pt")
-    done = 0
+    unfinished, done = unfinished_of(args), 0
     if unfinished.exists():
         kept = torch.load(unfinished)
         encoder.load_state_dict(kept["encoder"])
         optimizer.load_state_dict(kept["optimizer"])
         rate.load_state_dict(kept["rate"])
         done = kept["done"]
+    masks = gossamer.GradualMasks(encoder)
     columns = ("distilling", BarColumn(), TextColumn("{task.completed}/{task.total}  loss {task.fields[loss]:.4f}"))
     with Progress(*columns, TimeRemainingColumn()) as progress:
         bar = progress.add_task("", total=args.steps, completed=done, loss=float("nan"))
@@ -122,8 +126,9 @@ def main() -> None:
     print(f"{len(rest):,} texts\ndense       {show}")
 
     encoder = copy.deepcopy(teacher)
-    print(gossamer.prune(encoder, [batch for _, batch in batches(tokenizer, calibration, 128)], args.sparsity))
-    print(f"pruned      {reverse_dictionary.quality(partial(embed, encoder, tokenizer), dense)[0]}")
+    if not unfinished_of(args).exists():
+        print(gossamer.prune(encoder, [batch for _, batch in batches(tokenizer, calibration, 128)], args.sparsity))
+        print(f"pruned      {reverse_dictionary.quality(partial(embed, encoder, tokenizer), dense)[0]}")
     distill(encoder, teacher, stream(tokenizer, rest, args.batch), args)
     print(f"distilled   {reverse_dictionary.quality(partial(embed, encoder, tokenizer), dense)[0]}")
 
