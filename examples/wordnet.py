@@ -25,11 +25,12 @@ _FILES = {"n": "noun", "v": "verb", "a": "adj", "s": "adj", "r": "adv"}
 
 @dataclass(frozen=True)
 class WordNet:
-    """edge_index [2, pointers] and classes [synsets] are int64; glosses are one a synset."""
+    """edge_index [2, pointers] and classes [synsets] are int64; a synset has a gloss, and a word that stands first in it."""
 
     edge_index: Tensor
     classes: Tensor
     glosses: list[str]
+    words: list[str]
 
 
 def load(folder: Path | None = None) -> WordNet:
@@ -37,7 +38,7 @@ def load(folder: Path | None = None) -> WordNet:
     folder = folder or found()
     numbers: dict[tuple[str, str], int] = {}
     pointers: list[tuple[int, str, str]] = []
-    classes, glosses = [], []
+    classes, glosses, first_words = [], [], []
     for part in dict.fromkeys(_FILES.values()):
         for line in (folder / f"data.{part}").read_text(encoding="latin-1").splitlines():
             if line.startswith(" "):  # the licence
@@ -47,10 +48,17 @@ def load(folder: Path | None = None) -> WordNet:
             node = numbers[part, offset] = len(numbers)
             classes.append(int(file))
             glosses.append(gloss.strip())
+            first_words.append(rest[0].replace("_", " "))
             rest = rest[2 * int(words, 16) :]
             pointers += [(node, _FILES[rest[at + 2]], rest[at + 1]) for at in range(1, 1 + 4 * int(rest[0]), 4)]
     edges = torch.tensor([[node, numbers[part, offset]] for node, part, offset in pointers])
-    return WordNet(edges.t().contiguous(), torch.tensor(classes), glosses)
+    return WordNet(edges.t().contiguous(), torch.tensor(classes), glosses, first_words)
+
+
+def licence() -> list[str]:
+    """The lines that must go with every copy of a part of WordNet."""
+    lines = (found() / "data.noun").read_text(encoding="latin-1").splitlines()
+    return [line.split(maxsplit=1)[1].strip() if len(line.split()) > 1 else "" for line in lines if line.startswith("  ")]
 
 
 def found() -> Path:

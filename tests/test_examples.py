@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+import gossamer
 from gossamer.backend import entry
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -112,3 +113,28 @@ def test_a_point_cloud_is_segmented(monkeypatch: pytest.MonkeyPatch) -> None:
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert clouds.picture(indices, labels).count("\n") == clouds.SIZE // 2 - 1
+
+
+def test_definitions_find_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    dictionary = example("reverse_dictionary", monkeypatch)
+    words, definitions = dictionary.held_out()
+    assert len(words) == len(definitions) == dictionary.SYNSETS and all(15 < len(each) < 200 for each in definitions)
+    own = torch.eye(dictionary.SYNSETS)
+    quality, embeddings = dictionary.quality(lambda texts: own, torch.empty(0))
+    assert (quality.reciprocal_rank, quality.first, quality.among_ten, quality.cosine) == (100, 100, 100, 1)
+    turned = {id(words): own, id(definitions): own.roll(1, 0)}
+    monkeypatch.setattr(dictionary, "held_out", lambda: (words, definitions))
+    quality, _ = dictionary.quality(lambda texts: turned[id(texts)], embeddings)
+    assert (quality.first, quality.cosine) == (0, 0)  # each definition lies on another one's word
+
+
+def test_the_stored_layers_are_sparse_and_near_the_dense_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo, encoders = example("pruned_transformer", monkeypatch), example("sentence_encoder", monkeypatch)
+    dense, tokenizer = encoders.load_encoder()
+    sparse = copy.deepcopy(dense)
+    gossamer.load(sparse.bert.encoder, demo.STORED)
+    weights = [module.weight for module in sparse.modules() if isinstance(module, torch.nn.Linear)]
+    assert len(weights) == 36 and all((weight == 0).float().mean() >= 0.79 for weight in weights)
+    texts = ["to give up a right", "a large body of water", "in a manner that shows no fear"]
+    ours, theirs = (encoders.embed(encoder, tokenizer, texts) for encoder in (sparse, dense))
+    assert (ours * theirs).sum(1).min() > 0.8

@@ -33,8 +33,7 @@ def calls_of(model: nn.Module, data: Iterable[Any]) -> list[Call]:
     """The calls that batches stand for, on the model's device. OptionError for data that are none, or empty."""
     if isinstance(data, Tensor | Mapping | str):
         raise OptionError(f"data is one {type(data).__name__}, must be batches: a list of them, or a DataLoader")
-    place = next((p.device for p in model.parameters()), torch.device("cpu"))
-    calls = [_call(model, batch, place) for batch in data]
+    calls = [call_of(model, batch) for batch in data]
     if not calls:
         raise OptionError("data has no batch: calibration needs a few hundred samples")
     return calls
@@ -48,7 +47,9 @@ def rows_that_count(x: Tensor, tokens: Tensor | None) -> Tensor:
     return rows[tokens.reshape(-1)]
 
 
-def _call(model: nn.Module, batch: Any, place: torch.device) -> Call:
+def call_of(model: nn.Module, batch: Any) -> Call:
+    """The call that a batch stands for, on the model's device."""
+    place = next((p.device for p in model.parameters()), torch.device("cpu"))
     parameters = inspect.signature(model.forward).parameters.values()
     taken = {p.name for p in parameters}
     plain = {"use_cache": False} if "use_cache" in taken else {}  # blocks are called again and again

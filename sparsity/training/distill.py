@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
-from gossamer.sparsity.pruning.batches import Call, calls_of
+from gossamer.sparsity.pruning.batches import Call, call_of, calls_of
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.training.gradual_masks import GradualMasks
 
@@ -44,8 +44,9 @@ class DistillationLoss:
         if min(self.logits, self.hidden, self.embeddings) < 0 or not self.logits + self.hidden + self.embeddings:
             raise OptionError("logits, hidden and embeddings are weights: none below 0, one of them above")
 
-    def __call__(self, student: nn.Module, teacher: nn.Module, call: Call) -> Tensor:
-        """The loss of a call, with gradients for the student."""
+    def __call__(self, student: nn.Module, teacher: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch (as `prune` takes them), with gradients for the student."""
+        call = batch if isinstance(batch, Call) else call_of(student, batch)
         asked = Call(call.args, call.kwargs | ({"output_hidden_states": True} if self.hidden else {}), call.tokens)
         with torch.no_grad():
             wanted = asked.of(teacher)
