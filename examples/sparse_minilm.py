@@ -1,7 +1,7 @@
 """Make a sparse sentence encoder that is still accurate: all-MiniLM-L6-v2, pruned with calibration, then distilled from itself.
 
 Its texts are the definitions, examples and words of WordNet, without the synsets that `reverse_dictionary.py` holds out; the
-result is compared on those. It goes on where it was broken off. An hour on two cores.
+result is compared on those. It goes on where it was broken off. Half an hour on two cores.
 
     pip install gossamer[examples]
     python examples/sparse_minilm.py --sparsity 0.8 --out examples/sparse_minilm.safetensors
@@ -107,7 +107,7 @@ def distill(encoder: SentenceEncoder, teacher: SentenceEncoder, drawn: Iterator[
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--sparsity", type=float, default=0.8, help="share of zeros in the encoder's Linears (default 0.8)")
-    parser.add_argument("--steps", type=int, default=2000, help="of distillation (default 2000)")
+    parser.add_argument("--steps", type=int, default=1150, help="of distillation (default 1150)")
     parser.add_argument("--batch", type=int, default=96, help="texts a step (default 96)")
     parser.add_argument("--learning-rate", type=float, default=5e-4, help="of AdamW at its highest (default 5e-4)")
     parser.add_argument("--hidden", type=float, default=1.0, help="weight of hidden states in the loss (default 1)")
