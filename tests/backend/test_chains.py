@@ -302,7 +302,7 @@ def test_a_value_that_is_used_elsewhere_ends_a_chain() -> None:
 
 
 def test_a_dense_layer_parts_a_chain() -> None:
-    parts = [model(Ffn()), nn.Conv1d(40, 40, 1), model(Ffn())]
+    parts = [model(Ffn()), nn.Conv1d(40, 40, 1, groups=2), model(Ffn())]
 
     def function(x: Tensor) -> Tensor:
         return parts[2](parts[1](parts[0](x)))
