@@ -26,8 +26,8 @@ from typing import Any
 try:
     from pydoc_data.topics import topics
 
-    import reverse_dictionary
-    import sentence_encoder
+    import reverse_dictionary  # type: ignore[import-not-found]  # beside this file
+    import sentence_encoder  # type: ignore[import-not-found]  # beside this file
     import torch
     import torch.nn.functional as F
     from sentence_encoder import load_encoder, tokenize

@@ -45,12 +45,12 @@ def quality(embed: Callable[[list[str]], Tensor], dense: Tensor) -> tuple[Qualit
     scores = definitions @ words.T
     rank = (scores > scores.diag()[:, None]).sum(1) + 1
     cosine = (definitions * (dense if len(dense) else definitions)).sum(1).mean()
-    shares = [100 * float(share.double().mean()) for share in (1 / rank, rank == 1, rank <= 10)]
-    return Quality(*shares, float(cosine)), definitions
+    mean, first, ten = (100 * float(share.double().mean()) for share in (1 / rank, rank == 1, rank <= 10))
+    return Quality(mean, first, ten, float(cosine)), definitions
 
 
 def main() -> None:
-    import wordnet
+    import wordnet  # type: ignore[import-not-found]  # beside this file
 
     known = wordnet.load()
     pairs = [(word, gloss.split(";")[0].strip()) for word, gloss in zip(known.words, known.glosses, strict=True)]

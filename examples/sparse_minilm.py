@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import reverse_dictionary
+    import reverse_dictionary  # type: ignore[import-not-found]  # beside this file
     import torch
-    import wordnet
+    import wordnet  # type: ignore[import-not-found]  # beside this file
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    from sentence_encoder import SentenceEncoder, batches, embed, load_encoder, pooled
+    from sentence_encoder import SentenceEncoder, batches, embed, load_encoder, pooled  # type: ignore[import-not-found]
     from torch import Tensor
 
     import gossamer
