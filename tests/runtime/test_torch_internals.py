@@ -25,6 +25,10 @@ FILES = [
 ]
 
 
+DOCUMENTED = {"torch._check"}
+"""Names with an underscore that torch's documentation tells its users to take."""
+
+
 def private_names(source: str) -> Iterator[str]:
     """Dotted paths of torch in a source that torch does not promise, under whatever name they were imported."""
     tree = ast.parse(source)
@@ -51,7 +55,7 @@ def private_names(source: str) -> Iterator[str]:
 
 def is_private(path: str) -> bool:
     first, *rest = path.split(".")
-    if first != "torch" or rest[:1] == ["ops"]:
+    if first != "torch" or rest[:1] == ["ops"] or path in DOCUMENTED:
         return False
     hidden = any(part.startswith("_") and not part.endswith("__") for part in rest)
     return hidden or rest[:2] == ["fx", "experimental"]
