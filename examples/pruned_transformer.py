@@ -119,7 +119,7 @@ def show_quality(encoders: dict[str, nn.Module], tokenizer: Any) -> None:
     for name, encoder in encoders.items():
         found, embeddings = reverse_dictionary.quality(partial(sentence_encoder.embed, encoder, tokenizer), dense)
         dense = dense if len(dense) else embeddings
-        print(f"  {name:<31}{found}", flush=True)
+        print(f"  {name:<33}{found}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
