@@ -23,19 +23,18 @@ known, there are only the functions that they need.
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func, math, memref, scf, vector
+from torch_mlir.dialects import arith, func, memref, scf, vector
 
 from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.epilogue import Epilogue, reader
-from gossamer.passes.loops.inner_loop import add_in_turns
-from gossamer.passes.loops.prefetch import Ahead, elements_a_line, far
+from gossamer.passes.loops.prefetch import far
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
 from gossamer.passes.loops.scalars import Scalars
@@ -48,12 +47,11 @@ from gossamer.passes.loops.vectors import (
     mask_of,
     parallel,
     reserve_workspace,
-    rolled,
     vector_of,
     zeros,
 )
+from gossamer.passes.operands.row_reader import GATHERED, ONE, RowReader
 
-_ONE, _GATHERED = 0, -1  # counts of vectors that say that there is one column
 _HALVED = 64  # bytes of a vector that is used by halves too
 _LONG = 12  # entries a row, on average, from which on a vector of them is gathered
 
@@ -121,7 +119,7 @@ class _Rows:
 
     def lower(self) -> None:
         variants = {count * lanes: self._function(count, lanes) for count, lanes in self._shapes()}
-        single = [self._function(count, self.lanes) for count in (_ONE, _GATHERED)] if self.width in (None, 1) else []
+        single = [self._function(count, self.lanes) for count in (ONE, GATHERED)] if self.width in (None, 1) else []
         reserve_workspace(self.module, self.carried)
         with ir.InsertionPoint(self.op):
             self.rows = memref.dim(self.storage.output, index(0))
@@ -230,14 +228,14 @@ class _Rows:
     def _function(self, count: int, lanes: int) -> func.FuncOp:
         """A function of the arrays, a view of y, its first column, rows [low, high) and entries [begin, end).
 
-        It is for up to `count` vectors of so many columns; for one column if that is _ONE or _GATHERED. If sums may be raw,
+        It is for up to `count` vectors of so many columns; for one column if that is ONE or GATHERED. If sums may be raw,
         rows before the last argument are complete.
         """
         parent = self.op.operation.parent.opview
         buffers = [self.positions, self.coordinates, self.values, self.x, *self.reads.values()]
         types = [*(buffer.type for buffer in buffers), self.view, *[ir.IndexType.get()] * (5 + self.raw)]
         several = f"_columns{count}" if lanes == self.lanes else "_half"
-        name = parent.name.value + {_ONE: "_column", _GATHERED: "_column_gathered"}.get(count, several)
+        name = parent.name.value + {ONE: "_column", GATHERED: "_column_gathered"}.get(count, several)
         with ir.InsertionPoint(parent):
             function = func.FuncOp(name, (types, []), visibility="private")
         with ir.InsertionPoint(function.add_entry_block()):
@@ -250,7 +248,7 @@ class _Rows:
                 mask = mask_of(lanes, arith.minui(left, index(lanes)))
 
             def add_rows(ahead: bool) -> None:
-                reader = _Reader(self, coordinates, values, x, first, count, lanes, ahead)
+                reader = RowReader(self.scalars, coordinates, values, x, first, count, lanes, self.level if ahead else None)
                 with loop(low, high, index(1)) as rows:
                     row = rows.induction_variable
                     start = arith.maxui(load_index(positions, row), begin)
@@ -306,83 +304,6 @@ class _Rows:
 def _load(mask: ir.Value | None, type_: ir.VectorType, buffer: ir.Value, at: list[ir.Value]) -> ir.Value:
     """A vector of what an epilogue reads."""
     return vector.load(type_, buffer, at) if mask is None else vector.maskedload(type_, buffer, at, mask, zeros(type_))
-
-
-class _Reader:
-    """Sums rows of x, from a first column on, weighted by the entries of a sparse matrix."""
-
-    def __init__(
-        self,
-        rows: _Rows,
-        coordinates: ir.Value,
-        values: ir.Value,
-        x: ir.Value,
-        first: ir.Value,
-        count: int,
-        lanes: int,
-        ahead: bool,
-    ) -> None:
-        self.scalars, self.lanes = rows.scalars, lanes
-        self.vec, self.sums = (vector_of(lanes, t) for t in (rows.scalars.element, rows.scalars.wide))
-        self.ahead = Ahead.into(rows.level, -(-count * lanes // elements_a_line(x))) if ahead else None
-        self.last = arith.subi(memref.dim(coordinates, index(0)), index(1))
-        self.coordinates, self.values, self.x, self.first = coordinates, values, x, first
-        if count <= 0 and not rows.vector_x:  # one column, which is a vector
-            open_ = ir.ShapedType.get_dynamic_size()
-            line = ir.MemRefType.get([open_], rows.scalars.element)
-            self.x = memref.ReinterpretCastOp(line, x, [], [memref.dim(x, index(0))], [], [0], [open_], [1]).result
-
-    def row(self, begin: ir.Value, end: ir.Value, count: int, mask: ir.Value | None) -> list[ir.Value]:
-        """The weighted sums over entries [begin, end): `count` vectors, or a scalar.
-
-        Even one sum does not wait for itself, since the rows that follow are computed at the same time.
-        """
-        if count == _GATHERED:
-            return [self._dot(begin, end)]
-        start = [zeros(self.sums)] * count if count > 0 else [self.scalars.zero()]
-        if count == 1:
-            return add_in_turns(begin, end, 2, 2, start, lambda p, sums: self._entry(p, sums, mask))
-        with rolled(begin, end, start) if count > 0 else loop(begin, end, index(1), start) as entries:
-            scf.YieldOp(self._entry(entries.induction_variable, list(entries.inner_iter_args), mask))
-        return list(entries.results)
-
-    def _dot(self, begin: ir.Value, end: ir.Value) -> ir.Value:
-        """The sum over entries [begin, end) of a vector x, gathered by vectors."""
-        narrow = ir.MemRefType(self.coordinates.type).element_type
-        small = isinstance(narrow, ir.IntegerType) and ir.IntegerType(narrow).width < 32
-        wide = ir.IntegerType.get_signless(32) if small else narrow
-        with loop(begin, end, index(self.lanes), [zeros(self.sums)]) as steps:
-            p = steps.induction_variable
-            mask = mask_of(self.lanes, arith.subi(end, p))
-            type_ = vector_of(self.lanes, narrow)
-            none = arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(narrow, 0)))
-            at = vector.maskedload(type_, self.coordinates, [p], mask, none)
-            if small:
-                at = arith.extui(vector_of(self.lanes, wide), at)
-            read = vector.gather(self.vec, self.x, [index(0)], at, mask, zeros(self.vec))
-            weight = vector.maskedload(self.vec, self.values, [p], mask, zeros(self.vec))
-            both = [each if each.type == self.sums else arith.extf(self.sums, each) for each in (weight, read)]
-            scf.YieldOp([math.fma(*both, steps.inner_iter_args[0])])
-        order = ir.Attribute.parse("#arith.fastmath<reassoc>")
-        return vector.reduction(self.scalars.wide, vector.CombiningKind.ADD, steps.results[0], fastmath=order)
-
-    def _entry(self, p: ir.Value, sums: Sequence[ir.Value], mask: ir.Value | None) -> list[ir.Value]:
-        """The sums with an entry's share."""
-        weight = self.scalars.widened(memref.load(self.values, [p]))
-        source = load_index(self.coordinates, p)
-        if mask is None:
-            read = self.scalars.widened(memref.load(self.x, [source]))
-            return [math.fma(weight, read, sums[0])]
-        weight = vector.broadcast(self.sums, weight)
-        columns = [arith.addi(self.first, index(n * self.lanes)) for n in range(len(sums))]
-        if self.ahead is not None:
-            later = load_index(self.coordinates, arith.minui(arith.addi(p, index(self.ahead.entries)), self.last))
-            for line in range(self.ahead.lines):
-                self.ahead.fetch(self.x, [later, arith.addi(self.first, index(line * elements_a_line(self.x)))])
-        read = [vector.load(self.vec, self.x, [source, column]) for column in columns[:-1]]
-        read.append(vector.maskedload(self.vec, self.x, [source, columns[-1]], mask, zeros(self.vec)))
-        wide = [each if each.type == self.sums else arith.extf(self.sums, each) for each in read]
-        return [math.fma(weight, each, total) for each, total in zip(wide, sums, strict=True)]
 
 
 @contextmanager
