@@ -236,6 +236,9 @@ PRIVATE = {
     "enable_single_level_autograd_function": Private(
         "torch._functorch.utils:enable_single_level_autograd_function", "derivatives of derivatives", TRANSFORMS
     ),
+    "SingleLevelFunction": Private(
+        "torch.autograd.function:_SingleLevelFunction", "nodes of one level of them", TRANSFORMS, torch.autograd.Function
+    ),
     "temporarily_clear_interpreter_stack": Private(
         "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack", "tensors of outside", TRANSFORMS
     ),

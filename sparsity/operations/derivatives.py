@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import forward_ad
 
 from gossamer.runtime.operations import KERNELS, LIBRARY, untraced
 from gossamer.runtime.torch_internals import (
     SPARSE_TENSORS,
     TRANSFORMS,
     AutoDispatchBelowAutograd,
+    SingleLevelFunction,
     after_autograd_keyset,
     enable_single_level_autograd_function,
     forward_level,
@@ -48,7 +49,7 @@ def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent
     operation, kernel = getattr(torch.ops.gossamer, name).default, KERNELS[name]
     listed = "Tensor[]" in str(operation._schema).partition("->")[2]
 
-    class Node(Function):
+    class Node(SingleLevelFunction):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, compute: Operation, inputs: Sequence[Any], *_: Tensor) -> Any:
             ctx.set_materialize_grads(False)
@@ -78,7 +79,7 @@ def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent
             return found if ctx.count == 1 else tuple(found if number == ctx.at else None for number in range(ctx.count))
 
     named: Any = type(name, (Node,), {})  # as `grad_fn` shows it
-    apply = super(Function, named).apply  # what Function.apply does where no torch.func is to come first
+    apply = named.apply
 
     def on_autograd(keyset: Any, *inputs: Any) -> Any:
         compute, tensors = partial(_below, operation, keyset, inputs), _tensors(inputs)
