@@ -21,6 +21,7 @@ GRAPH_PASSES = {
     "stored-weights": "weights.stored_weights:StoredWeights",
     "fuse-rows": "operations.fuse_rows:FuseRows",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
+    "routed-experts": "weights.routed_experts:RoutedExpertsPass",
     "flex-attention": "attention.flex_attention:FlexAttention",
     "convolutions": "convolution.convolutions:Convolutions",
     "masked-attention": "attention.masked_attention:MaskedAttention",

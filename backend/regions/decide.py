@@ -20,6 +20,9 @@ from gossamer.dialects.errors import GossamerError
 _REMEDIES = {"mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), and it is products, step by step"}
 """What makes something else of an operation that has no sparse kernel."""
 
+_REPORTED = ("convolution", "grouped_mm_fallback", "_grouped_mm")
+"""What the passes `convolutions` and `routed-experts` report."""
+
 
 def judge(contraction: Contraction, options: Options, trained: bool = False) -> tuple[str | None, float | None]:
     """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain.
@@ -83,7 +86,7 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
         if node in covered or not zero_heavy(static.tensor):
             continue
         op = _first_use(node, statics)
-        if op == "convolution":  # the pass of that name reports it
+        if op in _REPORTED:
             continue
         reason = f"no sparse kernel for {op}{_REMEDIES.get(op, '')}" if op else "not used in this graph"
         refused = _refusal(static.tensor, static.tensor)

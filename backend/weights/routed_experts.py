@@ -1,0 +1,199 @@
+"""routed-experts: products of tokens, sorted by expert, with weights of experts that are mostly zeros, as sparse kernels.
+
+    %y = grouped_mm(%x, transpose(%w), %ends)    →    %y = gossamer::region([%x, %ends, %w], "5c01…")
+
+%x is [tokens, k], %w [experts, m, k], %ends says where each expert's tokens end: torch.nn.functional.grouped_mm in the graphs
+of mixtures of experts, and what transformers has in its place where Inductor has none. Each expert is a region as any product
+has one; there are kernels for few and for many tokens, because how many an expert gets is known at run time only.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls import region_op
+from gossamer.backend.calls.region_op import CompiledRegion
+from gossamer.backend.calls.routed_experts import RoutedExperts
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import computed_from
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import Static, density, zero_heavy
+from gossamer.backend.graph.nodes import hint
+from gossamer.backend.regions.build_region import Built, build_region, content_hash
+from gossamer.backend.regions.contractions import Contraction, contraction_at, in_training
+from gossamer.backend.regions.cost import predicted_gain
+from gossamer.backend.regions.decide import judge
+from gossamer.backend.regions.grow_region import grow
+from gossamer.backend.report.report import FAILED, Decision
+from gossamer.dialects.errors import CompileError
+
+aten = torch.ops.aten
+
+_GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
+
+
+@dataclass(frozen=True)
+class Expert(Contraction):
+    """The product of one of several experts, among which the tokens are shared out.
+
+    experts  their number
+    """
+
+    experts: int = 1
+
+    @property
+    def tokens(self) -> int | None:
+        """Of the average expert."""
+        tokens = hint(self.x.meta["val"].shape[0])
+        return None if tokens is None else -(-tokens // self.experts)
+
+    @property
+    def dynamic(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def op(self) -> str:
+        """What a user calls it."""
+        return "experts"
+
+
+class RoutedExpertsPass:
+    """Grouped products with sparse weights become regions."""
+
+    name: ClassVar[str] = "routed-experts"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each weight of experts that has zeros."""
+        statics = context.inputs.match(graph)
+        values = {node: static.tensor for node, static in statics.items()}
+        decisions, failures = list[Decision](), list[CompileError]()
+        for node in [n for n in graph.nodes if str(n.target) in _GROUPED]:
+            main = _weight(node, statics)
+            if main is None or (not zero_heavy(values[main]) and context.options.min_gain > 0):
+                continue
+            reason, gain, built = _taken_out(node) or _refused_in(graph), None, list[Built]()
+            if reason is None:
+                experts = _experts(node, values)
+                reason, gain = _judged(experts, context)
+                if reason is None:
+                    try:
+                        built = _built(experts, statics, context)
+                    except CompileError as error:
+                        if context.options.strict:
+                            raise
+                        failures.append(error)
+                        reason = FAILED
+                leaves = experts[0].weight.leaves
+                for each in experts:
+                    _forget(each.node)
+                if reason is None:
+                    _replace(node, leaves, built)
+            decisions.append(_decision(statics[main], reason, gain, built))
+        if failures:
+            warnings.warn(f"{failures[0]}\nThese experts stay dense.", stacklevel=3)
+        graph.eliminate_dead_code()
+        return decisions
+
+
+def _weight(node: fx.Node, statics: Mapping[fx.Node, Static]) -> fx.Node | None:
+    """The static tensor that the experts' weights are computed from, if there is one."""
+    static = computed_from(node.graph, {n: s.tensor for n, s in statics.items()})
+    weight: Any = node.args[1]
+    if weight not in static or weight.meta["val"].dim() != 3 or weight.meta["val"].shape[0] == 0:
+        return None
+    behind, pending = list[fx.Node](), [weight]
+    while pending:
+        each = pending.pop()
+        if each in statics:
+            behind.append(each)
+        else:
+            pending += each.all_input_nodes
+    return max(behind, key=lambda n: statics[n].tensor.numel(), default=None)
+
+
+def _taken_out(node: fx.Node) -> str | None:
+    """Why this grouped product has no kernel, None if it may have one."""
+    x, _, *more = node.args
+    ends = more[0] if more else node.kwargs.get("offs")
+    rest = [*more[1:], *(value for name, value in node.kwargs.items() if name != "offs")]
+    if not isinstance(x, fx.Node) or x.meta["val"].dim() != 2 or not isinstance(ends, fx.Node):
+        return "no sparse kernel for grouped_mm of other than a matrix, sorted by group"
+    if any(value is not None for value in rest):
+        return "no sparse kernel for grouped_mm with a bias or another type of result"
+    return None if x.meta["val"].is_cpu else "experts are sparse on CPUs only"
+
+
+def _refused_in(graph: fx.Graph) -> str | None:
+    return "trained dense: experts are sparse in inference only" if in_training(graph) else None
+
+
+def _experts(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> list[Expert]:
+    """The product of each expert with all tokens, as nodes that are to go again."""
+    x, weights = node.args[:2]
+    emit, found = Emitter(node), list[Expert]()
+    count = weights.meta["val"].shape[0]  # type: ignore[union-attr]
+    for number in range(count):
+        product = emit(aten.mm.default, x, emit(aten.select.int, weights, 0, number))
+        contraction = contraction_at(product, values)
+        assert contraction is not None
+        given = {field.name: getattr(contraction, field.name) for field in fields(Contraction)}
+        found.append(Expert(**given, experts=count))
+    return found
+
+
+def _judged(experts: list[Expert], context: GraphContext) -> tuple[str | None, float | None]:
+    """Why the experts stay dense, None if they become sparse, and the gain that is predicted for all of them together."""
+    judged = [judge(each, context.options) for each in experts]
+    refused = next((reason for reason, gain in judged if gain is None), None)
+    if refused is not None:
+        return refused, None
+    gain = len(experts) / sum(1 / predicted_gain(each) for each in experts)
+    reason = next((reason for reason, _ in judged if reason is not None), None)
+    return (reason if gain < context.options.min_gain else None), gain
+
+
+def _built(experts: list[Expert], statics: Mapping[fx.Node, Static], context: GraphContext) -> list[Built]:
+    """The region of each expert. CompileError."""
+    leaves = experts[0].weight.leaves
+    name, values = statics[experts[0].weight.main].name, [statics[leaf].tensor for leaf in leaves]
+    regions = [grow(each, ()) for each in experts]
+    return [
+        build_region(region, f"{name}[{number}]", values, context.options, context.dump)
+        for number, region in enumerate(regions)
+    ]
+
+
+def _forget(product: fx.Node) -> None:
+    """Takes a node of `_experts` out of the graph."""
+    selected = product.args[1]
+    product.graph.erase_node(product)
+    product.graph.erase_node(selected)  # type: ignore[arg-type]
+
+
+def _replace(node: fx.Node, leaves: tuple[fx.Node, ...], built: list[Built]) -> None:
+    """Puts one call of the region op where the grouped product was."""
+    regions = tuple(each.region for each in built if isinstance(each.region, CompiledRegion))
+    assert len(regions) == len(built)  # others are of weights that were reordered
+    key = content_hash("experts", *(each.key for each in built))
+    region_op.add(key, RoutedExperts(regions))
+    ends = node.args[2] if len(node.args) > 2 else node.kwargs["offs"]
+    y = Emitter(node)(region_op.region, [node.args[0], ends, *leaves], key)
+    node.replace_all_uses_with(y)
+    node.graph.erase_node(node)
+
+
+def _decision(static: Static, reason: str | None, gain: float | None, built: list[Built]) -> Decision:
+    shape, share = tuple(static.tensor.shape), density(static.tensor)
+    if reason is not None:
+        return Decision(static.name, "experts", shape, share, None, None, False, reason, gain)
+    kernels = dict.fromkeys((each.format, each.schedule) for each in built)
+    formats, schedules = (", ".join(dict.fromkeys(names)) for names in zip(*kernels, strict=True))
+    return Decision(
+        static.name, "experts", shape, share, formats, schedules, True, f"a region for each of {len(built)}", gain, False,
+        static.tensor.nbytes, sum(sum(each.packed_bytes) for each in built),
+    )  # fmt: skip
