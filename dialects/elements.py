@@ -30,6 +30,8 @@ FLOATS = {
         Element("f16", "float16", 2, "f32"),
     )
 }
+WEIGHTS = {**FLOATS, "i8": Element("i8", "int8", 1, "i32")}
+"""Those of weights: products of quantized ones are exact."""
 INTEGERS = {name: Element(name, f"int{name[1:]}", int(name[1:]) // 8, name) for name in ("i8", "i16", "i32", "i64")}
 WIDE = tuple(each.name for each in FLOATS.values() if each.sums == each.name)
 """Floats that are summed as they are."""

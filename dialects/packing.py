@@ -207,6 +207,33 @@ class BlockVectors(Packing):
 
 
 @dataclass(frozen=True)
+class Quads(Packing):
+    """Blocks of `rows` x 4, panel by panel of `width` columns, in a panel row by row of blocks: for dot products of bytes.
+
+    `positions` say where in each panel the blocks of each row of blocks begin, `coordinates` where in the panel each block lies,
+    counted in 4 columns. The 4 values of a row of a block lie together; beyond the edge of the tensor they are 0.
+    """
+
+    kind: ClassVar[str] = "quads"
+    COLUMNS: ClassVar[int] = 4
+    rows: int
+    width: int
+
+    def __post_init__(self) -> None:
+        self._check(
+            (self.rows > 0, "rows must be positive"),
+            (0 < self.width <= 1 << 18 and self.width % 4 == 0, f"width must be a multiple of 4 up to {1 << 18}"),
+        )
+
+    @property
+    def neighbours(self) -> int:
+        return self.COLUMNS
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
+
+
+@dataclass(frozen=True)
 class Pairs(Packing):
     """The nonzeros of each row two by two, in blocks of `width` columns; an odd one is followed by a 0 in the same column.
 
@@ -387,7 +414,7 @@ class Fragments(Packing):
 
 
 _KINDS = (
-    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, VnniMap, Panels, Slices, TwoFour, Vnm, Fragments,
+    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, Panels, Slices, TwoFour, Vnm, Fragments,
 )  # fmt: skip
 KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 

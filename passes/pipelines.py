@@ -33,7 +33,7 @@ _NORMALIZE = (
     "keep-nan,propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,"
     f"math-expand-ops{{ops=fpowi}},{_WIDEN},keep-wide,canonicalize,cse"
 )
-_FUSE = "fuse-epilogue,lift-rows,inline-stages,canonicalize,cse"
+_FUSE = "fuse-epilogue,narrow-sums,lift-rows,inline-stages,canonicalize,cse"
 _FINISH = "expand-math,parallelize,emit-entry"
 # MLIR's pipeline "sparsifier" in parts, because it frees nothing that it allocates. A sparse result grows array by array,
 # and what is left in the end is the caller's: there only the arrays that were outgrown are freed.

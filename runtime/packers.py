@@ -17,6 +17,7 @@ from gossamer.dialects.packing import (
     Padded,
     Pairs,
     Panels,
+    Quads,
     RowPairs,
     TwoFour,
     Vnm,
@@ -97,14 +98,25 @@ def _vnni(packing: Vnni, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
 
 
 def _blocks(packing: Blocks, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    (m, k), r, c, width = rows.nonzero.shape, packing.rows, packing.columns, packing.width
+    begins, block, places = _panels_of_blocks(rows, packing.rows, packing.columns, packing.width)
+    return [begins, block * packing.columns], places.transpose(1, 2).flatten()
+
+
+def _quads(packing: Quads, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    begins, block, places = _panels_of_blocks(rows, packing.rows, packing.COLUMNS, packing.width)
+    return [begins, block], places.flatten()
+
+
+def _panels_of_blocks(rows: Rows, r: int, c: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where the blocks of each row of r x c blocks begin, panel by panel, which of its panel each one is, and its places."""
+    m, k = rows.nonzero.shape
     edges, panels = (0, -k % width, 0, -m % r), -(-k // width)
     cut = (-(-m // r), r, panels, width // c, c)
     nonzero = torch.nn.functional.pad(rows.nonzero, edges).view(cut)
     occupied = nonzero.any(4).any(1).transpose(0, 1)
     places = torch.nn.functional.pad(rows.places, edges, value=rows.nowhere)
-    by_block = places.reshape(cut).permute(2, 0, 3, 4, 1)
-    return [positions(occupied.sum(2).flatten()), occupied.nonzero()[:, 2] * c], by_block[occupied].flatten()
+    by_block = places.reshape(cut).permute(2, 0, 3, 1, 4)
+    return positions(occupied.sum(2).flatten()), occupied.nonzero()[:, 2], by_block[occupied]
 
 
 def _padded(packing: Padded, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -233,6 +245,7 @@ _FILL: dict[type[Packing], Fill] = {
     BlockVectors: _block_vectors,
     RowPairs: _row_pairs,
     Pairs: _pairs,
+    Quads: _quads,
     Panels: _panels,
     VnniMap: _vnnimap,
     TwoFour: _two_four,

@@ -54,14 +54,16 @@ class Target:
     @property
     def instructions(self) -> frozenset[str]:
         """Those that schedules ask for: "avx512bf16", dot products of bf16, "avx512vbmi", which looks bytes up,
-        "avx512vbmi2", which expands elements of 16 bits, and "amx", products of tiles of bf16."""
+        "avx512vbmi2", which expands elements of 16 bits, "vnni", dot products of bytes, and "amx", products of tiles of bf16."""
         asked = {
             "avx512bf16": {"+avx512bf16", "+avx512f"},
             "avx512vbmi": {"+avx512vbmi"},
             "avx512vbmi2": {"+avx512vbmi2"},
             "amx": {"+amx-bf16", "+amx-tile"},
         }
-        return frozenset(name for name, needed in asked.items() if needed <= set(self.features.split(",")))
+        here = set(self.features.split(","))
+        found = frozenset(name for name, needed in asked.items() if needed <= here)
+        return found | {"vnni"} if {"+avx512vnni", "+avx512vl"} <= here or "+avxvnni" in here else found
 
     @property
     def gathers(self) -> bool:

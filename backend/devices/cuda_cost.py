@@ -52,7 +52,7 @@ class Roofline:
         """What a layer with this weight costs; `tf32` says whether torch multiplies f32 on tensor cores."""
         t, width = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), FLOATS[matrix.element].bytes
         through = (matrix.rows + matrix.columns) * t * width
-        able = [f for f in GPU_FAMILIES.values() if t <= f.most and f.storage(matrix) is not None]
+        able = [f for f in GPU_FAMILIES.values() if t <= f.most and f.stores(matrix) is not None]
         stored = matrix.nonzeros / matrix.fill * width + matrix.nonzeros * _POSITION
         sparse = {f.name: max(f.cycles(matrix, t) / self.cycles, self._read_us(stored + through)) for f in able}
         multiplied = matrix.rows * matrix.columns * max(t, _LEAST_TOKENS) / (self._rate(matrix.element, tf32) * _DENSE)

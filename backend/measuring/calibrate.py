@@ -111,9 +111,9 @@ def _in_passes(groups: Sequence[Mapping[str, Call]]) -> list[dict[str, float]]:
 def _specialists(matrix: Matrix) -> list[str]:
     """The families to be measured on a reference weight: if it has a structure, those that need one."""
     plain = replace(matrix, block=None, nm=None)
-    able = [f for f in FAMILIES.values() if f.storage(matrix) is not None and f.cycles(matrix, 1) < math.inf]
+    able = [f for f in FAMILIES.values() if f.stores(matrix) is not None and f.cycles(matrix, 1) < math.inf]
     if matrix.block or matrix.nm:
-        able = [f for f in able if f.storage(plain) is None]
+        able = [f for f in able if f.stores(plain) is None]
     return [f.name for f in able]
 
 

@@ -106,7 +106,7 @@ def _promising(contraction: Contraction, options: Options) -> bool:
 
 def _measurable(contraction: Contraction) -> bool:
     """Whether its device can compute it and measures; elsewhere predictions stand."""
-    return refusal(contraction) is None and device_of(contraction.weight.device).measures
+    return refusal(contraction) is None and not contraction.quantized and device_of(contraction.weight.device).measures
 
 
 def _shortlist(key: Key, options: Options) -> list[str]:

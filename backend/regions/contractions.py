@@ -4,6 +4,7 @@
     mm(x, permute(w)), mm(x, w)                   x @ w.T, x @ w, and grad_y @ w in a backward graph
     mm(w, x), bmm(expand(w), x)                   w @ x: the weight is on the left
     bmm(x, expand(permute(w))), baddbmm(...)      a batch that could not be flattened
+    _int_mm(x, permute(w))                        factors of int8, sums of int32
 
 All mean y[t, m] = sum_k x[t, k] w[m, k], up to views and, for a weight on the left, two transposes.
 """
@@ -37,6 +38,7 @@ _PRODUCTS: dict[OpOverload, tuple[int | None, int, int]] = {
     aten.bmm.default: (None, 0, 1),
     aten.addmm.default: (0, 1, 2),
     aten.baddbmm.default: (0, 1, 2),
+    aten._int_mm.default: (None, 0, 1),
 }
 
 
@@ -79,6 +81,11 @@ class Contraction:
         """The type of the other factor; the weight's, unless that is rounded."""
         dtype: torch.dtype = self.x.meta["val"].dtype
         return dtype
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it is a product of int8 with exact sums."""
+        return self.node.target is aten._int_mm.default
 
     @property
     def dynamic(self) -> bool:

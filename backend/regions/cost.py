@@ -9,7 +9,7 @@ from gossamer.backend.regions.contractions import Contraction
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.runtime.data_cache import first_level_bytes
-from gossamer.runtime.elements import FLOATS
+from gossamer.runtime.elements import WEIGHTS
 
 TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
 """Numbers of tokens up to each of which one schedule is chosen, where the number is not known at compile time."""
@@ -90,9 +90,9 @@ def matrix_of(contraction: Contraction) -> Matrix:
     by_rows = weight.transposed == (c.side == "right")  # stored as [M, K]
     pattern = (weight.pattern if by_rows else weight.pattern.transposed).rounded
     return Matrix(
-        c.m, c.k, 1 if by_rows else 0, FLOATS[weight.dtype], device.bits, pattern.density,
+        c.m, c.k, 1 if by_rows else 0, WEIGHTS[weight.dtype], device.bits, pattern.density,
         block=pattern.block, fill=pattern.fill, nm=pattern.rows.nm, skew=pattern.rows.skew, features=device.features,
-        vnm=pattern.rows.vnm, given=FLOATS[c.given] if c.given != weight.dtype else None,
+        vnm=pattern.rows.vnm, given=WEIGHTS[c.given] if c.given != weight.dtype else None,
         l1d=first_level_bytes(),
     )  # fmt: skip
 

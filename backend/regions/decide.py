@@ -12,10 +12,14 @@ from gossamer.backend.graph.inputs import Inputs, Static, density, zero_heavy
 from gossamer.backend.graph.weight_expressions import Weight
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import predicted_gain, renewing_pays, usual_tokens
+from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.round_to_bf16 import rounded
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import GossamerError
+
+_AFTER_SUMS = (torch.float32, torch.bfloat16, torch.float16)
+"""What the sums of a quantized product may become."""
 
 _REMEDIES = {"mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), and it is products, step by step"}
 """What makes something else of an operation that has no sparse kernel."""
@@ -46,7 +50,7 @@ def judge(contraction: Contraction, options: Options, trained: bool = False) -> 
 
 def refusal(contraction: Contraction) -> str | None:
     """Why no kernel can compute this contraction, None if one may."""
-    return _refusal(contraction.weight, contraction.x.meta["val"])
+    return _quantized(contraction) if contraction.quantized else _refusal(contraction.weight, contraction.x.meta["val"])
 
 
 def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None) -> Decision:
@@ -115,6 +119,18 @@ def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:
     if weight.dtype != x.dtype and not rounded(weight.dtype, x.dtype):
         return f"weight is {weight.dtype}, its input {x.dtype}"
     return "empty weight" if 0 in weight.shape else None
+
+
+def _quantized(contraction: Contraction) -> str | None:
+    weight = contraction.weight
+    if weight.device.type != "cpu":
+        return f"no sparse kernel for int8 on {weight.device.type}"
+    if contraction.side != "right":
+        return "no sparse kernel for a product of int8 with the weight on the left"
+    if 0 in weight.shape:
+        return "empty weight"
+    last = epilogue(contraction.node, ())[-1]
+    return None if last.meta["val"].dtype in _AFTER_SUMS else "its sums are used as integers"
 
 
 def _wrong_schedule(contraction: Contraction, wanted: str) -> str | None:

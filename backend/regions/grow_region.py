@@ -86,10 +86,12 @@ def epilogue(
 
 def _fusable(node: fx.Node, start: fx.Node, region: Container[fx.Node], axis: int) -> bool:
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool):
+    if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool, torch.int32):
         return False
     if is_identity(node, axis):
         return True
+    if value.dtype is torch.int32:  # sums of a quantized product, before they become floats
+        return False
     if not is_elementwise(node) or phase(node) != phase(start):  # what straddles phases could not be split
         return False
     for operand in node.all_input_nodes:

@@ -75,8 +75,8 @@ class _Body:
             self._copies[node] = self._tanh_gelu(args[0])
         elif target in _BOUNDED:  # by clamp: torch-mlir's own choose the bound where there is a NaN
             self._copies[node] = self._call(*_BOUNDED[target](*args))
-        elif target is aten._to_copy.default:
-            self._copies[node] = self._call(prims.convert_element_type.default, (args[0], kwargs["dtype"]))
+        elif target in (aten._to_copy.default, prims.convert_element_type.default):
+            self._copies[node] = self._converted(args[0], node)
         else:
             self._copies[node] = self._call(target, args, kwargs)
 
@@ -88,6 +88,13 @@ class _Body:
         """The body that returns the copy of `output`."""
         self.graph.output(self._copies[output])
         return fx.GraphModule({}, self.graph, "Region")
+
+    def _converted(self, x: fx.Node, node: fx.Node) -> fx.Node:
+        """`x` in the type of a node; an integer becomes a narrow float by way of f32, as torch does it."""
+        (source,), dtype = node.all_input_nodes, node.meta["val"].dtype
+        if not source.meta["val"].is_floating_point() and dtype in (torch.bfloat16, torch.float16):
+            x = self._call(prims.convert_element_type.default, (x, torch.float32))
+        return self._call(prims.convert_element_type.default, (x, dtype))
 
     def _tanh_gelu(self, x: fx.Node) -> fx.Node:
         """x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); torch-mlir's own has sqrt(2/pi) to three digits only."""
@@ -134,8 +141,11 @@ class ProductBody(_Body):
         x_node = self._placeholder("x", (None, contraction.k), contraction.x.meta["val"].dtype)
         w_node = self._placeholder("w", weight.shape, weight.dtype)
         needs_transpose = weight.transposed == (contraction.side == "right")
-        same = weight.dtype == contraction.given
-        stored = w_node if same else self._call(prims.convert_element_type.default, (w_node, contraction.given))
+        wanted = torch.int32 if contraction.quantized else contraction.given
+        x_node, stored = (
+            node if dtype == wanted else self._call(prims.convert_element_type.default, (node, wanted))
+            for node, dtype in ((x_node, contraction.given), (w_node, weight.dtype))
+        )
         factor = self._call(aten.permute.default, (stored, [1, 0])) if needs_transpose else stored
         y = self._call(aten.mm.default, (x_node, factor))
         if contraction.alpha != 1:

@@ -42,6 +42,7 @@ def in_blocks(contraction: Contraction, leaves: list[torch.Tensor]) -> Contracti
     device = find_device(weight.device)
     if (
         contraction.side != "right"
+        or contraction.quantized
         or weight.pattern.block
         or weight.density > _DENSEST
         or device is None

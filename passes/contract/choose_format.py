@@ -62,7 +62,7 @@ class ChooseFormat:
             contract.operation.attributes[SCHEDULE] = ir.StringAttr.get(own)
         schedule = own or self.schedule
         family = ALL_FAMILIES.get(schedule)
-        chosen = family.storage(matrix) if family is not None else None
+        chosen = family.stores(matrix) if family is not None else None
         if chosen is None:
             raise CompileError(f"no {schedule} schedule for a weight of type {weight.type}")
         weight.set_type(stored_as(ir.RankedTensorType(weight.type), chosen))

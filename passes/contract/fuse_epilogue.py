@@ -6,7 +6,7 @@ before   %0 = linalg.generic (fill with 0) ...
 after    %2 = "kernel.contract"(%x, %w) ({ ^bb0(%sum): tanh(%sum + kernel.read(%bias)) }) {indexing_maps = [...]}
 
 Expects generic ops (after linalg-generalize-named-ops and linalg-fuse-elementwise-ops). A contraction that has no factor with
-a sparse encoding is left alone. Products of narrow floats are widened to the accumulator's type, as linalg has it.
+a sparse encoding is left alone. Narrow factors are widened to the accumulator's type, as linalg has it.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,9 @@ from torch_mlir import ir
 
 from gossamer.dialects.kernel import ContractOp, ReadOp, YieldOp
 from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, parallel, reductions, sole_user, walk
+
+
+_MULTIPLIED = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # by what adds up
 
 
 @dataclass(frozen=True)
@@ -45,17 +48,17 @@ def _is_contraction(op: ir.Operation) -> bool:
     block = op.regions[0].blocks[0]
     body = list(block.operations)
     total = defining(body[-1].operands[0])
-    if total is None or total.name != "arith.addf" or block.arguments[2] not in list(total.operands):
+    if total is None or total.name not in _MULTIPLIED or block.arguments[2] not in list(total.operands):
         return False
     product = next((defining(v) for v in total.operands if v != block.arguments[2]), None)
-    if product is None or product.name != "arith.mulf":
+    if product is None or product.name != _MULTIPLIED[total.name]:
         return False
     return {_widened(v) for v in product.operands} == {block.arguments[0], block.arguments[1]}
 
 
 def _widened(value: ir.Value) -> ir.Value:
     op = defining(value)
-    return op.operands[0] if op is not None and op.name == "arith.extf" else value
+    return op.operands[0] if op is not None and op.name in ("arith.extf", "arith.extsi") else value
 
 
 def _maps(op: ir.Operation) -> list[ir.AffineMap]:

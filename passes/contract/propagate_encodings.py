@@ -16,7 +16,7 @@ from torch_mlir import ir
 from gossamer.dialects.format import Format
 from gossamer.passes.loops.queries import all_ops, defining, parallel
 
-_ZERO_TO_ZERO = ("arith.negf", "arith.extf", "arith.truncf", "math.absf", "math.sqrt", "math.tanh", "math.sin")
+_ZERO_TO_ZERO = ("arith.negf", "arith.extf", "arith.truncf", "arith.extsi", "math.absf", "math.sqrt", "math.tanh", "math.sin")
 
 
 @dataclass(frozen=True)

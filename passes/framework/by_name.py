@@ -8,7 +8,7 @@ a schedule  "kblock" is the `Family` called `KBLOCK` of a file `lower_kblock.py`
 from collections.abc import Iterator
 from pathlib import Path
 
-CPU_SCHEDULES, GPU_SCHEDULES = ("weights", "weights_bf16"), ("weights_gpu",)
+CPU_SCHEDULES, GPU_SCHEDULES = ("weights", "weights_bf16", "weights_int8"), ("weights_gpu",)
 """The rooms of schedules."""
 
 _HOUSE, _PACKAGE = Path(__file__).parents[1], __package__.rpartition(".")[0]

@@ -10,10 +10,13 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
-from gossamer.dialects.elements import FLOATS
+from gossamer.dialects.elements import FLOATS, WEIGHTS
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.chain_product import ChainProduct
+
+
+_BYTES = {"f32": 4, "f64": 8, "i32": 4}  # of a sum
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Matrix:
 
     rows, columns  M and K: results, and elements summed over
     reduction      the dimension of the stored tensor that is summed over: 1 if it is stored as [M, K], 0 as [K, M]
-    element        "f32", "f64", "bf16" or "f16"
+    element        "f32", "f64", "bf16", "f16", or "i8" of a quantized weight, whose products with i8 are summed in i32
     bits           width of the target's vectors
     density        share of nonzeros, rounded
     block          rows x columns of the aligned blocks that the nonzeros fill, None where they lie at random; smaller blocks
@@ -31,7 +34,7 @@ class Matrix:
     nm             (n, m) where of every m aligned neighbours along K at most n are nonzero
     vnm            (v, n, m) where of every m aligned neighbours along K n are nonzero at most, and 4 in v aligned rows together
     skew           nonzeros of the longest row over the mean of all rows, rounded up; 1 where all rows have equally many
-    features       instructions of the target that not all have: "avx512bf16", "avx512vbmi", "avx512vbmi2", "amx"
+    features       instructions of the target that not all have: "avx512bf16", "avx512vbmi", "avx512vbmi2", "vnni", "amx"
     l1d            bytes of the target's first-level data cache
     given          element of x where it is another than the weight's: "f32" where a product of f32 may be rounded to bf16
     """
@@ -53,8 +56,8 @@ class Matrix:
 
     @property
     def lanes(self) -> int:
-        """Sums in a vector: narrow floats are summed in f32."""
-        return self.bits // (8 * FLOATS[FLOATS[self.element].sums].bytes)
+        """Sums in a vector: narrow floats are summed in f32, integers of 8 bits in those of 32."""
+        return self.bits // (8 * _BYTES[WEIGHTS[self.element].sums])
 
     @property
     def nonzeros(self) -> float:
@@ -96,15 +99,16 @@ def _tiles_gain(matrix: Matrix, tokens: int) -> float:
 class Family:
     """One way to schedule a product.
 
-    name     as in the option `schedule` and in the attribute of `kernel.spmm`
-    storage  the format or packing of the weight; None where the family cannot compute with such a matrix
-    tile     the numbers in the attribute `tile`, the tokens of a tile first; None for a storage that it cannot read
-    cycles   predicted cycles of one core for a matrix and a number of tokens, but for the call
-    most     tokens up to which it is worth considering
-    chain    how a `kernel.spmm` of it runs in a chain; None where none does
-    gain     how many times as fast a product with a matrix and a number of tokens is in a chain, about: nothing is transposed
-             there between products, but the sums of all rows of a tile take turns in the second-level cache. Measured, on
-             tiles that are whole vectors of tokens.
+    name       as in the option `schedule` and in the attribute of `kernel.spmm`
+    storage    the format or packing of the weight; None where the family cannot compute with such a matrix
+    tile       the numbers in the attribute `tile`, the tokens of a tile first; None for a storage that it cannot read
+    cycles     predicted cycles of one core for a matrix and a number of tokens, but for the call
+    most       tokens up to which it is worth considering
+    chain      how a `kernel.spmm` of it runs in a chain; None where none does
+    gain       how many times as fast a product with a matrix and a number of tokens is in a chain, about: nothing is transposed
+               there between products, but the sums of all rows of a tile take turns in the second-level cache. Measured, on
+               tiles that are whole vectors of tokens.
+    integers   whether it multiplies quantized elements, and no floats
     """
 
     name: str
@@ -114,6 +118,11 @@ class Family:
     most: float = float("inf")
     chain: Callable[[Any], ChainProduct] | None = None
     gain: Callable[[Matrix, int], float] = _tiles_gain
+    integers: bool = False
+
+    def stores(self, matrix: Matrix) -> Format | Packing | None:
+        """`storage`, for elements that it multiplies."""
+        return self.storage(matrix) if self.integers == (matrix.element not in FLOATS) else None
 
     @property
     def lowering(self) -> str:

@@ -169,4 +169,6 @@ def _users(values: set[ir.Value], body: list[ir.Operation]) -> set[ir.Value]:
 
 def _fits(type_: ir.Type, sum_type: ir.Type) -> bool:
     """Whether a value can lie where a sum lies and come back unchanged."""
-    return isinstance(type_, ir.FloatType) and ir.FloatType(type_).width <= ir.FloatType(sum_type).width
+    if not isinstance(type_, ir.FloatType) or not isinstance(sum_type, ir.FloatType):
+        return False
+    return ir.FloatType(type_).width <= ir.FloatType(sum_type).width

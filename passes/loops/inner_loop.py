@@ -46,8 +46,13 @@ def added_up(sets: list[ir.Value], count: int) -> list[ir.Value]:
     """`count` sums: the sets of so many, added up."""
     total, *others = (sets[at : at + count] for at in range(0, len(sets), count))
     for other in others:
-        total = [arith.addf(a, b) for a, b in zip(total, other, strict=True)]
+        total = [_add(a, b) for a, b in zip(total, other, strict=True)]
     return total
+
+
+def _add(a: ir.Value, b: ir.Value) -> ir.Value:
+    whole = isinstance(ir.VectorType(a.type).element_type, ir.IntegerType)
+    return arith.addi(a, b) if whole else arith.addf(a, b)
 
 
 def add_in_turns(

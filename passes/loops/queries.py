@@ -68,16 +68,17 @@ def is_constant(value: ir.Value, number: int) -> bool:
     return ir.IntegerAttr(op.attributes["value"]).value == number
 
 
-def filled_with(value: ir.Value) -> float | None:
+def filled_with(value: ir.Value) -> float | int | None:
     """The constant that fills a tensor, None if it is no such tensor."""
     op = defining(value)
     if op is None or op.name not in ("linalg.generic", "linalg.fill"):
         return None
     yielded = op.operands[0] if op.name == "linalg.fill" else list(op.regions[0].blocks[0].operations)[-1].operands[0]
     constant = defining(yielded)
-    if constant is None or constant.name != "arith.constant" or not isinstance(constant.attributes["value"], ir.FloatAttr):
+    if constant is None or constant.name != "arith.constant":
         return None
-    return ir.FloatAttr(constant.attributes["value"]).value
+    number = constant.attributes["value"]
+    return number.value if isinstance(number, ir.FloatAttr | ir.IntegerAttr) else None
 
 
 def clone_into(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:

@@ -27,7 +27,10 @@ def mask_of(lanes: int, valid: ir.Value) -> ir.Value:
 
 
 def zeros(type_: ir.VectorType) -> ir.Value:
-    """A vector of 0.0."""
+    """A vector of 0."""
+    element = type_.element_type
+    if isinstance(element, ir.IntegerType):
+        return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(element, 0)))
     return splat_of(type_, 0.0)
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gossamer.dialects.elements import FLOATS
+from gossamer.dialects.elements import WEIGHTS
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.passes.schedules.machine_speed import Machine
@@ -56,7 +56,7 @@ class Prediction:
 def _dense_us(matrix: Matrix, tokens: int, machine: Machine) -> float:
     """Microseconds of the dense product on one core. Where f32 may be rounded to bf16, torch does so on AMX alone."""
     element = matrix.element if matrix.given is None or "amx" in matrix.features else matrix.given
-    return machine.speeds[element].dense_us(matrix.rows * matrix.columns, FLOATS[element].bytes, tokens)
+    return machine.speeds[element].dense_us(matrix.rows * matrix.columns, WEIGHTS[element].bytes, tokens)
 
 
 def _shared(us: float, threads: int) -> float:
@@ -68,12 +68,12 @@ def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machi
     """The cost of a layer with this weight, by default on the usual machine. Threads share all but the call, and meet."""
     machine = machine or Machine.usual(matrix.bits)
     t, speed = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), machine.speeds[matrix.element]
-    width = FLOATS[matrix.element].bytes
+    width = WEIGHTS[matrix.element].bytes
     dense = _dense_us(matrix, t, machine) / threads
     values = matrix.nonzeros * width
     fastest = min(machine.speeds[element].least for element in {matrix.element, "f64" if width == 8 else "f32"})
     least = max(values / machine.read.at(values) / 1e3, _FASTER * fastest * matrix.nonzeros * t * 1e-6)
-    possible = [f for f in FAMILIES.values() if t <= f.most and f.storage(matrix) is not None]
+    possible = [f for f in FAMILIES.values() if t <= f.most and f.stores(matrix) is not None]
     sparse = sorted((f.cycles(matrix, t) / speed.cycles_a_us(f.name, t), f.name) for f in possible)
     able = [(name, _shared(max(us, least), threads) + machine.call_us) for us, name in sparse if us < math.inf]
     return Prediction(dense, tuple(able))

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from gossamer.dialects.elements import FLOATS
+from gossamer.dialects.elements import FLOATS, WEIGHTS
 
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 _CYCLES_A_US = 3000.0
@@ -101,11 +101,12 @@ class Machine:
 
     @staticmethod
     @cache
-    def usual(bits: int, fmas: int = 2, bf16: float = 4.7, f16: float = 4.7) -> "Machine":
+    def usual(bits: int, fmas: int = 2, bf16: float = 4.7, f16: float = 4.7, i8: float = 4.0) -> "Machine":
         """A server of 3 GHz with vectors of `bits`, fitted to medians measured on servers; ratios carry over better than times.
 
         fmas       multiply-adds of whole vectors a cycle: 2, but 1 on Zen 4 with its vectors of 512 bits
         bf16, f16  how many times faster than f32 dense products of narrow floats are: 4.7 with AMX
+        i8         and those of int8
 
             dense    M K (T / fmas + 12 s) / L cycles    on L lanes; less efficient for few tokens (s = (T - 1) / 7 up to 1,
                                                          on Zen 4 at least 0.6 for bf16),
@@ -113,7 +114,7 @@ class Machine:
                                                          16) from beyond; on Zen 4 for each of up to 3 tokens
             sparse   cycles as predicted                 but for what was found to be slower on Zen 4
         """
-        narrow = {"bf16": bf16, "f16": f16}
+        narrow = {"bf16": bf16, "f16": f16, "i8": i8}
         speeds = {
             element: Speed(
                 tuple(
@@ -122,7 +123,7 @@ class Machine:
                 ),
                 {} if fmas == 2 else _ZEN4,
             )
-            for element, width in ((name, each.bytes) for name, each in FLOATS.items())
+            for element, width in ((name, each.bytes) for name, each in WEIGHTS.items())
         }
         read = Curve(((4 * _NEAR, 60.0), (_FAR, 30.0)) if fmas == 2 else ((_FAR, 90.0), (2 * _FAR, 50.0)))
         return Machine(f"a usual server with vectors of {bits} bits", speeds, read)

@@ -1,0 +1,1 @@
+"""Schedules of quantized weights: products of int8 with exact sums."""

@@ -1,0 +1,131 @@
+"""lower-quads: a `kernel.spmm` of the schedule "quads" multiplies int8 four by four, by dot products of bytes with exact sums.
+
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "quads", tile = [64, 1024, 1]}
+             : (tensor<?x768xi8>, tensor<3072x768xi8, "quads(reduction=1, rows=1, width=384)">) -> tensor<?x3072xf32>
+after    the loops of row_groups.py over tiles of 64 tokens, panels of 384 columns and rows, and inside
+           scf.for %p = %begin to %end iter_args(4 vectors of i32)     // the row's quads in the panel, see quad_loop.py
+             4 loads of x, whose tile is packed as [K / 4][64 tokens][4] (quad_lines.py)
+             llvm.x86.avx512.vpdpbusd                                   // or, without it, two of vpmaddwd on words: tile [.., 2]
+
+Four aligned neighbours along K are stored as soon as one of them is nonzero. The sum is an i32, which the epilogue makes a float.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.dialects.kernel import integers
+from gossamer.dialects.packing import Packing, Quads
+from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.product import lanes_of, products, stored_of
+from gossamer.passes.loops.vectors import index
+from gossamer.passes.weights.row_groups import RowGroups
+from gossamer.passes.weights.token_tile import TokenTile, tile_bytes
+from gossamer.passes.weights_int8.quad_lines import pack_lines
+from gossamer.passes.weights_int8.quad_loop import QuadRows
+
+_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
+_TALLEST = 4  # rows of a stored block
+_PANEL = 0.75  # of the first-level cache, for a panel of x
+_QUAD = {1: 1.3, 2: 1.7, 4: 2.7}  # cycles by vectors of tokens
+_ROW, _ELEMENT = 24.0, 0.15
+_WITHOUT = 2.2  # how many times as long it takes without VNNI
+
+
+def _bytes(matrix: Matrix) -> int:
+    """Of an element of x as it is packed."""
+    return 1 if "vnni" in matrix.features else 2
+
+
+def _vectors(matrix: Matrix) -> int:
+    """Vectors of tokens in a tile: AVX2 has 16 registers, other targets have 32."""
+    return 2 if matrix.bits == 256 else 4
+
+
+def _storage(matrix: Matrix) -> Quads | None:
+    if matrix.bits < 256:
+        return None
+    rows = 1 if matrix.block is None else max(n for n in range(1, _TALLEST + 1) if matrix.block[0] % n == 0)
+    a_quad = 4 * _vectors(matrix) * matrix.lanes * _bytes(matrix)
+    quads = -(-matrix.columns // 4)
+    panels = -(-quads * a_quad // int(_PANEL * matrix.l1d))
+    return Quads(matrix.reduction, rows, min(-(-quads // panels), 1 << 16) * 4)
+
+
+def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
+    """[tokens, rows of the weight, bytes of an element of x]"""
+    return (_vectors(matrix) * matrix.lanes, _ROWS, _bytes(matrix)) if isinstance(stored, Quads) else None
+
+
+def _cycles(matrix: Matrix, tokens: int) -> float:
+    """Per tile of v vectors of tokens: c(v) for each quad and row of its block; 24 M panels / R for starts and ends; 0.15 (K + M)
+    v L for the transposes."""
+    stored = _storage(matrix)
+    assert stored is not None
+    m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
+    quads = m * k / 4 * _share(matrix, stored.rows)
+    starts = _ROW * m / stored.rows * -(-k // stored.width)
+    full, left = divmod(tokens, widest * lanes)
+    tiles = [widest] * full + ([min(v for v in (1, 2, 4) if left <= v * lanes)] if left else [])
+    slower = 1.0 if _bytes(matrix) == 1 else _WITHOUT
+    return sum(quads * _QUAD[v] * slower + starts + _ELEMENT * (k + m) * v * lanes for v in tiles)
+
+
+def _share(matrix: Matrix, rows: int) -> float:
+    """The share of quads that are stored: those with a nonzero in any of so many rows."""
+    if matrix.block is None:
+        return 1 - (1 - matrix.density) ** (4 * rows)
+    blocks = max(1, 4 // matrix.block[1])
+    return 1 - max(0.0, 1 - matrix.density / matrix.fill) ** blocks
+
+
+QUADS = Family("quads", _storage, _tile, _cycles, integers=True)
+
+
+@dataclass(frozen=True)
+class LowerQuads:
+    """Lower products of quantized quads to scf and vector."""
+
+    name: ClassVar[str] = "lower-quads"
+
+    def run(self, module: ir.Module) -> None:
+        for op in products(module, QUADS.name):
+            product = _Quads(op, stored_of(op, Quads))
+            product.lower(module, partial(QuadRows, storage=product.stored, groups=product.number, words=product.words))
+
+
+class _Quads(RowGroups):
+    """A product of quads, whose x is packed as lines."""
+
+    half = True
+
+    def __init__(self, op: Any, stored: Quads) -> None:
+        tile, lanes = integers(op.tile), lanes_of(op)
+        if lanes not in (8, 16) or len(tile) != 3 or tile[0] % lanes or tile[2] not in (1, 2):
+            raise CompileError(f"tile {tile} is not [tokens, rows, 1 or 2 bytes] with tokens a multiple of {lanes} lanes, 8 or 16")
+        super().__init__(op, (tile[0], tile[1]), stored.rows, stored.width, 4 * lanes)
+        self.stored, self.bytes, self.words = stored, tile[2], tile[2] == 2
+
+    @property
+    def workspace(self) -> int:
+        """Bytes a thread needs."""
+        return tile_bytes(self, self.tokens, self.slots + self.padded * self.bytes // 4)
+
+    def packed(self, tile: TokenTile) -> tuple[ir.Value, ir.Value]:
+        """x of a tile, packed in the workspace, and what is left for the sums."""
+        (sums,), tokens = tile.scratch(self.slots), tile.vectors * tile.lanes
+        after = arith.addi(tile.operands.offset, index(self.slots * tokens * 4))
+        element = ir.IntegerType.get_signless(8 * self.bytes)
+        lines = ir.MemRefType.get([self.padded * self.bytes // 4, tokens * 4 // self.bytes], element)
+        packed = memref.view(lines, tile.operands.workspace, after, [])
+        pack_lines(tile, packed, self.K, self.words)
+        return packed, sums
+
+    def work_before(self, row: ir.Value) -> ir.Value:
+        """By quads, if rows are stored one by one: where a row of a panel starts and ends costs about as much as eight."""
+        return self.stored_before(row, self.panels, 8) if self.height == 1 else row
