@@ -98,17 +98,24 @@ def _vnni(packing: Vnni, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
 
 
 def _blocks(packing: Blocks, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    begins, block, places = _panels_of_blocks(rows, packing.rows, packing.columns, packing.width)
-    return [begins, block * packing.columns], places.transpose(1, 2).flatten()
+    counts, block, places = _panels_of_blocks(rows, packing.rows, packing.columns, packing.width)
+    return [positions(counts), block * packing.columns], places.transpose(1, 2).flatten()
 
 
 def _quads(packing: Quads, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    begins, block, places = _panels_of_blocks(rows, packing.rows, packing.COLUMNS, packing.width)
-    return [begins, block], places.flatten()
+    counts, block, places = _panels_of_blocks(rows, packing.rows, packing.COLUMNS, packing.width)
+    filled = -(-counts // packing.GROUP) * packing.GROUP
+    begins = positions(filled)
+    at = torch.arange(block.numel()) + (begins[:-1] - positions(counts)[:-1]).repeat_interleave(counts)
+    coordinates = block.new_zeros(int(begins[-1]))
+    coordinates[at] = block
+    source = places.new_full((coordinates.numel(), *places.shape[1:]), rows.nowhere)
+    source[at] = places
+    return [begins, coordinates], source.flatten()
 
 
 def _panels_of_blocks(rows: Rows, r: int, c: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where the blocks of each row of r x c blocks begin, panel by panel, which of its panel each one is, and its places."""
+    """The blocks of each row of r x c blocks, panel by panel: how many, which of its panel each is, and its places [r, c]."""
     m, k = rows.nonzero.shape
     edges, panels = (0, -k % width, 0, -m % r), -(-k // width)
     cut = (-(-m // r), r, panels, width // c, c)
@@ -116,7 +123,7 @@ def _panels_of_blocks(rows: Rows, r: int, c: int, width: int) -> tuple[torch.Ten
     occupied = nonzero.any(4).any(1).transpose(0, 1)
     places = torch.nn.functional.pad(rows.places, edges, value=rows.nowhere)
     by_block = places.reshape(cut).permute(2, 0, 3, 1, 4)
-    return positions(occupied.sum(2).flatten()), occupied.nonzero()[:, 2], by_block[occupied]
+    return occupied.sum(2).flatten(), occupied.nonzero()[:, 2], by_block[occupied]
 
 
 def _padded(packing: Padded, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -1,22 +1,20 @@
 """The innermost loop of a product of int8: what the quads of a group of rows in a panel of columns add to its sums.
 
-scf.for %p = %begin to %end iter_args(4 vectors of sums, how much too large they are)
+scf.for %p = %begin to %end step 4 iter_args(4 vectors of sums, how much too large they are)    // unrolled, in two sets
   vpdpbusd(sums, the 4 columns of x of 16 tokens, quad p in all lanes)
   vpdpbusd(how much, 128, quad p in all lanes)            // x is packed as x + 128
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, vector
+from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.dialects.packing import Quads
-from gossamer.passes.loops.inner_loop import InnerLoop, add_in_turns
-from gossamer.passes.loops.vectors import index, load_index, vector_of, zeros
+from gossamer.passes.loops.inner_loop import InnerLoop, added_up, sets_of
+from gossamer.passes.loops.vectors import index, load_index, loop, vector_of, zeros
 
 _CHAINS = 10  # sums that keep two products a cycle of five cycles each going
-_LONG_ROW = 12  # quads of a row in a panel from which on a row counts as long
 _DOT = {512: "avx512.vpdpbusd.512", 256: "avx512.vpdpbusd.256", 128: "avx512.vpdpbusd.128"}
 _PAIRS = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}
 
@@ -35,8 +33,14 @@ class QuadRows(InnerLoop):
         begin, end = self.entries(arith.addi(arith.muli(panel, index(self.groups)), group))
         origin = arith.muli(panel, index(self.storage.width // 4))
         carried = sums if self.words else [*sums, *[zeros(self.vec)] * rows]
-        ways = max(1, min(4, _CHAINS // len(carried)))
-        found = add_in_turns(begin, end, ways, _LONG_ROW, carried, partial(self._quad, origin))
+        ways, width = 1 << max(0, min(2, (_CHAINS // len(carried)).bit_length() - 1)), len(carried)
+        with loop(begin, end, index(Quads.GROUP), sets_of(carried, ways)) as groups:
+            totals = list(groups.inner_iter_args)
+            for i in range(Quads.GROUP):
+                mine = slice(i % ways * width, (i % ways + 1) * width)
+                totals[mine] = self._quad(origin, arith.addi(groups.induction_variable, index(i)), totals[mine])
+            scf.YieldOp(totals)
+        found = added_up(list(groups.results), width)
         if self.words:
             return found
         return [arith.subi(total, found[len(sums) + i // self.vectors]) for i, total in enumerate(found[: len(sums)])]
