@@ -273,6 +273,25 @@ class VnniMap(Packing):
 
 
 @dataclass(frozen=True)
+class QuadMap(Packing):
+    """Strips of `rows` rows as a bit for each element and the nonzeros in that order, for dot products of bytes.
+
+    A mask stands for a line, four columns side by side: the quads of 16 rows. `positions` say where the values of each strip
+    begin. A line of zeros follows the last one, so that a whole line can be loaded anywhere.
+    """
+
+    kind: ClassVar[str] = "quadmap"
+    COLUMNS: ClassVar[int] = 4
+    rows: int
+
+    def __post_init__(self) -> None:
+        self._check((self.rows == 16, "rows must be 16"))
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("masks", 64), Component("values", 0)
+
+
+@dataclass(frozen=True)
 class Panels(Packing):
     """Strips of `rows` rows, each as the columns that have a nonzero in it, 32 a panel, `width` neighbours at a time.
 
@@ -416,7 +435,7 @@ class Fragments(Packing):
 
 
 _KINDS = (
-    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, Panels, Slices, TwoFour, Vnm, Fragments,
+    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, QuadMap, Panels, Slices, TwoFour, Vnm, Fragments,
 )  # fmt: skip
 KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 

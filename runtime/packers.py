@@ -17,6 +17,7 @@ from gossamer.dialects.packing import (
     Padded,
     Pairs,
     Panels,
+    QuadMap,
     Quads,
     RowPairs,
     TwoFour,
@@ -28,7 +29,7 @@ from gossamer.dialects.packing import (
 from gossamer.runtime import fragments, two_four, windows
 from gossamer.runtime.nonzeros import nonzero_mask
 
-_INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32}
+_INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -181,14 +182,24 @@ def _pairs(packing: Pairs, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor
 
 
 def _vnnimap(packing: VnniMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    (m, k), r, c = rows.nonzero.shape, packing.rows, packing.COLUMNS
-    edges, cut = (0, -k % c, 0, -m % r), (-(-m // r), r // 16, 16, -(-k // c) * c // 2, 2)
+    return _map(rows, packing.rows, packing.COLUMNS, 2)
+
+
+def _quadmap(packing: QuadMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    return _map(rows, packing.rows, packing.COLUMNS, 4)
+
+
+def _map(rows: Rows, r: int, c: int, together: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Strips of r rows, filled up to c columns: lines of 16 rows and so many columns together."""
+    m, k = rows.nonzero.shape
+    edges, cut = (0, -k % c, 0, -m % r), (-(-m // r), r // 16, 16, -(-k // c) * c // together, together)
     nonzero, places = (
         torch.nn.functional.pad(matrix, edges, value=value).reshape(cut).permute(0, 3, 1, 2, 4)
         for matrix, value in ((rows.nonzero, False), (rows.places, rows.nowhere))
     )
-    bits = nonzero.reshape(-1, 32).to(torch.int64) << torch.arange(32)
-    source = torch.cat([places[nonzero], rows.places.new_full((32,), rows.nowhere)])
+    line = 16 * together
+    bits = nonzero.reshape(-1, line).to(torch.int64) << torch.arange(line)
+    source = torch.cat([places[nonzero], rows.places.new_full((line,), rows.nowhere)])
     return [positions(nonzero.flatten(1).sum(1)), bits.sum(1)], source
 
 
@@ -255,6 +266,7 @@ _FILL: dict[type[Packing], Fill] = {
     Quads: _quads,
     Panels: _panels,
     VnniMap: _vnnimap,
+    QuadMap: _quadmap,
     TwoFour: _two_four,
     Vnm: _vnm,
     Fragments: _fragments,

@@ -20,7 +20,7 @@ from torch_mlir.dialects import arith, func, memref, scf, vector
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
-from gossamer.dialects.packing import Packing, Vnni, VnniMap
+from gossamer.dialects.packing import Packing, QuadMap, Vnni, VnniMap
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.product import Operands, Product
@@ -64,7 +64,7 @@ Multiply = Callable[[Operands, Group], None]
 
 
 class Strips(Product):
-    """A product with a weight in blocks of `height` x `width`; that of a `VnniMap` is up to the lowering.
+    """A product with a weight in blocks of `height` x `width`; that of a map is up to the lowering.
 
     tile     tokens of a tile: where at most a fifth of the blocks is stored, and where more are
     aligned  whether x can be read as it lies in memory: its elements are the weight's, and K is a multiple of the width of a
@@ -75,7 +75,7 @@ class Strips(Product):
         super().__init__(op)
         stored = storage_of_type(ir.RankedTensorType(op.w.type))
         tile = integers(op.tile)
-        if not isinstance(stored, (Vnni, VnniMap)) or stored.rows > 2 * LANES or len(tile) != 2:
+        if not isinstance(stored, (Vnni, VnniMap, QuadMap)) or stored.rows > 2 * LANES or len(tile) != 2:
             raise CompileError(f"tile {tile} of a weight stored as {stored}: must be [tokens, tokens], blocks of 16 or 32 rows")
         self.tile = tile
         self.height, self.width = stored.rows, stored.columns if isinstance(stored, Vnni) else width
@@ -188,8 +188,12 @@ class Strips(Product):
                 left = arith.subi(index(self.K), arith.minui(k, index(self.K)))
                 at, mask = [token, arith.minui(k, index(self.K - 1))], mask_of(_LINE, left)
                 read = vector.maskedload(vector_of(_LINE, given), operands.x, at, mask, zeros(vector_of(_LINE, given)))
-                vector.store(narrowed(read, line), copy, [arith.subi(tokens.induction_variable, start), k])
+                vector.store(self.as_copied(read, line), copy, [arith.subi(tokens.induction_variable, start), k])
         return copy
+
+    def as_copied(self, read: ir.Value, line: ir.VectorType) -> ir.Value:
+        """What a copy has in place of what was read of x."""
+        return narrowed(read, line)
 
 
 def _call_widest(tokens: ir.Value, functions: Sequence[tuple[int, func.FuncOp]], arguments: Sequence[ir.Value]) -> None:

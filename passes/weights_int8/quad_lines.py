@@ -9,6 +9,7 @@ from torch_mlir.dialects import arith, vector
 
 from gossamer.passes.loops.vectors import index, loop, mask_of, transpose, vector_of, zeros
 from gossamer.passes.weights.token_tile import TokenTile
+from gossamer.passes.weights_int8.byte_products import plus_128
 
 
 def pack_lines(tile: TokenTile, packed: ir.Value, columns: int, words: bool) -> None:
@@ -29,7 +30,6 @@ def _pack(tile: TokenTile, packed: ir.Value, k: ir.Value, count: int, words: boo
     mask = None if left is None else mask_of(count, index(left))
     last = arith.subi(tile.operands.memory.tokens, index(1))
     first = arith.divui(k, index(2 if words else 4))
-    high = arith.constant(dwords, ir.DenseElementsAttr.get_splat(dwords, ir.IntegerAttr.get(i32, 0x80808080 - (1 << 32))))
     for v in range(tile.vectors):
         start = arith.addi(tile.operands.first, tile.at(v))
         rows = []
@@ -38,5 +38,5 @@ def _pack(tile: TokenTile, packed: ir.Value, k: ir.Value, count: int, words: boo
             given = vector.load(read, x, at) if mask is None else vector.maskedload(read, x, at, mask, zeros(read))
             rows.append(vector.bitcast(dwords, arith.extsi(vector_of(count, i16), given) if words else given))
         for i, column in enumerate(transpose(rows)):
-            stored = column if words else arith.xori(column, high)
-            vector.store(vector.bitcast(line, stored), packed, [arith.addi(first, index(i)), index(v * count)])
+            stored = vector.bitcast(line, column)
+            vector.store(stored if words else plus_128(stored), packed, [arith.addi(first, index(i)), index(v * count)])

@@ -13,10 +13,9 @@ from torch_mlir.dialects import arith, scf, vector
 from gossamer.dialects.packing import Quads
 from gossamer.passes.loops.inner_loop import InnerLoop, added_up, sets_of
 from gossamer.passes.loops.vectors import index, load_index, loop, vector_of, zeros
+from gossamer.passes.weights_int8.byte_products import in_all_lanes, multiplied, multiplied_words, splat_of_bytes
 
 _CHAINS = 10  # sums that keep two products a cycle of five cycles each going
-_DOT = {512: "avx512.vpdpbusd.512", 256: "avx512.vpdpbusd.256", 128: "avx512.vpdpbusd.128"}
-_PAIRS = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}
 
 
 @dataclass(frozen=True)
@@ -50,51 +49,27 @@ class QuadRows(InnerLoop):
         k = arith.addi(origin, load_index(self.coordinates, p))
         start = arith.muli(p, index(4 * self.storage.rows))
         four = vector_of(4, ir.IntegerType.get_signless(8))
-        quads = [
-            vector.load(four, self.values, [arith.addi(start, index(4 * row))]) for row in range(self.storage.rows)
-        ]  # fmt: skip
+        quads = [vector.load(four, self.values, [arith.addi(start, index(4 * row))]) for row in range(self.storage.rows)]
         return self._by_words(k, quads, sums) if self.words else self._by_bytes(k, quads, sums)
 
     def _by_bytes(self, k: ir.Value, quads: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
-        line = vector_of(4 * self.vec.shape[0], ir.IntegerType.get_signless(8))
-        weights = [self._in_all_lanes(quad, line)[0] for quad in quads]
-        x = self._line(line, k)
-        middle = arith.constant(line, ir.DenseElementsAttr.get_splat(line, ir.IntegerAttr.get(line.element_type, -128)))
+        lanes = self.vec.shape[0]
+        weights = [in_all_lanes(quad, lanes)[0] for quad in quads]
+        x, middle = self._line(k), splat_of_bytes(4 * lanes, -128)
         factors = [*((a, weight) for weight in weights for a in x), *((middle, weight) for weight in weights)]
-        name = _DOT[32 * self.vec.shape[0]]
-        return [_intrinsic(name, self.vec, total, a, w) for total, (a, w) in zip(sums, factors, strict=True)]
+        return [multiplied(total, a, weight) for total, (a, weight) in zip(sums, factors, strict=True)]
 
     def _by_words(self, k: ir.Value, quads: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
-        i16 = ir.IntegerType.get_signless(16)
-        line, name = vector_of(2 * self.vec.shape[0], i16), _PAIRS[32 * self.vec.shape[0]]
-        weights = [self._in_all_lanes(arith.extsi(vector_of(4, i16), quad), line) for quad in quads]
+        wide = vector_of(4, ir.IntegerType.get_signless(16))
+        weights = [in_all_lanes(arith.extsi(wide, quad), self.vec.shape[0]) for quad in quads]
         for half in range(2):
-            x = self._line(line, arith.addi(arith.muli(k, index(2)), index(half)))
-            products = [_intrinsic(name, self.vec, a, pair[half]) for pair in weights for a in x]
-            sums = [arith.addi(total, product) for total, product in zip(sums, products, strict=True)]
+            x = self._line(arith.addi(arith.muli(k, index(2)), index(half)))
+            factors = [(a, pair[half]) for pair in weights for a in x]
+            sums = [multiplied_words(total, a, weight) for total, (a, weight) in zip(sums, factors, strict=True)]
         return sums
 
-    def _line(self, line: ir.VectorType, at: ir.Value) -> list[ir.Value]:
+    def _line(self, at: ir.Value) -> list[ir.Value]:
         """The vectors of a line of x."""
-        return [vector.load(line, self.packed, [at, index(v * line.shape[0])]) for v in range(self.vectors)]
-
-    def _in_all_lanes(self, values: ir.Value, line: ir.VectorType) -> list[ir.Value]:
-        """Each 32 bits of the values, as often as a line takes them."""
-        i32 = ir.IntegerType.get_signless(32)
-        type_ = ir.VectorType(values.type)
-        count = type_.shape[0] * ir.IntegerType(type_.element_type).width // 32
-        dwords = vector.bitcast(vector_of(count, i32), values)
-        return [
-            vector.bitcast(line, vector.broadcast(self.vec, vector.extract(dwords, [], [i]))) for i in range(count)
-        ]
-
-
-def _intrinsic(name: str, result: ir.VectorType, *operands: ir.Value) -> ir.Value:
-    """An instruction of x86 that MLIR has no op for."""
-    attributes = {
-        "intrin": ir.StringAttr.get(f"llvm.x86.{name}"),
-        "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]),
-        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([len(operands), 0]),
-    }
-    op = ir.Operation.create("llvm.call_intrinsic", results=[result], operands=list(operands), attributes=attributes)
-    return op.results[0]
+        line = ir.MemRefType(self.packed.type)
+        size = line.shape[1] // self.vectors
+        return [vector.load(vector_of(size, line.element_type), self.packed, [at, index(v * size)]) for v in range(self.vectors)]
