@@ -20,6 +20,7 @@ GRAPH_PASSES = {
     "order-products": "operations.order_products:OrderProducts",
     "stored-weights": "weights.stored_weights:StoredWeights",
     "fuse-rows": "operations.fuse_rows:FuseRows",
+    "unsigned-products": "weights.unsigned_products:UnsignedProducts",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
     "routed-experts": "weights.routed_experts:RoutedExpertsPass",
     "flex-attention": "attention.flex_attention:FlexAttention",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gossamer.sparsity.finalize import finalize
     from gossamer.sparsity.prepare import prepare
     from gossamer.sparsity.pruning.prune import prune
+    from gossamer.sparsity.quantization.quantize import quantize
     from gossamer.sparsity.reorder import reorder
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
     from gossamer.sparsity.store_sparse import store_sparse
@@ -62,6 +63,7 @@ _HOMES = {
     "GradualMasks": "gossamer.sparsity.training.gradual_masks",
     "prepare": "gossamer.sparsity.prepare",
     "prune": "gossamer.sparsity.pruning.prune",
+    "quantize": "gossamer.sparsity.quantization.quantize",
     "register_format": "gossamer.sparsity.tensor.extension",
     "register_sparsifier": "gossamer.sparsity.sparsifiers",
     "reorder": "gossamer.sparsity.reorder",
@@ -113,6 +115,7 @@ __all__ = [
     "load",
     "prepare",
     "prune",
+    "quantize",
     "register_format",
     "register_sparsifier",
     "reorder",

@@ -22,10 +22,13 @@ INSIDE = {
         "weights", "measuring", "messages", "operations", "convolution", "attention", "edges", "chains", "regions", "calls",
         "graph", "devices", "report",
     ],
-    "sparsity": ["nn", "checkpoints", "training", "pruning", "tensor", "edges", "attention", "operations", "arrays", "kernels"],
+    "sparsity": [
+        "nn", "checkpoints", "training", "quantization", "pruning", "tensor", "edges", "attention", "operations", "arrays",
+        "kernels",
+    ],
     "passes": [
         "convolution", "contract", "chain", "attention", "points", "operands", "finish", "schedules", "weights_gpu",
-        "weights_bf16", "weights", "loops", "framework",
+        "weights_int8", "weights_bf16", "weights", "loops", "framework",
     ],
 }  # fmt: skip
 """The rooms in a room: each may import those after it. The files at the door may import all, and none imports them."""

@@ -18,9 +18,6 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import GossamerError
 
-_AFTER_SUMS = (torch.float32, torch.bfloat16, torch.float16)
-"""What the sums of a quantized product may become."""
-
 _REMEDIES = {"mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), and it is products, step by step"}
 """What makes something else of an operation that has no sparse kernel."""
 
@@ -125,12 +122,14 @@ def _quantized(contraction: Contraction) -> str | None:
     weight = contraction.weight
     if weight.device.type != "cpu":
         return f"no sparse kernel for int8 on {weight.device.type}"
+    if (weight.dtype, contraction.given) != (torch.int8, torch.int8):
+        return f"no sparse kernel for products of {contraction.given} and {weight.dtype}".replace("torch.", "")
     if contraction.side != "right":
         return "no sparse kernel for a product of int8 with the weight on the left"
     if 0 in weight.shape:
         return "empty weight"
     last = epilogue(contraction.node, ())[-1]
-    return None if last.meta["val"].dtype in _AFTER_SUMS else "its sums are used as integers"
+    return None if last.meta["val"].dtype in device_of(weight.device).dtypes else "its sums are used as integers"
 
 
 def _wrong_schedule(contraction: Contraction, wanted: str) -> str | None:

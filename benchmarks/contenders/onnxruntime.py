@@ -36,12 +36,10 @@ def exported(problem: PrunedModel) -> tuple[bytes, Tensor]:
     return model, result
 
 
-def prepare(problem: PrunedModel) -> Prepared:
+def prepared(problem: PrunedModel, model: bytes, like: Tensor) -> Prepared:
+    """A session of a model as ONNX, whose result is like this one."""
     import onnxruntime
 
-    if problem.precision != "f32":
-        raise Unsupported("float32 only: the CPU provider has few operators for bfloat16")
-    model, like = exported(problem)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
@@ -60,6 +58,12 @@ def prepare(problem: PrunedModel) -> Prepared:
         return result
 
     return Prepared(call)
+
+
+def prepare(problem: PrunedModel) -> Prepared:
+    if problem.precision != "f32":
+        raise Unsupported("float32 only: the CPU provider has few operators for bfloat16")
+    return prepared(problem, *exported(problem))
 
 
 CONTENDER = Contender("ONNX Runtime", prepare, precision="f32", own_threads=True, missing=missing)

@@ -32,8 +32,8 @@ from gossamer.passes.weights_int8.quad_loop import QuadRows
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _TALLEST = 4  # rows of a stored block
 _PANEL = 0.75  # of the first-level cache, for a panel of x
-_QUAD = {1: 1.3, 2: 1.7, 4: 2.7}  # cycles by vectors of tokens
-_ROW, _ELEMENT = 24.0, 0.15
+_QUAD = {1: 2.0, 2: 2.7, 4: 3.2}  # cycles by vectors of tokens
+_ROW, _ELEMENT = 24.0, 0.5
 _WITHOUT = 2.2  # how many times as long it takes without VNNI
 
 
@@ -63,7 +63,7 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: c(v) for each quad and row of its block; 24 M panels / R for starts and ends; 0.15 (K + M)
+    """Per tile of v vectors of tokens: c(v) for each quad and row of its block; 24 M panels / R for starts and ends; 0.5 (K + M)
     v L for the transposes."""
     stored = _storage(matrix)
     assert stored is not None

@@ -1,0 +1,17 @@
+"""Gossamer on the model quantized by `gossamer.quantize`: another precision, with its errors."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.contenders import sparse
+from benchmarks.models import PrunedModel
+from benchmarks.quantized import quantized
+from benchmarks.registry import Contender, Prepared
+
+
+def prepare(problem: PrunedModel) -> Prepared:
+    return sparse.prepared(problem, torch.compile(quantized(problem), backend="sparse", fullgraph=True))
+
+
+CONTENDER = Contender("Gossamer int8", prepare, precision="int8", missing=sparse.missing)

@@ -1,0 +1,24 @@
+"""Pruned models with linear layers in int8, for the contenders that compute so."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from benchmarks.models import PrunedModel
+from benchmarks.registry import Unsupported
+
+
+def quantized(problem: PrunedModel) -> nn.Module:
+    """A copy of the model whose sparse layers are gossamer's `QuantizedLinear`: a step for each token, found at every call."""
+    import gossamer
+
+    check(problem)
+    return gossamer.quantize(copy.deepcopy(problem.model))
+
+
+def check(problem: PrunedModel) -> None:
+    """Unsupported where int8 is not asked for, or the model is not float32."""
+    if problem.precision != "f32" or "int8" not in problem.tolerance:
+        raise Unsupported("no int8 of this problem")

@@ -1,0 +1,1 @@
+"""From a sparse model to a quantized one: layers of int8."""

@@ -1,0 +1,118 @@
+"""`QuantizedLinear`: an nn.Linear whose weight is int8, a scale for each row, and whose input is quantized at every call.
+
+y[t, m] = step[t] scale[m] sum_k q[t, k] w[m, k] + bias[m]        q[t, k] = round(x[t, k] / step[t]), step[t] = max_k |x[t, k]| / 127
+
+Both are symmetric and sums are exact, so that zeros stay zeros and a kernel has nothing to correct. A step for each token, and not
+one for all, because a few tokens of a transformer are much larger than the others, and because what becomes of a token then does
+not depend on the batch that it is in.
+"""
+
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.dialects.errors import GossamerError
+
+_MOST = 127
+_LEAST = torch.finfo(torch.float32).tiny
+"""The smallest step: that of a token of zeros."""
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer with a weight of int8.
+
+    weight_int8   [out_features, in_features], int8, -127 to 127
+    weight_scale  [out_features], float32
+    weight        their product, in the type that the weight had; computed when it is asked for, never written
+
+    The input is of any floating type, [..., in_features]; the result has the same type. What it computes with is float32 and
+    int32. A token that has a NaN or an infinity gives NaN everywhere. The gradient takes rounding for the identity
+    (straight-through, Bengio et al., 2013); the weight has none.
+    """
+
+    weight_int8: Tensor
+    weight_scale: Tensor
+    _dtype: torch.dtype
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Self:
+        """Turns a linear layer into a quantized one, in place, so that hooks and references to it hold. GossamerError if its weight
+        has a NaN or an infinity."""
+        weight = linear.weight.detach()
+        values, scale = quantized(weight)
+        del linear._parameters["weight"]
+        linear.__class__ = cls
+        made: Any = linear
+        made._dtype = weight.dtype
+        made.register_buffer("weight_int8", values)
+        made.register_buffer("weight_scale", scale)
+        return made  # type: ignore[no-any-return]
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weight as floats."""
+        return dequantized(self.weight_int8, self.weight_scale).to(self._dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As that of nn.Linear."""
+        if torch.is_grad_enabled() and input.requires_grad:
+            y = _StraightThrough.apply(input, self.weight_int8, self.weight_scale)
+            return y if self.bias is None else y + self.bias.to(y.dtype)
+        return quantized_linear(input, self.weight_int8, self.weight_scale, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, int8"
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix as int8 and a float32 scale for each row, to nearest. GossamerError for what is not finite."""
+    check_finite(weight)
+    wide = weight.float()
+    most = wide.abs().amax(1) if wide.shape[1] else wide.new_zeros(wide.shape[0])
+    scale = (most / _MOST).clamp_min(_LEAST)
+    return (wide / scale[:, None]).round().clamp(-_MOST, _MOST).to(torch.int8), scale
+
+
+def check_finite(weight: Tensor) -> None:
+    """GossamerError for a matrix that int8 cannot hold."""
+    if not bool(weight.isfinite().all()):
+        raise GossamerError(f"a weight of shape {tuple(weight.shape)} has a NaN or an infinity, which int8 cannot hold")
+
+
+def dequantized(values: Tensor, scale: Tensor) -> Tensor:
+    """The float32 matrix that `quantized` approximates."""
+    return values.float() * scale[:, None]
+
+
+def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The formula above: x [..., K] of any floating type, weight [M, K] of int8, scale and bias [M] → [..., M] in the type of x."""
+    rows = x.reshape(-1, weight.shape[1]).float()
+    if weight.shape[1] == 0:
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    most = rows.abs().amax(1, keepdim=True)
+    step = (most / _MOST).clamp_min(_LEAST) + most * 0  # NaN for a token that is not finite
+    q = (rows / step).round().to(torch.int8)
+    if weight.shape[1] > 1:
+        sums = torch._int_mm(q, weight.t())
+    else:  # of which torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs)
+        sums = q.int() * weight.int().t()
+    y = sums.float() * step * scale
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+
+
+class _StraightThrough(torch.autograd.Function):
+    """`quantized_linear` without bias, with the gradient of the product that it approximates."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, scale)
+        return quantized_linear(x, weight, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        weight, scale = ctx.saved_tensors
+        return grads[0] @ dequantized(weight, scale).to(grads[0].dtype), None, None

@@ -1,0 +1,251 @@
+"""Quantized layers through the backend: sums bit for bit those of integers, in every state that a model can be in."""
+
+import copy
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import gossamer
+from gossamer.backend.graph.zero_pattern import Pattern
+from gossamer.backend.regions.importer import import_region
+from gossamer.dialects.packing import Quads
+from gossamer.passes.framework.family import Matrix
+from gossamer.runtime.packing import Packed, pack
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.runtime.target import host
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.quantization.quantized_linear import quantized_linear
+from tests.backend.harness import compile_and_run, pruned, prune_
+
+pytestmark = pytest.mark.skipif(host().vector_bits < 256, reason="int8 kernels are for x86 with AVX2")
+SCHEDULES = ["quads", *(["expand8"] if {"vnni", "avx512vbmi2"} <= host().instructions else []), "reference"]
+
+
+class Sums(nn.Module):
+    """Integers in, the sums of their products as floats out."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._int_mm(x, self.weight.t()).double()
+
+
+def bytes_of(*shape: int, density: float = 1.0, block: int = 1) -> Tensor:
+    """Extreme values among others."""
+    values = torch.randint(-128, 128, shape, dtype=torch.int8)
+    values[torch.rand(shape) < 0.2] = -128
+    kept = torch.rand(-(-shape[0] // block), -(-shape[1] // block)) < density
+    return values * kept.repeat_interleave(block, 0).repeat_interleave(block, 1)[: shape[0], : shape[1]]
+
+
+def quantized_model() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(70, 90), nn.GELU(), nn.Linear(90, 40)).eval()
+    gossamer.quantize(prune_(model))
+    return model
+
+
+def kernel_of(weight: Tensor, schedule: str, stored: str = "MK", **hints: Any) -> tuple[RegionKernel, Packed]:
+    """The bare product with its sums as f32, and the weight as it wants it."""
+    (m, k), graph = (weight.shape if stored == "MK" else weight.t().shape), fx.Graph()
+    pattern = Pattern.of(weight if stored == "MK" else weight.t()).rounded
+    matrix = Matrix(
+        m, k, 1 if stored == "MK" else 0, "i8", host().vector_bits, pattern.density, block=pattern.block, fill=pattern.fill,
+        features=host().instructions, **hints,
+    )  # fmt: skip
+    wide: list[fx.Node] = []
+    for name, shape in (("x", (None, k)), ("w", tuple(weight.shape))):
+        node = graph.placeholder(name)
+        node.meta = {"shape": shape, "dtype": torch.int8}
+        wide.append(node)
+    x, w = (graph.call_function(torch.ops.prims.convert_element_type.default, (node, torch.int32)) for node in wide)
+    factor = graph.call_function(torch.ops.aten.permute.default, (w, [1, 0])) if stored == "MK" else w
+    product = graph.call_function(torch.ops.aten.mm.default, (x, factor))
+    graph.output(graph.call_function(torch.ops.prims.convert_element_type.default, (product, torch.float32)))
+    kernel = compile_region(import_region(fx.GraphModule({}, graph, "Product"), matrix, None), schedule=schedule)
+    storage = kernel.formats[1]
+    assert storage is not None
+    return kernel, pack(weight, storage)
+
+
+def check(kernel: RegionKernel, packed: Packed, weight: Tensor, tokens: int) -> None:
+    """Small sums are floats without rounding; larger ones are rounded once."""
+    x = bytes_of(tokens, weight.shape[1])
+    y = torch.full((tokens, weight.shape[0]), torch.nan)
+    kernel([x, packed], y)
+    assert torch.equal(y, (x.long() @ weight.long().t()).float()), (kernel.schedule, tuple(weight.shape), tokens)
+
+
+SHAPES = ((40, 70, 1), (1, 1, 1), (64, 132, 4))
+"""M, K, and the block of the nonzeros."""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_sums_are_exact(schedule: str) -> None:
+    torch.manual_seed(0)
+    for m, k, block in SHAPES[: 1 if schedule == "reference" else None]:
+        weight = bytes_of(m, k, density=0.3, block=block)
+        kernel, packed = kernel_of(weight, schedule)
+        for tokens in (66, 1, 2, 5, 9, 16, 17, 40, 64, 131, 0):
+            check(kernel, packed, weight, tokens)
+        packed.refresh(weight // 2)
+        check(kernel, packed, weight // 2, 7)
+
+
+def test_a_weight_may_lie_transposed_in_panels() -> None:
+    torch.manual_seed(0)
+    weight = bytes_of(70, 1030, density=0.2)
+    kernel, packed = kernel_of(weight.t().contiguous(), "quads", "KM", l1d=8 << 10)
+    assert isinstance(packed.format, Quads)
+    assert packed.format.width < 1030
+    for tokens in (1, 70):
+        check(kernel, packed, weight, tokens)
+
+
+def test_the_largest_sums_fit() -> None:
+    k = 40_000
+    for weight, value in ((-128, -128), (127, -128), (-128, 127)):
+        w, x, y = torch.full((2, k), weight, dtype=torch.int8), torch.full((3, k), value, dtype=torch.int8), torch.empty(3, 2)
+        kernel, packed = kernel_of(w, "quads")
+        kernel([x, packed], y)
+        assert torch.equal(y, torch.full((3, 2), float(k * weight * value)))
+
+
+@torch.no_grad()
+def test_a_model_has_regions_with_all_that_follows_inside() -> None:
+    model, x = quantized_model(), torch.randn(2, 9, 70)
+    run = compile_and_run(model, x, regions=2)
+    assert [d.op for d in run.regions] == ["linear", "linear"]
+    assert "5 ops fused" in run.regions[0].reason  # to a float, two scales, the bias, GELU
+    torch.testing.assert_close(run.output, model(x), rtol=1e-5, atol=1e-5)
+    x[1, 3, 5] = torch.nan
+    y = run.function(x)
+    torch.testing.assert_close(y, model(x), rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert bool(y[1, 3].isnan().all())
+    assert int(y.isnan().sum()) == 40
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_inputs_of_other_types(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight, scale, bias = bytes_of(24, 40, density=0.2), torch.rand(24) * 1e-3, torch.randn(24)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Buffer(weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return quantized_linear(x, self.w, scale, bias)
+
+    x = torch.randn(7, 40).to(dtype)
+    run = compile_and_run(Layer(), x, regions=1)
+    assert run.output.dtype == dtype
+    torch.testing.assert_close(run.output, Layer()(x))
+
+
+def test_training_goes_straight_through() -> None:
+    model = quantized_model().train()
+    reference = copy.deepcopy(model)
+    x = torch.randn(11, 70, requires_grad=True)
+    other = x.detach().clone().requires_grad_()
+    run = compile_and_run(model, x, grad=True)
+    run.output.square().sum().backward()
+    reference(other).square().sum().backward()
+    torch.testing.assert_close(run.output, reference(other), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(model[0].bias.grad, reference[0].bias.grad, rtol=1e-3, atol=1e-4)
+    names = ["0.weight_int8", "0.weight_scale", "2.weight_int8", "2.weight_scale"]  # sums of integers, and gradients
+    assert sorted(d.name for d in run.regions) == names
+
+
+@torch.no_grad()
+def test_changed_weights_are_seen() -> None:
+    torch.manual_seed(0)
+    model, x = Sums(bytes_of(40, 70, density=0.3)), bytes_of(20, 70)
+    run = compile_and_run(model, x, regions=1)
+    for _ in range(3):
+        model.weight.copy_(bytes_of(40, 70, density=0.3))
+        assert torch.equal(run.function(x), model(x))
+    model.weight.neg_()
+    assert torch.equal(run.function(x), model(x))
+
+
+@torch.no_grad()
+def test_what_has_no_kernel_stays_torch_s_own() -> None:
+    weight = bytes_of(40, 70, density=0.3)
+
+    class Integers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Buffer(weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch._int_mm(x, self.w.t()) // 3
+
+    x = bytes_of(5, 70)
+    run = compile_and_run(Integers(), x, regions=0)
+    assert torch.equal(run.output, Integers()(x))
+    assert [d.reason for d in run.decisions] == ["its sums are used as integers"]
+
+    class Left(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Buffer(weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch._int_mm(self.w, x.t()).float()
+
+    run = compile_and_run(Left(), x, regions=0)
+    assert torch.equal(run.output, Left()(x))
+    assert "on the left" in run.decisions[0].reason
+    dense = Sums(bytes_of(40, 70))
+    run = compile_and_run(dense, x, min_gain=1.1, regions=0)
+    assert torch.equal(run.output, dense(x))
+
+
+@torch.no_grad()
+def test_products_that_torchao_makes_unsigned() -> None:
+    torch.manual_seed(0)
+
+    class Unsigned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Buffer(bytes_of(40, 70, density=0.3))
+
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            t = self.w.t()
+            sums = torch._int_mm((x.to(torch.int32) + 128).to(torch.uint8), t)
+            return (sums - t.sum(0, keepdim=True, dtype=torch.int32) * 128).float() * scale
+
+    model, x, scale = Unsigned(), bytes_of(9, 70), torch.rand(9, 1)
+    run = compile_and_run(model, x, scale, dynamic=True, regions=1)
+    for tokens in (9, 4, 0):
+        x, scale = bytes_of(tokens, 70), torch.rand(tokens, 1)
+        expected = (x.long() @ model.w.long().t()).float() * scale
+        assert torch.equal(run.function(x, scale), expected)
+
+
+@torch.no_grad()
+def test_torchao_s_layers() -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    model = prune_(nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32))).eval()
+    torchao.quantize_(model, torchao.Int8DynamicActivationInt8WeightConfig())
+    x = torch.randn(12, 64)
+    run = compile_and_run(model, x, regions=2)
+    torch.testing.assert_close(run.output, model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_float_weights_have_no_int8_schedules() -> None:
+    model = nn.Linear(64, 64)
+    with torch.no_grad():
+        model.weight.copy_(pruned(64, 64))
+        with pytest.raises(Exception, match="no quads schedule"):
+            compile_and_run(model, torch.randn(4, 64), schedule="quads")
