@@ -46,6 +46,15 @@ def peak_gflops(dtype: torch.dtype) -> float:
     return best
 
 
+def peak_int8() -> float:
+    """The fastest of oneDNN's square products of int8, in billions of multiplications and additions a second."""
+    found = []
+    for size in (512, 1024, 1536):
+        a, b = (torch.randint(-127, 128, (size, size), dtype=torch.int8) for _ in range(2))
+        found.append(2 * size**3 / seconds(partial(torch._int_mm, a, b.t())) / 1e9)
+    return max(found)
+
+
 def copy_gbytes(footprint: int) -> float:
     """GB/s, read and written, of copying one half of `footprint` bytes to the other."""
     source = torch.ones(footprint // 8)
@@ -80,6 +89,7 @@ def peaks(threads: int) -> dict[str, Any]:
     return {
         "f32_gflops": peak_gflops(torch.float32),
         "bf16_gflops": peak_gflops(torch.bfloat16),
+        "int8_gflops": peak_int8(),
         "levels": {name: {"bytes": size, "copy_gbytes_s": copy_gbytes(copied[name])} for name, size in levels.items()},
     }
 

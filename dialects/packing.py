@@ -210,9 +210,9 @@ class BlockVectors(Packing):
 class Quads(Packing):
     """Blocks of `rows` x 4, panel by panel of `width` columns, in a panel row by row of blocks: for dot products of bytes.
 
-    `positions` say where in each panel the blocks of each row of blocks begin, `coordinates` where in the panel each block lies,
-    counted in 4 columns. The 4 values of a row of a block lie together; beyond the edge of the tensor they are 0. The blocks of
-    a row of them come in groups of 4 (`GROUP`), filled up with zeros at the panel's begin.
+    `positions` say where in each panel the blocks of each row of blocks begin, `coordinates` where in the panel each block
+    lies, counted in 4 columns. The 4 values of a row of a block lie together; beyond the edge of the tensor they are 0. The
+    blocks of a row of them come in groups of 4 (`GROUP`), filled up with zeros at the panel's begin.
     """
 
     kind: ClassVar[str] = "quads"
@@ -435,7 +435,8 @@ class Fragments(Packing):
 
 
 _KINDS = (
-    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, QuadMap, Panels, Slices, TwoFour, Vnm, Fragments,
+    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, QuadMap, Panels, Slices, TwoFour, Vnm,
+    Fragments,
 )  # fmt: skip
 KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 

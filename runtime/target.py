@@ -54,7 +54,8 @@ class Target:
     @property
     def instructions(self) -> frozenset[str]:
         """Those that schedules ask for: "avx512bf16", dot products of bf16, "avx512vbmi", which looks bytes up,
-        "avx512vbmi2", which expands elements of 16 bits, "vnni", dot products of bytes, and "amx", products of tiles of bf16."""
+        "avx512vbmi2", which expands elements of 8 and 16 bits, "vnni", dot products of bytes, and "amx", products of tiles of
+        bf16."""
         asked = {
             "avx512bf16": {"+avx512bf16", "+avx512f"},
             "avx512vbmi": {"+avx512vbmi"},

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the model quantized by its own `quantize_dynamic`: int8 weights by channel, inputs quantized at every call."""
+"""ONNX Runtime on the model quantized by its own `quantize_dynamic`: weights by channel, inputs quantized at every call."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from torch_mlir import ir
 from gossamer.dialects.kernel import ContractOp, ReadOp, YieldOp
 from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, parallel, reductions, sole_user, walk
 
-
 _MULTIPLIED = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # by what adds up
 
 

@@ -15,7 +15,6 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.chain_product import ChainProduct
 
-
 _BYTES = {"f32": 4, "f64": 8, "i32": 4}  # of a sum
 
 

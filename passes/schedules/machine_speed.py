@@ -109,7 +109,7 @@ class Machine:
         i8         and those of int8
 
             dense    M K (T / fmas + 12 s) / L cycles    on L lanes; less efficient for few tokens (s = (T - 1) / 7 up to 1,
-                                                         on Zen 4 at least 0.6 for bf16),
+                                                         at least 0.6 for int8, and on Zen 4 for bf16),
                      at least M K bytes / b              the weight has to be read: b = 20 from near caches, 10 (on Zen 4
                                                          16) from beyond; on Zen 4 for each of up to 3 tokens
             sparse   cycles as predicted                 but for what was found to be slower on Zen 4
@@ -164,7 +164,7 @@ class Machine:
 def _usual(tokens: int, width: int, bits: int, fmas: int, read: float, faster: float) -> float:
     """Nanoseconds a token for 1000 elements on the usual server."""
     lanes = bits // (64 if width == 8 else 32)
-    least = 0.6 if fmas == 1 and faster > 1 else 0.0
+    least = 0.6 if (fmas == 1 and faster > 1) or width == 1 else 0.0
     compute = (tokens / fmas + 12 * min(1.0, max(least, (tokens - 1) / 7))) / lanes / faster
     reads = 1 if fmas == 2 else min(tokens, 3)
     return max(compute, reads * width / read) / tokens / _CYCLES_A_US * 1e6

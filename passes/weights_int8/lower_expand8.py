@@ -15,7 +15,7 @@ The weight is read as its nonzeros and a bit for each element.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, math, memref, scf, vector
@@ -46,8 +46,8 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """3 + 0.62 T' for every line of 64 elements, nonzero or not, with T' tokens in whole groups; at least M K / 8 + nnz bytes at
-    19 a cycle for each group; 9 T' M / 16 for the results."""
+    """3 + 0.62 T' for every line of 64 elements, nonzero or not, with T' tokens in whole groups; at least M K / 8 + nnz bytes
+    at 19 a cycle for each group; 9 T' M / 16 for the results."""
     width = next((width for width in _GROUPS if tokens >= width), 1)
     groups, elements = -(-tokens // width), matrix.rows * matrix.columns
     lines = elements / (4 * LANES) * (_LINE + _PRODUCT * width)

@@ -5,9 +5,10 @@ before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "quads", tile = [64
 after    the loops of row_groups.py over tiles of 64 tokens, panels of 384 columns and rows, and inside
            scf.for %p = %begin to %end iter_args(4 vectors of i32)     // the row's quads in the panel, see quad_loop.py
              4 loads of x, whose tile is packed as [K / 4][64 tokens][4] (quad_lines.py)
-             llvm.x86.avx512.vpdpbusd                                   // or, without it, two of vpmaddwd on words: tile [.., 2]
+             llvm.x86.avx512.vpdpbusd                                  // or, without it, two of vpmaddwd on words: tile [.., 2]
 
-Four aligned neighbours along K are stored as soon as one of them is nonzero. The sum is an i32, which the epilogue makes a float.
+Four aligned neighbours along K are stored as soon as one of them is nonzero. The sum is an i32, of which the epilogue
+makes a float.
 """
 
 from dataclasses import dataclass
@@ -63,8 +64,8 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: c(v) for each quad and row of its block; 24 M panels / R for starts and ends; 0.5 (K + M)
-    v L for the transposes."""
+    """Per tile of v vectors of tokens: c(v) for each quad and row of its block; 24 M panels / R for starts and ends; 0.5 v L
+    (K + M) for the transposes."""
     stored = _storage(matrix)
     assert stored is not None
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
@@ -107,7 +108,9 @@ class _Quads(RowGroups):
     def __init__(self, op: Any, stored: Quads) -> None:
         tile, lanes = integers(op.tile), lanes_of(op)
         if lanes not in (8, 16) or len(tile) != 3 or tile[0] % lanes or tile[2] not in (1, 2):
-            raise CompileError(f"tile {tile} is not [tokens, rows, 1 or 2 bytes] with tokens a multiple of {lanes} lanes, 8 or 16")
+            raise CompileError(
+                f"tile {tile} is not [tokens, rows, 1 or 2 bytes] with tokens a multiple of {lanes} lanes, 8 or 16"
+            )
         super().__init__(op, (tile[0], tile[1]), stored.rows, stored.width, 4 * lanes)
         self.stored, self.bytes, self.words = stored, tile[2], tile[2] == 2
 

@@ -70,6 +70,6 @@ class QuadRows(InnerLoop):
 
     def _line(self, at: ir.Value) -> list[ir.Value]:
         """The vectors of a line of x."""
-        line = ir.MemRefType(self.packed.type)
-        size = line.shape[1] // self.vectors
-        return [vector.load(vector_of(size, line.element_type), self.packed, [at, index(v * size)]) for v in range(self.vectors)]
+        lines = ir.MemRefType(self.packed.type)
+        vec = vector_of(lines.shape[1] // self.vectors, lines.element_type)
+        return [vector.load(vec, self.packed, [at, index(v * vec.shape[0])]) for v in range(self.vectors)]

@@ -1,10 +1,11 @@
 """`QuantizedLinear`: an nn.Linear whose weight is int8, a scale for each row, and whose input is quantized at every call.
 
-y[t, m] = step[t] scale[m] sum_k q[t, k] w[m, k] + bias[m]        q[t, k] = round(x[t, k] / step[t]), step[t] = max_k |x[t, k]| / 127
+y[t, m] = step[t] scale[m] sum_k q[t, k] w[m, k] + bias[m]       q[t, k] = round(x[t, k] / step[t])
+                                                                 step[t] = max_k |x[t, k]| / 127
 
-Both are symmetric and sums are exact, so that zeros stay zeros and a kernel has nothing to correct. A step for each token, and not
-one for all, because a few tokens of a transformer are much larger than the others, and because what becomes of a token then does
-not depend on the batch that it is in.
+Both are symmetric and sums are exact, so that zeros stay zeros and a kernel has nothing to correct. A step for each token, and
+not one for all, because a few tokens of a transformer are much larger than the others, and because what becomes of a token then
+does not depend on the batch that it is in.
 """
 
 from typing import Any, Self
@@ -38,8 +39,8 @@ class QuantizedLinear(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Self:
-        """Turns a linear layer into a quantized one, in place, so that hooks and references to it hold. GossamerError if its weight
-        has a NaN or an infinity."""
+        """Turns a linear layer into a quantized one, in place, so that hooks and references to it hold. GossamerError if its
+        weight has a NaN or an infinity."""
         weight = linear.weight.detach()
         values, scale = quantized(weight)
         del linear._parameters["weight"]
@@ -87,17 +88,15 @@ def dequantized(values: Tensor, scale: Tensor) -> Tensor:
 
 
 def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The formula above: x [..., K] of any floating type, weight [M, K] of int8, scale and bias [M] → [..., M] in the type of x."""
-    rows = x.reshape(-1, weight.shape[1]).float()
+    """The formula above: x [..., K] of any floating type, weight [M, K] of int8, scale and bias [M] → [..., M], as x is."""
     if weight.shape[1] == 0:
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    rows = x.reshape(-1, weight.shape[1]).float()
     most = rows.abs().amax(1, keepdim=True)
     step = (most / _MOST).clamp_min(_LEAST) + most * 0  # NaN for a token that is not finite
     q = (rows / step).round().to(torch.int8)
-    if weight.shape[1] > 1:
-        sums = torch._int_mm(q, weight.t())
-    else:  # of which torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs)
-        sums = q.int() * weight.int().t()
+    # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
+    sums = torch._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
     y = sums.float() * step * scale
     if bias is not None:
         y = y + bias.float()

@@ -1,7 +1,6 @@
 """Quantized layers through the backend: sums bit for bit those of integers, in every state that a model can be in."""
 
 import copy
-
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.quantization.quantized_linear import quantized_linear
-from tests.backend.harness import compile_and_run, pruned, prune_
+from tests.backend.harness import compile_and_run, prune_, pruned
 
 pytestmark = pytest.mark.skipif(host().vector_bits < 256, reason="int8 kernels are for x86 with AVX2")
 SCHEDULES = ["quads", *(["expand8"] if {"vnni", "avx512vbmi2"} <= host().instructions else []), "reference"]

@@ -15,6 +15,8 @@ from gossamer.dialects.packing import (
     Padded,
     Pairs,
     Panels,
+    QuadMap,
+    Quads,
     RowPairs,
     Vnni,
     VnniMap,
@@ -126,6 +128,21 @@ def unpacked_blocks(packed: Packed, rows: int, columns: int) -> Tensor:
     return dense[:rows, :columns]
 
 
+def unpacked_quads(packed: Packed, rows: int, columns: int) -> Tensor:
+    assert isinstance(packed.format, Quads)
+    positions, coordinates, values = packed.components
+    r, width = packed.format.rows, packed.format.width
+    high, dense, blocks = -(-rows // r), torch.zeros(rows + r, columns + width), values.view(-1, r, 4)
+    for line, (begin, end) in enumerate(zip(unsigned(positions)[:-1], unsigned(positions)[1:], strict=True)):
+        assert (end - begin) % 4 == 0
+        for p in range(begin, end):
+            row, column = line % high * r, line // high * width + 4 * unsigned(coordinates)[p]
+            dense[row : row + r, column : column + 4] += blocks[p]
+    assert not dense[rows:].any()
+    assert not dense[:, columns:].any()
+    return dense[:rows, :columns]
+
+
 def unpacked_vectors(packed: Packed, rows: int, columns: int) -> Tensor:
     assert isinstance(packed.format, BlockVectors)
     positions, coordinates, values = packed.components
@@ -142,21 +159,31 @@ def unpacked_vectors(packed: Packed, rows: int, columns: int) -> Tensor:
 
 def unpacked_vnnimap(packed: Packed, rows: int, columns: int) -> Tensor:
     assert isinstance(packed.format, VnniMap)
+    return unpacked_map(packed, rows, columns, 2)
+
+
+def unpacked_quadmap(packed: Packed, rows: int, columns: int) -> Tensor:
+    assert isinstance(packed.format, QuadMap)
+    return unpacked_map(packed, rows, columns, 4)
+
+
+def unpacked_map(packed: Packed, rows: int, columns: int, together: int) -> Tensor:
+    assert isinstance(packed.format, VnniMap | QuadMap)
     positions, masks, values = packed.components
-    height, wide = packed.format.rows, -(-columns // 32) * 32
+    height, wide = packed.format.rows, -(-columns // packed.format.COLUMNS) * packed.format.COLUMNS
     dense, at = torch.zeros(-(-rows // height) * height, wide), 0
     lines = iter(unsigned(masks))
     for strip in range(0, rows, height):
         assert unsigned(positions)[strip // height] == at
-        for column in range(0, wide, 2):
+        for column in range(0, wide, together):
             for half in range(strip, strip + height, 16):
                 mask = next(lines)
-                for bit in range(32):
+                for bit in range(16 * together):
                     if mask >> bit & 1:
-                        dense[half + bit // 2, column + bit % 2] = values[at]
+                        dense[half + bit // together, column + bit % together] = values[at]
                         at += 1
     assert not list(lines)
-    assert at + 32 == values.numel()
+    assert at + 16 * together == values.numel()
     return dense[:rows, :columns]
 
 
@@ -198,6 +225,8 @@ UNPACKED = {
     Vnni: unpacked_vnni,
     Pairs: unpacked_pairs,
     VnniMap: unpacked_vnnimap,
+    Quads: unpacked_quads,
+    QuadMap: unpacked_quadmap,
     Panels: unpacked_panels,
     Blocks: unpacked_blocks,
     BlockVectors: unpacked_vectors,
@@ -215,6 +244,10 @@ PACKINGS = [
     Vnni(0, 16, 4),
     Pairs(1, 16),
     Pairs(0, 64),
+    Quads(1, 1, 16),
+    Quads(0, 3, 64),
+    QuadMap(1, 16),
+    QuadMap(0, 16),
     Panels(1, 32, 1),
     Panels(0, 16, 2),
     Panels(1, 32, 32),

@@ -1,0 +1,30 @@
+// The nonzeros of 16 rows in four columns become a vector, with which the quads of some tokens are multiplied.
+// RUN: gossamer-opt %s -p 'expose-storage,lower-expand8,canonicalize,cse' | filecheck %s
+
+// CHECK-LABEL: func.func private @region_copied16(
+// CHECK-LABEL: func.func private @region_copied2(
+// CHECK-SAME:    %{{[a-z0-9]*}}: memref<?x70xi8>, %{{[a-z0-9]*}}: memref<?xi32>, %[[MASKS:[a-z0-9]*]]: memref<?xi64>, %[[VAL:[a-z0-9]*]]: memref<?xi8>,
+// CHECK-DAG:     %[[HIGH:.*]] = arith.constant dense<-128> : vector<64xi8>
+
+// x + 128 is copied, up to whole lines.
+// CHECK:         %[[COPY:.*]] = memref.view %{{.*}} : memref<?xi8> to memref<32x96xi8>
+// CHECK:         arith.xori %{{.*}} : vector<32xi8>
+// CHECK:         vector.store %{{.*}}, %[[COPY]]
+
+// CHECK:         %[[BITS:.*]] = memref.load %[[MASKS]]
+// CHECK:         %[[STORED:.*]] = vector.load %[[VAL]][%{{.*}}] : memref<?xi8>, vector<64xi8>
+// CHECK:         %[[W:.*]] = llvm.call_intrinsic "llvm.x86.avx512.mask.expand.v64i8"(%[[STORED]],
+// CHECK:         math.ctpop %[[BITS]] : i64
+// CHECK:         vector.load %[[COPY]][%{{.*}}] : memref<32x96xi8>, vector<4xi8>
+// CHECK-COUNT-2: llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"(%{{.*}}, %{{.*}}, %[[W]])
+// CHECK:         llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"(%{{.*}}, %[[HIGH]], %[[W]])
+func.func @region(%x: tensor<?x70xi8>, %w: tensor<40x70xi8, "quadmap(reduction=1, rows=16)">, %scale: tensor<40xf32>) -> tensor<?x40xf32> {
+  %y = "kernel.spmm"(%x, %w) ({
+  ^bb0(%sum: i32):
+    %s = "kernel.read"(%scale) {map = affine_map<(t, m) -> (m)>} : (tensor<40xf32>) -> f32
+    %0 = arith.sitofp %sum : i32 to f32
+    %1 = arith.mulf %0, %s : f32
+    "kernel.yield"(%1) : (f32) -> ()
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "expand8", tile = [32, 32]} : (tensor<?x70xi8>, tensor<40x70xi8, "quadmap(reduction=1, rows=16)">) -> tensor<?x40xf32>
+  return %y : tensor<?x40xf32>
+}
