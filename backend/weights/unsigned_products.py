@@ -58,7 +58,7 @@ def _signed(product: object) -> fx.Node | None:
 def _stored(matrix: fx.Node) -> fx.Node:
     """What a matrix is, maybe, the transpose of."""
     source: Any = matrix.args[0] if matrix.target in (aten.t.default, aten.permute.default) else matrix
-    return source  # type: ignore[no-any-return]
+    return source
 
 
 def _corrects(node: object, weight: object) -> bool:

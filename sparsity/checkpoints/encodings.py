@@ -23,8 +23,8 @@ _FAR = 255
 
 
 def encoded(tensor: Tensor) -> dict[str, Tensor] | None:
-    """The arrays of the smaller encoding; None where the tensor is as small as it is, or is no floating-point matrix."""
-    if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.numel() == 0:
+    """The arrays of the smaller encoding; None where the tensor is as small as it is, or is no matrix of floats or int8."""
+    if tensor.dim() < 2 or not (tensor.is_floating_point() or tensor.dtype is torch.int8) or tensor.numel() == 0:
         return None
     tensor = tensor.detach().cpu().contiguous()
     mask = nonzero_mask(tensor)

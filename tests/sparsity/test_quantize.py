@@ -1,6 +1,7 @@
 """gossamer.quantize and QuantizedLinear: what they compute, by integer arithmetic in torch, and what becomes of a model."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,6 +97,16 @@ def test_a_model_keeps_what_was_not_asked_for() -> None:
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
+
+
+def test_a_file_has_the_nonzeros_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = gossamer.quantize(nn.Sequential(layer_of(256, 128, density=0.1)))
+    other, x = copy.deepcopy(model), torch.randn(3, 256)
+    other[0].weight_int8.zero_()
+    assert gossamer.save(model, tmp_path / "model.safetensors") < 0.08 * 4 * 256 * 128
+    gossamer.load(other, tmp_path / "model.safetensors")
+    assert torch.equal(other(x), model(x))
 
 
 def test_what_cannot_be_quantized_is_refused_before_anything_changes() -> None:
