@@ -49,7 +49,7 @@ class QuantizedLinear(nn.Linear):
         made._dtype = weight.dtype
         made.register_buffer("weight_int8", values)
         made.register_buffer("weight_scale", scale)
-        return made  # type: ignore[no-any-return]
+        return made
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -96,7 +96,7 @@ def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
     step = (most / _MOST).clamp_min(_LEAST) + most * 0  # NaN for a token that is not finite
     q = (rows / step).round().to(torch.int8)
     # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
-    sums = torch._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
+    sums = torch.ops.aten._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
     y = sums.float() * step * scale
     if bias is not None:
         y = y + bias.float()

@@ -134,4 +134,4 @@ def test_no_tokens_count_as_one() -> None:
 
 def test_an_unknown_type_has_no_cost() -> None:
     with pytest.raises(KeyError):
-        predict(768, 768, 32, 0.1, "i8", 512)
+        predict(768, 768, 32, 0.1, "i4", 512)
