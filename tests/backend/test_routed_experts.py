@@ -60,7 +60,7 @@ def test_experts_are_regions_for_any_share_of_tokens(dtype: torch.dtype) -> None
     assert [d.op for d in run.regions] == ["experts", "experts"]
     assert [d.reason for d in run.regions] == ["a region for each of 4"] * 2
     assert [d.shape for d in run.regions] == [(EXPERTS, M, K), (EXPERTS, K, M)]
-    assert all(0 < d.packed_bytes for d in run.regions)
+    assert all(d.packed_bytes > 0 for d in run.regions)
     with torch.no_grad():
         for counts in shares:
             ends = ends_of(*counts)
