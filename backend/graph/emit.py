@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.runtime.torch_internals import detect_fake_mode
+from gossamer.backend.graph.nodes import fixed_value
+from gossamer.runtime.torch_internals import detect_fake_mode, tree_map_only
 
 aten = torch.ops.aten
 
@@ -22,6 +23,7 @@ class Emitter:
         self._mode = detect_fake_mode([before.meta["val"]])
 
     def __call__(self, target: Any, *args: Any, **options: Any) -> fx.Node:
+        args = tree_map_only(torch.SymInt, _number, args)
         with self._before.graph.inserting_before(self._before):
             node = self._before.graph.call_function(target, args, options)
         node.meta = {k: v for k, v in self._before.meta.items() if k not in _OWN}
@@ -37,4 +39,11 @@ class Emitter:
         """Some sizes of a value: numbers where they are static."""
         node = self.now(node)
         shape = node.meta["val"].shape
-        return [s if isinstance(s := shape[a], int) else self(aten.sym_size.int, node, a) for a in axes]
+        numbers = [_number(shape[a]) for a in axes]
+        return [s if isinstance(s, int) else self(aten.sym_size.int, node, a) for a, s in zip(axes, numbers, strict=True)]
+
+
+def _number(size: Any) -> Any:
+    """A size; a number where guards have fixed it, since a graph holds no symbols."""
+    fixed = fixed_value(size)
+    return size if fixed is None else fixed

@@ -62,8 +62,12 @@ def as_long(a: Any, b: Any) -> bool:
 
 def fixed_size(node: fx.Node) -> int | None:
     """The value of a symbolic size that guards have fixed."""
-    value = node.meta.get("val")
-    return value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+    return fixed_value(node.meta.get("val"))
+
+
+def fixed_value(size: Any) -> int | None:
+    """The same of the size itself."""
+    return size.node.maybe_as_int() if isinstance(size, torch.SymInt) else None
 
 
 def hint(size: Size) -> int | None:

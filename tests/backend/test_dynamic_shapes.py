@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from gossamer import Format, SparseTensor, einsum, graph_attention
 from gossamer.backend import sparse
+from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.report.report import collect
 from tests.backend.harness import assert_same, compile_and_run, prune_
 from tests.backend.messages import aggregated, edges
@@ -330,3 +333,19 @@ def test_sizes_among_the_operands_of_a_chain() -> None:
     run = compile_and_run(lambda x: layers(x) / x.shape[0], torch.randn(6, 16, dtype=torch.bfloat16), dynamic=True, regions=2)
     x = torch.randn(3, 16, dtype=torch.bfloat16)
     assert_same(run.function(x), layers(x) / 3)
+
+
+def test_sizes_that_guards_have_fixed_are_numbers_in_graphs() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    open_sizes: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    value = mode.from_tensor(torch.randn(6, 4), symbolic_context=open_sizes)
+    assert int(value.shape[1]) == 4 and isinstance(value.shape[1], torch.SymInt)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = value
+    last = graph.call_function(torch.ops.aten.relu.default, (x,))
+    last.meta["val"] = value
+    emit = Emitter(last)
+    flat = emit(torch.ops.aten.reshape.default, x, [-1, value.shape[1]])
+    assert flat.args[1] == [-1, 4]
+    assert emit.sizes(x, (0, 1))[1] == 4

@@ -10,7 +10,7 @@ from gossamer import GossamerError, SparseTensor
 from gossamer.backend import sparse as backend
 from tests.fuzz.programs import NAMES, Program
 
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 def difference(program: Program, compiled: bool) -> tuple[str, str]:

@@ -57,7 +57,7 @@ class ModelProgram:
         return "\n".join([*lines, "", "", f"model = prune_(Model(), {self.pruning}).to({self.dtype})"])
 
     def __str__(self) -> str:
-        lines = [self.definition(), f"model.train({self.training})"]
+        lines = [self.definition(), f"model.train({self.training}); torch.set_grad_enabled({self.training})"]
         lines += [f"model = torch.compile(model, backend='sparse', dynamic={self.dynamic}, options={self.options})"]
         for n, call in enumerate(self.calls):
             marks = f"torch._dynamo.mark_dynamic(given[0], {0 if self.graph else 1}); " if self.marked else ""
