@@ -107,13 +107,17 @@ def linalg_norm(
 
 @implements(torch.any, torch.Tensor.any)
 def any_(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Whether some element is not zero."""
+    """Whether some element is not zero; over no dimensions, as torch has it, which elements those are."""
+    if _no_dimensions(dim):
+        return _each_truth(input)
     return _as_truth(input, _nonzeros(input, dim, keepdim) > 0)
 
 
 @implements(torch.all, torch.Tensor.all)
 def all_(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Whether no element is zero."""
+    """Whether no element is zero; over no dimensions, as torch has it, which elements are not."""
+    if _no_dimensions(dim):
+        return _each_truth(input)
     whole = product_of(input.shape[each] for each in _dims(input, dim))
     return _as_truth(input, _nonzeros(input, dim, keepdim) == whole)
 
@@ -126,6 +130,14 @@ def count_nonzero(input: SparseTensor, dim: Dims = None) -> Tensor:
 
 def _nonzeros(input: SparseTensor, dim: Dims, keepdim: bool) -> Tensor:
     return sum_(like(input, values_of(input).detach() != 0), dim, keepdim)
+
+
+def _each_truth(input: SparseTensor) -> Tensor:
+    return _as_truth(input, like(input, values_of(input).detach() != 0))
+
+
+def _no_dimensions(dim: Dims) -> bool:
+    return isinstance(dim, Sequence) and not dim
 
 
 def _as_truth(input: SparseTensor, truth: Tensor) -> Tensor:

@@ -114,6 +114,10 @@ def test_types_that_count_or_turn(dtype: torch.dtype) -> None:
     for dim in (None, 0, 1):
         for name in ("any", "all", "count_nonzero"):
             torch.testing.assert_close(getattr(torch, name)(ours, dim), getattr(torch, name)(a, dim))
+    for kind in (torch.any, torch.all):
+        each = kind(ours, dim=())
+        assert isinstance(each, SparseTensor)
+        torch.testing.assert_close(each.to_dense(), kind(a, dim=()))
     torch.testing.assert_close((ours * other).to_dense(), a * b)
     torch.testing.assert_close((ours + other).to_dense(), a + b)
     torch.testing.assert_close((ours @ other.t()).to_dense(), (a.to(torch.complex64) @ b.t().to(torch.complex64)).to(dtype))
