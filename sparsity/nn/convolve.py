@@ -78,19 +78,25 @@ def _map(indices: Tensor, shape: Sequence[int], batch: int, path: Sequence[int],
     return site_maps(indices, shape, batch).map(kind, level, Window.parse(window))
 
 
-def _check_rows(name: str, x: Tensor, rows: int) -> None:
-    if x.shape[0] != rows:
-        raise GossamerError(f"convolution of sites: {name} has {x.shape[0]} rows, there are {rows} sites")
+def _check_shape(name: str, x: Tensor, *shape: int) -> None:
+    """A kernel reads as much as these sizes say."""
+    if tuple(x.shape) != shape or x.dtype not in FLOATS:
+        raise GossamerError(f"convolution of sites: {name} is {x.dtype} {list(x.shape)}, must be floats {list(shape)}")
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *sites: Any) -> Tensor:
     *where, rows = sites
     pairs, wide = _map(*where), _wide(x.dtype)
-    _check_rows("x", x, pairs.read)
-    _check_rows("the result", pairs.rows, rows)
-    out = empty((len(pairs.rows), weight.shape[2]), wide)
+    offsets, (channels, filters) = pairs.positions.shape[0], weight.shape[-2:]
+    _check_shape("x", x, pairs.read, channels)
+    _check_shape("the weight", weight, offsets, channels, filters)
+    if bias is not None:
+        _check_shape("the bias", bias, filters)
+    if rows != len(pairs.rows):
+        raise GossamerError(f"convolution of sites: the result has {rows} rows, there are {len(pairs.rows)} sites")
+    out = empty((rows, filters), wide)
     if out.numel():
-        added = torch.zeros(weight.shape[2], dtype=wide) if bias is None else _ready(bias, wide)
+        added = torch.zeros(filters, dtype=wide) if bias is None else _ready(bias, wide)
         operands = [_ready(x, wide), _ready(weight, wide), added, pairs.inputs, pairs.outputs, pairs.rows, pairs.positions]
         convolve_kernel(wide).into([out], operands)
     return out.to(x.dtype)
@@ -98,8 +104,8 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *sites: Any) -> Te
 
 def _of_weight(x: Tensor, gradient: Tensor, *where: Any) -> Tensor:
     pairs, wide = _map(*where), _wide(x.dtype)
-    _check_rows("x", x, pairs.read)
-    _check_rows("the gradient", gradient, len(pairs.rows))
+    _check_shape("x", x, pairs.read, *x.shape[1:2])
+    _check_shape("the gradient", gradient, len(pairs.rows), *gradient.shape[1:2])
     out = torch.empty((pairs.positions.shape[0], x.shape[1], gradient.shape[1]), dtype=wide)
     if out.numel():
         operands = [_ready(x, wide), _ready(gradient, wide), pairs.inputs, pairs.outputs, pairs.positions]

@@ -62,12 +62,18 @@ class Sites:
     def keys(self, margin: Sequence[int] | None = None) -> Tensor:
         """The number of every site, ascending, in a grid with a margin behind each dimension."""
         margin = margin or [0] * len(self.shape)
-        return _numbers(self.places, (self.batch, *(n + m for n, m in zip(self.shape, margin, strict=True))))
+        sizes = (self.batch, *(n + m for n, m in zip(self.shape, margin, strict=True)))
+        _check_places(sizes)
+        return _numbers(self.places, sizes)
+
+
+def _check_places(sizes: Sizes) -> None:
+    if prod(sizes) > 2**62:
+        raise GossamerError(f"spatial_shape {list(sizes[1:])} of a batch of {sizes[0]} has more than 2**62 places")
 
 
 def _check_range(indices: Tensor, sizes: Sizes) -> None:
-    if prod(sizes) > 2**62:
-        raise GossamerError(f"spatial_shape {list(sizes[1:])} of a batch of {sizes[0]} has more than 2**62 places")
+    _check_places(sizes)
     if len(indices) > _MOST:
         raise GossamerError(f"indices: {len(indices)} rows, there are kernels for up to {_MOST}")
     wrong = ((indices < 0) | (indices >= torch.tensor(sizes))).any(1).nonzero()
@@ -133,11 +139,14 @@ def neighbours(sites: Sites, window: Window) -> list[Ranks]:
 
     Offsets k and -k have the same pairs, turned round.
     """
-    reach = [(k // 2) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
+    centre = [(k // 2) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
+    reach = [min(c, n) for c, n in zip(centre, sites.shape, strict=True)]  # beyond a grid there is nothing
     keys, steps = sites.keys(reach), _steps(sites.shape, reach)
     everyone, offsets = torch.arange(len(sites), dtype=torch.int32), window.offsets
     half = offsets[: len(offsets) // 2]
-    shifts = [sum((o - r) * s for o, r, s in zip(offset, reach, steps, strict=True)) for offset in half]
+    shifts = [
+        sum(max(-r, min(r, o - c)) * s for o, c, r, s in zip(offset, centre, reach, steps, strict=True)) for offset in half
+    ]
     before = _matches(keys, torch.tensor(shifts, dtype=torch.int64))
     return [*before, (everyone, everyone), *((out, into) for into, out in reversed(before))]
 
@@ -172,6 +181,7 @@ def _match_kernel() -> RegionKernel:
 def coarser(sites: Sites, window: Window) -> tuple[Sites, list[Ranks]]:
     """The sites that a window leads to from some of these, and the pairs."""
     shape = window.shape_of(sites.shape)
+    _check_places((sites.batch, *shape))
     found = [_led_to(sites, window, offset, shape) for offset in window.offsets]
     keys = torch.unique(torch.cat([key for _, key in found]))
     places, left = [], keys

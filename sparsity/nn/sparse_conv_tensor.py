@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,10 +49,11 @@ class SparseConvTensor:
     """
 
     def __init__(self, features: Tensor, indices: Tensor, spatial_shape: Sequence[int], batch_size: int) -> None:
-        shape = tuple(spatial_shape)
+        shape = tuple(_count("spatial_shape", size) for size in spatial_shape)
         _check(features, indices, shape)
+        batch = _count("batch_size", batch_size)
         self.features = features
-        self.level = Level(indices, shape, batch_size, indices, shape, ())
+        self.level = Level(indices, shape, batch, indices, shape, ())
         self.passed: dict[str, Level] = {}
         """Levels that convolutions with an indice_key came from."""
         self.coarse: dict[Sizes, Tensor] = {}
@@ -87,6 +90,8 @@ class SparseConvTensor:
         shape = window.shape_of(level.shape)
         if min(shape) < 1:
             raise GossamerError(f"a window of {list(window.kernel)} does not fit in a grid of {list(level.shape)}")
+        if max(shape) > 2**31:
+            raise GossamerError(f"a convolution leads to a grid of {list(shape)}, whose places int32 coordinates cannot name")
         path = (*level.path, *window.numbers)
         if path not in self.coarse:
             self.coarse[path] = coarse_sites(level.root, level.root_shape, level.batch, path)
@@ -104,7 +109,24 @@ class SparseConvTensor:
         return made.movedim(-1, 1).contiguous() if channels_first else made
 
 
+def _count(name: str, value: Any) -> int:
+    """A whole number, also of numpy or of a tensor."""
+    if isinstance(value, (int, torch.SymInt)):
+        found: Any = value
+    else:
+        try:
+            found = index(value)
+        except TypeError as error:
+            raise GossamerError(f"{name}: {value!r} is no whole number") from error
+    if isinstance(found, int) and found < 0:
+        raise GossamerError(f"{name}: {found} is negative")
+    return found  # type: ignore[no-any-return]
+
+
 def _check(features: Tensor, indices: Tensor, shape: Sizes) -> None:
+    for name, given in (("features", features), ("indices", indices)):
+        if not isinstance(given, Tensor):
+            raise GossamerError(f"{name} are {type(given).__name__}, must be a tensor")
     if indices.dim() != 2 or indices.dtype != torch.int32:
         raise GossamerError(f"indices are {indices.dtype} {list(indices.shape)}, must be torch.int32 [N, 1 + dimensions]")
     if not 1 <= len(shape) <= 4 or indices.shape[1] != 1 + len(shape):

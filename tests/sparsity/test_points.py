@@ -190,9 +190,32 @@ def test_bad_coordinates_are_refused(name: str) -> None:
         spconv.SubMConv1d(2, 2, 3)(tensor)
 
 
+def test_windows_wider_than_the_grid() -> None:
+    tensor = spconv.SparseConvTensor(torch.randn(60, 3), sites(2, (6, 7), 60), [6, 7], 2)
+    for kernel, dilation in ((5, 5), (3, (1, 6)), (3, 10**12)):
+        layer = spconv.SubMConv2d(3, 4, kernel, dilation=dilation)
+        reach = min(kernel // 2 * max(layer.window.dilation), 20)
+        weight = layer.weight.movedim(-1, 1)
+        if max(layer.window.dilation) > 20:
+            weight, dilation = weight[:, :, 1:2, 1:2], 1
+            reach = 0
+        padding = [reach * d // max(layer.window.dilation) for d in layer.window.dilation] if reach else 0
+        dense = torch.nn.functional.conv2d(tensor.dense(), weight, layer.bias, padding=padding, dilation=dilation)
+        at = tensor.indices.long()
+        torch.testing.assert_close(layer(tensor).features, dense[at[:, 0], :, at[:, 1], at[:, 2]], rtol=1e-4, atol=1e-4)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     x, indices = torch.ones(3, 4), torch.tensor([[0, 1, 1], [0, 1, 2], [0, 2, 1]], dtype=torch.int32)
     tensor = spconv.SparseConvTensor(x, indices, [5, 5], 1)
+    far = spconv.SparseConvTensor(x[:1], torch.tensor([[0, 2**31 - 2]], dtype=torch.int32), [2**31 - 1], 1)
+
+    def with_parameters(**parameters: torch.Tensor) -> torch.nn.Module:
+        layer = spconv.SubMConv2d(4, 4, 3)
+        for name, value in parameters.items():
+            setattr(layer, name, torch.nn.Parameter(value))
+        return layer
+
     wrong = [
         (lambda: spconv.SparseConvTensor(x, indices.long(), [5, 5], 1), "torch.int64 .* must be torch.int32"),
         (lambda: spconv.SparseConvTensor(x, indices, [5, 5, 5], 1), "3 dimensions.*they have 3"),
@@ -206,7 +229,18 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: spconv.SparseConv2d(4, 4, 9)(tensor), "does not fit in a grid"),
         (lambda: spconv.SparseInverseConv2d(4, 4, 3, "none")(tensor), "no SparseConv with the indice_key 'none'"),
         (lambda: convolve_sites(x[:2], torch.ones(1, 4, 1), None, indices, (5, 5), 1, (), (1, 1, 1, 1, 0, 0, 1, 1), "same", 3),
-         "x has 2 rows, there are 3 sites"),
+         r"x is torch.float32 \[2, 4\], must be floats \[3, 4\]"),
+        (lambda: spconv.SparseConvTensor(x, indices, [5, -5], 1), "spatial_shape: -5 is negative"),
+        (lambda: spconv.SparseConvTensor(x, indices, [5, 5.5], 1), "spatial_shape: 5.5 is no whole number"),
+        (lambda: spconv.SparseConvTensor(x.tolist(), indices, [5, 5], 1), "features are list"),
+        (lambda: with_parameters(weight=torch.ones(4, 3, 3, 3))(tensor), r"x is .*\[3, 4\], must be floats \[3, 3\]"),
+        (lambda: with_parameters(weight=torch.ones(4, 1, 1, 4))(tensor), r"weight is .*\[1, 4, 4\], must be .* \[9, 4, 4\]"),
+        (lambda: with_parameters(bias=torch.ones(3))(tensor), r"bias is .*\[3\], must be floats \[4\]"),
+        (lambda: spconv.SubMConv2d(4, 4, 3)(tensor.replace_feature(x[:, :, None])), r"x is .*\[3, 4, 1\]"),
+        (lambda: spconv.SubMConv2d(4, 4, 3)(tensor.replace_feature(x * 1j)), "x is torch.complex64"),
+        (lambda: spconv.SparseConv1d(4, 4, 3, padding=2)(far), "int32 coordinates cannot name"),
+        (lambda: spconv.SparseConv2d(4, 4, 3, padding=2**29)(spconv.SparseConvTensor(x, indices, [2**30, 2**30], 3)),
+         r"more than 2\*\*62 places"),
     ]  # fmt: skip
     for call, message in wrong:
         with pytest.raises(gossamer.GossamerError, match=message):
