@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.batches import Call
 from gossamer.sparsity.pruning.layer_problem import Curvature, LayerProblem, Moments
 from gossamer.sparsity.pruning.layers import Layer
@@ -153,6 +154,10 @@ class Walk:
                     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
                     found = Moments(rows.shape[1], dtype, rows.device)
                 found.add(rows, rows if x is z else layer.rows(x, dense_call.tokens))
+        if found is not None and not found.finite:
+            raise OptionError(
+                f"the batches give '{layer.name}' inputs with NaN, infinity or squares beyond {found.z_z.dtype}: leave them out"
+            )
         return found
 
 

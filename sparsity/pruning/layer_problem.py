@@ -42,6 +42,11 @@ class Moments:
         self.z += z.sum(0)
         self.x += x.sum(0)
 
+    @property
+    def finite(self) -> bool:
+        """Whether no sum is NaN or infinite."""
+        return all(bool(each.isfinite().all()) for each in (self.z_z, self.x))
+
 
 class Curvature:
     """What the inputs of a layer say about its weights: H, and what methods need of it. Layers with the same inputs share it.
