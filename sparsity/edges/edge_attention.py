@@ -104,6 +104,8 @@ def _check(positions: Tensor, coordinates: Tensor, terms: dict[str, Tensor | Non
     sizes: dict[str, Any] = {"i": positions.shape[0] - 1, "p": coordinates.shape[0]}
     first = terms["values"]
     assert first is not None
+    if not first.is_floating_point():
+        raise GossamerError(f"attend_edges: values are {first.dtype}, must be floats: softmax has no meaning for others")
     widest = max(term.shape[-1] for name, term in terms.items() if term is not None and name in ("values", "keys"))
     if widest > MOST_FEATURES:
         raise GossamerError(f"attend_edges: heads of {widest} features, there are kernels for up to {MOST_FEATURES}")

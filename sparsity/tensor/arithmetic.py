@@ -141,7 +141,8 @@ def dropout(input: SparseTensor, p: float = 0.5, training: bool = True, inplace:
 @implements(torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip)
 def clamp(input: SparseTensor, min: Any = None, max: Any = None) -> Tensor:
     """Elements within bounds; sparse if these are numbers that 0 is within."""
-    if any(isinstance(bound, Tensor) for bound in (min, max)) or (min or 0) > 0 or (max or 0) < 0:
+    numbers = not any(isinstance(bound, Tensor) for bound in (min, max))
+    if not (numbers and (min is None or min <= 0) and (max is None or max >= 0)):  # a NaN holds nothing
         out: Tensor = densified(torch.clamp, (input, min, max), {})
         return out
     return like(input, torch.clamp(values_of(input), min, max))

@@ -37,6 +37,7 @@ _QUESTIONS = (
     "result_type",
 )  # fmt: skip
 _HOMES = (torch, F, torch.linalg, torch.special, torch.fft)
+_ALIASES = frozenset(getattr(each, "__name__", "") for each in vars(F).values() if callable(each))  # logsigmoid is log_sigmoid
 
 
 class strict(ContextDecorator):
@@ -80,7 +81,7 @@ def _name_computes(name: str) -> bool:
     if name in ON_VALUES or name in _QUESTIONS or name.startswith("_") or name.endswith("_"):
         return False
     plain = name.removeprefix("linalg_").removeprefix("special_").removeprefix("fft_")
-    return any(callable(getattr(home, plain, None)) for home in _HOMES)
+    return plain in _ALIASES or any(callable(getattr(home, plain, None)) for home in _HOMES)
 
 
 @torch.compiler.assume_constant_result

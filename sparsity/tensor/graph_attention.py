@@ -49,6 +49,11 @@ def graph_attention(
     [rows, heads, features] comes out; rows without entries give 0. Neither this nor its gradient, in any of the terms, has
     an array of nnz x heads. GossamerError for shapes and types that do not fit.
     """
+    if not isinstance(pattern, SparseTensor):
+        kind = type(pattern).__name__
+        raise GossamerError(
+            f"graph_attention: the pattern is a {kind}, must be a SparseTensor: SparseTensor.from_torch, from_dense"
+        )
     if pattern.dim() != 2 or pattern.shape[1] != values.shape[0]:
         shapes = f"a pattern of {list(pattern.shape)} does not go with values of {list(values.shape)}"
         raise GossamerError(f"graph_attention: {shapes}, which need a row for each of its columns")

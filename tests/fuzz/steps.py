@@ -126,6 +126,10 @@ def with_dense(m: Maker, v: Tensor) -> str:
         "torch.maximum(a, {})", "torch.minimum(a, {})", "torch.where({} > 0, a, {})", "torch.add(a, {}, alpha=-1)", "a == {}",
         "a < {}", "torch.mul(input=a, other={})", "torch.add(a, other={})", "a.multiply({})", "torch.lerp(a, {}, 0.5)",
         "torch.addcmul(a, {}, {})", "torch.addcmul(a, {}, {}, value=2)", "torch.logical_and(a, {})", "torch.atan2({}, a + 4)",
+        "torch.logical_or(a, {})", "torch.logical_xor({}, a)", "torch.fmax(a, {})", "torch.fmin({}, a)",
+        "torch.hypot(a, {})", "torch.copysign(a, {})", "torch.copysign({}, a)", "a != {}", "{} >= a",
+        "torch.isclose(a, {})", "torch.xlogy(a, {} + 9)",
+        "torch.dist(a, {})", "a.subtract({}, alpha=2)", "torch.clamp(a, max={})", "torch.clamp(a, {}, {} + 1)",
     ]).replace("{}", x)  # fmt: skip
 
 
@@ -149,6 +153,10 @@ def with_sparse(m: Maker, v: Tensor) -> str:
         "torch.stack([a, {}])", "torch.stack([a, {}], -1)", "torch.add(a, a, alpha=2)", "a * a", "a - a",
         "torch.minimum(a, a * 2)",
         "torch.hstack([a, {}])", "torch.vstack([a, {}])", "a.lerp({}, 2)", "torch.rsub(a, {}, alpha=2)",
+        "torch.logical_or(a, {})", "torch.logical_xor(a, {})", "torch.fmax(a, {})", "torch.fmin(a, {})",
+        "torch.hypot(a, {})", "torch.copysign(a, {})", "a != {}", "a <= {}", "torch.isclose(a, {})", "torch.equal(a, {})", "torch.dist(a, {}, 1)",
+        "torch.clamp(a, min={})", "torch.dstack([a, {}])", "torch.column_stack([a, {}])", "a.masked_fill({} > 0, 5)",
+        "torch.where({} != 0, a, 0)", "torch.allclose(a, {})", "a.expand_as({}) + {}", "torch.addcmul({}, a, {}, value=-1)",
     ]).replace("{}", b)  # fmt: skip
 
 

@@ -322,6 +322,13 @@ def test_for_users_what_does_not_fit_is_refused() -> None:
         graph_attention(pattern, torch.zeros(3, 1, 2))
     with pytest.raises(GossamerError, match="queries and keys, which are not given"):
         graph_attention(pattern, torch.zeros(4, 1, 2), weighted=True)
+    other: Any = torch.ones(3, 4)
+    for given in (other, other.to_sparse_csr(), other.to_sparse()):
+        with pytest.raises(GossamerError, match="pattern is a Tensor, must be a SparseTensor"):
+            graph_attention(given, torch.zeros(4, 1, 2))
+    for dtype in (torch.int64, torch.bool, torch.complex64):  # which would be computed with in float32
+        with pytest.raises(GossamerError, match="must be floats"):
+            graph_attention(pattern, torch.zeros(4, 1, 2, dtype=dtype))
 
 
 @pytest.mark.parametrize("bits", [128, 256])

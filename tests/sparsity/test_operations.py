@@ -250,6 +250,25 @@ def test_types_are_promoted_as_torch_does(dtype: torch.dtype) -> None:
     equal((sparse(one) / (other + 1)).to_dense(), one / (other + 1))
 
 
+DENSE_WHERE_ZERO_MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "bounds that are NaN": lambda a: torch.clamp(a, torch.nan, 1),
+    "an upper bound that is NaN": lambda a: a.clamp_max(torch.nan),
+    "bounds above 0": lambda a: torch.clamp(a, 2, 1),
+    "bounds below 0": lambda a: torch.clip(a, -1, -2),
+    "a function that torch.nn.functional has by another name": F.logsigmoid,
+}
+
+
+@pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
+def test_what_moves_zeros_is_computed_for_all_elements() -> None:
+    dense = matrix(5, 6)
+    for name, function in DENSE_WHERE_ZERO_MOVES.items():
+        found = function(sparse(dense))
+        assert not isinstance(found, SparseTensor), name
+        torch.testing.assert_close(found, function(dense), equal_nan=True)
+    assert isinstance(torch.clamp(sparse(dense), -1, 1), SparseTensor)
+
+
 @pytest.mark.parametrize("name", ["BSR", "2:4", "hybrid"])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_softmax_counts_what_fills_up_within_the_shape(name: str, dim: int) -> None:
