@@ -111,16 +111,14 @@ class SparseConvTensor:
 
 def _count(name: str, value: Any) -> int:
     """A whole number, also of numpy or of a tensor."""
-    if isinstance(value, (int, torch.SymInt)):
-        found: Any = value
-    else:
-        try:
-            found = index(value)
-        except TypeError as error:
-            raise GossamerError(f"{name}: {value!r} is no whole number") from error
-    if isinstance(found, int) and found < 0:
-        raise GossamerError(f"{name}: {found} is negative")
-    return found  # type: ignore[no-any-return]
+    try:
+        counted: Any = value if isinstance(value, (int, torch.SymInt)) else index(value)
+    except TypeError as error:
+        raise GossamerError(f"{name}: {value!r} is no whole number") from error
+    if isinstance(counted, int) and counted < 0:
+        raise GossamerError(f"{name}: {counted} is negative")
+    found: int = counted
+    return found
 
 
 def _check(features: Tensor, indices: Tensor, shape: Sizes) -> None:

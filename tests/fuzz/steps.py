@@ -154,7 +154,8 @@ def with_sparse(m: Maker, v: Tensor) -> str:
         "torch.minimum(a, a * 2)",
         "torch.hstack([a, {}])", "torch.vstack([a, {}])", "a.lerp({}, 2)", "torch.rsub(a, {}, alpha=2)",
         "torch.logical_or(a, {})", "torch.logical_xor(a, {})", "torch.fmax(a, {})", "torch.fmin(a, {})",
-        "torch.hypot(a, {})", "torch.copysign(a, {})", "a != {}", "a <= {}", "torch.isclose(a, {})", "torch.equal(a, {})", "torch.dist(a, {}, 1)",
+        "torch.hypot(a, {})", "torch.copysign(a, {})", "a != {}", "a <= {}", "torch.isclose(a, {})", "torch.equal(a, {})",
+        "torch.dist(a, {}, 1)",
         "torch.clamp(a, min={})", "torch.dstack([a, {}])", "torch.column_stack([a, {}])", "a.masked_fill({} > 0, 5)",
         "torch.where({} != 0, a, 0)", "torch.allclose(a, {})", "a.expand_as({}) + {}", "torch.addcmul({}, a, {}, value=-1)",
     ]).replace("{}", b)  # fmt: skip
