@@ -49,7 +49,7 @@ def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent
     operation, kernel = getattr(torch.ops.gossamer, name).default, KERNELS[name]
     listed = "Tensor[]" in str(operation._schema).partition("->")[2]
 
-    class Node(SingleLevelFunction):  # type: ignore[misc]
+    class Node(SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, compute: Operation, inputs: Sequence[Any], *_: Tensor) -> Any:
             ctx.set_materialize_grads(False)
