@@ -1,4 +1,5 @@
-"""`kernel.convolve`: a convolution with a sparse weight (see window.py for what slides over the images)."""
+"""`kernel.convolve`: a convolution with a sparse weight, and `kernel.convolve_depthwise`, whose channels keep to themselves
+(see window.py for what slides over the images)."""
 
 from typing import Any
 
@@ -42,3 +43,34 @@ class ConvolveOp(KernelOp, name="convolve", traits=[ext.Pure]):
     epilogue: ext.Region
 
     verify_region_invariants = verified(_problem)
+
+
+def _depthwise_problem(op: Any) -> str | None:
+    x, w, result = (ir.RankedTensorType(v.type) for v in (op.x, op.w, op.result))
+    window = Window.of(integers(op.window))
+    if x.rank != 3 or w.rank != 2 or result.rank != 3:
+        return "takes x [images, C, pixels] and w [C, taps], and gives [images, C, pixels]"
+    if w.encoding is not None or w.shape[1] != window.taps:
+        return f"has a weight {w} for {window.taps} taps, must be dense"
+    if window.images != (0, 0):
+        return f"has images of {window.images}, which come with each call"
+    return epilogue_problem(op)
+
+
+class ConvolveDepthwiseOp(KernelOp, name="convolve_depthwise", traits=[ext.Pure]):
+    """y[n, c, q] = epilogue(sum_k x[n, c, pixel that tap k reads for q] w[c, k]).
+
+    height, width   of the images
+    window          as `Window.numbers`
+    """
+
+    x: ext.Operand[Any]
+    w: ext.Operand[Any]
+    height: ext.Operand[Any]
+    width: ext.Operand[Any]
+    window: ir.ArrayAttr
+    lanes: ir.IntegerAttr
+    result: ext.Result[Any]
+    epilogue: ext.Region
+
+    verify_region_invariants = verified(_depthwise_problem)

@@ -7,16 +7,14 @@ Extras that are a number for each channel come as [M], images as they are.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import fx
 
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.devices.kernel import Kernel, allocate
+from gossamer.backend.devices.kernel import Kernel, allocate, contiguous_strides
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.window import Window
-from gossamer.runtime.packing import Packed
 
 aten = torch.ops.aten
 
@@ -56,10 +54,9 @@ class ConvolvedRegion:
         packed = look_up(operands[1:given], self.densest)
         if packed is None:
             return self.dense(operands)
-        strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
-        out = allocate(shape, strides, self.dtype)
+        out = allocate(shape, contiguous_strides(shape), self.dtype)
         if out.numel():
-            arrays: list[torch.Tensor | Packed] = [_pixels(x), packed, *(_pixels(extra) for extra in operands[given:])]
+            arrays = [pixels(x), packed, *(pixels(extra) for extra in operands[given:])]
             self.kernel(arrays, out.flatten(2))
         return out
 
@@ -79,22 +76,22 @@ def on_images(body: fx.GraphModule, window: Window, dims: int) -> fx.GraphModule
     graph.output(result)
     product = copies[next(n for n in body.graph.nodes if n.target is aten.mm.default)]
     x, w = (copies[n] for n in body.graph.nodes if n.op == "placeholder" and n.name in ("x", "w"))
-    pairs = (window.kernel, window.stride, window.dilation, window.before)
-    kernel, stride, dilation, before = (list(pair[4 - dims :]) for pair in pairs)
-    if dims == 5:
-        kernel, stride, dilation, before = [1] * 3, [1] * 3, [1] * 3, [0] * 3
+    pairs = (window.kernel, window.stride, window.dilation)
+    kernel, stride, dilation = ([1] * 3 if dims == 5 else list(pair[4 - dims :]) for pair in pairs)
+    around = [n for sides in zip(window.before[::-1], window.after[::-1], strict=True) for n in sides][: 2 * dims - 4]
     with graph.inserting_before(product):
         channels = graph.call_function(aten.sym_size.int, (x, 1))
         rows = graph.call_function(aten.sym_size.int, (w, 0))
         filters = graph.call_function(aten.reshape.default, (w, [rows, channels, *kernel]))
-        given = (x, filters, None, stride, before, dilation, False, [0] * (dims - 2), 1)
+        padded = graph.call_function(aten.constant_pad_nd.default, (x, around)) if any(around) else x
+        given = (padded, filters, None, stride, [0] * (dims - 2), dilation, False, [0] * (dims - 2), 1)
         dense = graph.call_function(aten.convolution.default, given)
     product.replace_all_uses_with(dense)
     graph.eliminate_dead_code()
     return fx.GraphModule({}, graph, "Convolution")
 
 
-def _pixels(images: torch.Tensor) -> torch.Tensor:
+def pixels(images: torch.Tensor) -> torch.Tensor:
     """[N, C, pixels] of images; what is a number or one for each channel as it is."""
     contiguous = images if images.is_contiguous() else images.contiguous()
     return contiguous.flatten(2) if contiguous.dim() > 2 else contiguous

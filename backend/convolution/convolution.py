@@ -32,10 +32,21 @@ _ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
 class Convolution(Contraction):
     """y[n, m, pixel] = sum_ck x[n, c, what tap k reads] w[m, c taps + k]; features are along dimension 1.
 
-    window  what slides over the images
+    window     what slides over the images
+    depthwise  whether each channel is summed for itself: y[n, m, pixel] = sum_k x[n, m, what tap k reads] w[m, k]
+    padded     whether the graph puts the zeros around x that the window has
     """
 
     window: Window = field(default_factory=lambda: Window((1, 1)))
+    depthwise: bool = False
+    padded: bool = False
+
+    @property
+    def source(self) -> fx.Node:
+        """What `x` is by now, in a graph that has been rewritten."""
+        given: Any = self.node.args[0]
+        source: fx.Node = given.args[0] if self.padded else given
+        return source
 
     @property
     def axis(self) -> int:
@@ -53,7 +64,7 @@ class Convolution(Contraction):
     def op(self) -> str:
         """What a user calls it."""
         kernel = "x".join(map(str, self.window.kernel[4 - self.x.meta["val"].dim() :] or (1,)))
-        return f"conv {kernel}" + (" backward" if self.backward else "")
+        return f"conv {kernel}" + (" depthwise" if self.depthwise else "") + (" backward" if self.backward else "")
 
     @property
     def images(self) -> int | None:
@@ -117,24 +128,30 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> Convolut
     given: Any = node.args
     x, w, _, stride, padding, dilation, transposed, _, groups = given
     image, kernel = x.meta["val"], w.meta["val"].shape
+    depthwise = groups != 1 and groups == kernel[0] == image.shape[1]
     if transposed:
         return "no sparse kernel for transposed convolutions"
-    if groups != 1:
+    if groups != 1 and not (depthwise and len(kernel) < 5 and stride[-1] < 3):
         return f"no sparse kernel for convolutions in {groups} groups"
     if image.dim() != len(kernel):
         return "no sparse kernel for a convolution of a single image without a batch"
     if not all(isinstance(n, int) for n in (*kernel, *stride, *padding, *dilation)):
         return "the sizes of its kernel are not known while it is compiled"
-    flat = tuple(kernel[2:]) == (1,) * (len(kernel) - 2) == tuple(stride) and not any(padding)
+    before, after = list(padding), list(padding)
+    around = _zeros_around(x, len(padding))
+    if around is not None:
+        x, before, after = x.args[0], *([a + b for a, b in zip(p, padding, strict=True)] for p in around)
+    flat = tuple(kernel[2:]) == (1,) * (len(kernel) - 2) == tuple(stride) and not any(before + after) and not depthwise
     if len(kernel) == 5 and not flat:
         return "no sparse kernel for convolutions over volumes, but for 1x1x1 ones"
-    sizes = image.shape[2:]
-    if not flat and not all(isinstance(n, int) for n in sizes):
+    sizes = x.meta["val"].shape[2:]
+    if not flat and not depthwise and not all(isinstance(n, int) for n in sizes):
         return "the size of its images is not known while it is compiled"
     window = Window((1, 1))
     if not flat:
+        images = (0, 0) if depthwise else _pair(sizes, 1)
         window = Window(
-            _pair(kernel[2:], 1), _pair(stride, 1), _pair(dilation, 1), _pair(padding, 0), _pair(padding, 0), _pair(sizes, 1)
+            _pair(kernel[2:], 1), _pair(stride, 1), _pair(dilation, 1), _pair(before, 0), _pair(after, 0), images
         )  # fmt: skip
     m, k = kernel[0], kernel[1] * window.taps
     matrix = Emitter(node)(aten.reshape.default, w, [m, k])
@@ -142,8 +159,22 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> Convolut
     node.graph.erase_node(matrix)
     if weight is None or weight.transposed or 0 in weight.shape:
         return "its weight cannot be seen as a matrix"
-    found = Convolution(node, x, weight, "left", m, k, None, 1, 1, window=window)
-    return replace(found, window=planned(found))
+    found = Convolution(
+        node, x, weight, "left", m, k, None, 1, 1, window=window, depthwise=depthwise, padded=around is not None
+    )  # fmt: skip
+    return found if depthwise else replace(found, window=planned(found))
+
+
+def _zeros_around(x: fx.Node, dims: int) -> tuple[list[int], list[int]] | None:
+    """How many an input has along each of its last dimensions, before and after them, if that is all that was done to it."""
+    if x.target is not aten.constant_pad_nd.default:
+        return None
+    given: Any = x.args
+    _, around, *value = given
+    if any(value) or len(around) > 2 * dims or not all(isinstance(n, int) and n >= 0 for n in around):
+        return None
+    whole = [*around, *[0] * (2 * dims - len(around))]  # from the last dimension on
+    return whole[-2::-2], whole[::-2]
 
 
 def _pair(numbers: Any, missing: int) -> Pair:

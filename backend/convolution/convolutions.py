@@ -5,7 +5,8 @@
 """
 
 import warnings
-from math import prod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,33 +14,32 @@ from torch import fx
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.convolved_region import ConvolvedRegion, on_images
+from gossamer.backend.calls.depthwise_region import DepthwiseRegion
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.convolution.convolution import Convolution, dense_us, find, gain_of
-from gossamer.backend.devices.device import device_of
+from gossamer.backend.convolution.convolution import Convolution, find, gain_of
+from gossamer.backend.convolution.planar import Judgement, planar_pays
 from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import density, zero_heavy
-from gossamer.backend.graph.nodes import hint
 from gossamer.backend.regions.build_region import content_hash
 from gossamer.backend.regions.contractions import in_training
 from gossamer.backend.regions.cost import matrix_of
 from gossamer.backend.regions.decide import refusal
 from gossamer.backend.regions.grow_region import Region, grow
-from gossamer.backend.regions.importer import import_region
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.runtime.region_kernel import recall_region
 from gossamer.runtime.torch_internals import inductor_config
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.runtime.versions import source_hash
 
 aten = torch.ops.aten
 
 _SCHEDULE = "convolve"
 _TYPES = (torch.float32, torch.float64)
-_FEW_CHANNELS = 4  # images as they come: oneDNN reads those as they are
 
 
 class Convolutions:
@@ -48,46 +48,45 @@ class Convolutions:
     name: ClassVar[str] = "convolutions"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each convolution whose weight has zeros."""
-        statics = context.inputs.match(graph)
+        """A decision for each convolution whose weight has zeros, and for those between them that are depthwise."""
+        statics, options = context.inputs.match(graph), context.options
         values = {node: static.tensor for node, static in statics.items()}
-        decisions, claimed, replaced = list[Decision](), set[fx.Node](), dict[fx.Node, fx.Node]()
+        decisions, claimed = list[Decision](), set[fx.Node]()
         failures = list[CompileError]()
-        candidates = find(graph, values)
-        alone = context.options.min_gain > 0 and not _planar_pays(graph, [c for _, c in candidates], context.options)
-        for node, found in candidates:
-            if isinstance(found, str):
-                leaf: Any = node.args[1]
-                if leaf in statics and zero_heavy(values[leaf]):
-                    decisions.append(_refused(statics[leaf].name, values[leaf], found))
+        judged = list[tuple[Convolution, Judgement]]()
+        for node, found in find(graph, values):
+            if not isinstance(found, str):
+                judged.append((found, _judged(found, options)))
                 continue
-            if found.weight.density == 1 and context.options.min_gain > 0:
+            leaf: Any = node.args[1]
+            if leaf in statics and zero_heavy(values[leaf]):
+                decisions.append(_refused(statics[leaf].name, values[leaf], found))
+        if options.min_gain > 0 and not planar_pays(graph, judged):
+            judged = [(found, _stays(found, judgement)) for found, judgement in judged]
+        for found, (reason, gain) in judged:
+            if found.weight.density == 1 and not found.depthwise and options.min_gain > 0:
                 continue
             name = statics[found.weight.main].name
-            reason, gain = _judged(found, context.options)
-            if reason is None and alone:
-                reason = "the dense convolutions around it would lose more without channels_last than it gains"
             if reason is None:
-                leaves = [values[leaf] for leaf in found.weight.leaves]
-                with_bias = _without_bias(found)
-                region = grow(with_bias, claimed)
+                plain = _without_bias(found)
+                region = grow(plain, claimed)
                 try:
-                    key, built = _built(region, with_bias, leaves, context.options, gain or 0.0)
+                    key, taken = _built(name, found, region, values, options, gain)
                 except CompileError as error:
-                    if context.options.strict:
+                    if options.strict:
                         raise
                     failures.append(error)
                     reason = FAILED
                 else:
                     claimed.update(region.members)
-                    _replace(region, key, replaced)
-                    decisions.append(_taken(found, name, region, built, gain, leaves))
+                    _replace(plain, region, key)
+                    decisions.append(taken)
             if reason is not None:
                 shape, share = found.weight.shape, found.weight.density
                 decisions.append(Decision(name, found.op, shape, share, None, None, False, reason, gain))
         if failures:
             warnings.warn(f"{failures[0]}\nThis convolution stays dense.", stacklevel=3)
-        if replaced:
+        if claimed:
             _keep_planar()
             graph.eliminate_dead_code()
         return decisions
@@ -97,8 +96,8 @@ def _refused(name: str, weight: torch.Tensor, reason: str) -> Decision:
     return Decision(name, "conv", tuple(weight.shape), density(weight), None, None, False, reason, None)
 
 
-def _judged(found: Convolution, options: Options) -> tuple[str | None, float | None]:
-    """Why a convolution stays dense, None if it becomes sparse, and the predicted gain."""
+def _judged(found: Convolution, options: Options) -> Judgement:
+    """Why a convolution stays dense, None if a kernel of ours takes it, and the predicted gain."""
     x = found.x.meta["val"]
     reason = refusal(found)
     if reason is None and (x.dtype not in _TYPES or not x.is_cpu):
@@ -107,7 +106,7 @@ def _judged(found: Convolution, options: Options) -> tuple[str | None, float | N
         reason = f"schedule {options.schedule} is not for convolutions"
     if reason is None and in_training(found.node.graph):
         reason = "trained dense: convolutions are sparse in inference only"
-    if reason is not None:
+    if reason is not None or found.depthwise:
         return reason, None
     gain = gain_of(found)
     if gain >= options.min_gain:
@@ -116,22 +115,10 @@ def _judged(found: Convolution, options: Options) -> tuple[str | None, float | N
     return f"too {what} for a gain of {options.min_gain:g}x", gain
 
 
-def _planar_pays(graph: fx.Graph, found: list[Convolution | str], options: Options) -> bool:
-    """Whether sparse convolutions gain more than the dense ones lose, whose images oneDNN reorders, and back, where they are
-    planar."""
-    gained, sparse = 0.0, set[fx.Node]()
-    for each in found:
-        if not isinstance(each, str) and _judged(each, options)[0] is None:
-            gained += dense_us(each) * (1 - 1 / gain_of(each))
-            sparse.add(each.node)
-    lost = 0.0
-    for node in graph.nodes:
-        if node.target is aten.convolution.default and node not in sparse:
-            sizes = [[hint(n) or 1 for n in value.meta["val"].shape] for value in (node.args[0], node)]
-            given = node.meta["val"]
-            if sizes[0][1] > _FEW_CHANNELS and given.is_cpu:
-                lost += device_of(given.device).transpose_us(sum(map(prod, sizes)) * given.itemsize)
-    return gained > lost / torch.get_num_threads()
+def _stays(found: Convolution, judgement: Judgement) -> Judgement:
+    """The judgement where channels that lie behind each other do not pay."""
+    reason, gain = judgement
+    return reason or "the dense convolutions around it would lose more without channels_last than it gains", gain
 
 
 def _keep_planar() -> None:
@@ -153,23 +140,26 @@ def _without_bias(found: Convolution) -> Convolution:
     added = emit(aten.add.Tensor, plain, shaped)
     node.replace_all_uses_with(added)
     node.graph.erase_node(node)
-    return Convolution(
-        plain, found.x, found.weight, found.side, found.m, found.k, None, 1, 1, window=found.window
-    )  # fmt: skip
+    return replace(found, node=plain)
 
 
 def _built(
-    region: Region, found: Convolution, leaves: list[torch.Tensor], options: Options, gain: float
-) -> tuple[str, ConvolvedRegion]:
-    """The compiled region under its key, its weight packed. CompileError."""
+    name: str, found: Convolution, region: Region, values: Mapping[fx.Node, torch.Tensor], options: Options, gain: float | None
+) -> tuple[str, Decision]:
+    """The key of the compiled region, which is known as long as the decision's graph, and what is told of it. CompileError."""
+    kernel = _compiled(found, region)
+    out = region.output.meta["val"]
+    if found.depthwise:
+        key = content_hash(kernel.key, found.window)
+        region_op.add(key, region_op.find(key) or DepthwiseRegion(kernel, found.window, out.dtype))
+        return key, _taken(found, name, region, None, gain, 0)
+    leaves = [values[leaf] for leaf in found.weight.leaves]
     weight, window = found.weight, found.window
-    contract = import_region(region.body, matrix_of(found), None, window)
-    kernel: Kernel = compile_region(contract, schedule=_SCHEDULE)
     format = next(f for f in kernel.formats if f is not None)
     assert isinstance(format, Format)
     packings = Packings.of(weight.key, weight.evaluate, format)
-    densest = 1.0 if options.min_gain == 0 else max(weight.density, weight.density * gain)
-    dims, out = found.x.meta["val"].dim(), region.output.meta["val"]
+    densest = 1.0 if options.min_gain == 0 else max(weight.density, weight.density * (gain or 0.0))
+    dims = found.x.meta["val"].dim()
     key = content_hash(kernel.key, weight.key, format, window, dims, densest, options.verify, signature(region.body))
     known = region_op.find(key)
     if known is None:
@@ -177,37 +167,53 @@ def _built(
             kernel, packings, on_images(region.body, window, dims), window, len(leaves), densest, options.verify == "full",
             found.m, out.dtype,
         )  # fmt: skip
-    built = region_op.add(key, known)
-    assert isinstance(built, ConvolvedRegion)
-    packings.current(leaves, densest)
-    return key, built
+    region_op.add(key, known)
+    packed = packings.current(leaves, densest)
+    return key, _taken(found, name, region, format.name, gain, packed.nbytes if packed is not None else 0)
 
 
-def _replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
+def _compiled(found: Convolution, region: Region) -> Kernel:
+    """The kernel of a region, from the cache on disk if it is there. CompileError."""
+    matrix = matrix_of(found)
+    request = "\n".join(
+        map(str, (_SCHEDULE, signature(region.body), matrix, found.window, found.depthwise, source_hash("gossamer.backend")))
+    )
+    known = recall_region(request)
+    if known is not None:
+        return known
+    from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
+    from gossamer.sparsity.kernels.compile_kernel import compile_region
+
+    contract = import_region(region.body, matrix, None, found.window, found.depthwise)
+    return compile_region(contract, schedule=_SCHEDULE, request=request)
+
+
+def _replace(found: Convolution, region: Region, key: str) -> None:
     """Puts one call of the region op where the region was."""
-    contraction, output = region.contraction, region.output
-    emit = Emitter(output, replaced)
+    output = region.output
+    emit = Emitter(output)
     extras = []
     for extra in region.extras:
-        node = emit.now(extra.node)
+        node = extra.node
         if extra.kind == "vector":
-            node = emit(aten.reshape.default, node, [contraction.m])
+            node = emit(aten.reshape.default, node, [found.m])
         elif extra.kind == "scalar":
             node = emit(aten.reshape.default, node, [])
         extras.append(node)
-    y = emit(region_op.region, [emit.now(contraction.x), *contraction.weight.leaves, *extras], key)
-    output.replace_all_uses_with(y)
-    replaced[output] = y
+    filters = found.node.args[1]
+    weight = [emit(aten.reshape.default, filters, [found.m, found.k])] if found.depthwise else found.weight.leaves
+    output.replace_all_uses_with(emit(region_op.region, [found.source, *weight, *extras], key))
 
 
 def _taken(
-    found: Convolution, name: str, region: Region, built: ConvolvedRegion, gain: float | None, leaves: list[torch.Tensor]
+    found: Convolution, name: str, region: Region, format: str | None, gain: float | None, packed_bytes: int
 ) -> Decision:
     fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
-    weight, packed = found.weight, built.packings.current(leaves, built.densest)
+    weight = found.weight
+    if found.depthwise:
+        fused = f"as it is, by a kernel that reads what the sparse layers write; {fused}"
+        return Decision(name, found.op, weight.shape, weight.density, None, None, False, fused, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
-    format = next(f for f in built.kernel.formats if f is not None)
     return Decision(
-        name, found.op, weight.shape, weight.density, format.name, _SCHEDULE, True, fused, gain, False, dense_bytes,
-        packed.nbytes if packed is not None else 0,
+        name, found.op, weight.shape, weight.density, format, _SCHEDULE, True, fused, gain, False, dense_bytes, packed_bytes,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """What a compiled kernel is to the backend, whichever device it runs on, and the elements that it computes with."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Protocol
 
 import torch
@@ -28,6 +29,11 @@ allocate: Allocate = empty_strided_cpu
 """What Inductor's own code allocates with on a CPU: a third of the time of torch.empty."""
 
 
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of a tensor whose last dimension is the innermost."""
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
 class Kernel(Protocol):
     """A compiled region; fields and call are those of `runtime.region_kernel.RegionKernel`."""
 
@@ -35,4 +41,4 @@ class Kernel(Protocol):
     schedule: str
     key: str
 
-    def __call__(self, operands: Sequence[torch.Tensor | Packed], out: torch.Tensor) -> None: ...
+    def __call__(self, operands: Sequence[torch.Tensor | Packed | int], out: torch.Tensor) -> None: ...

@@ -27,12 +27,14 @@ WEIGHT = 1
 """Position of the weight among the arguments of a region."""
 
 
-def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None, window: Window | None = None) -> str:
+def import_region(
+    body: fx.GraphModule, matrix: Matrix, tokens: int | None, window: Window | None = None, depthwise: bool = False
+) -> str:
     """The contract IR of a region, as text.
 
     `body` takes (x, w, *extras) as matrices (matrix_functions.py). `matrix` is the weight, whose hints are noted, `tokens`
-    the expected number of rows of x, `window` what slides over images, if matrices are to be images. Raises CompileError if
-    torch-mlir refuses the graph.
+    the expected number of rows of x, `window` what slides over images, if matrices are to be images, `depthwise` over each
+    channel for itself. Raises CompileError if torch-mlir refuses the graph.
     """
     module = import_body(body, WEIGHT)
     function = next(op for op in module.body.operations if op.operation.name == "func.func")
@@ -45,6 +47,8 @@ def import_region(body: fx.GraphModule, matrix: Matrix, tokens: int | None, wind
         if window is not None:
             i64 = ir.IntegerType.get_signless(64)
             function.attributes["kernel.window"] = ir.ArrayAttr.get([ir.IntegerAttr.get(i64, n) for n in window.numbers])
+        if depthwise:
+            function.attributes["kernel.depthwise"] = ir.UnitAttr.get()
     return str(module)
 
 

@@ -6,7 +6,10 @@ before   func.func @region(%x: tensor<?x576xf32>, %w: tensor<64x576xf32, #CSR>) 
 after    func.func @region(%x: tensor<?x64x?xf32>, %w: tensor<64x576xf32, #KB>) -> tensor<?x64x?xf32>
            %y = "kernel.convolve"(%x, %w) ({epilogue}) {window = [3, 3, 1, 1, ...], lanes = 16, reduction = 1}
 
-Before, a row of a matrix is a pixel, of x what the window shows there; after, matrices are images [n, channels, pixels].
+Before, a row of a matrix is a pixel, of x what the window shows there; after, matrices are images [n, channels, pixels]. With
+`kernel.depthwise`, x shows each channel its own pixels, and what it becomes is open in all sizes:
+
+           %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({epilogue}) {window = [3, 3, 1, 1, ...], lanes = 16}
 """
 
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
-from gossamer.dialects.convolution import ConvolveOp
+from gossamer.dialects.convolution import ConvolveDepthwiseOp, ConvolveOp
 from gossamer.dialects.elements import FLOATS
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -27,6 +30,7 @@ from gossamer.passes.loops.epilogue import check_elements
 from gossamer.passes.loops.queries import dims, public_functions, walk
 
 WINDOW = "kernel.window"  # function attribute: `Window.numbers`
+DEPTHWISE = "kernel.depthwise"  # function attribute, a unit: each channel for itself
 
 
 @dataclass(frozen=True)
@@ -50,26 +54,37 @@ class Convolve:
         numbers = ir.ArrayAttr(function.attributes[WINDOW])
         window = Window.of(integers(numbers))
         x, w = contract.lhs, contract.rhs
-        rows, columns = ir.RankedTensorType(w.type).shape
-        w.set_type(stored_as(ir.RankedTensorType(w.type), Format.kblock(window.channels * window.taps)))
-        _as_images(x, columns // window.taps)
+        weight = ir.RankedTensorType(w.type)
+        rows, columns = weight.shape
+        depthwise = DEPTHWISE in function.attributes
+        if depthwise:
+            rows = any_ = ir.ShapedType.get_dynamic_size()
+            w.set_type(ir.RankedTensorType.get([any_, columns], weight.element_type))
+            _as_images(x, any_)
+        else:
+            w.set_type(stored_as(weight, Format.kblock(window.channels * window.taps)))
+            _as_images(x, columns // window.taps)
         for read in contract.epilogue.blocks[0].operations:
             if read.operation.name == "kernel.read":
                 _read_images(read, rows)
-        result = ir.RankedTensorType(contract.result.type)
-        sums = FLOATS[FLOATS[str(ir.RankedTensorType(w.type).element_type)].sums].bytes
+        result = _images(ir.RankedTensorType(contract.result.type), rows)
+        sums = FLOATS[FLOATS[str(weight.element_type)].sums].bytes
         i64 = ir.IntegerType.get_signless(64)
+        lanes = ir.IntegerAttr.get(i64, self.bits // (8 * sums))
         with ir.InsertionPoint(contract), contract.location:
-            convolve = ConvolveOp(
-                x, w, numbers, ir.IntegerAttr.get(i64, self.bits // (8 * sums)), ir.IntegerAttr.get(i64, 1),
-                result=_images(result, rows),
-            )  # fmt: skip
+            if depthwise:
+                sizes = [function.entry_block.add_argument(ir.IndexType.get(), contract.location) for _ in range(2)]
+                convolve: Any = ConvolveDepthwiseOp(x, w, *sizes, numbers, lanes, result=result)
+            else:
+                convolve = ConvolveOp(x, w, numbers, lanes, ir.IntegerAttr.get(i64, 1), result=result)
         contract.epilogue.blocks[0].append_to(convolve.epilogue)
         contract.result.replace_all_uses_with(convolve.result)
         contract.operation.erase()
         inputs = [argument.type for argument in function.entry_block.arguments]
         function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, [convolve.result.type]))
-        del function.attributes[WINDOW]
+        for attribute in (WINDOW, DEPTHWISE):
+            if attribute in function.attributes:
+                del function.attributes[attribute]
 
 
 def _images(matrix: ir.RankedTensorType, channels: int) -> ir.RankedTensorType:
@@ -88,8 +103,11 @@ def _read_images(read: Any, channels: int) -> None:
     positions = dims(ir.AffineMapAttr(read.map).value)
     if positions not in ([0, 1], [1], []):
         raise CompileError(f"no convolution whose epilogue reads by {read.map}")
-    if positions == [0, 1] and ir.RankedTensorType(read.source.type).rank == 2:
+    source = ir.RankedTensorType(read.source.type)
+    if positions == [0, 1] and source.rank == 2:
         _as_images(read.source, channels)
+    elif positions == [1]:
+        read.source.set_type(ir.RankedTensorType.get([channels], source.element_type))
     whole = [0, 1, 2] if positions == [0, 1] else positions
     results = [ir.AffineDimExpr.get(d) for d in whole]
     read.operation.attributes["map"] = ir.AffineMapAttr.get(ir.AffineMap.get(3, 0, results))

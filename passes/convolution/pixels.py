@@ -57,7 +57,7 @@ def pixels_of(window: Window, start: tuple[ir.Value, ir.Value], offset: int, lan
         behind = index(offset)
         mask = mask_of(lanes, arith.subi(arith.maxui(left, behind), behind))
         return Pixels(mask, arith.addi(first, behind), whole=True)
-    numbers = _Integers(lanes)
+    numbers = Integers(lanes)
     outputs = arith.addi(numbers.splat(arith.index_cast(numbers.element, first)), numbers.counting(offset))
     row, column = arith.divui(outputs, numbers.of(window.row)), arith.remui(outputs, numbers.of(window.row))
     height, width = window.output(*window.images) if phase is None else window.images
@@ -75,7 +75,7 @@ def pixels_of(window: Window, start: tuple[ir.Value, ir.Value], offset: int, lan
     return Pixels(mask, arith.index_cast(ir.IndexType.get(), at))
 
 
-class _Integers:
+class Integers:
     """Vectors of 32-bit integers."""
 
     def __init__(self, lanes: int) -> None:

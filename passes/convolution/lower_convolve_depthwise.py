@@ -1,0 +1,186 @@
+"""lower-convolve-depthwise: a `kernel.convolve_depthwise` becomes loops over the rows of each channel, a strip of columns at a time.
+
+before   %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({epilogue}) {window = [3, 3, 1, 1, ...], lanes = 16}
+after    scf.parallel (%plane) = ...                      // images x channels
+           the taps of the channel, and what the epilogue reads for it, in all lanes
+           for each strip of 16 columns
+             for each row of the result                   // above, within and below the rows for which no tap is outside
+               vector.fma(maskedload(x, row and columns of a tap), tap, sum) for each tap
+               the epilogue, and a masked store
+
+Columns outside of the image are lanes that are not loaded. Where the stride is two, what two loads give is taken every other
+lane. Nothing is copied, and sizes are known at run time only, so that layers of all sizes share one kernel. Runs on functions
+whose storage is exposed (expose-storage).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector
+
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.kernel import integers
+from gossamer.dialects.window import Window
+from gossamer.passes.convolution.pixels import Integers
+from gossamer.passes.loops.buffers import buffer_of, storage_of
+from gossamer.passes.loops.epilogue import Epilogue
+from gossamer.passes.loops.queries import dims, walk
+from gossamer.passes.loops.vectors import index, loop, mask_of, narrowed, parallel, vector_of, widened, zeros
+
+
+@dataclass(frozen=True)
+class LowerConvolveDepthwise:
+    """Lower convolutions of each channel for itself to scf and vector."""
+
+    name: ClassVar[str] = "lower-convolve-depthwise"
+
+    def run(self, module: ir.Module) -> None:
+        for op in walk(module, "kernel.convolve_depthwise"):
+            with op.location:
+                _Depthwise(op.opview).lower()
+
+
+class _Depthwise:
+    def __init__(self, op: Any) -> None:
+        self.op, self.storage = op, storage_of(op.operation)
+        self.window = Window.of(integers(op.window))
+        if self.window.stride[1] > 2:
+            raise CompileError(f"no depthwise convolution by columns {self.window.stride[1]} apart")
+        self.x, self.w, self.out = buffer_of(op.x), buffer_of(op.w), self.storage.output
+        self.height, self.width = op.height, op.width
+        block = op.epilogue.blocks[0]
+        self.vec = vector_of(ir.IntegerAttr(op.lanes).value, block.arguments[0].type)
+        self.lanes = self.vec.shape[0]
+        self.epilogue = Epilogue(block)
+        self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
+
+    def lower(self) -> None:
+        """Put loops in place of the op."""
+        with ir.InsertionPoint(self.op):
+            self.rows, self.columns = (_sized(self.window, axis, n) for axis, n in enumerate((self.height, self.width)))
+            channels = memref.dim(self.out, index(1))
+            with parallel(arith.muli(memref.dim(self.out, index(0)), channels)) as plane:
+                self._plane([arith.divui(plane, channels), arith.remui(plane, channels)])
+        self.storage.erase()
+
+    def _plane(self, at: list[ir.Value]) -> None:
+        taps = [
+            vector.broadcast(self.vec, widened(memref.load(self.w, [at[1], index(tap)]), self.vec.element_type))
+            for tap in range(self.window.taps)
+        ]
+        known = {read: self._of_channel(read, at[1]) for read in self.reads if not _of_pixels(read)}
+        first, last = self._inside()
+        numbers = Integers(self.lanes)
+        with loop(index(0), self.columns, index(self.lanes)) as strips:
+            column = strips.induction_variable
+            there = mask_of(self.lanes, arith.subi(self.columns, column))
+            begins = [
+                arith.addi(arith.muli(column, index(self.window.stride[1])), index(offset)) for offset in _offsets(self.window, 1)
+            ]
+            masks = [[self._mask(numbers, begin, n) for n in range(self.window.stride[1])] for begin in begins]
+            for low, high, checked in ((index(0), first, True), (first, last, False), (last, self.rows, True)):
+                with loop(low, high, index(1)) as rows:
+                    row = rows.induction_variable
+                    total = self._sum(at, row, begins, masks, taps, checked)
+                    place = arith.addi(arith.muli(row, self.columns), column)
+                    self._store(total, [*at, place], there, known)
+
+    def _inside(self) -> tuple[ir.Value, ir.Value]:
+        """The first row of the result for which no tap is above the image, and the first from there on with one below."""
+        stride, before = self.window.stride[0], self.window.before[0]
+        first = arith.minsi(index(-(-before // stride)), self.rows)
+        reach = self.window.dilation[0] * (self.window.kernel[0] - 1) - before
+        fitting = arith.floordivsi(arith.addi(self.height, index(stride - 1 - reach)), index(stride))
+        return first, arith.maxsi(first, arith.minsi(fitting, self.rows))
+
+    def _mask(self, numbers: Integers, begin: ir.Value, part: int) -> ir.Value:
+        """Which lanes of the `part`-th vector from column `begin` on are in the image."""
+        lanes = arith.addi(numbers.splat(arith.index_cast(numbers.element, begin)), numbers.counting(part * self.lanes))
+        width = numbers.splat(arith.index_cast(numbers.element, self.width))
+        return arith.cmpi(arith.CmpIPredicate.ult, lanes, width)  # negative numbers are large ones
+
+    def _sum(
+        self,
+        at: list[ir.Value],
+        row: ir.Value,
+        begins: Sequence[ir.Value],
+        masks: Sequence[list[ir.Value]],
+        taps: Sequence[ir.Value],
+        checked: bool,
+    ) -> ir.Value:
+        """The sums of a row of the result; `checked` where a tap may be above or below the image."""
+        total, across = zeros(self.vec), len(begins)
+        for down, offset in enumerate(_offsets(self.window, 0)):
+            source = arith.addi(arith.muli(row, index(self.window.stride[0])), index(offset))
+            mine = taps[down * across : (down + 1) * across]
+            if not checked:
+                total = self._add_row(total, [*at, source], begins, masks, mine)
+                continue
+            there = arith.cmpi(arith.CmpIPredicate.ult, source, self.height)
+            choice = scf.IfOp(there, [self.vec], has_else=True)
+            with ir.InsertionPoint(choice.then_block):
+                scf.YieldOp([self._add_row(total, [*at, source], begins, masks, mine)])
+            with ir.InsertionPoint(choice.else_block):
+                scf.YieldOp([total])
+            total = choice.results[0]
+        return total
+
+    def _add_row(
+        self,
+        total: ir.Value,
+        at: list[ir.Value],
+        begins: Sequence[ir.Value],
+        masks: Sequence[list[ir.Value]],
+        taps: Sequence[ir.Value],
+    ) -> ir.Value:
+        *plane, source = at
+        first = arith.muli(source, self.width)
+        narrow = vector_of(self.lanes, ir.MemRefType(self.x.type).element_type)
+        for begin, mine, tap in zip(begins, masks, taps, strict=True):
+            start = arith.addi(first, begin)
+            parts = [
+                vector.maskedload(narrow, self.x, [*plane, arith.addi(start, index(n * self.lanes))], mask, zeros(narrow))
+                for n, mask in enumerate(mine)
+            ]
+            every = [lane * len(parts) for lane in range(self.lanes)]
+            loaded = reduce(lambda a, b: vector.shuffle(a, b, every), parts)
+            total = vector.fma(widened(loaded, self.vec), tap, total)
+        return total
+
+    def _of_channel(self, read: ir.Operation, channel: ir.Value) -> ir.Value:
+        """What an epilogue reads for a channel, or for all of them."""
+        where = [channel if d == 1 else index(0) for d in _dims(read)]
+        return vector.broadcast(vector_of(self.lanes, read.results[0].type), memref.load(buffer_of(read.operands[0]), where))
+
+    def _store(self, total: ir.Value, at: list[ir.Value], mask: ir.Value, known: dict[ir.Operation, ir.Value]) -> None:
+        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+            if op in known:
+                return known[op]
+            return vector.maskedload(type_, buffer_of(op.operands[0]), at, mask, zeros(type_))
+
+        result = self.epilogue.whole(total, read)
+        out = vector_of(self.lanes, ir.MemRefType(self.out.type).element_type)
+        vector.maskedstore(self.out, at, mask, narrowed(result, out))
+
+
+def _offsets(window: Window, axis: int) -> list[int]:
+    """Where each tap reads, from the pixel at a multiple of the stride, along height or width."""
+    return [tap * window.dilation[axis] - window.before[axis] for tap in range(window.kernel[axis])]
+
+
+def _sized(window: Window, axis: int, size: ir.Value) -> ir.Value:
+    """Pixels of the result along height or width."""
+    more = window.before[axis] + window.after[axis] - window.dilation[axis] * (window.kernel[axis] - 1) - 1
+    steps = arith.floordivsi(arith.addi(size, index(more)), index(window.stride[axis]))
+    return arith.addi(steps, index(1))
+
+
+def _dims(read: ir.Operation) -> list[int | None]:
+    return dims(ir.AffineMapAttr(read.attributes["map"]).value)
+
+
+def _of_pixels(read: ir.Operation) -> bool:
+    return _dims(read) == [0, 1, 2]
