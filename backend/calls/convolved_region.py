@@ -6,7 +6,9 @@ Extras that are a number for each channel come as [M], images as they are.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,6 +19,28 @@ from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.window import Window
 
 aten = torch.ops.aten
+
+
+_MANY = 64  # shapes of images that a region remembers
+
+
+class Shapes(dict[tuple[int, ...], tuple[tuple[int, ...], ...]]):
+    """For the shape of images: the shape and strides of what a convolution makes of them, and both as [N, channels, pixels].
+
+    They are remembered, for it takes as long to work them out as to convolve small images.
+    """
+
+    def __init__(self, shape: Callable[[torch.Size], tuple[int, ...]]) -> None:
+        super().__init__()
+        self._shape = shape
+
+    def __missing__(self, given: torch.Size) -> tuple[tuple[int, ...], ...]:
+        if len(self) == _MANY:
+            self.clear()
+        shape = self._shape(given)
+        rows = [(*each[:2], prod(each[2:])) for each in (given, shape)]
+        found = self[given] = shape, contiguous_strides(shape), *rows
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +61,12 @@ class ConvolvedRegion:
     m: int
     dtype: torch.dtype
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_shapes", Shapes(self._shape))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConvolvedRegion, tuple(getattr(self, each.name) for each in fields(self))
+
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The only one."""
@@ -44,20 +74,23 @@ class ConvolvedRegion:
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         """Sizes of the result for this first operand."""
-        images = x.shape[2:] if self.window.pointwise else self.window.output(*self.window.images)[4 - x.dim() :]
-        return x.shape[0], self.m, *images
+        return self._shape(x.shape)
+
+    def _shape(self, given: torch.Size) -> tuple[int, ...]:
+        images = given[2:] if self.window.pointwise else self.window.output(*self.window.images)[4 - len(given) :]
+        return given[0], self.m, *images
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
         x, given = operands[0], 1 + self.leaves
         look_up = self.packings.verified if self.verify else self.packings.current
-        shape = self.shape(x)
         packed = look_up(operands[1:given], self.densest)
         if packed is None:
             return self.dense(operands)
-        out = allocate(shape, contiguous_strides(shape), self.dtype)
+        shape, strides, read, written = self._shapes[x.shape]  # type: ignore[attr-defined]
+        out = allocate(shape, strides, self.dtype)
         if out.numel():
-            arrays = [pixels(x), packed, *(pixels(extra) for extra in operands[given:])]
-            self.kernel(arrays, out.flatten(2))
+            extras = [pixels(extra, written) for extra in operands[given:]]
+            self.kernel([pixels(x, read), packed, *extras], out.view(written))
         return out
 
     def dense(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -91,7 +124,7 @@ def on_images(body: fx.GraphModule, window: Window, dims: int) -> fx.GraphModule
     return fx.GraphModule({}, graph, "Convolution")
 
 
-def pixels(images: torch.Tensor) -> torch.Tensor:
-    """[N, C, pixels] of images; what is a number or one for each channel as it is."""
+def pixels(images: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Images as [N, C, pixels] of this shape; what is a number or one for each channel as it is."""
     contiguous = images if images.is_contiguous() else images.contiguous()
-    return contiguous.flatten(2) if contiguous.dim() > 2 else contiguous
+    return contiguous.view(shape) if contiguous.dim() > 2 else contiguous

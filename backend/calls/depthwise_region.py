@@ -6,11 +6,12 @@ Extras are as those of `convolved_region`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from gossamer.backend.calls.convolved_region import pixels
-from gossamer.backend.devices.kernel import Kernel, allocate, contiguous_strides
+from gossamer.backend.calls.convolved_region import Shapes, pixels
+from gossamer.backend.devices.kernel import Kernel, allocate
 from gossamer.dialects.window import Window
 
 
@@ -22,6 +23,12 @@ class DepthwiseRegion:
     window: Window
     dtype: torch.dtype
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_shapes", Shapes(self._shape))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DepthwiseRegion, (self.kernel, self.window, self.dtype)
+
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The only one."""
@@ -29,17 +36,22 @@ class DepthwiseRegion:
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         """Sizes of the result for this first operand."""
-        return x.shape[0], x.shape[1], *self.window.output(*_sizes(x))[4 - x.dim() :]
+        return self._shape(x.shape)
+
+    def _shape(self, given: torch.Size) -> tuple[int, ...]:
+        return given[0], given[1], *self.window.output(*_sizes(given))[4 - len(given) :]
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
         x, w, *extras = operands
-        shape = self.shape(x)
-        out = allocate(shape, contiguous_strides(shape), self.dtype)
+        shape, strides, read, written = self._shapes[x.shape]  # type: ignore[attr-defined]
+        out = allocate(shape, strides, self.dtype)
         if out.numel():
-            self.kernel([pixels(x), w.contiguous(), *map(pixels, extras), *_sizes(x)], out.flatten(2))
+            weight = w if w.is_contiguous() else w.contiguous()
+            others = [pixels(extra, written) for extra in extras]
+            self.kernel([pixels(x, read), weight, *others, *_sizes(x.shape)], out.view(written))
         return out
 
 
-def _sizes(x: torch.Tensor) -> tuple[int, int]:
+def _sizes(given: torch.Size) -> tuple[int, int]:
     """Height and width of images; rows of pixels are images of height 1."""
-    return (x.shape[2], x.shape[3]) if x.dim() == 4 else (1, x.shape[2])
+    return (given[2], given[3]) if len(given) == 4 else (1, given[2])

@@ -24,8 +24,9 @@ from gossamer.passes.framework.family import Matrix
 
 aten = torch.ops.aten
 
-_NONZERO = {1: 2.0, 2: 2.7, 4: 4.0}  # cycles by vectors of pixels
+_NONZERO = (1.3, 0.7)  # cycles of a nonzero, and for each vector of pixels
 _ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
+_PLANE, _TAP, _DENSE_TAP = 60.0, 0.7, 1.5
 
 
 @dataclass(frozen=True)
@@ -67,41 +68,91 @@ class Convolution(Contraction):
         return f"conv {kernel}" + (" depthwise" if self.depthwise else "") + (" backward" if self.backward else "")
 
     @property
+    def channels(self) -> int:
+        """Those of the images that it reads."""
+        return self.m if self.depthwise else self.k // self.window.taps
+
+    @property
     def images(self) -> int | None:
         """Their number."""
         return hint(self.x.meta["val"].shape[0])
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What becomes of a convolution.
+
+    able    whether a kernel of ours can compute it
+    reason  why it stays dense, None if it does not
+    gain    predicted for it alone
+    """
+
+    found: Convolution
+    able: bool
+    reason: str | None
+    gain: float | None
+
+
 def planned(convolution: Convolution) -> Window:
     """The window with its blocks of channels and its tile for this machine."""
     c, matrix = convolution, matrix_of(convolution)
-    channels = c.k // c.window.taps
+    channels = c.channels
     pixels = (c.tokens or 1) // max(1, c.images or 1) if c.window.pointwise else c.window.span
-    vectors = next((v for v in (1, 2) if pixels <= v * matrix.lanes), 4)
-    window = replace(c.window, vectors=vectors)
+    window = replace(c.window, vectors=_vectors(-(-pixels // matrix.lanes), matrix.bits, c.window.pointwise))
     each = len(window.phases) * window.width(matrix.lanes) * matrix.bits // 8 // matrix.lanes
-    fitting = max(1, matrix.l1d // (each if window.pointwise else 2 * each))
+    fitting = max(1, 2 * matrix.l1d // (each if window.pointwise else 4 * each))
     blocks = -(-channels // fitting)
     least = 1 if window.taps > 1 else 2  # columns of a block of the weight
     return replace(window, channels=max(least, -(-channels // blocks)))
 
 
+def _vectors(needed: int, bits: int, pointwise: bool) -> int:
+    """How many in registers for images of so many: all of them, or else what leaves fewest lanes of the last tile unused.
+
+    Many vectors of a k x k window would have a block of few channels.
+    """
+    registers = 32 if bits == 512 else 16
+    most = (registers - 6) // 2 if pointwise else 4
+    if needed <= most:
+        return needed if needed < 3 or pointwise else 4
+    return min(range(4, min(most, 8) + 1), key=lambda v: (-(-needed // v) * v, -v))
+
+
 def gain_of(convolution: Convolution, density: float | None = None) -> float:
     """How many times as fast as dense it is predicted to be, with a weight of this density (its own by default)."""
+    return dense_us(convolution) / ours_us(convolution, density)
+
+
+def ours_us(convolution: Convolution, density: float | None = None) -> float:
+    """Microseconds that our kernel takes, with a weight of this density (its own by default)."""
     c = convolution
     pixels, images = c.tokens or 1, max(1, c.images or 1)
     matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
     threads, machine = torch.get_num_threads(), this_machine()
-    per_us = machine.speeds[matrix.element].cycles_a_us("kblock", pixels)
-    sparse = images * _cycles(matrix, c.window, pixels // images) / per_us
+    if c.depthwise:
+        cycles = _depthwise_cycles(matrix, c.window, *(hint(n) or 1 for n in c.node.meta["val"].shape[-2:]))
+    else:
+        cycles = _cycles(matrix, c.window, pixels // images)
+    us = images * cycles / machine.speeds[matrix.element].cycles_a_us("kblock", pixels)
     if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
-        sparse += device_of(c.weight.device).transpose_us((c.k // c.window.taps + c.m) * pixels * c.weight.dtype.itemsize)
-    return dense_us(c) / (sparse / threads + machine.call_us)
+        us += device_of(c.weight.device).transpose_us((c.channels + c.m) * pixels * c.weight.dtype.itemsize)
+    return us / threads + machine.call_us
 
 
 def dense_us(convolution: Convolution) -> float:
-    """Microseconds that it takes dense."""
-    return predicted(convolution, convolution.tokens or 1, 1.0).dense_us
+    """Microseconds that it takes dense, channels innermost."""
+    c = convolution
+    if not c.depthwise:
+        return predicted(c, c.tokens or 1, 1.0).dense_us
+    matrix, tokens = matrix_of(c), c.tokens or 1
+    cycles = matrix.rows / matrix.lanes * tokens * (_STORE + _DENSE_TAP * c.window.taps)
+    return cycles / this_machine().speeds[matrix.element].cycles_a_us("kblock", tokens) / torch.get_num_threads()
+
+
+def _depthwise_cycles(matrix: Matrix, window: Window, height: int, width: int) -> float:
+    """Per channel what is set up; per vector of pixels its taps, bound by multiply-adds or loads, and the epilogue."""
+    across = -(-width // matrix.lanes)
+    return matrix.rows * (_PLANE + across * height * (_STORE + _TAP * window.stride[1] * window.taps))
 
 
 def _cycles(matrix: Matrix, window: Window, pixels: int) -> float:
@@ -113,7 +164,7 @@ def _cycles(matrix: Matrix, window: Window, pixels: int) -> float:
     read = channels * len(window.phases) * window.width(lanes) / lanes
     pack = read * (_PACK if window.stride == (1, 1) else _GATHER)
     rows = matrix.rows * (_ROW * -(-channels // window.channels) + _STORE * v)
-    return tiles * (matrix.nonzeros * _NONZERO[v] + rows + pack)
+    return tiles * (matrix.nonzeros * (_NONZERO[0] + _NONZERO[1] * v) + rows + pack)
 
 
 def find(graph: fx.Graph, values: Mapping[fx.Node, torch.Tensor]) -> list[tuple[fx.Node, Convolution | str]]:

@@ -16,8 +16,8 @@ from gossamer.backend.calls import region_op
 from gossamer.backend.calls.convolved_region import ConvolvedRegion, on_images
 from gossamer.backend.calls.depthwise_region import DepthwiseRegion
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.convolution.convolution import Convolution, find, gain_of
-from gossamer.backend.convolution.planar import Judgement, planar_pays
+from gossamer.backend.convolution.convolution import Convolution, Judgement, find, gain_of
+from gossamer.backend.convolution.planar import together
 from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -53,18 +53,19 @@ class Convolutions:
         values = {node: static.tensor for node, static in statics.items()}
         decisions, claimed = list[Decision](), set[fx.Node]()
         failures = list[CompileError]()
-        judged = list[tuple[Convolution, Judgement]]()
+        judged = list[Judgement]()
         for node, found in find(graph, values):
             if not isinstance(found, str):
-                judged.append((found, _judged(found, options)))
+                judged.append(_judged(found, options))
                 continue
             leaf: Any = node.args[1]
             if leaf in statics and zero_heavy(values[leaf]):
                 decisions.append(_refused(statics[leaf].name, values[leaf], found))
-        if options.min_gain > 0 and not planar_pays(graph, judged):
-            judged = [(found, _stays(found, judgement)) for found, judgement in judged]
-        for found, (reason, gain) in judged:
-            if found.weight.density == 1 and not found.depthwise and options.min_gain > 0:
+        if options.min_gain > 0:
+            judged = together(graph, judged, options.min_gain)
+        for each in judged:
+            found, reason, gain = each.found, each.reason, each.gain
+            if reason is not None and found.weight.density == 1:
                 continue
             name = statics[found.weight.main].name
             if reason is None:
@@ -97,7 +98,7 @@ def _refused(name: str, weight: torch.Tensor, reason: str) -> Decision:
 
 
 def _judged(found: Convolution, options: Options) -> Judgement:
-    """Why a convolution stays dense, None if a kernel of ours takes it, and the predicted gain."""
+    """What becomes of a convolution, looked at for itself."""
     x = found.x.meta["val"]
     reason = refusal(found)
     if reason is None and (x.dtype not in _TYPES or not x.is_cpu):
@@ -106,19 +107,15 @@ def _judged(found: Convolution, options: Options) -> Judgement:
         reason = f"schedule {options.schedule} is not for convolutions"
     if reason is None and in_training(found.node.graph):
         reason = "trained dense: convolutions are sparse in inference only"
-    if reason is not None or found.depthwise:
-        return reason, None
+    if reason is not None:
+        return Judgement(found, False, reason, None)
+    if found.depthwise:
+        return Judgement(found, True, None, None)
     gain = gain_of(found)
-    if gain >= options.min_gain:
-        return None, gain
-    what = "small" if gain_of(found, 0.01) < options.min_gain else "dense"
-    return f"too {what} for a gain of {options.min_gain:g}x", gain
-
-
-def _stays(found: Convolution, judgement: Judgement) -> Judgement:
-    """The judgement where channels that lie behind each other do not pay."""
-    reason, gain = judgement
-    return reason or "the dense convolutions around it would lose more without channels_last than it gains", gain
+    if gain < options.min_gain:
+        what = "small" if gain_of(found, 0.01) < options.min_gain else "dense"
+        reason = f"too {what} for a gain of {options.min_gain:g}x"
+    return Judgement(found, True, reason, gain)
 
 
 def _keep_planar() -> None:
