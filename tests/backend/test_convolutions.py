@@ -81,8 +81,79 @@ def test_a_batch_may_be_dynamic_and_empty() -> None:
         assert_same(run.function(torch.cat([x, x])), layer(torch.cat([x, x])))
 
 
+class Separable(nn.Module):
+    """Pointwise and depthwise layers in turns, as MobileNets have them: padding as TensorFlow has it, a squeeze, residuals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.project = nn.Conv2d(6, 20, 1, bias=False), nn.Conv2d(20, 6, 1)
+        self.depthwise, self.norm = nn.Conv2d(20, 20, 3, padding=1, groups=20, bias=False), nn.BatchNorm2d(20)
+        self.shrink, self.last = nn.Conv2d(6, 6, 5, 2, groups=6), nn.Conv2d(6, 9, 1)
+        self.squeeze = nn.Conv2d(20, 20, 1)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)
+        nn.init.normal_(self.norm.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.norm(self.depthwise(F.relu6(self.expand(x)))))
+        y = y * F.sigmoid(self.squeeze(y.mean((2, 3), keepdim=True)))
+        y = x + self.project(y)
+        return self.last(F.hardswish(self.shrink(F.pad(y, (1, 2, 1, 2)))))
+
+
+def pruned_between(network: nn.Module) -> nn.Module:
+    """Zeroes most of all pointwise kernels."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d) and layer.groups == 1:
+            prune_(layer)
+    return network.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_depthwise_layers_stay_planar_between_sparse_ones(dtype: torch.dtype) -> None:
+    network, x = pruned_between(Separable()).to(dtype), torch.randn(2, 6, 21, 19, dtype=dtype)
+    run = compile_and_run(network, x, regions=4, dense="inductor" if dtype == torch.float32 else "eager")
+    depthwise = [d for d in run.decisions if "depthwise" in d.op]
+    assert [d.op for d in depthwise] == ["conv 3x3 depthwise", "conv 5x5 depthwise"]
+    assert all("as it is, by a kernel" in d.reason and not d.sparse for d in depthwise)
+    with torch.no_grad():
+        assert_same(run.output, network(x))
+        network.depthwise.weight.mul_(2)
+        network.depthwise.weight[3, 0, 1, 1] = float("nan")
+        out, dense = run.function(x), network(x)
+        assert torch.equal(out.isnan(), dense.isnan())
+        network.depthwise.weight[3, 0, 1, 1] = 0
+        x[1, 2, 3, 4] = float("inf")
+        assert_same(run.function(x)[:1], network(x)[:1])
+        assert_same(run.function(x[:0]), network(x[:0]))
+
+
+def test_depthwise_layers_take_any_number_and_size_of_images() -> None:
+    layers = (nn.Conv2d(5, 10, 1), nn.ReLU(), nn.Conv2d(10, 10, (3, 5), (1, 2), (1, 2), groups=10), nn.Conv2d(10, 4, 1))
+    network, x = pruned_between(nn.Sequential(*layers)), torch.randn(2, 5, 9, 40)
+    for dim in (0, 2, 3):
+        torch._dynamo.mark_dynamic(x, dim)
+    run = compile_and_run(network, x, regions=2)
+    assert [d.op for d in run.decisions if not d.sparse] == ["conv 3x5 depthwise"]
+    with torch.no_grad():
+        for shape in ((2, 5, 9, 40), (1, 5, 2, 3), (3, 5, 33, 16)):
+            given = torch.randn(shape)
+            assert_same(run.function(given), network(given))
+            last = given.contiguous(memory_format=torch.channels_last)
+            assert_same(run.function(last), network(given))
+
+
+def test_a_graph_in_which_few_layers_are_sparse_stays_as_it_is() -> None:
+    network, x = pruned_between(Separable()), torch.randn(1, 6, 20, 20)
+    run = compile_and_run(network, x, regions=0, min_gain=1.1)
+    assert all(d.reason.startswith(("too small", "too little for its graph")) for d in run.decisions)
+    with torch.no_grad():
+        assert_same(run.output, network(x))
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "grouped": (lambda: nn.Conv2d(8, 8, 3, groups=2), (1, 8, 9, 9), "2 groups"),
+    "depthwise, several results a channel": (lambda: nn.Conv2d(4, 8, 3, groups=4), (1, 4, 9, 9), "4 groups"),
+    "depthwise, by three": (lambda: nn.Conv2d(8, 8, 3, 3, groups=8), (1, 8, 9, 9), "8 groups"),
     "transposed": (lambda: nn.ConvTranspose2d(8, 8, 3), (1, 8, 9, 9), "transposed"),
     "volumes": (lambda: nn.Conv3d(4, 8, 3), (1, 4, 5, 5, 5), "volumes"),
     "bf16": (lambda: nn.Conv2d(8, 8, 3).bfloat16(), (1, 8, 9, 9), "bfloat16"),

@@ -1,7 +1,7 @@
-"""Random convolutions with a pruned weight, against float64: python -m tests.fuzz.convolutions --count 2000 --seed 0.
+"""Random convolutions, pruned or depthwise, against float64: python -m tests.fuzz.convolutions --count 2000 --seed 0.
 
-Each case has a kernel, stride, padding, dilation, channels, batch, size and element type of its own, an epilogue, and blocks of
-channels and a tile that no cost model would choose.
+Each case has a kernel, stride, padding (some of it by a pad before it), dilation, channels, batch, size and element type of its
+own, an epilogue, and blocks of channels and a tile that no cost model would choose.
 """
 
 import argparse
@@ -32,16 +32,22 @@ def difference(seed: int) -> tuple[float, str]:
     stride, dilation, padding = (
         ((1,) * dims, (1,) * dims, (0,) * dims) if pointwise else (numbers(1, 3), numbers(1, 3), numbers(0, 3))
     )
+    batch, channels, filters = chance.randint(1, 3), chance.randint(1, 40), chance.randint(1, 40)
+    depthwise = channels > 1 and chance.random() < 0.3
+    if depthwise:
+        filters, stride = channels, (*stride[:-1], min(2, stride[-1]))
+    around = [chance.randint(0, 2) for _ in range(2 * dims)] if chance.random() < 0.3 else [0] * 2 * dims
     least = [max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
     sizes = [n + chance.randint(0, 24) for n in least]
-    batch, channels, filters = chance.randint(1, 3), chance.randint(1, 40), chance.randint(1, 40)
     dtype = chance.choice([torch.float32, torch.float32, torch.float64])
-    x, w = torch.randn(batch, channels, *sizes, dtype=dtype), torch.randn(filters, channels, *kernel, dtype=dtype)
+    x = torch.randn(batch, channels, *sizes, dtype=dtype)
+    w = torch.randn(filters, 1 if depthwise else channels, *kernel, dtype=dtype)
     w *= torch.rand_like(w) < chance.choice([0.0, 0.05, 0.3, 0.9])
+    groups = channels if depthwise else 1
     b = torch.randn(filters, dtype=dtype) if chance.random() < 0.5 else None
     conv = {1: F.conv1d, 2: F.conv2d}[dims]
     scale, shift = torch.rand(filters, *[1] * dims, dtype=dtype), torch.randn(filters, *[1] * dims, dtype=dtype)
-    dense = conv(x, w, b, stride, padding, dilation)
+    dense = conv(F.pad(x, around), w, b, stride, padding, dilation, groups)
     residual = torch.randn_like(dense)
     which = chance.randint(0, 3)
 
@@ -51,7 +57,9 @@ def difference(seed: int) -> tuple[float, str]:
             self.w = nn.Parameter(w)
 
         def forward(self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-            y = conv(x, self.w.to(x), None if b is None else b.to(x), stride, padding, dilation)
+            if any(around):
+                x = F.pad(x, around)
+            y = conv(x, self.w.to(x), None if b is None else b.to(x), stride, padding, dilation, groups)
             return (y, F.silu(y * scale + shift.to(x)), F.relu(y + residual), F.hardswish(y) * scale)[which]
 
     if chance.random() < 0.3 and dims == 2:
@@ -66,11 +74,14 @@ def difference(seed: int) -> tuple[float, str]:
         wide = layer(*(t.double() for t in (x, residual, scale)))
     torch._dynamo.reset()
     with patch.object(convolution, "planned", cut):
-        actual = compile_and_run(layer, x, residual, scale, regions=1).output
+        run = compile_and_run(layer, x, residual, scale, regions=1 - depthwise)
+    actual = run.output
+    assert not depthwise or "as it is, by a kernel" in run.decisions[0].reason
     assert actual.shape == wide.shape and actual.dtype == dtype
     error = (actual - wide).abs().max() / max(1.0, float(wide.abs().max()))
     precision = 1e-5 if dtype == torch.float32 else 1e-12
-    told = f"{batch}x{channels}x{sizes} {kernel} -> {filters}, {stride=} {padding=} {dilation=} {dtype} {block=} {vectors=}"
+    window = f"{kernel} {groups=} {around=} {stride=} {padding=} {dilation=}"
+    told = f"{batch}x{channels}x{sizes} -> {filters}, {window} {dtype} {block=} {vectors=}"
     return float(error) / precision, f"seed {seed}: {told} epilogue {which}"
 
 

@@ -1,0 +1,106 @@
+"""A region around a convolution → something that runs: its kernel, compiled or recalled, and its weight, packed."""
+
+from collections.abc import Callable, Mapping
+from weakref import WeakValueDictionary
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls import region_op
+from gossamer.backend.calls.convolved_region import ConvolvedRegion, on_images
+from gossamer.backend.calls.depthwise_region import DepthwiseRegion
+from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.convolution.convolution import Convolution
+from gossamer.backend.devices.kernel import Kernel
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.regions.build_region import content_hash
+from gossamer.backend.regions.cost import matrix_of
+from gossamer.backend.regions.grow_region import Region
+from gossamer.backend.regions.matrix_functions import signature
+from gossamer.backend.report.dump import Dump
+from gossamer.backend.report.report import Decision
+from gossamer.dialects.errors import CompileError
+from gossamer.dialects.format import Format
+from gossamer.runtime.region_kernel import recall_region
+from gossamer.runtime.versions import source_hash
+
+_SCHEDULE = "convolve"
+_Observer = Callable[[str, str, str], None]  # stage, file suffix, text
+_kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
+
+
+def build(
+    name: str,
+    found: Convolution,
+    region: Region,
+    values: Mapping[fx.Node, torch.Tensor],
+    gain: float | None,
+    context: GraphContext,
+) -> tuple[str, Decision]:
+    """The key under which `gossamer::region` finds what runs the region, and what is told of it. CompileError."""
+    options, kernel = context.options, _compiled(name, found, region, context.dump)
+    out = region.output.meta["val"]
+    if found.depthwise:
+        key = content_hash(kernel.key, found.window)
+        region_op.add(key, region_op.find(key) or DepthwiseRegion(kernel, found.window, out.dtype))
+        return key, _told(name, found, region, None, gain, 0)
+    leaves = [values[leaf] for leaf in found.weight.leaves]
+    weight, window = found.weight, found.window
+    format = next(f for f in kernel.formats if f is not None)
+    assert isinstance(format, Format)
+    packings = Packings.of(weight.key, weight.evaluate, format)
+    densest = 1.0 if options.min_gain == 0 else max(weight.density, weight.density * (gain or 0.0))
+    dims = found.x.meta["val"].dim()
+    key = content_hash(kernel.key, weight.key, format, window, dims, densest, options.verify, signature(region.body))
+    known = region_op.find(key)
+    if known is None:
+        known = ConvolvedRegion(
+            kernel, packings, on_images(region.body, window, dims), window, len(leaves), densest, options.verify == "full",
+            found.m, out.dtype,
+        )  # fmt: skip
+    region_op.add(key, known)
+    packed = packings.current(leaves, densest)
+    return key, _told(name, found, region, format.name, gain, packed.nbytes if packed is not None else 0)
+
+
+def _compiled(name: str, found: Convolution, region: Region, dump: Dump | None) -> Kernel:
+    """The kernel of a region, if need be from the cache on disk. CompileError."""
+    matrix = matrix_of(found)
+    parts = (_SCHEDULE, signature(region.body), matrix, found.window, found.depthwise, source_hash("gossamer.backend"))
+    request = "\n".join(map(str, parts))
+    shown = dump is None or request in dump.written
+    known = (_kernels.get(request) or recall_region(request)) if shown else None
+    if known is None:
+        stages = None if dump is None else dump.stages(name)
+        known = _anew(name, found, region, request, stages)
+    if dump is not None:
+        dump.written.add(request)
+    _kernels[request] = known
+    return known
+
+
+def _anew(name: str, found: Convolution, region: Region, request: str, stages: _Observer | None) -> Kernel:
+    from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
+    from gossamer.sparsity.kernels.compile_kernel import compile_region
+
+    if stages is not None:
+        stages("fx", "py", region.body.code.strip() + "\n")
+    try:
+        contract = import_region(region.body, matrix_of(found), None, found.window, found.depthwise)
+        if stages is not None:
+            stages("contract", "mlir", contract)
+        return compile_region(contract, schedule=_SCHEDULE, observer=stages, request=request)
+    except CompileError as error:
+        raise CompileError(f"region {name}: {error}") from error
+
+
+def _told(name: str, found: Convolution, region: Region, format: str | None, gain: float | None, packed_bytes: int) -> Decision:
+    fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
+    weight = found.weight
+    if found.depthwise:
+        reason = f"as it is, by a kernel that reads what the sparse layers write; {fused}"
+        return Decision(name, found.op, weight.shape, weight.density, None, None, False, reason, gain)
+    dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
+    return Decision(
+        name, found.op, weight.shape, weight.density, format, _SCHEDULE, True, fused, gain, False, dense_bytes, packed_bytes,
+    )  # fmt: skip
