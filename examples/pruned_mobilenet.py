@@ -1,7 +1,7 @@
 """A MobileNet whose pointwise layers are pruned: speed over sparsity, beside what torch makes of the same network dense.
 
-MobileNetV1 (Howard and others, 2017) as `transformers` defines it, with random weights: what is shown is time, and that the
-results are the same. Nearly all of its multiplications are in its pointwise convolutions; pruned by magnitude they become sparse
+MobileNetV1 (Howard and others, 2017) as `transformers` defines it, with random weights: what is shown is time, and that
+the results are the same. Nearly all of its multiplications are in its pointwise convolutions; pruned, they become sparse
 products with pixels in lanes, and the depthwise ones between them are computed in the same layout (Elsen and others, "Fast
 Sparse ConvNets", 2020).
 

@@ -39,7 +39,7 @@ class Classifier(nn.Module):
 
 
 def classifier(name: str) -> nn.Module:
-    """A network of this name, its batch norms with statistics of their own."""
+    """A network of this name."""
     import transformers as hf
 
     networks: dict[str, Callable[[], Any]] = {
@@ -50,12 +50,18 @@ def classifier(name: str) -> nn.Module:
         "resnet50": lambda: hf.ResNetForImageClassification(hf.ResNetConfig()),
         "convnext": lambda: hf.ConvNextForImageClassification(hf.ConvNextConfig()),
     }
-    model = Classifier(networks[name]()).eval()
+    return Classifier(networks[name]())
+
+
+@torch.no_grad()
+def with_statistics(model: nn.Module, images: Tensor) -> nn.Module:
+    """The model in eval mode, its batch norms with the statistics of these images: without, activations would vanish layer by
+    layer, into numbers so small that processors are slow with them."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
-            nn.init.normal_(module.running_mean, 0, 0.1)  # type: ignore[arg-type]
-    return model
+            module.momentum = 1.0
+    model.train()(images)
+    return model.eval()
 
 
 @torch.no_grad()
@@ -77,6 +83,7 @@ def build(name: str, sparsity: float, batch: int) -> PrunedModel:
     torch.manual_seed(0)
     model = classifier(name)
     prune_convolutions(model, sparsity)
+    with_statistics(model, torch.randn(2, 3, PIXELS, PIXELS))
     return PrunedModel(model, (torch.randn(batch, 3, PIXELS, PIXELS),), TOLERANCE)
 
 

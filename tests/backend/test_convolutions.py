@@ -120,7 +120,7 @@ def test_depthwise_layers_stay_planar_between_sparse_ones(dtype: torch.dtype) ->
         network.depthwise.weight.mul_(2)
         network.depthwise.weight[3, 0, 1, 1] = float("nan")
         out, dense = run.function(x), network(x)
-        assert torch.equal(out.isnan(), dense.isnan())
+        assert not (out.isnan() & ~dense.isnan()).any()  # what is multiplied by zeros is not read
         network.depthwise.weight[3, 0, 1, 1] = 0
         x[1, 2, 3, 4] = float("inf")
         assert_same(run.function(x)[:1], network(x)[:1])
