@@ -152,8 +152,8 @@ def test_a_graph_in_which_few_layers_are_sparse_stays_as_it_is() -> None:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "grouped": (lambda: nn.Conv2d(8, 8, 3, groups=2), (1, 8, 9, 9), "2 groups"),
-    "depthwise, several results a channel": (lambda: nn.Conv2d(4, 8, 3, groups=4), (1, 4, 9, 9), "4 groups"),
-    "depthwise, by three": (lambda: nn.Conv2d(8, 8, 3, 3, groups=8), (1, 8, 9, 9), "8 groups"),
+    "depthwise, several results a channel": (lambda: nn.Conv2d(64, 128, 3, groups=64), (1, 64, 9, 9), "64 groups"),
+    "depthwise, by three": (lambda: nn.Conv2d(64, 64, 3, 3, groups=64), (1, 64, 9, 9), "64 groups"),
     "transposed": (lambda: nn.ConvTranspose2d(8, 8, 3), (1, 8, 9, 9), "transposed"),
     "volumes": (lambda: nn.Conv3d(4, 8, 3), (1, 4, 5, 5, 5), "volumes"),
     "bf16": (lambda: nn.Conv2d(8, 8, 3).bfloat16(), (1, 8, 9, 9), "bfloat16"),
