@@ -13,13 +13,14 @@ import torch
 from gossamer.backend.calls.convolved_region import Shapes, pixels
 from gossamer.backend.devices.kernel import Kernel, allocate
 from gossamer.dialects.window import Window
+from gossamer.runtime.region_kernel import RegionKernel
 
 
 @dataclass(frozen=True, eq=False)
 class DepthwiseRegion:
     """A depthwise convolution that can run, of images of any size."""
 
-    kernel: Kernel
+    kernel: RegionKernel
     window: Window
     dtype: torch.dtype
 

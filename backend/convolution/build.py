@@ -11,7 +11,6 @@ from gossamer.backend.calls.convolved_region import ConvolvedRegion, on_images
 from gossamer.backend.calls.depthwise_region import DepthwiseRegion
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.regions.build_region import content_hash
 from gossamer.backend.regions.cost import matrix_of
@@ -21,12 +20,12 @@ from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.runtime.region_kernel import recall_region
+from gossamer.runtime.region_kernel import RegionKernel, recall_region
 from gossamer.runtime.versions import source_hash
 
 _SCHEDULE = "convolve"
 _Observer = Callable[[str, str, str], None]  # stage, file suffix, text
-_kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
+_kernels: WeakValueDictionary[str, RegionKernel] = WeakValueDictionary()
 
 
 def build(
@@ -63,7 +62,7 @@ def build(
     return key, _told(name, found, region, format.name, gain, packed.nbytes if packed is not None else 0)
 
 
-def _compiled(name: str, found: Convolution, region: Region, dump: Dump | None) -> Kernel:
+def _compiled(name: str, found: Convolution, region: Region, dump: Dump | None) -> RegionKernel:
     """The kernel of a region, if need be from the cache on disk. CompileError."""
     matrix = matrix_of(found)
     parts = (_SCHEDULE, signature(region.body), matrix, found.window, found.depthwise, source_hash("gossamer.backend"))
@@ -79,7 +78,7 @@ def _compiled(name: str, found: Convolution, region: Region, dump: Dump | None) 
     return known
 
 
-def _anew(name: str, found: Convolution, region: Region, request: str, stages: _Observer | None) -> Kernel:
+def _anew(name: str, found: Convolution, region: Region, request: str, stages: _Observer | None) -> RegionKernel:
     from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
     from gossamer.sparsity.kernels.compile_kernel import compile_region
 
