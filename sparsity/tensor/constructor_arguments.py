@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
+from gossamer.sparsity.arrays.structure import INTEGERS
 
 _NAMED = ("COO", "CSR", "CSC", "DCSR", "DCSC")
 
@@ -44,3 +45,22 @@ def shape_of(given: Any) -> tuple[int, ...]:
         raise FormatError(f"the shape must be a tuple of integers, got {tuple(given)}")
     extents: list[Any] = [extent if isinstance(extent, torch.SymInt) else int(extent) for extent in given]
     return tuple(extents)
+
+
+def with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:
+    """The format, with the widths of the given integers where it names none."""
+    widths = {"positions": format.pos_width, "coordinates": format.crd_width}
+    for kind, given in arrays.items():
+        types = {array.dtype for array in given}
+        if not types <= set(INTEGERS.values()) or len(types) > 1:
+            found = ", ".join(map(str, types))
+            raise FormatError(f"{kind} must be of one type, int32 or int64 (or 8 and 16 bits), got {found}: convert with .to()")
+        if types and not widths[kind] and types != {torch.int64}:
+            widths[kind] = types.pop().itemsize * 8
+    return format.with_widths(widths["positions"], widths["coordinates"])
+
+
+def listed(given: Any, what: str) -> list[Tensor]:
+    """The arrays of several levels, or of one."""
+    several = isinstance(given, list | tuple) and not any(isinstance(each, int) for each in given)
+    return [tensor_of(each, what) for each in (given if several else [given])]

@@ -81,6 +81,12 @@ def convert(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return SparseTensor(tensor.format, tensor.shape, (*structure, func(values, **kwargs)))
 
 
+def has_metadata(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """aten._assert_tensor_metadata, which exported programs hold: of the values; the shape is in a graph's guards."""
+    asked = {**dict(zip(("size", "stride", "dtype"), args[1:], strict=False)), **kwargs}
+    func(_own_values(args[0]), **{**asked, "size": None, "stride": None})
+
+
 def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What no table knows."""
     if func.namespace == "aten" and func._schema.name.startswith(_ON_LISTS):
@@ -147,4 +153,5 @@ for _name in ON_VALUES:
     _packet = getattr(aten, _name)
     SparseTensor.operators.update({getattr(_packet, overload): on_values for overload in _packet.overloads()})
 SparseTensor.operators[aten._to_copy.default] = convert
+SparseTensor.operators[aten._assert_tensor_metadata.default] = has_metadata
 SparseTensor.operators[None] = refuse

@@ -25,13 +25,14 @@ from gossamer.runtime.torch_internals import (
     temporarily_clear_interpreter_stack,
 )
 from gossamer.sparsity.arrays.stored_entries import block_sizes
-from gossamer.sparsity.arrays.structure import INTEGERS, check
+from gossamer.sparsity.arrays.structure import check
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_transform, transformed
+from gossamer.sparsity.operations.exporting import exported
 from gossamer.sparsity.operations.sparse_results import compress, convert
 from gossamer.sparsity.tensor import interchange
-from gossamer.sparsity.tensor.constructor_arguments import format_of, shape_of, tensor_of
+from gossamer.sparsity.tensor.constructor_arguments import format_of, listed, shape_of, tensor_of, with_widths_of
 from gossamer.sparsity.tensor.edge_list import edges
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -151,9 +152,9 @@ class SparseTensor(torch.Tensor):
         Integers may be int32 or int64, if `format` does not give widths; 8 and 16 bits are unsigned. check=False promises that
         the structure is well-formed: a kernel reads and writes wherever it points to.
         """
-        arrays = {"positions": _listed(positions, "positions"), "coordinates": _listed(coordinates, "coordinates")}
+        arrays = {"positions": listed(positions, "positions"), "coordinates": listed(coordinates, "coordinates")}
         format, shape, values = format_of(format), shape_of(shape), tensor_of(values, "values")
-        format = _with_widths_of(format, arrays)
+        format = with_widths_of(format, arrays)
         kinds = [kind for _, kind in format.components()]
         for kind, given in arrays.items():
             if kinds.count(kind) != len(given):
@@ -303,14 +304,24 @@ def values_of(tensor: SparseTensor) -> Tensor:
     """The stored values, flat and differentiable."""
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return tensor._stored
+    if torch.compiler.is_exporting():
+        values: Tensor = exported(_Values.apply, tensor)
+        return values
     outside = temporarily_clear_interpreter_stack if in_transform() else nullcontext  # torch.func has not seen this tensor
     with outside():
-        values: Tensor = _Values.apply(tensor)
+        values = _Values.apply(tensor)
     return values
 
 
 def wrap(format: Format, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> SparseTensor:
     """The tensor of these arrays; gradients flow to the values (flat)."""
+    if torch.compiler.is_exporting():
+        return exported(_made, str(format), tuple(shape), tuple(structure), values)
+    return _made(format, shape, structure, values)
+
+
+def _made(format: Format | str, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> SparseTensor:
+    format = Format.parse(format) if isinstance(format, str) else format
     if transformed(values):
         return SparseTensor(format, shape, (*structure, values))  # its values are what carries their derivatives
     if not (values.requires_grad and torch.is_grad_enabled()):
@@ -375,25 +386,6 @@ def _any_order(rank: int) -> Format:
 
 def _names(format: Format) -> tuple[str, ...]:
     return tuple(["_stored" if kind == "values" else f"_{kind}{level}" for level, kind in format.components()])
-
-
-def _with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:
-    """The format, with the widths of the given integers where it names none."""
-    widths = {"positions": format.pos_width, "coordinates": format.crd_width}
-    for kind, given in arrays.items():
-        types = {array.dtype for array in given}
-        if not types <= set(INTEGERS.values()) or len(types) > 1:
-            found = ", ".join(map(str, types))
-            raise FormatError(f"{kind} must be of one type, int32 or int64 (or 8 and 16 bits), got {found}: convert with .to()")
-        if types and not widths[kind] and types != {torch.int64}:
-            widths[kind] = types.pop().itemsize * 8
-    return format.with_widths(widths["positions"], widths["coordinates"])
-
-
-def _listed(given: Any, what: str) -> list[Tensor]:
-    """The arrays of several levels, or of one."""
-    several = isinstance(given, list | tuple) and not any(isinstance(each, int) for each in given)
-    return [tensor_of(each, what) for each in (given if several else [given])]
 
 
 def _checked(format: Format, shape: Sequence[int], components: Sequence[Tensor], checking: bool) -> SparseTensor:

@@ -1,0 +1,29 @@
+"""torch.export of what makes a SparseTensor: the call that makes it, as a node of the graph."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gossamer.runtime.torch_internals import emit_call_in_export, get_proxy_mode
+
+
+def exported(make: Callable[..., Any], *arguments: Any) -> Any:
+    """make(*arguments), which the program that torch.export is writing does, too.
+
+    Torch's tracer knows operators and the tensors they give, not Python that puts tensors together. The arguments are tensors,
+    numbers and strings, maybe in tuples. Elsewhere than in an export it is a call and nothing else.
+    """
+    made = make(*arguments)
+    mode = get_proxy_mode() if torch.compiler.is_exporting() else None
+    if mode is not None and mode.pre_dispatch:
+        name = f"{make.__module__}.{make.__qualname__}".replace(".", "_")
+        emit_call_in_export(
+            tracer=mode.tracer,
+            spec_name=name,
+            const_target_for_apply=make,
+            graphable_args=(arguments, {}),
+            track_value=made,
+            call_spec_cache_key=name,
+        )
+    return made
