@@ -42,6 +42,9 @@ def select(input: SparseTensor, dim: int, index: int) -> Tensor:
 @implements(torch.masked_select, torch.Tensor.masked_select)
 def masked_select(input: SparseTensor, mask: Tensor) -> SparseTensor:
     """The elements where a dense mask is set, in order, as a sparse vector; its length depends on the data."""
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    if shape != input.shape:
+        input = input.expand(shape)
     with sizes_stay_inside():
         flat = reshape(input, input.numel())
     return index_select(flat, 0, set_places(mask.expand(input.shape).flatten()))

@@ -116,6 +116,20 @@ def test_it_is_said_when_compiled_too() -> None:
         torch.compile(lambda a: torch.sinc(a), backend="aot_eager", fullgraph=True)(a)
 
 
+@pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
+def test_functions_under_other_names_than_torch_gives_them() -> None:
+    """Methods that are no functions of torch, functions whose builtins are called otherwise, operators, private ones."""
+    dense = matrix(4, 6)
+    for function in (
+        lambda a: a.sum_to_size(1, 6),
+        torch.nn.functional.logsigmoid,
+        lambda a: torch.ops.aten.slice(a, 1, 0, 6, 2),
+        lambda a: torch.masked_select(a, torch.tensor([[[True]], [[False]], [[True]]])),
+    ):
+        found = function(sparse(dense))
+        torch.testing.assert_close(found.to_dense(), function(dense))
+
+
 def test_what_only_writes_is_refused() -> None:
     with pytest.raises(GossamerError, match=r"SparseTensor has no normal_: use to_dense\(\)"):
         sparse(matrix(4, 6)).normal_()
