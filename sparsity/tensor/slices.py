@@ -126,7 +126,7 @@ def _elements(input: SparseTensor, given: Sequence[Tensor]) -> Tensor:
     there = torch.ones_like(rows.at[0], dtype=torch.bool)
     for crd, at in zip(rows.at[1:], others, strict=True):
         there = there & (crd == at.index_select(0, rows.at[0]))
-    values = torch.where(there, rows.values, 0)
+    values = torch.where(there, rows.values, rows.values.new_zeros(()))  # of its type: 0 would make integers of bools
     return values.new_zeros(first.numel()).index_add(0, rows.at[0], values).view(together[0].shape)
 
 

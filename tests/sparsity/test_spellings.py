@@ -222,3 +222,11 @@ def test_what_fills_up_blocks_at_the_edge_is_never_seen() -> None:
     dense = torch.arange(1.0, 13.0).view(3, 4)
     for make in (lambda a: a / 0, lambda a: a * torch.inf, lambda a: a / torch.ones(3, 4)):
         torch.testing.assert_close(make(sparse(dense, "BSR")).sum(0), make(dense).sum(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.complex64])
+def test_elements_by_lists_keep_their_type(dtype: torch.dtype) -> None:
+    dense = matrix(4, 5, 0.5, dtype)
+    found, expected = sparse(dense)[[0, 1, 3], [2, 3, 3]], dense[[0, 1, 3], [2, 3, 3]]
+    assert found.dtype == dtype
+    assert torch.equal(found, expected)
