@@ -61,6 +61,10 @@ class _Convolution(SparseModule):
         return f"{self.in_channels}, {self.out_channels}, {shape}{key}"
 
     def _convolved(self, x: SparseConvTensor, where: tuple[Any, ...], window: Window, kind: str, rows: int) -> Tensor:
+        if self.weight.device != x.features.device:  # or torch takes what is on "meta" for a graph that is being made
+            raise GossamerError(
+                f"{type(self).__name__}: the weight is on {self.weight.device}, features are on {x.features.device}"
+            )
         if x.features.shape[1] != self.in_channels:
             raise GossamerError(
                 f"{type(self).__name__}: {x.features.shape[1]} channels come in, in_channels is {self.in_channels}"

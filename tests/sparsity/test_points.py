@@ -226,6 +226,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: spconv.SparseConv2d(4, 4, (3, 3, 3)), "kernel_size .* must be 2 numbers"),
         (lambda: spconv.SubMConv2d(3, 4, 3)(tensor), "4 channels come in, in_channels is 3"),
         (lambda: spconv.SubMConv3d(4, 4, 3)(tensor), "the sites have 2 dimensions"),
+        (lambda: spconv.SubMConv2d(4, 4, 3).to("meta")(tensor), "the weight is on meta, features are on cpu"),
         (lambda: spconv.SparseConv2d(4, 4, 9)(tensor), "does not fit in a grid"),
         (lambda: spconv.SparseInverseConv2d(4, 4, 3, "none")(tensor), "no SparseConv with the indice_key 'none'"),
         (lambda: convolve_sites(x[:2], torch.ones(1, 4, 1), None, indices, (5, 5), 1, (), (1, 1, 1, 1, 0, 0, 1, 1), "same", 3),
