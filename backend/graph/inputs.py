@@ -76,11 +76,12 @@ class Inputs:
         return not placeholders or any(isinstance(n.meta.get("desc"), AOTInput) for n in placeholders)
 
     def match(self, graph: fx.Graph) -> dict[fx.Node, Static]:
-        """The placeholders of an inference or joint graph that are static.
+        """The placeholders of an inference or joint graph that are static, but for those that it writes to.
 
         Raises Unmatched where the graph's inputs are not these.
         """
         found: dict[fx.Node, Static] = {}
+        written = _written(graph)
         for node in (n for n in graph.nodes if n.op == "placeholder"):
             static, value = self._resolve(node.meta.get("desc"))
             if not isinstance(value, torch.Tensor):
@@ -88,7 +89,7 @@ class Inputs:
             expected = node.meta.get("val")
             if not isinstance(expected, torch.Tensor) or not _agrees(expected, value):
                 raise Unmatched(f"input {node.name} is not the {tuple(value.shape)} {value.dtype} tensor it was compiled for")
-            if static is not None:
+            if static is not None and node not in written:
                 found[node] = static
         return found
 
@@ -179,6 +180,17 @@ def _real(value: Any, placeholder: fx.Node) -> Any:
     """What a fake tensor stands for, as Dynamo noted with its placeholder; itself where nothing is noted."""
     noted = getattr(placeholder.meta.get("grapharg"), "example", None) if is_fake(value) else None
     return noted if isinstance(noted, torch.Tensor) else value
+
+
+def _written(graph: fx.Graph) -> set[fx.Node]:
+    """The placeholders that a graph writes to, in itself or by what it returns for them.
+
+    What is computed from them has another value in the backward pass.
+    """
+    named = {node.meta["desc"]: node for node in graph.nodes if node.op == "placeholder" and "desc" in node.meta}
+    into = [getattr(desc, "mutated_input", None) for desc in graph.output_node().meta.get("desc", ())]
+    copied = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    return {named[desc] for desc in into if desc in named} | {node.args[0] for node in copied}
 
 
 def _is_static(source: Any, tensor: torch.Tensor) -> bool:

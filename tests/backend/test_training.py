@@ -55,6 +55,19 @@ def test_mlp(dense: str, activation: nn.Module) -> None:
     ]
 
 
+def test_a_weight_of_what_the_forward_pass_writes_to_is_not_static() -> None:
+    """Spectral norm divides by what it takes from buffers, and turns those toward the next step in the same pass."""
+    normed = [torch.nn.utils.parametrizations.spectral_norm(layer) for layer in (nn.Linear(64, 96), nn.Linear(32, 64))]
+    model = nn.Sequential(normed[0], nn.ReLU(), prune_(nn.Linear(96, 32)), nn.ReLU(), normed[1])
+    own, x = copy.deepcopy(model), torch.randn(5, 64)
+    run = compile_and_run(own, x, grad=True)
+    model(x)
+    for _ in range(2):
+        for ours, theirs in zip(gradients(own, x, run.function), gradients(model, x), strict=True):
+            assert_same(ours, theirs)
+    assert {("2.weight", "linear"), ("2.weight", "linear backward")} <= {(d.name, d.op) for d in run.regions}
+
+
 def test_no_gradient_of_x_needs_no_backward_region() -> None:
     model, x = prune_(nn.Linear(64, 32)), torch.randn(5, 64)
     run = compile_and_run(model, x, grad=True)
