@@ -64,7 +64,8 @@ class FrozenVariance:
         self._seen = now
         full = len(self.changes) == self.changes.maxlen
         settled = full and sum(self.changes) / len(self.changes) < self.optimizer.param_groups[0]["eps"]
-        if not (self.earliest <= step and settled) and step < self.latest:
+        late = step >= self.latest or (self.earliest <= step and settled)
+        if not late or len(now) < len(states):  # a weight without a gradient so far has no variance to freeze
             return False
         self.since, self._seen = step, []
         groups = {p: group for group in self.optimizer.param_groups for p in group["params"]}

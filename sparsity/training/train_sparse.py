@@ -64,8 +64,11 @@ class SparseTraining:
             model, together = model.module, lambda tensor: dist.all_reduce(tensor, group=group)
         layers = layers_of(model, only, skip, (nn.Conv2d,))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if missing := [layer.name for layer in layers if id(layer.module.weight) not in held]:
-            raise OptionError(f"the optimizer does not train {', '.join(missing)}: give it these weights, or `skip` them")
+        trained = lambda weight: id(weight) in held and weight.requires_grad
+        if missing := [layer.name for layer in layers if not trained(layer.module.weight)]:
+            raise OptionError(
+                f"the optimizer does not train {', '.join(missing)}: give it these weights (with requires_grad), or `skip` them"
+            )
         self.optimizer, self.recipe, self.step = optimizer, recipe, 0
         between = recipe.sparsifier.frozen_variance
         weights: list[Tensor] = [layer.module.weight for layer in layers]  # type: ignore[misc]

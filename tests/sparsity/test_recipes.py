@@ -352,12 +352,30 @@ def test_what_makes_no_sense_is_refused(name: str, options: dict[str, Any], reas
         gossamer.train_sparse(model, adamw(model), name, steps=10, **options)
 
 
+def test_steps_without_gradients() -> None:
+    """Adam has no variance yet where a recipe would freeze it: it waits for one."""
+    model = network()
+    optimizer = adamw(model)
+    gossamer.train_sparse(model, optimizer, "step", steps=4)
+    for _ in range(4):
+        optimizer.step()
+    model(batch(0)[0]).square().mean().backward()
+    for _ in range(2):
+        optimizer.step()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
 def test_other_refusals() -> None:
     model = network()
     with pytest.raises(OptionError, match="Adam"):
         gossamer.train_sparse(model, torch.optim.SGD(model.parameters(), lr=0.1), "step", steps=10)
     with pytest.raises(OptionError, match="does not train"):
         gossamer.train_sparse(model, torch.optim.SGD(model[0].parameters(), lr=0.1), "sr-ste", steps=10)
+    model[0].requires_grad_(False)
+    for name in ("gradual", "sr-ste"):
+        with pytest.raises(OptionError, match=r"does not train 0: .* or `skip` them"):
+            gossamer.train_sparse(model, adamw(model), name, steps=10, **({"sparsity": 0.5} if name == "gradual" else {}))
+    model[0].requires_grad_()
     with pytest.raises(OptionError, match="Exchange"):
         Recipe(Sparsifier(grows="gradient"), Schedule(0, 10), sparsity=0.5)
     ours = attached("random", model, adamw(model))
