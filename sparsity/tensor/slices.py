@@ -43,11 +43,10 @@ def select(input: SparseTensor, dim: int, index: int) -> Tensor:
 def masked_select(input: SparseTensor, mask: Tensor) -> SparseTensor:
     """The elements where a dense mask is set, in order, as a sparse vector; its length depends on the data."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
-    if shape != input.shape:
-        input = input.expand(shape)
     with sizes_stay_inside():
-        flat = reshape(input, input.numel())
-    return index_select(flat, 0, set_places(mask.expand(input.shape).flatten()))
+        flat = input.expand(shape).reshape(-1) if shape != input.shape else reshape(input, input.numel())
+    assert isinstance(flat, SparseTensor)
+    return index_select(flat, 0, set_places(mask.expand(shape).flatten()))
 
 
 @implements(torch.Tensor.__getitem__)
