@@ -22,7 +22,7 @@ GRAPH_PASSES = {
     "fuse-rows": "operations.fuse_rows:FuseRows",
     "unsigned-products": "weights.unsigned_products:UnsignedProducts",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
-    "routed-experts": "weights.routed_experts:RoutedExpertsPass",
+    "routed-experts": "weights.routed_experts:RoutedExperts",
     "flex-attention": "attention.flex_attention:FlexAttention",
     "convolutions": "convolution.convolutions:Convolutions",
     "masked-attention": "attention.masked_attention:MaskedAttention",

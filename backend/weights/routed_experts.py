@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.expert_regions import ExpertRegions
 from gossamer.backend.calls.region_op import CompiledRegion
-from gossamer.backend.calls.routed_experts import RoutedExperts
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -62,7 +62,7 @@ class Expert(Contraction):
         return "experts"
 
 
-class RoutedExpertsPass:
+class RoutedExperts:
     """Grouped products with sparse weights become regions."""
 
     name: ClassVar[str] = "routed-experts"
@@ -180,7 +180,7 @@ def _replace(node: fx.Node, leaves: tuple[fx.Node, ...], built: list[Built]) -> 
     regions = tuple(each.region for each in built if isinstance(each.region, CompiledRegion))
     assert len(regions) == len(built)  # others are of weights that were reordered
     key = content_hash("experts", *(each.key for each in built))
-    region_op.add(key, RoutedExperts(regions))
+    region_op.add(key, ExpertRegions(regions))
     ends = node.args[2] if len(node.args) > 2 else node.kwargs["offs"]
     y = Emitter(node)(region_op.region, [node.args[0], ends, *leaves], key)
     node.replace_all_uses_with(y)

@@ -15,7 +15,7 @@ from gossamer.backend.devices.kernel import Kernel, allocate
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedExperts:
+class ExpertRegions:
     """A region for each expert; all take the same leaves and have results of one type."""
 
     experts: tuple[CompiledRegion, ...]
