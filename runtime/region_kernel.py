@@ -57,8 +57,8 @@ class RegionKernel:
     def __reduce__(self) -> tuple[Callable[[Note], "RegionKernel"], tuple[Note]]:
         return _recalled, (self.note,)
 
-    def __call__(self, operands: _Operands, out: torch.Tensor, length: int = 0) -> None:
-        """Compute into `out`; dense tensors are contiguous CPU tensors of the types the region was compiled for.
+    def __call__(self, operands: _Operands, out: torch.Tensor | Sequence[torch.Tensor], length: int = 0) -> None:
+        """Compute into `out`, of several results with as many rows a list; dense tensors are contiguous CPU tensors of the types the region was compiled for.
 
         `length` is that of a sequence where the region has attention.
 
@@ -69,9 +69,10 @@ class RegionKernel:
             self._kernel.run(operands, out)
             return
         tokens, shared, scratch = self._tiles
-        length = length or out.size(0)
+        rows = (out if isinstance(out, torch.Tensor) else out[0]).size(0)
+        length = length or rows
         tiles = -(-length // tokens)
-        self._kernel.run(operands, out, out.size(0) // length * tiles * shared, tiles * scratch)
+        self._kernel.run(operands, out, rows // length * tiles * shared, tiles * scratch)
 
     def bound(self, words: Sequence[int]) -> Callable[..., None]:
         """A function of the words that follow these ones, of the operands and the output: see `Kernel.bound`."""

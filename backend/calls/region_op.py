@@ -1,6 +1,7 @@
 """`gossamer::region`, the opaque operation that stands for a region in the rewritten graph.
 
     gossamer::region([x [T, K], *statics, *extras], key) -> [T, M]
+    gossamer::chain([...], key) -> [[T, M], [T, N], ...]                a chain of several regions with several results
 
 `statics` are the leaves of the weight's expression, `extras` the other tensors the epilogue reads, `key` is the content
 hash under which this process knows the region. One list, and torch.library.Library instead of custom_op, because every
@@ -9,7 +10,7 @@ argument that the dispatcher converts costs on every call.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -106,10 +107,10 @@ class Callee(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor: ...
+    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]: ...
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
-        """Sizes of the result, by the first operand."""
+        """Sizes of the result, or of the first of several, by the first operand."""
         ...
 
 
@@ -137,10 +138,10 @@ def add(key: str, region: Callee) -> Callee:
 
 def used_in(graph: fx.Graph) -> dict[str, Callee]:
     """The regions that the calls in a graph find, by their keys."""
-    return {str(node.args[1]): known(str(node.args[1])) for node in graph.nodes if node.target is region}
+    return {str(node.args[1]): known(str(node.args[1])) for node in graph.nodes if node.target in (region, chain)}
 
 
-def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor | list[torch.Tensor]:
     """Runs the region of this key."""
     reference = _references.get(key)
     region = reference and reference()  # as `known`, without the call
@@ -149,7 +150,7 @@ def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     return region(operands)
 
 
-def on_cuda(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+def on_cuda(operands: list[torch.Tensor], key: str) -> torch.Tensor | list[torch.Tensor]:
     """Runs the region of this key; while a CUDA graph is captured, one in training runs dense, so that replays see its weight
     as it is then."""
     region = _regions.get(key)
@@ -161,6 +162,12 @@ def on_cuda(operands: list[torch.Tensor], key: str) -> torch.Tensor:
 def _on_meta(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     region = known(key)
     return operands[0].new_empty(region.shape(operands[0]), dtype=region.dtype)
+
+
+def _chain_on_meta(operands: list[torch.Tensor], key: str) -> list[torch.Tensor]:
+    several: Any = known(key)
+    rows = several.shape(operands[0])[0]
+    return [operands[0].new_empty((rows, columns), dtype=dtype) for columns, dtype in several.results]
 
 
 def _unknown(key: str) -> CompileError:
@@ -175,5 +182,9 @@ implement("region", on_cpu)
 LIBRARY.impl("region", on_cuda, "CUDA")
 LIBRARY.impl("region", _on_meta, "Meta")
 
-region = torch.ops.gossamer.region.default
+LIBRARY.define("chain(Tensor[] operands, str key) -> Tensor[]", tags=TAGS)
+implement("chain", on_cpu)
+LIBRARY.impl("chain", _chain_on_meta, "Meta")
+
+region, chain = torch.ops.gossamer.region.default, torch.ops.gossamer.chain.default
 count_writes()

@@ -88,7 +88,8 @@ def _signature(chain: Chain) -> str:
     numbers |= {s.output: f"stage {n}" for n, s in enumerate(chain.stages)}
     kinds = [(i.kind, i.node.meta["val"].dtype, _width(i.node, i.kind)) for i in chain.inputs]
     turned = sorted(numbers[node] for node in chain.by_position)
-    lines = [f"chain {kinds} {rounded_tokens(chain.contractions[0].tokens)} {turned}"]
+    outputs = [numbers[node] for node in chain.outputs]
+    lines = [f"chain {kinds} {rounded_tokens(chain.contractions[0].tokens)} {turned} {outputs}"]
     for stage in chain.stages:
         operands = [(numbers[o.node], o.kind) for o in stage.operands]
         lines.append(f"{operands} {_content(stage)}")

@@ -75,7 +75,7 @@ def _compose(
     notes = [ir.DictAttr.get({}) for _ in types]
     notes[1 : 1 + len(scheduled)] = [hints(matrix, schedule) for matrix, schedule in scheduled]
     with ir.InsertionPoint(module.body):
-        region = func.FuncOp("region", (types, [_type(chain.output, "matrix")]))
+        region = func.FuncOp("region", (types, [_result_type(stage) for stage in chain.results]))
     region.attributes["arg_attrs"] = ir.ArrayAttr.get(notes)
     if tokens is not None:
         region.attributes["kernel.tokens"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), tokens)
@@ -97,8 +97,8 @@ def _compose(
             if stage.contraction is not None:
                 operands.insert(WEIGHT, next(stored))
             values[stage.output] = func.CallOp(function, operands).results[0]
-        y = values[chain.output]
-        func.ReturnOp([_regrouped(y, arguments[-1], True) if chain.output in chain.by_position else y])
+        outputs = [(values[node], node in chain.by_position) for node in chain.outputs]
+        func.ReturnOp([_regrouped(y, arguments[-1], True) if turned else y for y, turned in outputs])
 
 
 def _attend(attention: Attention, operands: list[ir.Value], length: ir.Value) -> ir.Value:
@@ -140,6 +140,11 @@ def _rotate(rotation: Rotation, operands: list[ir.Value]) -> ir.Value:
 def _regrouped(value: ir.Value, length: ir.Value, inverse: bool) -> ir.Value:
     flag = ir.IntegerAttr.get(ir.IntegerType.get_signless(1), inverse)
     return RegroupOp(value, length, inverse=flag, result=value.type).result
+
+
+def _result_type(stage: Stage) -> ir.Type:
+    element = ir.Type.parse(FLOATS[stage.output.meta["val"].dtype])
+    return ir.RankedTensorType.get([ir.ShapedType.get_dynamic_size(), stage.columns], element)
 
 
 def _type(node: fx.Node, kind: str) -> ir.Type:

@@ -36,7 +36,7 @@ class CompiledChain:
                  attention, [length, sequences, K] where that is also `by_position`, else [T, K]
     body         computes it densely from (first input, weights, other inputs, length)
     attends      whether there is attention
-    m, dtype     columns and type of the result
+    results      columns and type of each result
     """
 
     kernel: RegionKernel
@@ -45,36 +45,40 @@ class CompiledChain:
     attends: bool
     by_position: bool
     verify: bool
-    m: int
-    dtype: torch.dtype
+    results: tuple[tuple[int, torch.dtype], ...]
 
     @classmethod
     def of(cls, chain: "Chain", kernel: RegionKernel, weights: tuple[ChainWeight, ...], verify: bool) -> "CompiledChain":
         """The chain with its kernel."""
-        out = chain.output.meta["val"]
+        results = tuple((stage.columns, stage.output.meta["val"].dtype) for stage in chain.results)
         turned = chain.inputs[0].node in chain.by_position
         attends = chain.attention is not None
-        return cls(kernel, weights, DenseChain.of(chain), attends, turned, verify, chain.stages[-1].columns, out.dtype)
+        return cls(kernel, weights, DenseChain.of(chain), attends, turned, verify, results)
 
     @property
     def kernels(self) -> tuple[RegionKernel, ...]:
         """The only one."""
         return (self.kernel,)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first result."""
+        return self.results[0][1]
+
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
-        """Sizes of the result for this first input."""
-        return self.rows(x), self.m
+        """Sizes of the first result for this first input."""
+        return self.rows(x), self.results[0][0]
 
     def rows(self, x: torch.Tensor) -> int:
-        """Rows of the result for this first input."""
+        """Rows of each result for this first input."""
         return x.shape[0] * x.shape[1] if self.attends else x.shape[0]
 
-    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
         x, length = operands[0], 0
         tokens = self.rows(x)
-        out = allocate((tokens, self.m), (self.m, 1), self.dtype)
-        if tokens * self.m == 0:
-            return out
+        outputs = [allocate((tokens, columns), (columns, 1), dtype) for columns, dtype in self.results]
+        if tokens * self.results[0][0] == 0:
+            return _one_or_all(outputs)
         if self.attends:
             length = x.shape[0 if self.by_position else 1]
             x = x.reshape(tokens, x.shape[2])
@@ -91,17 +95,22 @@ class CompiledChain:
                 break
             arguments.append(packed)
         if hollow:
-            return self._run_dense(x, operands, length)
+            return _one_or_all(self._run_dense(x, operands, length))
         arguments += [extra if extra.is_contiguous() else extra.contiguous() for extra in operands[at:]]
         if self.attends:
             arguments.append(length)
-        self.kernel(arguments, out, length)
-        return out
+        results = _one_or_all(outputs)
+        self.kernel(arguments, results, length)
+        return results
 
-    def _run_dense(self, x: torch.Tensor, operands: Sequence[torch.Tensor], length: int) -> torch.Tensor:
+    def _run_dense(self, x: torch.Tensor, operands: Sequence[torch.Tensor], length: int) -> list[torch.Tensor]:
         values, at = [], 1
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for weight in self.weights:
                 values.append(run(weight.packings.evaluate, operands[at : at + weight.leaves]))
                 at += weight.leaves
-            return self.body(x, values, operands[at:], length).contiguous()
+            return [result.contiguous() for result in self.body(x, values, operands[at:], length)]
+
+
+def _one_or_all(results: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    return results if len(results) > 1 else results[0]

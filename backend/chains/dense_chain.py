@@ -94,9 +94,11 @@ class _Step:
 
 @dataclass(frozen=True)
 class DenseChain:
-    """A chain as a function of (first input, weights, other inputs, length of the sequences)."""
+    """A chain as a function of (first input, weights, other inputs, length of the sequences); `results` are the numbers of what
+    it gives among inputs and steps."""
 
     steps: tuple[_Step, ...]
+    results: tuple[int, ...]
 
     @classmethod
     def of(cls, chain: "Chain") -> "DenseChain":
@@ -113,20 +115,20 @@ class DenseChain:
         for stage in chain.stages:
             operands = tuple(numbers[o.node] for o in stage.operands)
             add(stage.output, _Step(_function(stage), stage.contraction is not None, stage.body is None, operands))
-        if chain.output in chain.by_position:
-            add(chain.output, _Step(Regrouping(inverse=True), False, True, (numbers[chain.output],)))
-        return cls(tuple(steps))
+        for node in [output for output in chain.outputs if output in chain.by_position]:
+            add(node, _Step(Regrouping(inverse=True), False, True, (numbers[node],)))
+        return cls(tuple(steps), tuple(numbers[output] for output in chain.outputs))
 
     def __call__(
         self, x: torch.Tensor, weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor], length: int
-    ) -> torch.Tensor:
+    ) -> list[torch.Tensor]:
         values, remaining = [x, *others], iter(weights)
         for step in self.steps:
             arguments = [values[n] for n in step.operands]
             if step.multiplies:
                 arguments.insert(1, next(remaining))
             values.append(step.compute(length, *arguments) if step.takes_length else step.compute(*arguments))
-        return values[-1]
+        return [values[number] for number in self.results]
 
 
 def _function(stage: "Stage") -> Callable[..., torch.Tensor]:

@@ -5,9 +5,10 @@
                                                     product(0, down)      + x
                                                     rows(1)               sums, scale and shift
 
-A chain is the largest part of the graph with one output whose nodes all have a token a row: contractions that become sparse,
-elementwise work, sums of rows, and attention within sequences. Nothing inside it but its output is used elsewhere. Where there
-is attention, tokens may change their order from sequence by sequence to position by position and back (token_order.py).
+A chain is the largest part of the graph before some node whose nodes all have a token a row: contractions that become sparse,
+elementwise work, sums of rows, and attention within sequences. In inference, values inside it may be used elsewhere, too (keys
+and values that go to a cache, a residual): these are further outputs, as long as nothing made of them comes back. Where there is
+attention, tokens may change their order from sequence by sequence to position by position and back (token_order.py).
 """
 
 import operator
@@ -24,8 +25,9 @@ from gossamer.backend.chains.token_order import swaps_tokens, token_orders
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
+from gossamer.backend.graph.layout import is_view, path
 from gossamer.backend.graph.nodes import equal, phase
-from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.contractions import Contraction, in_training
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
 
@@ -56,22 +58,31 @@ class Stage:
 
 @dataclass(frozen=True)
 class Chain:
-    """Stages in order, the last one's output being the chain's.
+    """Stages in order.
 
     inputs       values from outside, the first of them a matrix
     members      the nodes of the large graph that it computes
-    by_position  inputs, or the output, whose rows come position by position
+    results      the stages whose outputs others use: last the one that the chain ends in
+    leaving      each node that others use: the output of a stage that it is a view of, and the views down to it
+    by_position  inputs, or outputs, whose rows come position by position
     """
 
     stages: tuple[Stage, ...]
     inputs: tuple[Extra, ...]
     members: tuple[fx.Node, ...]
+    results: tuple[Stage, ...]
+    leaving: tuple[list[fx.Node], ...] = ()
     by_position: frozenset[fx.Node] = frozenset()
 
     @property
     def output(self) -> fx.Node:
-        """The node that others use."""
-        return self.stages[-1].output
+        """The node that it ends in."""
+        return self.members[-1]
+
+    @property
+    def outputs(self) -> tuple[fx.Node, ...]:
+        """The nodes that others use."""
+        return tuple(stage.output for stage in self.results)
 
     @property
     def contractions(self) -> list[Contraction]:
@@ -93,15 +104,16 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
     claimed: set[fx.Node] = set()
     if len(sparse) < 2:
         return chains
+    several = not in_training(graph)
     for output in reversed(graph.nodes):
         if output in claimed or output.op != "call_function":
             continue
         for reorder in (True, False):
-            cone = _cone(output, sparse, attention, claimed, reorder)
+            cone = _cone(output, sparse, attention, claimed, reorder, several)
             if sum(node in sparse for node in cone) < 2:
                 break
             chain = _cut(sorted(cone, key=order.__getitem__), sparse, attention)
-            if chain is not None and chain.output is output:
+            if chain is not None:
                 chains.append(chain)
                 claimed |= cone
                 break
@@ -116,12 +128,14 @@ def _cone(
     attention: list[Attention],
     claimed: Container[fx.Node],
     reorder: bool,
+    several: bool,
 ) -> set[fx.Node]:
-    """The nodes that only `output` needs, as far as a chain can compute them; tokens change their order where `reorder`."""
+    """The nodes that `output` needs, as far as a chain can compute them; others may use them too where `several`, and tokens
+    change their order where `reorder`."""
     usable = list(attention)
     while True:
         inside = {n: a for a in usable for n in a.members}
-        cone = _fanout_free(output, sparse, inside, claimed, reorder)
+        cone = _convex(output, sparse, inside, claimed, reorder, several)
         broken = [a for a in usable if a.node in cone and not cone.issuperset(a.members)]
         stray = [a for a in usable if a.node not in cone and not cone.isdisjoint(a.members)]
         if not broken and not stray:
@@ -129,14 +143,18 @@ def _cone(
         usable = [a for a in usable if a not in broken and a not in stray]
 
 
-def _fanout_free(
+def _convex(
     output: fx.Node,
     sparse: dict[fx.Node, Contraction],
     attending: dict[fx.Node, Attention],
     claimed: Container[fx.Node],
     reorder: bool,
+    several: bool,
 ) -> set[fx.Node]:
+    """Nodes such that nothing made of them outside comes back to them."""
     cone: set[fx.Node] = set()
+    before: set[fx.Node] = set()
+    """What the cone is computed from."""
     rows = _rows_of(output)
     if rows is None:
         return cone
@@ -147,14 +165,31 @@ def _fanout_free(
         if node in pending:
             pending.discard(node)
             free = node is output or all(user in cone for user in node.users)
+            if not free and several:
+                free = before.isdisjoint(node.users) and _may_leave(node, attending)
             usable = free and node not in claimed and node not in outside
             if usable and (_fits(node, rows, sparse, attending, output) or (reorder and swaps_tokens(node))):
                 cone.add(node)
+            elif node is output:
+                break
+            else:
+                before.add(node)
+            if several or node in cone:
                 pending.update(node.all_input_nodes)
         if node.op == "root":
             break
         node = node.prev
     return cone
+
+
+def _may_leave(node: fx.Node, attending: dict[fx.Node, Attention]) -> bool:
+    """Whether a value inside a chain, or what it is a view of, may be an output of it: a matrix, or heads cut out of one."""
+    source = path(node)[0] if is_view(node) else node
+    found = attending.get(source)
+    if found is not None and source is not found.output and source not in [r.node for r in found.rotations]:
+        return False
+    value = source.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() > 1 and not equal(value.shape[-1], 1)
 
 
 def _fits(
@@ -228,9 +263,30 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
         return None
     if not all(_has_rows(o, nodes[-1], within) for o in inputs):
         return None
-    ends = [*(o.node for o in inputs if o.kind in ("matrix", "column")), stages[-1].output]
+    leaving = _leaving(nodes, outputs)
+    if leaving is None:
+        return None
+    results = [stage for stage in stages if stage.output in {views[0] for views in leaving}]
+    ends = [*(o.node for o in inputs if o.kind in ("matrix", "column")), *(stage.output for stage in results)]
     by_position = frozenset(node for node in ends if orders.get(node, False))
-    return Chain(tuple(stages), (first, *(o for o in inputs if o is not first)), tuple(nodes), by_position)
+    return Chain(tuple(stages), (first, *(o for o in inputs if o is not first)), tuple(nodes), tuple(results), tuple(leaving), by_position)
+
+
+def _leaving(nodes: list[fx.Node], outputs: Container[fx.Node]) -> list[list[fx.Node]] | None:
+    """For each node that others use: the output of a stage that it is a view of, and the views down to it. None where others use
+    what no stage gives."""
+    inside, found = set(nodes), list[list[fx.Node]]()
+    for node in nodes:
+        if node is not nodes[-1] and all(user in inside for user in node.users):
+            continue
+        views = [node]
+        while views[0] in inside and views[0] not in outputs and (is_view(views[0]) or _vanishes(views[0])):
+            views.insert(0, path(views[0])[-2] if is_view(views[0]) else views[0].all_input_nodes[0])
+        if views[0] in outputs:
+            found.append(views)
+        elif views[0] in inside:
+            return None
+    return found
 
 
 def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bool:

@@ -1,12 +1,17 @@
 """Putting one `gossamer::region` call where a chain was."""
 
+import operator
+from collections.abc import Container
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import fx
 
+from gossamer.backend.calls.region_op import chain as chain_op
 from gossamer.backend.calls.region_op import region as region_op
-from gossamer.backend.chains.find_chains import Chain
+from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import VIEWS, equal, same_shape
 from gossamer.backend.regions.matrix_functions import Extra
@@ -16,7 +21,7 @@ aten = torch.ops.aten
 
 
 def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
-    """Replaces the chain's output by a call of the region op with views around it."""
+    """Replaces what leaves the chain by a call of the region op, or the one of several results, with views around it."""
     output = chain.output
     emit = Emitter(output, replaced)
     x = emit.now(chain.inputs[0].node)
@@ -29,11 +34,52 @@ def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> N
         x = emit(aten.reshape.default, x, [-1, width])
     leaves = [leaf for contraction in chain.contractions for leaf in contraction.weight.leaves]
     others = [_operand(i, chain, emit) for i in chain.inputs[1:]]
-    y = emit(region_op, [x, *leaves, *others], key)
-    if not same_shape(y, output):
-        y = emit(aten.reshape.default, y, _chain_shape(chain, emit))
-    output.replace_all_uses_with(y)
-    replaced[output] = y
+    if len(chain.results) > 1:
+        called = emit(chain_op, [x, *leaves, *others], key)
+        results = [emit(operator.getitem, called, number) for number in range(len(chain.results))]
+    else:
+        results = [emit(region_op, [x, *leaves, *others], key)]
+    given = {s.output: _restored(y, s, chain, emit) for y, s in zip(results, chain.results, strict=True)}
+    inside, delivered = set(chain.members), set[fx.Node]()
+    for views in chain.leaving:
+        node, y = views[-1], given[views[0]]
+        for before, view in pairwise(views):
+            y = emit(view.target, *fx.map_arg(view.args, partial(_instead, before, y)), **view.kwargs)
+        for user in [user for user in node.users if user not in inside]:
+            user.replace_input_with(node, y)
+        replaced[node] = y
+        delivered.add(y)
+    _move_behind(output, delivered, inside)
+
+
+def _instead(old: fx.Node, new: fx.Node, argument: fx.Node) -> fx.Node:
+    return new if argument is old else argument
+
+
+def _move_behind(output: fx.Node, delivered: set[fx.Node], inside: Container[fx.Node]) -> None:
+    """Has what uses the results of a chain come after them: they are computed where its last node was."""
+    node = next(n for n in output.graph.nodes if n in inside)
+    while node is not output:
+        following = node.next
+        if node not in inside and not delivered.isdisjoint(node.all_input_nodes):
+            output.prepend(node)
+            delivered.add(node)
+        node = following
+
+
+def _restored(y: fx.Node, stage: Stage, chain: Chain, emit: Emitter) -> fx.Node:
+    """A result, which has a row a token, as the graph has it."""
+    if stage.rotation is not None:
+        turned = stage.rotation
+        assert chain.attention is not None
+        batch, length = map(emit.now, chain.attention.sizes)
+        outer = (length, batch) if turned.heads.by_position else (batch, length)
+        y = emit(aten.reshape.default, y, [*outer, turned.heads.count, turned.size])
+        # roles: which dimensions of the node are batch, heads, positions and columns
+        lies = {turned.roles[0]: int(turned.heads.by_position), turned.roles[2]: int(not turned.heads.by_position)}
+        lies |= {turned.roles[1]: 2, turned.roles[3]: 3}
+        return emit(aten.permute.default, y, [lies[dim] for dim in range(4)])
+    return y if same_shape(y, stage.output) else emit(aten.reshape.default, y, _shape(stage.output, chain, emit))
 
 
 def _operand(operand: Extra, chain: Chain, emit: Emitter) -> fx.Node:
@@ -63,9 +109,9 @@ def _by_token(node: fx.Node, chain: Chain, emit: Emitter) -> fx.Node:
     return emit(aten.reshape.default, node, [-1, columns]) if node.meta["val"].dim() != 2 else node
 
 
-def _chain_shape(chain: Chain, emit: Emitter) -> list[Any]:
-    """The sizes of the output: those of the first input or of a view in the chain that has as many dimensions."""
-    value, x = chain.output.meta["val"], chain.inputs[0].node
+def _shape(output: fx.Node, chain: Chain, emit: Emitter) -> list[Any]:
+    """The sizes of an output: those of the first input or of a view in the chain that has as many dimensions."""
+    value, x = output.meta["val"], chain.inputs[0].node
     if all(isinstance(s, int) for s in value.shape):
         return list(value.shape)
     if value.dim() == 2:

@@ -37,7 +37,7 @@ class Rotation:
     """Rotary position embedding of the heads of a matrix: [T, columns] → [T, heads x size].
 
     rotated  columns of each head that turn, those of the first half with those of the second; the others are kept
-    node     its value in the graph, and `layout` how that lies in the result
+    node     its value in the graph, `roles` its dimensions, and `layout` how it lies in the result
     members  the nodes from the heads to it
     """
 
@@ -47,6 +47,7 @@ class Rotation:
     cos: Table
     sin: Table
     node: fx.Node
+    roles: Roles
     layout: Layout
     members: tuple[fx.Node, ...]
 
@@ -81,7 +82,7 @@ def find_rotation(node: fx.Node) -> Rotation | None:
         strides = dict(zip(roles, (between[0], size, between[1], 1), strict=True))
         layout = Layout.strided(shape, [strides[n] for n in range(4)])
         members = (*dict.fromkeys((*views, *passed(inner))), node)
-        return Rotation(heads, size, rotated, first, second, node, layout, members)
+        return Rotation(heads, size, rotated, first, second, node, roles, layout, members)
     return None
 
 

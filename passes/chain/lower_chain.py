@@ -26,6 +26,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.passes.chain.attention_stage import Sequence, emit_attention
 from gossamer.passes.chain.plan_chain import (
     Chain,
+    Result,
     Rounded,
     Stage,
     Tiled,
@@ -59,6 +60,7 @@ TILE_WORKSPACE = "kernel.tile_workspace"
 """Module attribute [tokens, shared, scratch]: the workspace also has `shared` bytes for each tile of `tokens`, and for each
 thread `scratch` bytes for each tile of a sequence."""
 
+_WRITE = "bufferization.materialize_in_destination"
 _KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.rotate", "kernel.attend")
 
 
@@ -97,20 +99,15 @@ class _Tile:
 class _Lowering:
     def __init__(self, module: ir.Module, function: func.FuncOp, ops: list[Any]) -> None:
         self.module, self.function, self.ops = module, function, ops
-        self.write = next(
-            o for o in function.entry_block.operations if o.operation.name == "bufferization.materialize_in_destination"
-        )
-        result, self.out = self.write.operation.operands[0], self.write.operation.operands[1]
-        regroup = defining(result)
-        strided = regroup is not None and regroup.name == "kernel.regroup"
-        if regroup is not None and strided:
-            result = regroup.operands[0]
-        if result not in {op.operation.results[0] for op in ops}:
+        self.writes = [o.operation for o in function.entry_block.operations if o.operation.name == _WRITE]
+        returned = [_result(write) for write in self.writes]
+        if not {each.value for each in returned} <= {op.operation.results[0] for op in ops}:
             raise CompileError(f"@{function.name.value} returns what none of its kernel ops computes")
+        self.out = returned[0].out
         products = [op for op in ops if op.operation.name == "kernel.spmm"]
         self.lanes = ir.IntegerAttr(products[0].lanes).value
         self.tokens = min(chain_product(op).tokens for op in products)
-        self.chain: Chain = plan_chain(function.operation, ops, result, strided, self.lanes, self.tokens)
+        self.chain: Chain = plan_chain(function.operation, ops, returned, self.lanes, self.tokens)
         *_, self.workspace, self.threads = function.entry_block.arguments
         self.attention = next((op for op in ops if op.operation.name == "kernel.attend"), None)
         masks = [
@@ -127,7 +124,7 @@ class _Lowering:
         i64 = ir.IntegerType.get_signless(64)
         numbers = [self.tokens, chain.shared_bytes, self.scratch]
         self.module.operation.attributes[TILE_WORKSPACE] = ir.ArrayAttr.get([ir.IntegerAttr.get(i64, n) for n in numbers])
-        with ir.InsertionPoint(self.write), self.write.operation.location:
+        with ir.InsertionPoint(self.writes[0]), self.writes[0].location:
             self._geometry()
             plenty = scf.IfOp(arith.cmpi(arith.CmpIPredicate.uge, self.tiles, self.threads), has_else=True)
             with ir.InsertionPoint(plenty.then_block):
@@ -138,7 +135,8 @@ class _Lowering:
                 for stage in chain.stages:
                     self._by_parts(stage)
                 scf.YieldOp([])
-        self.write.operation.erase()
+        for write in self.writes:
+            write.erase()
         block = self.function.entry_block
         for op in [op for op in block.operations if op.operation.name in (*_KERNEL_OPS, "kernel.regroup")][::-1]:
             op.operation.erase()
@@ -212,7 +210,7 @@ class _Lowering:
         if stage.kind == "round":
             return {}
         if stage.kind == "unpack":
-            return {self.out: [self.out]}
+            return {stage.out: [stage.out]} if stage.out is not None else {}
         if stage.kind == "pack":
             assert stage.value is not None
             regroup = defining(stage.value)
@@ -278,7 +276,7 @@ class _Lowering:
         elif stage.kind == "pack":
             emit_pack(stage.value, frame, first, valid, next(iter(rest), None))
         elif stage.kind == "unpack":
-            emit_unpack(stage.value, frame, outside[self.out][0], first, valid, next(iter(rest), None))
+            emit_unpack(stage.value, frame, outside[stage.out][0], first, valid, next(iter(rest), None))
         elif stage.kind == "round":
             assert stage.gives is not None
             emit_round(Rounded(stage.value, stage.gives), frame)
@@ -314,6 +312,14 @@ class _Lowering:
             length, within, number, memory, arith.divui(keys, size), arith.divui(values, size), tile, self.tokens
         )
         emit_attention(op, frame, sequence, scores, mask, first, valid)
+
+
+def _result(write: ir.Operation) -> Result:
+    """What a write puts where."""
+    value, out = write.operands[0], write.operands[1]
+    regroup = defining(value)
+    strided = regroup is not None and regroup.name == "kernel.regroup"
+    return Result(regroup.operands[0] if regroup is not None and strided else value, out, strided)
 
 
 def _body_text(block: ir.Block, order: dict[ir.Value, str]) -> list[str]:

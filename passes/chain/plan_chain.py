@@ -12,6 +12,7 @@ tokens and nothing is transposed between products.
              each tile has for itself. Values that do not live at the same time share a place.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -67,7 +68,7 @@ class Stage:
     """One step of a chain on a tile.
 
     ops      the kernel ops it computes; none for pack, round and unpack
-    value    the tensor from outside that is packed, the one that is rounded, or the result that is unpacked
+    value    the tensor from outside that is packed, the one that is rounded, or the result that is unpacked, into `out`
     phase    steps of one phase run tile by tile
     splits   into how many parts threads may share it out
     product  how it runs, where it is one
@@ -83,6 +84,16 @@ class Stage:
     product: ChainProduct | None = None
     gives: Layout | None = None
     strided: bool = False
+    out: ir.Value | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a chain returns: a value, the memory that it is written to, and whether its rows come position by position."""
+
+    value: ir.Value
+    out: ir.Value
+    strided: bool
 
 
 @dataclass(eq=False)
@@ -103,9 +114,8 @@ class Chain:
         return 1 + max(stage.phase for stage in self.stages)
 
 
-def plan_chain(function: ir.Operation, ops: list[Any], result: ir.Value, strided: bool, lanes: int, tokens: int) -> Chain:
-    """The chain of the kernel ops of a function, which returns `result`, with rows position by position where `strided`, in
-    tiles of `tokens`. CompileError if their sums differ in type."""
+def plan_chain(function: ir.Operation, ops: list[Any], returned: list[Result], lanes: int, tokens: int) -> Chain:
+    """The chain of the kernel ops of a function, in tiles of `tokens`. CompileError if their sums differ in type."""
     chain = Chain(function, lanes, _sum_type(ops))
     phases = _phases(ops)
     staged: list[Stage] = []
@@ -125,12 +135,22 @@ def plan_chain(function: ir.Operation, ops: list[Any], result: ir.Value, strided
             if product.reads and all((stage.kind, stage.value, stage.gives) != rounding for stage in staged):
                 staged.append(Stage("round", [], op.x, phases.get(op.x, 0), gives=product.reads))
             staged.append(Stage("product", [op], None, phase, product.groups, product))
-    staged.append(Stage("unpack", [], result, phases[result], strided=strided))
+    staged = list(_with_unpacks(staged, returned))
     staged.sort(key=lambda stage: stage.phase)
     _add_packs(chain, staged)
     _round_at_once(chain)
     _place(chain, tokens)
     return chain
+
+
+def _with_unpacks(staged: list[Stage], returned: list[Result]) -> Iterator[Stage]:
+    """The stages, each followed by those that unpack what it computes."""
+    for stage in staged:
+        yield stage
+        computed = [op.operation.results[0] for op in stage.ops]
+        for each in returned:
+            if each.value in computed:
+                yield Stage("unpack", [], each.value, stage.phase, strided=each.strided, out=each.out)
 
 
 def tile_operands(stage: Stage) -> list[Tiled]:
