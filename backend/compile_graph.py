@@ -45,6 +45,7 @@ def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
     lasting = left_out == set(context.options.disable) and not any(FAILED in decision.reason for decision in decisions)
     regions = region_op.used_in(graph)
     kernels = [kernel.key for region in regions.values() for kernel in region.kernels]
+    kernels += [key for decision in decisions for key in decision.kernels]
     structures = {**message_ops.used_in(graph), **mask_ops.used_in(graph)}
     modules = sorted({defined_in(name) for name in _operations(graph) & KERNELS.keys()})
     return Rewritten(regions, structures, modules, decisions, kernels, seconds, lasting)

@@ -58,7 +58,8 @@ class RegionKernel:
         return _recalled, (self.note,)
 
     def __call__(self, operands: _Operands, out: torch.Tensor | Sequence[torch.Tensor], length: int = 0) -> None:
-        """Compute into `out`, of several results with as many rows a list; dense tensors are contiguous CPU tensors of the types the region was compiled for.
+        """Compute into `out`, a list where there are several results, all with as many rows; dense tensors are contiguous CPU
+        tensors of the types the region was compiled for.
 
         `length` is that of a sequence where the region has attention.
 

@@ -47,17 +47,21 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
     q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
     size = tuple(hint(n) or 0 for n in (q.shape[2], k.shape[2]))
 
+    kernels: list[str] = []
+
     def decision(sparse: bool, reason: str, table: TileTable | None = None) -> Decision:
         kind = f"{TILE_QUERIES}x{TILE_KEYS} tiles" if sparse else None
         share, picture = (1.0, "") if table is None else (table.share(size[1]), table.picture(size[1]))
         schedule = "blocks" if sparse else None
-        return Decision(node.name, "attention", size, share, kind, schedule, sparse, reason, None, picture=picture)
+        return Decision(
+            node.name, "attention", size, share, kind, schedule, sparse, reason, None, picture=picture, kernels=tuple(kernels)
+        )
 
     try:
         used = _only_output(node)
         mask, leaves, numbers = _flex_mask(node, context)
         scale = float(node.args[5])  # type: ignore[arg-type]
-        attention_kernel("forward", q.shape[3], scale, mask.score)
+        kernels.append(attention_kernel("forward", q.shape[3], scale, mask.score).key)
     except Refused as problem:
         return decision(False, str(problem))
     except CompileError:

@@ -83,11 +83,16 @@ def _replace(
     share = 1.0 if table is None else table.share(size[-1])
     work = 4 * prod(hint(n) or 0 for n in q.shape) * (hint(k.shape[2]) or 0)
 
+    kernels: list[str] = []
+
     def decision(sparse: bool, reason: str, gain: float | None = None) -> Decision:
         kind = f"{TILE_QUERIES}x{TILE_KEYS} tiles" if sparse else None
         picture = table.picture(size[-1]) if sparse and table is not None else ""
         schedule = "blocks" if sparse else None
-        return Decision(str(mask), "attention", size, share, kind, schedule, sparse, reason, gain, picture=picture)
+        keys = tuple(kernels) if sparse else ()
+        return Decision(
+            str(mask), "attention", size, share, kind, schedule, sparse, reason, gain, picture=picture, kernels=keys
+        )
 
     expression = None
     if table is None:
@@ -99,8 +104,8 @@ def _replace(
     if table is None and work < _LEAST and context.options.min_gain > 0:
         return decision(False, "it is too small to look at its mask at every call")
     try:
-        for what in ("forward", *(("queries", "keys") if backward is not None else ())):
-            attention_kernel(what, q.shape[3], scale, _steps(table, condition))
+        wanted = ("forward", *(("queries", "keys") if backward is not None else ()))
+        kernels += [attention_kernel(part, q.shape[3], scale, _steps(table, condition)).key for part in wanted]
     except CompileError:
         if context.options.strict:
             raise
@@ -126,7 +131,8 @@ def _replace(
         share = share if table is None else table.share(size[-1])
     if known_tables is None:
         when = "when what it is computed from is new" if expression is not None else "at every call"
-        return decision(True, f"the tiles that its mask leaves are found {when}")
+        left = f"torch's own kernel runs where these are over {MOST_SHARE:.0%}"
+        return decision(True, f"the tiles that its mask leaves are found {when}; {left}")
     return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)
 
 

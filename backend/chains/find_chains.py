@@ -7,8 +7,8 @@
 
 A chain is the largest part of the graph before some node whose nodes all have a token a row: contractions that become sparse,
 elementwise work, sums of rows, and attention within sequences. In inference, values inside it may be used elsewhere, too (keys
-and values that go to a cache, a residual): these are further outputs, as long as nothing made of them comes back. Where there is
-attention, tokens may change their order from sequence by sequence to position by position and back (token_order.py).
+and values that go to a cache, a residual): these are further outputs, as long as nothing made of them comes back. Where there
+is attention, tokens may change their order from sequence by sequence to position by position and back (token_order.py).
 """
 
 import operator
@@ -269,12 +269,13 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     results = [stage for stage in stages if stage.output in {views[0] for views in leaving}]
     ends = [*(o.node for o in inputs if o.kind in ("matrix", "column")), *(stage.output for stage in results)]
     by_position = frozenset(node for node in ends if orders.get(node, False))
-    return Chain(tuple(stages), (first, *(o for o in inputs if o is not first)), tuple(nodes), tuple(results), tuple(leaving), by_position)
+    inputs = [first, *(o for o in inputs if o is not first)]
+    return Chain(tuple(stages), tuple(inputs), tuple(nodes), tuple(results), tuple(leaving), by_position)
 
 
 def _leaving(nodes: list[fx.Node], outputs: Container[fx.Node]) -> list[list[fx.Node]] | None:
-    """For each node that others use: the output of a stage that it is a view of, and the views down to it. None where others use
-    what no stage gives."""
+    """For each node that others use: the output of a stage that it is a view of, and the views down to it. None where others
+    use what no stage gives."""
     inside, found = set(nodes), list[list[fx.Node]]()
     for node in nodes:
         if node is not nodes[-1] and all(user in inside for user in node.users):

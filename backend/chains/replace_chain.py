@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Container
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
@@ -58,13 +58,11 @@ def _instead(old: fx.Node, new: fx.Node, argument: fx.Node) -> fx.Node:
 
 def _move_behind(output: fx.Node, delivered: set[fx.Node], inside: Container[fx.Node]) -> None:
     """Has what uses the results of a chain come after them: they are computed where its last node was."""
-    node = next(n for n in output.graph.nodes if n in inside)
-    while node is not output:
-        following = node.next
+    before = list(takewhile(lambda node: node is not output, output.graph.nodes))
+    for node in before:
         if node not in inside and not delivered.isdisjoint(node.all_input_nodes):
             output.prepend(node)
             delivered.add(node)
-        node = following
 
 
 def _restored(y: fx.Node, stage: Stage, chain: Chain, emit: Emitter) -> fx.Node:

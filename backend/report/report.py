@@ -36,6 +36,7 @@ class Decision:
     dense_bytes, packed_bytes
               size of the weight as it was and as it is packed for the usual number of tokens; 0 if it stays dense
     picture   of a mask, in characters: how much of it is computed; empty where there is none
+    kernels   keys of the kernels that run it, where these are not a region's
     """
 
     name: str
@@ -51,6 +52,7 @@ class Decision:
     dense_bytes: int = 0
     packed_bytes: int = 0
     picture: str = ""
+    kernels: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))

@@ -1,0 +1,129 @@
+"""Chains whose values are used elsewhere: what a prefill returns for its cache, residuals, hidden states of every layer."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from tests.backend.harness import assert_same, compile_and_run, pruned
+from tests.backend.test_chains import HEADS, D, PreNorm, model
+
+
+class Prefill(PreNorm):
+    """A decoder layer that returns its output, and its keys and values as a cache keeps them, which is new and empty."""
+
+    def __init__(self) -> None:
+        super().__init__(causal=True, gated=True, joint=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        def turned(t: Tensor) -> Tensor:
+            low, high = t.chunk(2, -1)
+            return t * cos + torch.cat([-high, low], -1) * sin
+
+        h, (b, s, _) = self.norms[0](x), x.shape
+        q, k, v = (p(h).view(b, s, HEADS, D // HEADS).transpose(1, 2) for p in self.attention.project)
+        nothing = torch.tensor([], dtype=x.dtype)
+        k, v = torch.cat([nothing, turned(k)], -2), torch.cat([nothing, v], -2)
+        y = F.scaled_dot_product_attention(turned(q), k, v, is_causal=True)
+        x = x + self.attention.out(y.transpose(1, 2).reshape(b, s, D))
+        return x + self.ffn(x), k, v
+
+
+class Decoder(nn.Module):
+    """Two layers; all keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Prefill(), Prefill()])
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, list[Tensor]]:
+        cache = []
+        for layer in self.layers:
+            x, *kept = layer(x, cos, sin)
+            cache += kept
+        return x * 2, cache
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_keys_and_values_leave_the_chain_of_all_layers(dynamic: bool) -> None:
+    module = model(Decoder())
+    for batch, length in ((2, 40), (1, 1), (3, 17)) if dynamic else ((2, 40),):
+        x, (cos, sin) = torch.randn(batch, length, D), torch.randn(2, 1, length, D // HEADS)
+        if (batch, length) == (2, 40):
+            run = compile_and_run(module, x, cos, sin, dynamic=dynamic, regions=14)
+            assert {d.reason for d in run.regions} == {"in a chain of 14"}
+        found, expected = (tree_leaves(f(x, cos, sin)) for f in (run.function, module))
+        assert len(found) == 5
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    x = torch.full((2, 40, D), float("nan")) if not dynamic else x
+    if not dynamic:
+        cos, sin = torch.randn(2, 1, 40, D // HEADS)
+        assert all(leaf.isnan().all() for leaf in tree_leaves(run.function(x, cos, sin)))
+        empty = run.function(torch.zeros(2, 40, D), cos, sin)
+        assert_same(empty[0], module(torch.zeros(2, 40, D), cos, sin)[0])
+
+
+class Stack(nn.Module):
+    """Layers with all their outputs; one is used outside of a chain before the last layer, in the order of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([pruned(48, 48) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        a = torch.relu(x @ self.weights[0])
+        b = a @ self.weights[1] + x
+        outside = b.sort(-1).values
+        c = F.gelu(b @ self.weights[2])
+        return a, outside, c.mean(0), c @ self.weights[3] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_hidden_states_leave_a_chain(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = Stack().to(dtype).requires_grad_(False)
+    run = compile_and_run(module, torch.randn(40, 48, dtype=dtype), regions=4)
+    assert {d.reason for d in run.regions} == {"in a chain of 4"}
+    for tokens in (1, 33, 0):
+        x = torch.randn(tokens, 48, dtype=dtype)
+        for one, other in zip(run.function(x), module(x), strict=True):
+            assert one.dtype == other.dtype and one.shape == other.shape
+            if dtype is not torch.bfloat16:
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+    with torch.no_grad():
+        for weight in module.weights:
+            weight.copy_(torch.randn_like(weight) / 7)  # dense now: torch computes it
+    x = torch.randn(20, 48, dtype=dtype)
+    tolerance = 0.2 if dtype is torch.bfloat16 else 1e-4
+    for one, other in zip(run.function(x), module(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_what_comes_back_does_not_leave() -> None:
+    """A value whose use outside is read again further on ends the chain there."""
+    torch.manual_seed(0)
+    weights = nn.ParameterList([pruned(48, 48) for _ in range(4)]).requires_grad_(False)
+
+    def function(x: Tensor) -> Tensor:
+        a = torch.relu(x @ weights[0]) @ weights[1]
+        back = a.sort(-1).values
+        return torch.relu(a @ weights[2]) @ weights[3] + back
+
+    x = torch.randn(40, 48)
+    run = compile_and_run(function, x, regions=4)
+    assert {d.reason for d in run.regions} == {"in a chain of 2"}
+    assert_same(run.output, function(x))
+
+
+def test_in_training_a_chain_has_one_output() -> None:
+    torch.manual_seed(0)
+    module, x = Stack(), torch.randn(40, 48, requires_grad=True)
+    run = compile_and_run(module, x, grad=True)
+    assert not any("chain of 4" in d.reason for d in run.regions)
+    sum(y.sum() for y in run.output).backward()
+    found, x.grad = x.grad, None
+    sum(y.sum() for y in module(x)).backward()
+    assert found is not None and x.grad is not None
+    assert_same(found, x.grad)
