@@ -12,7 +12,7 @@ is attention, tokens may change their order from sequence by sequence to positio
 """
 
 import operator
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -26,7 +26,7 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.graph.layout import is_view, path
-from gossamer.backend.graph.nodes import equal, phase
+from gossamer.backend.graph.nodes import ancestors, equal, phase
 from gossamer.backend.regions.contractions import Contraction, in_training
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
@@ -101,7 +101,7 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
     attention = find_attention(graph)
     order = {node: number for number, node in enumerate(graph.nodes)}
     chains: list[Chain] = []
-    claimed: set[fx.Node] = set()
+    claimed: dict[fx.Node, set[fx.Node]] = {}
     if len(sparse) < 2:
         return chains
     several = not in_training(graph)
@@ -115,7 +115,8 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
             chain = _cut(sorted(cone, key=order.__getitem__), sparse, attention)
             if chain is not None:
                 chains.append(chain)
-                claimed |= cone
+                before = set(ancestors(list(cone)))
+                claimed |= dict.fromkeys(cone, before)
                 break
             if not any(swaps_tokens(node) for node in cone):
                 break
@@ -126,7 +127,7 @@ def _cone(
     output: fx.Node,
     sparse: dict[fx.Node, Contraction],
     attention: list[Attention],
-    claimed: Container[fx.Node],
+    claimed: Mapping[fx.Node, set[fx.Node]],
     reorder: bool,
     several: bool,
 ) -> set[fx.Node]:
@@ -147,11 +148,12 @@ def _convex(
     output: fx.Node,
     sparse: dict[fx.Node, Contraction],
     attending: dict[fx.Node, Attention],
-    claimed: Container[fx.Node],
+    claimed: Mapping[fx.Node, set[fx.Node]],
     reorder: bool,
     several: bool,
 ) -> set[fx.Node]:
-    """Nodes such that nothing made of them outside comes back to them."""
+    """Nodes such that nothing made of them outside comes back to them. `claimed` are the nodes of other chains, each with all
+    that its chain is computed from; a chain waits for all of another that it reads from."""
     cone: set[fx.Node] = set()
     before: set[fx.Node] = set()
     """What the cone is computed from."""
@@ -160,26 +162,37 @@ def _convex(
         return cone
     outside = {node for a in attending.values() for node in a.outside}
     node = output
-    pending = {output}
-    while pending:
+    pending, wanted = {output}, {output}  # of these, what the cone itself reads
+    while wanted:
         if node in pending:
             pending.discard(node)
+            wanted.discard(node)
             free = node is output or all(user in cone for user in node.users)
             if not free and several:
                 free = before.isdisjoint(node.users) and _may_leave(node, attending)
-            usable = free and node not in claimed and node not in outside
+            usable = free and node not in claimed and node not in outside and node not in before
             if usable and (_fits(node, rows, sparse, attending, output) or (reorder and swaps_tokens(node))):
                 cone.add(node)
-            elif node is output:
-                break
+                wanted.update(node.all_input_nodes)
             else:
-                before.add(node)
-            if several or node in cone:
-                pending.update(node.all_input_nodes)
+                before |= _awaited(node, claimed)
+                if not cone.isdisjoint(before):
+                    return set()
+            pending.update(node.all_input_nodes)
         if node.op == "root":
             break
         node = node.prev
     return cone
+
+
+def _awaited(node: fx.Node, claimed: Mapping[fx.Node, set[fx.Node]]) -> set[fx.Node]:
+    """A node and, where it is part of a chain, all that this one has to wait for."""
+    found, pending = {node}, [node]
+    while pending:
+        more = claimed.get(pending.pop(), set()) - found
+        found |= more
+        pending += more
+    return found
 
 
 def _may_leave(node: fx.Node, attending: dict[fx.Node, Attention]) -> bool:

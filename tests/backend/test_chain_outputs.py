@@ -31,11 +31,11 @@ class Prefill(PreNorm):
 
 
 class Decoder(nn.Module):
-    """Two layers; all keys and values."""
+    """Some layers; all keys and values."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Prefill(), Prefill()])
+        self.layers = nn.ModuleList([Prefill() for _ in range(layers)])
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, list[Tensor]]:
         cache = []
@@ -47,22 +47,23 @@ class Decoder(nn.Module):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_keys_and_values_leave_the_chain_of_all_layers(dynamic: bool) -> None:
-    module = model(Decoder())
-    for batch, length in ((2, 40), (1, 1), (3, 17)) if dynamic else ((2, 40),):
-        x, (cos, sin) = torch.randn(batch, length, D), torch.randn(2, 1, length, D // HEADS)
-        if (batch, length) == (2, 40):
-            run = compile_and_run(module, x, cos, sin, dynamic=dynamic, regions=14)
-            assert {d.reason for d in run.regions} == {"in a chain of 14"}
-        found, expected = (tree_leaves(f(x, cos, sin)) for f in (run.function, module))
-        assert len(found) == 5
+    layers = 1 if dynamic else 2
+    module = model(Decoder(layers))
+    first, *others = [_inputs(batch, length) for batch, length in ((2, 40), (1, 17), (3, 2))]
+    run = compile_and_run(module, *first, dynamic=dynamic, regions=7 * layers)
+    assert {d.reason for d in run.regions} == {f"in a chain of {7 * layers}"}
+    for given in (first, *(others if dynamic else ())):
+        found, expected = (tree_leaves(f(*given)) for f in (run.function, module))
+        assert len(found) == 1 + 2 * layers
         for one, other in zip(found, expected, strict=True):
             assert_same(one, other)
-    x = torch.full((2, 40, D), float("nan")) if not dynamic else x
-    if not dynamic:
-        cos, sin = torch.randn(2, 1, 40, D // HEADS)
-        assert all(leaf.isnan().all() for leaf in tree_leaves(run.function(x, cos, sin)))
-        empty = run.function(torch.zeros(2, 40, D), cos, sin)
-        assert_same(empty[0], module(torch.zeros(2, 40, D), cos, sin)[0])
+    nothing = [torch.full_like(first[0], float("nan")), *first[1:]]
+    assert all(leaf.isnan().all() for leaf in tree_leaves(run.function(*nothing)))
+
+
+def _inputs(batch: int, length: int) -> list[Tensor]:
+    """Tokens, cosines and sines."""
+    return [torch.randn(batch, length, D), *torch.randn(2, 1, length, D // HEADS)]
 
 
 class Stack(nn.Module):
@@ -127,3 +128,44 @@ def test_in_training_a_chain_has_one_output() -> None:
     sum(y.sum() for y in module(x)).backward()
     assert found is not None and x.grad is not None
     assert_same(found, x.grad)
+
+
+class Later(nn.Module):
+    """Layers with their tokens position by position, [S, B], which all give their outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.TransformerEncoderLayer(32, 2, 48, batch_first=False, norm_first=True) for _ in range(2)]
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        outputs = []
+        for layer in self.layers:
+            x = layer(x)
+            outputs.append(x)
+        return outputs
+
+
+def test_tokens_position_by_position_leave_a_chain() -> None:
+    module, x = model(Later()), torch.randn(20, 3, 32)
+    run = compile_and_run(module, x, regions=8)
+    assert {d.reason for d in run.regions} == {"in a chain of 8"}
+    for one, other in zip(run.output, module(x), strict=True):
+        assert_same(one, other)
+
+
+def test_two_chains_never_wait_for_each_other() -> None:
+    """Each reads what the other gives, though no node of either comes back to it."""
+    torch.manual_seed(0)
+    w = nn.ParameterList([pruned(48, 48) for _ in range(8)]).requires_grad_(False)
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = torch.relu(x @ w[0]) @ w[1], torch.relu(y @ w[2]) @ w[3]
+        across, back = a.sort(-1).values, b.sort(-1).values
+        return torch.relu(a @ w[4]) @ w[5] + back, torch.relu(b @ w[6]) @ w[7] + across
+
+    x, y = torch.randn(2, 40, 48)
+    run = compile_and_run(function, x, y, regions=8)
+    assert sum("in a chain" in d.reason for d in run.regions) >= 6
+    for one, other in zip(run.output, function(x, y), strict=True):
+        assert_same(one, other)
