@@ -282,8 +282,8 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     results = [stage for stage in stages if stage.output in {views[0] for views in leaving}]
     ends = [*(o.node for o in inputs if o.kind in ("matrix", "column")), *(stage.output for stage in results)]
     by_position = frozenset(node for node in ends if orders.get(node, False))
-    inputs = [first, *(o for o in inputs if o is not first)]
-    return Chain(tuple(stages), tuple(inputs), tuple(nodes), tuple(results), tuple(leaving), by_position)
+    given = (first, *(o for o in inputs if o is not first))
+    return Chain(tuple(stages), given, tuple(nodes), tuple(results), tuple(leaving), by_position)
 
 
 def _leaving(nodes: list[fx.Node], outputs: Container[fx.Node]) -> list[list[fx.Node]] | None:
