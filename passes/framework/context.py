@@ -8,7 +8,8 @@ import gossamer.dialects.attention
 import gossamer.dialects.convolution
 import gossamer.dialects.edges
 import gossamer.dialects.open_ops
-import gossamer.dialects.points  # noqa: F401  # ops belong to the dialect as soon as they are defined
+import gossamer.dialects.points
+import gossamer.dialects.token_tiles  # noqa: F401  # ops belong to the dialect as soon as they are defined
 from gossamer.dialects.kernel import KernelDialect
 
 _loading = threading.Lock()  # a Python-defined dialect is loaded by way of its class, which all threads share

@@ -119,6 +119,28 @@ def transpose(rows: Sequence[ir.Value]) -> list[ir.Value]:
     return values
 
 
+def sums_across(vectors: Sequence[ir.Value]) -> ir.Value:
+    """The sum of the lanes of each of n vectors, a vector of n (n a power of two, not more than lanes).
+
+    Each step adds halves: of two vectors into one as long as there are several, then of the group of lanes of each.
+    """
+    found = list(vectors)
+    lanes = ir.VectorType(found[0].type).shape[0]
+    width = lanes  # of each sum's group of lanes
+    while width > 1:
+        low = [at + i for at in range(0, lanes, width) for i in range(width // 2)]
+        high = [at + width // 2 for at in low]
+        if len(found) > 1:
+            both = [[*half, *(lanes + at for at in half)] for half in (low, high)]
+            pairs = zip(found[::2], found[1::2], strict=True)
+            found = [arith.addf(*(vector.shuffle(a, b, order) for order in both)) for a, b in pairs]
+        else:
+            narrower = [vector.shuffle(found[0], found[0], order) for order in (low, high)]
+            found, lanes = [arith.addf(*narrower)], lanes // 2
+        width //= 2
+    return found[0]
+
+
 def interleaved(a: ir.Value, b: ir.Value, size: int) -> tuple[ir.Value, ir.Value]:
     """Two vectors as one of twice the length, `size` elements of a and of b in turn, in halves."""
     lanes = ir.VectorType(a.type).shape[0]

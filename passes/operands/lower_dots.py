@@ -28,7 +28,7 @@ from gossamer.passes.loops.prefetch import Ahead, elements_a_line, far
 from gossamer.passes.loops.queries import dims, walk
 from gossamer.passes.loops.row_shares import ends_of, first_row, parts_of
 from gossamer.passes.loops.scalars import Scalars
-from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, parallel, vector_of, zeros
+from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, parallel, sums_across, vector_of, zeros
 
 _AHEAD = Ahead.into(2, 8)
 
@@ -106,7 +106,7 @@ class _Dots:
                     for column in ahead:
                         _AHEAD.fetch(self.buffers[read], [column, lines.induction_variable])
                 scf.YieldOp([])
-        found = _sums_across(self._sums(row, columns, reduced))
+        found = sums_across(self._sums(row, columns, reduced))
         narrow = vector_of(together, self.scalars.element)
         vector.store(found if found.type == narrow else arith.truncf(narrow, found), self.storage.output, [first])
 
@@ -160,25 +160,3 @@ class _Dots:
 
     def _zero(self, type_: ir.Type) -> ir.Value:
         return zeros(ir.VectorType(type_))
-
-
-def _sums_across(vectors: Sequence[ir.Value]) -> ir.Value:
-    """The sum of the lanes of each of n vectors, a vector of n (n a power of two, not more than lanes).
-
-    Each step adds halves: of two vectors into one as long as there are several, then of the group of lanes of each.
-    """
-    found = list(vectors)
-    lanes = ir.VectorType(found[0].type).shape[0]
-    width = lanes  # of each sum's group of lanes
-    while width > 1:
-        low = [at + i for at in range(0, lanes, width) for i in range(width // 2)]
-        high = [at + width // 2 for at in low]
-        if len(found) > 1:
-            both = [[*half, *(lanes + at for at in half)] for half in (low, high)]
-            pairs = zip(found[::2], found[1::2], strict=True)
-            found = [arith.addf(*(vector.shuffle(a, b, order) for order in both)) for a, b in pairs]
-        else:
-            narrower = [vector.shuffle(found[0], found[0], order) for order in (low, high)]
-            found, lanes = [arith.addf(*narrower)], lanes // 2
-        width //= 2
-    return found[0]

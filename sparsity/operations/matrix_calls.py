@@ -1,7 +1,8 @@
 """Calls that are products of one sparse matrix with dense ones, in whatever format and order of letters they come.
 
     y[r, n] = sum_c a[r, c] x[c, n]        RowProduct     SpMM, SpMV and their transposes, by the schedule "rows"
-    v[p] = sum_k x[r, k] y[c, k]           RowSample      SDDMM at the entries p = (r, c) of a, by the schedule "dots"
+    v[p] = sum_k x[r, k] y[c, k]           RowSample      SDDMM at the entries p = (r, c) of a, by the schedule "dots", or,
+                                                          as the gradient of a weight, by "tokens" (see token_samples.py)
 
 The matrix is taken by rows (see row_form), dense matrices are transposed where they lie the other way round. `of` says which
 of the two a call is; what is neither, or too large for it, is computed by the reference as it stands.
@@ -20,6 +21,7 @@ from gossamer.sparsity.arrays.sliced_rows import use_of
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec
 from gossamer.sparsity.kernels.warm_memory import empty, empty_like
+from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 
 Kernels = Callable[[RowForm], Callable[[Any, Tensor], None]]
 """The kernel for a matrix by rows: of its widths."""
@@ -134,6 +136,11 @@ class RowSample:
         turned = (each[::-1] if turn else each for each, turn in zip(letters, across, strict=True))
         return cls(pattern.format, rows, tuple(turned), across)
 
+    @property
+    def over_tokens(self) -> bool:
+        """Whether it is sum_t x[t, r] y[t, c], as the gradient of a weight."""
+        return all(self.across) and sorted(self.letters) == ["ck", "rk"]
+
     def canonical(self, format: Format) -> Spec:
         """The call that its kernel is compiled for, with the pattern in CSR of some widths."""
         return Spec((Operand("rc", format), *(Operand(letters) for letters in self.letters)), Operand("p"))
@@ -145,6 +152,10 @@ class RowSample:
         form = row_form(self.format, self.rows, sizes, given)
         if form is None:
             return None
+        if self.over_tokens and factors[0].is_cpu and factors[0].shape[0] >= FEWEST and form.coordinates.numel():
+            by_row = dict(zip(self.letters, factors, strict=True))
+            x, y = by_row["rk"].contiguous(), by_row["ck"].contiguous()
+            return form.scatter(sampled_over_tokens(form.positions, form.coordinates, x, y), given[-1].numel())
         turned = [(f.t() if turn else f).contiguous() for f, turn in zip(factors, self.across, strict=True)]
         entries = form.coordinates.numel()
         out = empty_like(given[-1], entries) if given[-1].is_cpu else given[-1].new_empty(entries)

@@ -1,0 +1,59 @@
+"""The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`.
+
+Packed tokens lie in tiles: [tiles, features, width], the tokens of a tile side by side for each feature, zeros past the last one.
+"""
+
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+from gossamer.dialects.kernel import KernelOp, verified
+
+
+def _packed_problem(type_: ir.RankedTensorType) -> str | None:
+    if type_.rank != 3 or type_.is_dynamic_dim(2) or str(type_.element_type) not in ("f32", "f64"):
+        return f"packs tokens as {type_}, must be [tiles, features, a fixed width] of f32 or f64"
+    return None
+
+
+def _pack_problem(op: Any) -> str | None:
+    x, result = ir.RankedTensorType(op.x.type), ir.RankedTensorType(op.result.type)
+    if x.rank != 2 or not isinstance(x.element_type, ir.FloatType):
+        return f"packs {x}, must be [tokens, features] of floats"
+    return _packed_problem(result)
+
+
+def _sample_problem(op: Any) -> str | None:
+    positions, coordinates, x, y, result = (
+        ir.RankedTensorType(value.type) for value in (op.positions, op.coordinates, op.x, op.y, op.result)
+    )
+    if any(each.rank != 1 or not isinstance(each.element_type, ir.IntegerType) for each in (positions, coordinates)):
+        return "needs vectors of integers for the rows and columns of its entries"
+    if x != y or result.rank != 1 or result.element_type != x.element_type:
+        return f"takes tokens packed as {x} and as {y} to {result}, must be packed alike, to a value of their type an entry"
+    return _packed_problem(x)
+
+
+class PackTokensOp(KernelOp, name="pack_tokens", traits=[ext.Pure]):
+    """packed[i, n, t] = x[i * width + t, n], 0 for tokens past the last one."""
+
+    x: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    verify_invariants = verified(_pack_problem)
+
+
+class SampleTokensOp(KernelOp, name="sample_tokens", traits=[ext.Pure]):
+    """values[p] = the sum over tiles i and tokens t of x[i, r, t] y[i, c, t], for the entries p = (r, c) of a matrix in CSR.
+
+    positions [rows + 1], coordinates [entries], x [tiles, rows, width], y [tiles, columns, width]
+    """
+
+    positions: ext.Operand[Any]
+    coordinates: ext.Operand[Any]
+    x: ext.Operand[Any]
+    y: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    verify_invariants = verified(_sample_problem)

@@ -1,0 +1,78 @@
+"""SDDMM over many tokens, as the gradient of a weight is: what comes with tokens in front is packed with tokens in lanes.
+
+    v[p] = sum_t x[t, r] y[t, c]      →      pack x, pack y, v[p] = sum_t x[i, r, t] y[i, c, t]
+
+16-bit floats are widened when they are packed, and summed in f32.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gossamer.runtime.elements import ELEMENTS
+from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
+from gossamer.sparsity.kernels.warm_memory import empty
+
+FEWEST = 16
+"""Tokens below which packing them costs more than it saves."""
+
+_WIDTHS = (128, 64, 32, 16)
+_WARM = 1 << 20  # bytes of a tile that is read here and there: what a second-level cache holds beside what is written
+
+
+def sampled_over_tokens(positions: Tensor, coordinates: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The sum over tokens of x[t, row] * y[t, column] for the entries of a matrix in CSR, on CPUs.
+
+    positions, coordinates  of int32 or int64, checked by the caller
+    x, y                    [tokens, rows] and [tokens, columns] of one float type, contiguous
+    returns                 [entries] of that type
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    width = _width(x.shape[0], y.shape[1] * wide.itemsize)
+    packed = [_packed(each, width, wide) for each in (x, y)]
+    out = empty([coordinates.shape[0]], wide)
+    _sample(positions.dtype, coordinates.dtype, wide, width)([positions, coordinates, *packed], out)
+    return out.to(x.dtype)
+
+
+def _width(tokens: int, bytes_a_token: int) -> int:
+    """Tokens of a tile: as few as hold all of them, or as make a tile of y fit a cache."""
+    holding = [width for width in _WIDTHS if width < 2 * tokens]
+    return next((width for width in holding if width * bytes_a_token <= _WARM), 64 if 64 in holding else holding[-1])
+
+
+def _packed(x: Tensor, width: int, wide: torch.dtype) -> Tensor:
+    """x, [tokens, features], as [tiles, features, width]."""
+    tokens, features = x.shape
+    out = empty([-(-tokens // width), features, width], wide)
+    _pack(x.dtype, wide, width)([x], out)
+    return out
+
+
+@cache
+def _pack(given: torch.dtype, wide: torch.dtype, width: int) -> RegionKernel:
+    x, packed = f"tensor<?x?x{ELEMENTS[given]}>", f"tensor<?x?x{width}x{ELEMENTS[wide]}>"
+    return compile_region(
+        f"""
+        func.func @region(%x: {x}) -> {packed} {{
+          %packed = "kernel.pack_tokens"(%x) : ({x}) -> {packed}
+          return %packed : {packed}
+        }}""",
+        schedule="tokens",
+    )
+
+
+@cache
+def _sample(positions: torch.dtype, coordinates: torch.dtype, wide: torch.dtype, width: int) -> RegionKernel:
+    integers = [f"tensor<?x{ELEMENTS[each]}>" for each in (positions, coordinates)]
+    tile, values = f"tensor<?x?x{width}x{ELEMENTS[wide]}>", f"tensor<?x{ELEMENTS[wide]}>"
+    return compile_region(
+        f"""
+        func.func @region(%positions: {integers[0]}, %coordinates: {integers[1]}, %x: {tile}, %y: {tile}) -> {values} {{
+          %values = "kernel.sample_tokens"(%positions, %coordinates, %x, %y)
+            : ({integers[0]}, {integers[1]}, {tile}, {tile}) -> {values}
+          return %values : {values}
+        }}""",
+        schedule="tokens",
+    )
