@@ -35,6 +35,15 @@ def _sort_keys_problem(op: Any) -> str | None:
     return None
 
 
+def _take_problem(op: Any) -> str | None:
+    values, places, result = (ir.RankedTensorType(v.type) for v in (op.values, op.places, op.result))
+    if any(t.rank != 1 for t in (values, places, result)) or str(places.element_type) != "i32":
+        return f"takes from {values} at {places} to {result}, must be vectors, places of i32"
+    if values.element_type != result.element_type or places.shape != result.shape:
+        return f"takes {result} from {values} at {places}, must be of its type and one for each place"
+    return None
+
+
 def _sample_problem(op: Any) -> str | None:
     pattern, result = ir.RankedTensorType(op.pattern.type), ir.RankedTensorType(op.result.type)
     if pattern.encoding is None:
@@ -179,6 +188,16 @@ class SortKeysOp(KernelOp, name="sort_keys", traits=[ext.Pure]):
     order: ext.Result[Any]
 
     verify_invariants = verified(_sort_keys_problem)
+
+
+class TakeOp(KernelOp, name="take", traits=[ext.Pure]):
+    """y[p] = values[places[p]], 0 where a place is negative."""
+
+    values: ext.Operand[Any]
+    places: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    verify_invariants = verified(_take_problem)
 
 
 class SegmentReduceOp(KernelOp, name="segment_reduce", traits=[ext.Pure]):

@@ -60,6 +60,7 @@ OPEN_SCHEDULES = {
     "points": ("", "expose-storage,lower-convolve-points{bits=%d},lower-convolve-points-grad{bits=%d},lower-match-keys"),
     "segments": ("", "expose-storage,lower-segments{bits=%d}"),
     "sort": ("", "expose-storage,lower-sort-keys"),
+    "take": ("", "expose-storage,lower-take{bits=%d}"),
     "tokens": ("", "expose-storage,lower-pack-tokens{bits=%d},lower-sample-tokens{bits=%d}"),
 }
 """Schedules of operations on sparse tensors that come with each call, of any shape: how each plans and how it lowers."""

@@ -54,7 +54,7 @@ class _Weight:
     nonzeros  when it was packed, and `density` now
     calls     that this packing has served, and `before` those of earlier versions
     changes   versions in a row that served a single call
-    sources   see `StoredMatrix.sources`; None until they are needed
+    places    see `StoredMatrix.places`; None until they are needed
     """
 
     packed: Packed | None = None
@@ -63,7 +63,7 @@ class _Weight:
     calls: int = 0
     before: int = 0
     changes: int = 0
-    sources: tuple[torch.Tensor, torch.Tensor] | None = None
+    places: torch.Tensor | None = None
 
 
 class Packings(Remembered[_Weight]):
@@ -159,12 +159,9 @@ class Packings(Remembered[_Weight]):
     def _taken_over(self, old: _Weight, leaves: Sequence[torch.Tensor], changes: int) -> _Weight:
         """The weight with new stored values of the same structure."""
         assert self._stored is not None and old.packed is not None
-        sources = old.sources or self._stored.sources(old.packed, leaves)
-        order, filling = sources
-        torch.index_select(leaves[-1].detach(), 0, order, out=old.packed.values)
-        if filling.numel():
-            old.packed.values.index_fill_(0, filling, 0)
-        return replace(old, before=old.calls, changes=changes, sources=sources)
+        places = self._stored.places(old.packed, leaves) if old.places is None else old.places
+        self._stored.renew(old.packed, leaves, places)
+        return replace(old, before=old.calls, changes=changes, places=places)
 
     def _packed(self, leaves: Sequence[torch.Tensor], densest: float) -> _Weight:
         self._unsettled += 1

@@ -16,6 +16,7 @@ from gossamer.backend.graph.einsum_calls import call_at
 from gossamer.dialects.format import Format
 from gossamer.runtime.packing import Packed
 from gossamer.sparsity.arrays.stored_entries import coordinates
+from gossamer.sparsity.kernels.taking import take
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
@@ -46,16 +47,20 @@ class StoredMatrix:
         assert matrix.format is not None
         return cls(matrix.format, (matrix.sizes[0], matrix.sizes[1]))
 
-    def sources(self, packed: Packed, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Which stored value each packed one is, and the packed ones that are none, which fill up and are 0."""
+    def places(self, packed: Packed, leaves: Sequence[Tensor]) -> Tensor:
+        """Which stored value each packed one is, int32; -1 for what fills up, which is 0."""
         rows, columns = self.sizes
         at = coordinates(self.format, self.sizes, leaves)
         filled = (rows, columns) if not isinstance(packed.format, Format) else packed.format.padded_shape(self.sizes)
         source = packed.source.long()
-        entries = source.new_full((filled[0] * filled[1] + 1,), -1)  # the last one is what a Packing fills up with
-        entries[at[0] * filled[1] + at[1]] = torch.arange(at[0].numel(), device=source.device)
-        found = entries.index_select(0, source)
-        return found.clamp(min=0), (found < 0).nonzero().flatten()
+        entries = torch.full((filled[0] * filled[1] + 1,), -1, dtype=torch.int32, device=source.device)
+        # The last element is what a Packing fills up with.
+        entries[at[0] * filled[1] + at[1]] = torch.arange(at[0].numel(), dtype=torch.int32, device=source.device)
+        return entries.index_select(0, source)
+
+    def renew(self, packed: Packed, leaves: Sequence[Tensor], places: Tensor) -> None:
+        """Takes over the stored values, which are at these `places`."""
+        take(leaves[-1].detach().contiguous(), places, packed.values)
 
 
 def _before_copies(node: Any) -> fx.Node:
