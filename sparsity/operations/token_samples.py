@@ -38,7 +38,7 @@ def sampled_over_tokens(positions: Tensor, coordinates: Tensor, x: Tensor, y: Te
 
 def _width(tokens: int, bytes_a_token: int) -> int:
     """Tokens of a tile: as few as hold all of them, or as make a tile of y fit a cache."""
-    holding = [width for width in _WIDTHS if width < 2 * tokens]
+    holding = [width for width in _WIDTHS if width < 2 * tokens] or [_WIDTHS[-1]]
     return next((width for width in holding if width * bytes_a_token <= _WARM), 64 if 64 in holding else holding[-1])
 
 
