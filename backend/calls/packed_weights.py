@@ -3,7 +3,7 @@
 A weight is recognised by its leaves' storages (weak references, so a freed and reused address is never taken for the
 old tensor), data pointers and version counters. When a version moves on:
 
-    same pattern                       the values are gathered again, stored ones without the matrix
+    same pattern                       the values are gathered again, stored or masked ones without the matrix
     new pattern                        it is packed again
     new pattern at every call          dense, until it stays the same for two calls
     new values at every call           the same, where gathering them costs more than sparse saves
@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
+from gossamer.backend.graph.masked_matrix import MaskedValues, is_product, mask_of
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
@@ -54,7 +55,7 @@ class _Weight:
     nonzeros  when it was packed, and `density` now
     calls     that this packing has served, and `before` those of earlier versions
     changes   versions in a row that served a single call
-    places    see `StoredMatrix.places`; None until they are needed
+    places    see `StoredMatrix.places`, and `masked` `MaskedValues`; None until they are needed
     """
 
     packed: Packed | None = None
@@ -64,6 +65,7 @@ class _Weight:
     before: int = 0
     changes: int = 0
     places: torch.Tensor | None = None
+    masked: MaskedValues | None = None
 
 
 class Packings(Remembered[_Weight]):
@@ -77,7 +79,7 @@ class Packings(Remembered[_Weight]):
     def __init__(self, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> None:
         super().__init__(compared="none")  # but see `verified`
         self.key, self.evaluate, self.format = key, evaluate, format
-        self._stored = _stored_matrix(evaluate)
+        self._stored, self._masked = _stored_matrix(evaluate), is_product(evaluate)
         self._unsettled = 0
 
     @classmethod
@@ -124,14 +126,17 @@ class Packings(Remembered[_Weight]):
             made = self._entries.get(key)
             old = made.value if made is not None and made.is_of(leaves) else None
             again = made is not None and made.is_current(leaves)
-            structure = made.versions[:-1] if made is not None else None
+            before = made.versions if made is not None else []
             if again and old is not None and (old.packed is not None or old.density > densest):
                 return old  # another thread was faster
             made, weight = self._begin(key, leaves), None
+            written = [n for n, (was, now) in enumerate(zip(before, made.versions, strict=False)) if was != now]
             if old is not None and not again:
                 changes = old.changes + 1 if old.calls - old.before <= 1 else 0
-                if self._stored is not None and old.packed is not None and structure == made.versions[:-1]:
+                if self._stored is not None and old.packed is not None and written == [len(leaves) - 1]:
                     weight = self._taken_over(old, leaves, changes)
+                elif self._masked and old.packed is not None and len(written) == 1:
+                    weight = self._gathered(old, leaves, written[0], changes) or self._refreshed(old, leaves, changes)
                 elif old.packed is None or (changes >= _RESTLESS and not renew):
                     weight = _Weight()
                 else:
@@ -163,13 +168,33 @@ class Packings(Remembered[_Weight]):
         self._stored.renew(old.packed, leaves, places)
         return replace(old, before=old.calls, changes=changes, places=places)
 
+    def _gathered(self, old: _Weight, leaves: Sequence[torch.Tensor], at: int, changes: int) -> _Weight | None:
+        """The weight with new values of the leaf `at`, under the same mask; None if the packing lacks some that it keeps."""
+        assert old.packed is not None
+        masked = old.masked
+        if masked is None or masked.given != at:
+            masked = MaskedValues.of(old.packed, leaves, at)
+        if masked is None:
+            return None
+        masked.renew(old.packed, leaves)
+        return replace(old, before=old.calls, changes=changes, masked=masked)
+
     def _packed(self, leaves: Sequence[torch.Tensor], densest: float) -> _Weight:
         self._unsettled += 1
         value = run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()
-        packed = _adopted(pack(value.cpu(), self.format).to(value.device), leaves) if density <= densest else None
+        packed = _adopted(self._stored_of(value, leaves, nonzeros), leaves) if density <= densest else None
         return _Weight(packed, nonzeros, density)
+
+    def _stored_of(self, value: torch.Tensor, leaves: Sequence[torch.Tensor], nonzeros: int) -> Packed:
+        """A matrix, packed: its nonzeros, or all that a mask keeps, so that zeros among it may train."""
+        mask = mask_of(leaves) if self._masked else None
+        if mask is not None and nonzeros < count_nonzeros(mask):
+            packed = pack((mask != 0).to(value.dtype).cpu(), self.format).to(value.device)
+            if packed.refresh(value):
+                return packed
+        return pack(value.cpu(), self.format).to(value.device)
 
 
 _lock = threading.Lock()

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, fx
 
 from gossamer.backend.graph.einsum_calls import call_at
+from gossamer.backend.graph.masked_matrix import before_copies, turned
 from gossamer.dialects.format import Format
 from gossamer.runtime.packing import Packed
 from gossamer.sparsity.arrays.stored_entries import coordinates
 from gossamer.sparsity.kernels.taking import take
 
-aten, ours = torch.ops.aten, torch.ops.gossamer
+ours = torch.ops.gossamer
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,13 @@ class StoredMatrix:
         """What an expression of a weight stores, None if it computes anything or another order of its elements."""
         if not isinstance(evaluate, fx.GraphModule):
             return None
-        result = evaluate.graph.output_node().args[0]
-        turns, node = 0, _before_copies(result)
-        while node.target is aten.permute.default and node.args[1] == [1, 0]:
-            turns, node = turns + 1, _before_copies(node.args[0])
+        node, turns = turned(evaluate.graph.output_node().args[0])
         call = call_at(node, ours.einsum.default)
         leaves = [each for each in evaluate.graph.nodes if each.op == "placeholder"]
         if call is None or turns % 2 or len(call.operands) != 1 or call.operands[0].format is None:
             return None
         matrix = call.operands[0]
-        if matrix.letters != call.spec.result.letters or [_before_copies(each) for each in matrix.arrays] != leaves:
+        if matrix.letters != call.spec.result.letters or [before_copies(each) for each in matrix.arrays] != leaves:
             return None
         assert matrix.format is not None
         return cls(matrix.format, (matrix.sizes[0], matrix.sizes[1]))
@@ -61,10 +59,3 @@ class StoredMatrix:
     def renew(self, packed: Packed, leaves: Sequence[Tensor], places: Tensor) -> None:
         """Takes over the stored values, which are at these `places`."""
         take(leaves[-1].detach().contiguous(), places, packed.values)
-
-
-def _before_copies(node: Any) -> fx.Node:
-    """As `nodes.same`, without asking for sizes, which an expression does not have."""
-    while isinstance(node, fx.Node) and node.target in (aten.alias.default, aten.detach.default, aten.clone.default):
-        node = node.args[0]
-    return node

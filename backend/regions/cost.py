@@ -39,10 +39,10 @@ def permuting_pays(contraction: Contraction, reordered: Contraction) -> bool:
     return predicted(c, c.tokens).sparse_us > predicted(reordered, c.tokens).sparse_us + copies
 
 
-def renewing_pays(contraction: Contraction, min_gain: float) -> bool:
-    """Whether sparse is faster even if the values of the weight have to be gathered before every call, as in training."""
+def renewing_pays(contraction: Contraction, min_gain: float, share: float = 1.0) -> bool:
+    """Whether sparse is faster even if a share of the weight's elements has to be looked at before every call, as in training."""
     c = contraction
-    found, renewal = predicted(c, c.tokens), device_of(c.weight.device).renewal_us(c.m * c.k)
+    found, renewal = predicted(c, c.tokens), device_of(c.weight.device).renewal_us(int(c.m * c.k * share))
     return min_gain == 0 or found.dense_us > found.sparse_us + renewal
 
 

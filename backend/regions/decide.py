@@ -25,17 +25,17 @@ _REPORTED = ("convolution", "grouped_mm_fallback", "_grouped_mm")
 """What the passes `convolutions` and `routed-experts` report."""
 
 
-def judge(contraction: Contraction, options: Options, trained: bool = False) -> tuple[str | None, float | None]:
+def judge(contraction: Contraction, options: Options, renewed: float = 0.0) -> tuple[str | None, float | None]:
     """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain.
 
-    `trained` says that its weight is a dense one with other values at every step.
+    `renewed` is the share of its weight's elements that are gathered at every step, where it is trained.
     """
     refused = refusal(contraction) or _wrong_schedule(contraction, options.schedule)
     if refused:
         return refused, None
     gain = predicted_gain(contraction)
     if gain >= options.min_gain:
-        if trained and not renewing_pays(contraction, options.min_gain):
+        if renewed and not renewing_pays(contraction, options.min_gain, renewed):
             return (
                 "trained dense: to gather its values at every step takes longer than sparse saves (see gossamer.store_sparse)",
                 gain,

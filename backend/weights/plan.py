@@ -10,6 +10,7 @@ from torch import fx
 from gossamer.backend.chains.build_chain import build_chain
 from gossamer.backend.chains.chain_cost import chain_pays, chain_schedule
 from gossamer.backend.chains.find_chains import Chain, find_chains
+from gossamer.backend.graph.masked_matrix import is_product, mask_of
 from gossamer.backend.graph.stored_matrix import StoredMatrix
 from gossamer.backend.regions.build_region import Built, build_region
 from gossamer.backend.regions.contractions import Contraction, in_training
@@ -87,7 +88,7 @@ class _Planner:
         """Note the contraction as sparse, or decide that it stays dense."""
         if contraction.weight.density == 1 and self.options.min_gain > 0:
             return
-        refusal, gain = judge(contraction, self.options, self._is_trained(contraction))
+        refusal, gain = judge(contraction, self.options, self._renewed(contraction))
         nearly = gain is not None and _NEARLY * self.options.min_gain <= gain < self.options.min_gain
         if refusal is not None and not nearly:
             self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), refusal, gain)
@@ -148,10 +149,13 @@ class _Planner:
         name, gain = self._name(contraction), self._gains[contraction.node]
         self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain, packed_bytes)
 
-    def _is_trained(self, contraction: Contraction) -> bool:
-        """Whether all elements of its weight change with every step; values of a SparseTensor are taken over as they are."""
-        trained = in_training(contraction.node.graph) and any(leaf.requires_grad for leaf in self._leaves(contraction))
-        return trained and StoredMatrix.of(contraction.weight.evaluate) is None
+    def _renewed(self, contraction: Contraction) -> float:
+        """The share of its weight's elements that are looked at at every step, for new values."""
+        leaves, evaluate = self._leaves(contraction), contraction.weight.evaluate
+        trained = in_training(contraction.node.graph) and any(leaf.requires_grad for leaf in leaves)
+        if not trained or StoredMatrix.of(evaluate) is not None:
+            return 0.0
+        return contraction.weight.density if is_product(evaluate) and mask_of(leaves) is not None else 1.0
 
     def _name(self, contraction: Contraction) -> str:
         return self.names[contraction.weight.main]
