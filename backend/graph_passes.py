@@ -22,6 +22,7 @@ GRAPH_PASSES = {
     "fuse-rows": "operations.fuse_rows:FuseRows",
     "unsigned-products": "weights.unsigned_products:UnsignedProducts",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
+    "masked-gradients": "weights.masked_gradients:MaskedGradients",
     "routed-experts": "weights.routed_experts:RoutedExperts",
     "flex-attention": "attention.flex_attention:FlexAttention",
     "convolutions": "convolution.convolutions:Convolutions",

@@ -53,7 +53,7 @@ def _decision(call: Call, op: str, build: Build, product: RowProduct | RowSample
     shape = tuple(hint(size) for size in first.sizes)
     density = min(1.0, hint(first.values.meta["val"].shape[0]) / max(1, prod(shape)))
     schedule = _schedule(call, build, product, dtype)
-    how = "in parallel by rows" if schedule in ("rows", "dots") else "MLIR's own sparsifier"
+    how = "in parallel by rows" if schedule in ("rows", "dots", "tokens") else "MLIR's own sparsifier"
     by_rows = product is None or _stored_by_rows(product) or schedule == "reference"
     reason = f"loops {', '.join(_loops(call, product))}, {how}" + ("" if by_rows else ", of rows that are kept")
     use = f"{op} {','.join(letters)}->{result}"
@@ -67,6 +67,8 @@ def _stored_by_rows(product: RowProduct | RowSample) -> bool:
 def _schedule(call: Call, build: Build, product: RowProduct | RowSample | None, dtype: torch.dtype) -> str:
     """The schedule of the kernel, which is compiled now if it is not yet."""
     spec: Spec = call.spec
+    if isinstance(product, RowSample) and product.over_tokens and call.node.meta["val"].device.type == "cpu":
+        return "tokens"
     if product is not None:
         arrays = [node.meta["val"].dtype for node in call.sparse[0].arrays[:2]]
         widths = [kind.itemsize * 8 for kind in arrays] if _stored_by_rows(product) else [32, 32]

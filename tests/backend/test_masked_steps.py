@@ -51,7 +51,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_new_values_are_gathered_from_the_parameter(schedule: str, gathered: list[bool]) -> None:
     for soft in (False, True):
         model, twin = masked(soft), masked(soft)
-        run = compile_and_run(model, torch.randn(48, 64), grad=True, regions=3, schedule=schedule)
+        run = compile_and_run(model, torch.randn(48, 64), grad=True, regions=5, schedule=schedule)
         for fused in (False, True):
             assert_same(torch.tensor(train(model, run.function, fused=fused)), torch.tensor(train(twin, twin, fused=fused)))
         assert_same(model[2].weight.detach(), twin[2].weight.detach())
@@ -61,7 +61,7 @@ def test_new_values_are_gathered_from_the_parameter(schedule: str, gathered: lis
 def test_another_mask_and_another_parameter_between_steps(gathered: list[bool]) -> None:
     """Fewer, others and more are kept; and the parameter's memory is another one: all without compiling again."""
     model, twin = masked(), masked()
-    run = compile_and_run(model, torch.randn(48, 64), grad=True, regions=3)
+    run = compile_and_run(model, torch.randn(48, 64), grad=True, regions=5)
     torch.manual_seed(2)
     for share in (0.1, 0.3, 0.2):
         mask = (torch.rand(96, 64) < share).float()
@@ -77,7 +77,7 @@ def test_another_mask_and_another_parameter_between_steps(gathered: list[bool]) 
 
 def test_nan_of_a_parameter_reaches_the_result() -> None:
     model, twin = masked(), masked()
-    run = compile_and_run(model, torch.randn(48, 64), grad=True, regions=3)
+    run = compile_and_run(model, torch.randn(48, 64), grad=True, regions=5)
     train(model, run.function, 2)
     train(twin, twin, 2)
     mask = twin[2].parametrizations.weight[0].mask
