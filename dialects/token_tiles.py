@@ -1,6 +1,6 @@
 """The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`.
 
-Packed tokens lie in tiles: [tiles, features, width], the tokens of a tile side by side for each feature, zeros past the last one.
+Packed tokens lie in tiles, [tiles, features, width]: those of a tile side by side for each feature, zeros past the last one.
 """
 
 from typing import Any

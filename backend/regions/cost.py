@@ -40,7 +40,7 @@ def permuting_pays(contraction: Contraction, reordered: Contraction) -> bool:
 
 
 def renewing_pays(contraction: Contraction, min_gain: float, share: float = 1.0) -> bool:
-    """Whether sparse is faster even if a share of the weight's elements has to be looked at before every call, as in training."""
+    """Whether sparse is faster even if a share of the weight's elements is gathered before every call, as in training."""
     c = contraction
     found, renewal = predicted(c, c.tokens), device_of(c.weight.device).renewal_us(int(c.m * c.k * share))
     return min_gain == 0 or found.dense_us > found.sparse_us + renewal

@@ -46,13 +46,22 @@ class MaskedGradients:
             if pays:
                 emit = Emitter(node)
                 node.replace_all_uses_with(emit(masked_gradient, g, x, mask))
-            reason = "where the mask keeps it" if pays else f"too dense or too few tokens ({tokens}) for a gain"
+            refused = "too dense for a gain" if share > _DENSEST else f"too small for a gain: {tokens} tokens"
+            reason = "where the mask keeps it" if pays else refused
             shape, schedule = tuple(static.tensor.shape), "tokens" if pays else None
-            decisions.append(
-                Decision(static.name, "gradient", shape, share, "CSR" if pays else None, schedule, pays, reason, None)
-            )
+            format, name = "CSR" if pays else None, _name(mask, statics)
+            decisions.append(Decision(name, "gradient", shape, share, format, schedule, pays, reason, None))
         graph.eliminate_dead_code()
         return decisions
+
+
+def _name(mask: fx.Node, statics: dict[fx.Node, Static]) -> str:
+    """That of what a mask is laid on, of the mask itself where there is nothing."""
+    products = [user for user in same(mask).users if user.target is aten.mul.Tensor]
+    masked = [
+        leaf for user in products for leaf in map(same, user.all_input_nodes) if leaf in statics and leaf is not same(mask)
+    ]
+    return statics[masked[0] if masked else same(mask)].name
 
 
 def _gradient_at(node: fx.Node, statics: dict[fx.Node, Static]) -> tuple[fx.Node, fx.Node, fx.Node] | None:

@@ -58,8 +58,9 @@ class Training:
             F.mse_loss(model(self.x.double()), self.target.double()).backward()
         weights = [layer.weight for layer in linears(self.model)]
         rows = self.x.numel() // self.x.shape[-1]
-        flops, kept = (6.0 * rows * sum(map(count, weights)) for count in (Tensor.numel, torch.count_nonzero))
-        return gradients(model), Work(flops, float(kept), sum(weight.nbytes for weight in weights), 2 * self.x.nbytes)
+        flops = 6.0 * rows * sum(weight.numel() for weight in weights)
+        kept = 6.0 * rows * sum(int(weight.count_nonzero()) for weight in weights)
+        return gradients(model), Work(flops, kept, sum(weight.nbytes for weight in weights), 2 * self.x.nbytes)
 
     def error(self, result: Tensor, expected: Tensor) -> float:
         return largest_error(result, expected)
@@ -73,11 +74,10 @@ def gradients(model: nn.Module) -> Tensor:
     """Those of the weights that are not zero."""
     found = []
     for layer in linears(model):
-        of = layer.parametrizations.weight.original if parametrize.is_parametrized(layer) else layer.weight
-        if of.grad is not None and of.grad.layout == torch.strided and type(of.grad) is Tensor:
-            found.append(of.grad[layer.weight != 0])
-        else:  # a SparseTensor
-            found.append(of.grad.values())
+        (weight,) = (p for name, p in layer.named_parameters() if "bias" not in name)  # maybe that of a parametrization
+        gradient: Any = weight.grad
+        # A SparseTensor has its own.
+        found.append(gradient[layer.weight != 0] if type(gradient) is Tensor else gradient.values())
     return torch.cat([each.detach().clone() for each in found])
 
 
@@ -170,7 +170,8 @@ class CsrLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         csr = linear.weight.detach().to_sparse_csr()
-        numbered = torch.sparse_csr_tensor(csr.crow_indices(), csr.col_indices(), torch.arange(1.0, csr.values().numel() + 1).double(), csr.shape)  # fmt: skip
+        numbers = torch.arange(1, csr.values().numel() + 1, dtype=torch.float64)
+        numbered = torch.sparse_csr_tensor(csr.crow_indices(), csr.col_indices(), numbers, csr.shape)
         turned = numbered.to_dense().t().to_sparse_csr()
         self.order = turned.values().long() - 1
         self.rows = csr.crow_indices().int(), csr.col_indices().int(), tuple(csr.shape)

@@ -88,7 +88,8 @@ def test_mask_as_parametrization(dense: str) -> None:
     for layer in (model[0], model[2]):
         parametrize.register_parametrization(layer, "weight", Mask((torch.rand_like(layer.weight) < 0.2).float()))
     run = assert_trains_alike(model, torch.randn(5, 64), dense=dense)
-    assert [d.name for d in run.regions] == ["0.weight", "2.weight", "2.weight", "0.weight"]
+    assert [d.name for d in run.regions] == ["0.weight", "2.weight", "2.weight", "0.weight", "2.weight", "0.weight"]
+    assert [d.op for d in run.regions[4:]] == ["gradient"] * 2
     assert all(0.1 < d.density < 0.3 for d in run.regions)
 
 
