@@ -6,6 +6,7 @@
 What comes out is dense, as the parameter is. Where the mask keeps much, or tokens are few, dense is as fast, and stays.
 """
 
+import re
 from typing import ClassVar
 
 import torch
@@ -49,19 +50,15 @@ class MaskedGradients:
             refused = "too dense for a gain" if share > _DENSEST else f"too small for a gain: {tokens} tokens"
             reason = "where the mask keeps it" if pays else refused
             shape, schedule = tuple(static.tensor.shape), "tokens" if pays else None
-            format, name = "CSR" if pays else None, _name(mask, statics)
+            format, name = "CSR" if pays else None, _name(static.name)
             decisions.append(Decision(name, "gradient", shape, share, format, schedule, pays, reason, None))
         graph.eliminate_dead_code()
         return decisions
 
 
-def _name(mask: fx.Node, statics: dict[fx.Node, Static]) -> str:
-    """That of what a mask is laid on, of the mask itself where there is nothing."""
-    products = [user for user in same(mask).users if user.target is aten.mul.Tensor]
-    masked = [
-        leaf for user in products for leaf in map(same, user.all_input_nodes) if leaf in statics and leaf is not same(mask)
-    ]
-    return statics[masked[0] if masked else same(mask)].name
+def _name(mask: str) -> str:
+    """That of the weight under a mask of a parametrization, of the mask itself anywhere else."""
+    return re.sub(r"parametrizations\.(\w+)\.\d+\.\w+$", r"\1", mask)
 
 
 def _gradient_at(node: fx.Node, statics: dict[fx.Node, Static]) -> tuple[fx.Node, fx.Node, fx.Node] | None:
