@@ -270,6 +270,8 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     stages = _in_order([_resolved(stage, outputs, inside) for stage in stages])
     if not stages or stages[-1].output is not nodes[-1]:
         return None
+    if any(o.node in outputs and o.kind in ("scalar", "vector") for stage in stages for o in stage.operands):
+        return None  # of a single token, where a column looks like a number
     inputs = dict.fromkeys(o for stage in stages for o in stage.operands if o.node not in outputs)
     first = next((o for o in inputs if o.kind == "matrix"), None)
     if first is None or any(o.node in inside or o.node.meta["val"].dtype not in DTYPES for o in inputs):
