@@ -7,60 +7,13 @@ integers, are what the kernel must know; `runtime/packers.py` has a function tha
 
 import re
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-
-
-class Component(NamedTuple):
-    """One array of a packing: what it holds and the bits of an integer of it; 0 for elements of the tensor."""
-
-    name: str
-    bits: int
-
-
-@dataclass(frozen=True)
-class Packing:
-    """What all kinds share. `reduction` is the dimension that is summed over: 1 if the tensor is [M, K], 0 if it is [K, M]."""
-
-    kind: ClassVar[str]
-    reduction: int
-
-    def components(self) -> tuple[Component, ...]:
-        """The arrays that hold a tensor, one-dimensional, the values last."""
-        raise NotImplementedError
-
-    @property
-    def neighbours(self) -> int:
-        """Columns side by side that are stored as soon as one of them is: the last ones may lie beyond K."""
-        return 1
-
-    @property
-    def name(self) -> str:
-        """What reports call it."""
-        return str(self)
-
-    @classmethod
-    def parse(cls, text: str) -> "Packing":
-        """The packing of `kind(field=1, ...)`, with or without quotes. FormatError for anything else."""
-        match = re.fullmatch(r'"?(\w+)\((.*)\)"?', text.strip())
-        kind = KINDS.get(match[1]) if match else None
-        if match is None or kind is None:
-            raise FormatError(f"{text} is no packing, there are {', '.join(KINDS)}")
-        given = dict(re.findall(r"(\w+)=(\d+)", match[2]))
-        names = [field.name for field in fields(kind)]
-        if list(given) != names or match[2] != ", ".join(f"{name}={given[name]}" for name in names):
-            raise FormatError(f"{text} must be {match[1]}({', '.join(f'{name}=…' for name in names)})")
-        return kind(**{name: int(number) for name, number in given.items()})
-
-    def __str__(self) -> str:
-        return f"{self.kind}({', '.join(f'{field.name}={getattr(self, field.name)}' for field in fields(self))})"
-
-    def _check(self, *conditions: tuple[bool, str]) -> None:
-        for holds, problem in ((self.reduction in (0, 1), "reduction must be 0 or 1"), *conditions):
-            if not holds:
-                raise FormatError(f"{self}: {problem}")
+from gossamer.dialects.gpu_packings import Fragments, TwoFour, Vnm
+from gossamer.dialects.packing_base import Component
+from gossamer.dialects.packing_base import Packing as Packing
 
 
 @dataclass(frozen=True)
@@ -372,68 +325,6 @@ class Slices(Packing):
         return *words, Component("original", 32), Component("hash", 32), Component("values", 0)
 
 
-@dataclass(frozen=True)
-class TwoFour(Packing):
-    """2 of every 4 neighbours of a row, as the sparse tensor cores of GPUs take them.
-
-    `metadata` has two bits for the place of each value in its group of four, in words for the lanes of a warp (see
-    runtime/two_four.py). Values lie row by row. Rows are filled up to 128, columns to 64.
-    """
-
-    kind: ClassVar[str] = "twofour"
-    ROWS: ClassVar[int] = 128
-    COLUMNS: ClassVar[int] = 64
-
-    def __post_init__(self) -> None:
-        self._check()
-
-    def components(self) -> tuple[Component, ...]:
-        return Component("metadata", 32), Component("values", 0)
-
-
-@dataclass(frozen=True)
-class Vnm(Packing):
-    """V:N:M of VENOM: of every `group` columns, the 4 that a strip of `rows` rows has nonzeros in, and of these 2 in each row.
-
-    `places` say of each column of a strip which of its group's 4 it is, 255 for none of them. The rest is a `TwoFour` of the
-    columns that are left. Rows are filled up to 128, columns to 16 groups.
-    """
-
-    kind: ClassVar[str] = "vnm"
-    GROUPS: ClassVar[int] = TwoFour.COLUMNS // 4
-    NONE: ClassVar[int] = 255
-    rows: int
-    group: int
-
-    def __post_init__(self) -> None:
-        self._check((self.rows in (64, 128), "rows must be 64 or 128"), (self.group in (8, 16), "group must be 8 or 16"))
-
-    def components(self) -> tuple[Component, ...]:
-        return Component("places", 8), Component("metadata", 32), Component("values", 0)
-
-
-@dataclass(frozen=True)
-class Fragments(Packing):
-    """A bit for each element and the nonzeros, in the order in which the lanes of a warp hold them for tensor cores.
-
-    Panels of 32 x 32, row by row of panels, are 2 x 2 tiles of 16 x 16. A tile has eight masks of 4 rows x 8 columns: for each
-    half of the warp, which has rows 0 to 3 or 4 to 7 of every 8, those of the upper left, lower left, upper right and lower
-    right quarter. `positions` say where the values of each panel begin, in pieces of 8 (`PIECE`); `offsets` where those of each
-    mask begin in their panel.
-    """
-
-    kind: ClassVar[str] = "fragments"
-    ROWS: ClassVar[int] = 32
-    COLUMNS: ClassVar[int] = 32
-    PIECE: ClassVar[int] = 8
-
-    def __post_init__(self) -> None:
-        self._check()
-
-    def components(self) -> tuple[Component, ...]:
-        return Component("positions", 32), Component("masks", 32), Component("offsets", 16), Component("values", 0)
-
-
 _KINDS = (
     Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, QuadMap, Panels, Slices, TwoFour, Vnm,
     Fragments,
@@ -441,6 +332,19 @@ _KINDS = (
 KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 
 
+def parse_packing(text: str) -> Packing:
+    """The packing of `kind(field=1, ...)`, with or without quotes. FormatError for anything else."""
+    match = re.fullmatch(r'"?(\w+)\((.*)\)"?', text.strip())
+    kind = KINDS.get(match[1]) if match else None
+    if match is None or kind is None:
+        raise FormatError(f"{text} is no packing, there are {', '.join(KINDS)}")
+    given = dict(re.findall(r"(\w+)=(\d+)", match[2]))
+    names = [field.name for field in fields(kind)]
+    if list(given) != names or match[2] != ", ".join(f"{name}={given[name]}" for name in names):
+        raise FormatError(f"{text} must be {match[1]}({', '.join(f'{name}=…' for name in names)})")
+    return kind(**{name: int(number) for name, number in given.items()})
+
+
 def parse(text: str) -> Format | Packing:
     """The storage that the text of a tensor type's encoding stands for. FormatError if it is neither."""
-    return Packing.parse(text) if text.startswith('"') else Format.parse(text)
+    return parse_packing(text) if text.startswith('"') else Format.parse(text)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.dialects.packing import Fragments
+from gossamer.dialects.gpu_packings import Fragments
 
 
 def fill(packing: Fragments, nonzero: Tensor, places: Tensor, nowhere: int) -> tuple[list[Tensor], Tensor]:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from gossamer.dialects.errors import FormatError
+from gossamer.dialects.gpu_packings import Fragments, TwoFour, Vnm
 from gossamer.dialects.packing import (
     Bitmap,
     Blocks,
     BlockVectors,
-    Fragments,
     Packing,
     Padded,
     Pairs,
@@ -20,8 +20,6 @@ from gossamer.dialects.packing import (
     QuadMap,
     Quads,
     RowPairs,
-    TwoFour,
-    Vnm,
     Vnni,
     VnniMap,
     Windows,

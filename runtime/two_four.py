@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.dialects.errors import FormatError
-from gossamer.dialects.packing import TwoFour, Vnm
+from gossamer.dialects.gpu_packings import TwoFour, Vnm
 
 
 def fill(packing: TwoFour, nonzero: Tensor, places: Tensor, nowhere: int) -> tuple[list[Tensor], Tensor]:

@@ -26,8 +26,9 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, memref, scf, vector
 
 from gossamer.dialects.format import Format
+from gossamer.dialects.gpu_packings import Fragments
 from gossamer.dialects.launch import Launch
-from gossamer.dialects.packing import Fragments, Packing
+from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.gpu_threads import WARP, below, divmod_by, load, shared, sync_warp, when, widest
 from gossamer.passes.loops.product import products

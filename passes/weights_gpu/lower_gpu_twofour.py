@@ -23,8 +23,9 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, scf
 
 from gossamer.dialects.format import Format
+from gossamer.dialects.gpu_packings import TwoFour
 from gossamer.dialects.launch import Launch
-from gossamer.dialects.packing import Packing, TwoFour
+from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.gpu_threads import below, divmod_by, shared, when
 from gossamer.passes.loops.product import products

@@ -28,8 +28,9 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, scf, vector
 
 from gossamer.dialects.format import Format
+from gossamer.dialects.gpu_packings import Vnm
 from gossamer.dialects.launch import Launch
-from gossamer.dialects.packing import Packing, Vnm
+from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.gpu_threads import WARP, below, divmod_by, load, shared, store, when

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
 
-from gossamer.dialects.packing import TwoFour
+from gossamer.dialects.gpu_packings import TwoFour
 from gossamer.passes.loops.gpu_threads import WARP, below, divmod_by, shared, when, widest
 from gossamer.passes.loops.tensor_core import CHUNK, copy_async, load_matrices, multiply_add_sparse
 from gossamer.passes.loops.vectors import index, vector_of, zeros

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gossamer.dialects.errors import CompileError
-from gossamer.dialects.packing import Fragments
+from gossamer.dialects.gpu_packings import Fragments
 from gossamer.passes import gpu_pipelines, pipelines
 from gossamer.runtime.packing import pack
 from tests.contracts import Region, assert_near

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossamer.dialects.errors import CompileError, FormatError
-from gossamer.dialects.packing import TwoFour
+from gossamer.dialects.gpu_packings import TwoFour
 from gossamer.passes import gpu_pipelines, pipelines
 from gossamer.runtime.packing import pack
 from tests.contracts import Region, assert_near
