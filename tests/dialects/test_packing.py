@@ -14,6 +14,8 @@ from gossamer.dialects.packing import (
     Padded,
     Pairs,
     Panels,
+    QuadMap,
+    Quads,
     RowPairs,
     Slices,
     Vnni,
@@ -41,6 +43,8 @@ PACKINGS: list[Packing] = [
     Vnm(1, 128, 16),
     Fragments(1),
     Slices(1, 16, 32),
+    Quads(1, 2, 512),
+    QuadMap(0, 16),
 ]
 
 
