@@ -62,7 +62,7 @@ def test_its_text_is_read_again(packing: Packing) -> None:
 def test_the_values_come_last_and_are_elements_of_the_tensor(packing: Packing) -> None:
     *integers, values = packing.components()
     assert values == ("values", 0)
-    assert all(component.bits in (8, 16, 32) for component in integers)
+    assert all(component.bits in (8, 16, 32, 64) for component in integers)
 
 
 def test_an_encoding_is_a_format() -> None:
