@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.gpu.cases import Layer
 from gossamer.dialects.format import Format
 from gossamer.dialects.launch import Launch
-from gossamer.dialects.packing import Packing
+from gossamer.dialects.packing import Packing, parse_packing
 from gossamer.runtime.gpu_kernel import GpuKernel
 from gossamer.runtime.packing import pack
 
@@ -62,7 +62,7 @@ class Bundled:
     def read(cls, folder: Path, entry: dict[str, Any]) -> Self:
         """An entry of the manifest. ValueError if the file of its PTX is damaged."""
         text = entry["format"]
-        format = Format.parse(text) if text.startswith("#") else Packing.parse(text)
+        format = Format.parse(text) if text.startswith("#") else parse_packing(text)
         return cls(Layer.from_json(entry["layer"]), Code.read(folder, entry), format)
 
     def only(self, name: str) -> Self:
