@@ -18,7 +18,7 @@ from gossamer.backend.convolution.planar import together
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import density, zero_heavy
-from gossamer.backend.regions.contractions import in_training
+from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.decide import refusal
 from gossamer.backend.regions.grow_region import Region, grow
 from gossamer.backend.report.options import Options

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.backend.graph.nodes import in_training
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.runtime.torch_internals import (
     AOTInput,
@@ -76,12 +77,12 @@ class Inputs:
         return not placeholders or any(isinstance(n.meta.get("desc"), AOTInput) for n in placeholders)
 
     def match(self, graph: fx.Graph) -> dict[fx.Node, Static]:
-        """The placeholders of an inference or joint graph that are static, but for those that it writes to.
+        """The placeholders of an inference or joint graph that are static; of a joint one none that it writes to.
 
         Raises Unmatched where the graph's inputs are not these.
         """
         found: dict[fx.Node, Static] = {}
-        written = _written(graph)
+        written = _written(graph) if in_training(graph) else set[fx.Node]()
         for node in (n for n in graph.nodes if n.op == "placeholder"):
             static, value = self._resolve(node.meta.get("desc"))
             if not isinstance(value, torch.Tensor):

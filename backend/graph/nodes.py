@@ -124,3 +124,8 @@ def ancestors(nodes: Sequence[fx.Node], given: Callable[[fx.Node], bool] = lambd
             stack.append((node, True))
             stack += [(n, False) for n in reversed(node.all_input_nodes) if not given(node)]
     return list(seen)
+
+
+def in_training(graph: fx.Graph) -> bool:
+    """Whether it is a joint graph, with gradients."""
+    return any(n.op == "placeholder" and "tangents" in str(n.target) for n in graph.nodes)

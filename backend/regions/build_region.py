@@ -17,7 +17,7 @@ from gossamer.backend.calls.region_op import Callee, CompiledRegion, Variant
 from gossamer.backend.calls.reordered_region import ReorderedRegion
 from gossamer.backend.devices.device import Device, device_of
 from gossamer.backend.devices.kernel import Kernel
-from gossamer.backend.regions.contractions import in_training
+from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays, schedules
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import signature

@@ -109,11 +109,6 @@ class Contraction:
         return f"{name} backward" if self.backward else name
 
 
-def in_training(graph: fx.Graph) -> bool:
-    """Whether it is a joint graph, with gradients."""
-    return any(n.op == "placeholder" and "tangents" in str(n.target) for n in graph.nodes)
-
-
 def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> list[Contraction]:
     """Every contraction of `graph` with a weight made of the given leaves, in order.
 

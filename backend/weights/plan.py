@@ -11,9 +11,10 @@ from gossamer.backend.chains.build_chain import build_chain
 from gossamer.backend.chains.chain_cost import chain_pays, chain_schedule
 from gossamer.backend.chains.find_chains import Chain, find_chains
 from gossamer.backend.graph.masked_matrix import is_product, mask_of
+from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.stored_matrix import StoredMatrix
 from gossamer.backend.regions.build_region import Built, build_region
-from gossamer.backend.regions.contractions import Contraction, in_training
+from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.decide import judge, stays_dense, taken
 from gossamer.backend.regions.grow_region import Region, grow
 from gossamer.backend.report.dump import Dump

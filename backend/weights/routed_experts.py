@@ -22,9 +22,9 @@ from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Static, density, zero_heavy
-from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.regions.build_region import Built, build_region, content_hash
-from gossamer.backend.regions.contractions import Contraction, contraction_at, in_training
+from gossamer.backend.regions.contractions import Contraction, contraction_at
 from gossamer.backend.regions.cost import predicted_gain
 from gossamer.backend.regions.decide import judge
 from gossamer.backend.regions.grow_region import grow

@@ -16,6 +16,7 @@ from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.chains.replace_chain import replace_chain
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import zero_heavy
+from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.measuring.tune import tuned
 from gossamer.backend.regions import contractions
 from gossamer.backend.regions.decide import left_out, unknown
@@ -41,7 +42,7 @@ class SparseWeights:
         names = {node: statics[node].name if node in statics else str(node.target) for node in values}
         contractions.split_addends(graph, values)
         found = contractions.find(graph, values)
-        if options.schedule == "auto" and not contractions.in_training(graph):
+        if options.schedule == "auto" and not in_training(graph):
             found = [in_blocks(contraction, [values[leaf] for leaf in contraction.weight.leaves]) for contraction in found]
         if may_round(options):
             found = [with_rounded_weight(contraction) for contraction in found]

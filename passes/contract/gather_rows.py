@@ -65,6 +65,8 @@ def _problem(contract: Any) -> str | None:
     a, x, y = (ir.RankedTensorType(value.type) for value in (contract.lhs, contract.rhs, contract.result))
     if a.encoding is None or Format.parse(str(a.encoding)).levels != Format.CSR.levels or x.encoding is not None:
         return f"here are {a} and {x}"
+    if not isinstance(x.element_type, ir.FloatType):
+        return f"elements here are {x.element_type}"
     of_a, of_x = (dims(each) for each in affine_maps(contract.indexing_maps))
     rows, summed = of_a
     if x.rank not in (1, 2) or y.rank != x.rank or rows != 0 or of_x != [summed, *range(1, y.rank)]:
