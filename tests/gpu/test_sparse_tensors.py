@@ -60,8 +60,8 @@ def test_samples_at_the_entries(gpu: EmulatedDevice) -> None:
 
 
 FOR_CPUS = [f"attend_{what}{backward}" for what in ("masked", "tiles", "under") for backward in ("", "_backward")]
-FOR_CPUS += ["attend_flex", "coarse_sites", "convolve_sites", "convolve_sites_weight", "masked_gradient"]
-"""Operations that stand for others in graphs of CPU tensors alone, and those of point clouds, which refuse others."""
+FOR_CPUS += ["chain", "attend_flex", "coarse_sites", "convolve_sites", "convolve_sites_weight", "masked_gradient"]
+"""Operations that graphs of CPU tensors alone have, and those of point clouds, which refuse others."""
 
 
 def test_every_operation_has_an_implementation_for_cuda() -> None:
