@@ -31,6 +31,10 @@ from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
 
+_MOST_KEYS = 1536
+"""Keys that a query sees, on average, in attention inside of chains: of 2,048 tokens and causal a prefill gains 7 %, of 6,144
+it loses 13 % (Llama-like, 1,024 features, 90 % zeros, on Emerald Rapids)."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -98,7 +102,7 @@ class Chain:
 def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Chain]:
     """The chains of at least two of the `sparse` contractions, given by their nodes."""
     sparse = {node: c for node, c in sparse.items() if device_of(c.weight.device).chains}
-    attention = find_attention(graph)
+    attention = [found for found in find_attention(graph) if not _is_long(found)]
     order = {node: number for number, node in enumerate(graph.nodes)}
     chains: list[Chain] = []
     claimed: dict[fx.Node, set[fx.Node]] = {}
@@ -121,6 +125,12 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
             if not any(swaps_tokens(node) for node in cone):
                 break
     return chains[::-1]
+
+
+def _is_long(attention: Attention) -> bool:
+    """Whether torch's own attention, which takes less for a pair, saves more than the chain around it would."""
+    length = attention.sizes[1]
+    return isinstance(length, int) and length > _MOST_KEYS * (1 + attention.causal)
 
 
 def _cone(
