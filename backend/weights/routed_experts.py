@@ -76,7 +76,7 @@ class RoutedExperts:
             main = _weight(node, statics)
             if main is None or (not zero_heavy(values[main]) and context.options.min_gain > 0):
                 continue
-            reason, gain, built = _taken_out(node) or _refused_in(graph), None, list[Built]()
+            reason, gain, built = _refused(node), None, list[Built]()
             if reason is None:
                 experts = _experts(node, values)
                 reason, gain = _judged(experts, context)
@@ -116,8 +116,8 @@ def _weight(node: fx.Node, statics: Mapping[fx.Node, Static]) -> fx.Node | None:
     return max(behind, key=lambda n: statics[n].tensor.numel(), default=None)
 
 
-def _taken_out(node: fx.Node) -> str | None:
-    """Why this grouped product has no kernel, None if it may have one."""
+def _refused(node: fx.Node) -> str | None:
+    """Why this grouped product stays as it is, whatever its weights, None if it need not."""
     x, _, *more = node.args
     ends = more[0] if more else node.kwargs.get("offs")
     rest = [*more[1:], *(value for name, value in node.kwargs.items() if name != "offs")]
@@ -125,11 +125,9 @@ def _taken_out(node: fx.Node) -> str | None:
         return "no sparse kernel for grouped_mm of other than a matrix, sorted by group"
     if any(value is not None for value in rest):
         return "no sparse kernel for grouped_mm with a bias or another type of result"
-    return None if x.meta["val"].is_cpu else "experts are sparse on CPUs only"
-
-
-def _refused_in(graph: fx.Graph) -> str | None:
-    return "trained dense: experts are sparse in inference only" if in_training(graph) else None
+    if not x.meta["val"].is_cpu:
+        return "experts are sparse on CPUs only"
+    return "trained dense: experts are sparse in inference only" if in_training(node.graph) else None
 
 
 def _experts(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> list[Expert]:
