@@ -66,6 +66,11 @@ def test_experts_are_regions_for_any_share_of_tokens(dtype: torch.dtype) -> None
             ends = ends_of(*counts)
             x = torch.randn(int(ends[-1]), K).to(dtype)
             assert_same(run.function(x, ends), dense(model, x, ends))
+        x[0, 0] = torch.nan
+        given = run.function(x, ends)
+        assert given[0].isnan().any()
+        assert_same(given[1:], dense(model, x, ends)[1:])
+        x[0, 0] = 0
         model.down.mul_(3)
         assert_same(run.function(x, ends), dense(model, x, ends))
         model.down[1] = pruned(K, M, dtype=dtype)
