@@ -5,7 +5,7 @@ import math
 from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.regions.contractions import Contraction
-from gossamer.backend.regions.cost import matrix_of, predicted, usual_tokens
+from gossamer.backend.regions.cost import lasting_tokens, matrix_of, predicted, usual_tokens
 from gossamer.passes.chain.products import gain_in_chain, runs_in_chains
 
 _STAGE_US = 10.0
@@ -17,7 +17,7 @@ def chain_schedule(contraction: Contraction) -> str | None:
     """The schedule in which a chain runs a contraction; None if it cannot."""
     if contraction.side != "right":
         return None
-    matrix, found = matrix_of(contraction), predicted(contraction, contraction.tokens)
+    matrix, found = matrix_of(contraction), predicted(contraction, lasting_tokens(contraction))
     return next((name for name, _ in found.by_schedule if runs_in_chains(name, matrix)), None)
 
 

@@ -3,8 +3,9 @@
     %d = mm(%x, %w)                                              →    %d = gossamer::tall_product(%x, %w)
     %d = addmm(%b, %x, %w)                                       →    %d = add(gossamer::tall_product(%x, %w), %b)
 
-Libraries that pack both factors are made for square ones: here they take up to 2.5 times as long as the schedule `tall`, and as
-long as the rest of a graph neural network. What is added stays with Inductor, which fuses it with what follows.
+Libraries that pack both factors are made for square ones: here some take up to 2.5 times as long as the schedule `tall`, and as
+long as the rest of a graph neural network. Others do not, so both are measured (see measuring/tall_times.py). What is added
+stays with Inductor, which fuses it with what follows.
 """
 
 from typing import ClassVar
@@ -18,6 +19,7 @@ from gossamer.backend.graph.einsum_calls import arguments, hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.nodes import equal_sizes
+from gossamer.backend.measuring.tall_times import is_faster
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
@@ -52,15 +54,20 @@ class TallProducts:
                 schedule = tall_kernel(dtype).schedule
             except CompileError:
                 continue
+            rows, k, n = (hint(length) for length in (x.meta["val"].shape[0], *size))
+            shape = f"{rows} rows times {k} x {n}"
+            faster = is_faster(rows, k, n, dtype)
+            reason = shape if faster else f"{shape}, measured: torch's own product is faster"
+            decisions.append(
+                Decision(name_of(w, context.inputs), "mm", (k, n), 1.0, None, schedule if faster else None, False, reason, None)
+            )
+            if not faster:
+                continue
             emit = Emitter(node, {})
             product = emit(torch.ops.gossamer.tall_product.default, x, w)
             if node.target is aten.addmm.default:
                 product = emit(aten.add.Tensor, product, arguments(node)[0])
             node.replace_all_uses_with(product)
-            reason = f"{hint(x.meta['val'].shape[0])} rows times {size[0]} x {size[1]}"
-            decisions.append(
-                Decision(name_of(w, context.inputs), "mm", tuple(map(hint, size)), 1.0, None, schedule, False, reason, None)
-            )
         if decisions:
             graph.eliminate_dead_code()
         return decisions

@@ -15,6 +15,9 @@ TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
 """Numbers of tokens up to each of which one schedule is chosen, where the number is not known at compile time."""
 
 
+_AT_ONCE = 64
+"""Tokens that the schedules for many tokens take together."""
+
 _ANOTHER = 1.15
 """How much faster a schedule for fewer tokens has to be to be compiled, too."""
 
@@ -71,7 +74,7 @@ def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
         return [(math.inf, predicted(contraction, contraction.tokens).schedule)]
     chosen: list[tuple[float, str]] = []
     for most in (math.inf, *reversed(TOKEN_CLASSES)):
-        tokens = max(usual_tokens(contraction), 2 * TOKEN_CLASSES[-1]) if most == math.inf else int(most)
+        tokens = max(lasting_tokens(contraction), _AT_ONCE) if most == math.inf else int(most)
         found = predicted(contraction, tokens)
         if not chosen or dict(found.by_schedule).get(chosen[0][1], math.inf) > _ANOTHER * found.sparse_us:
             chosen.insert(0, (most, found.schedule))
@@ -81,6 +84,13 @@ def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
 def usual_tokens(contraction: Contraction) -> int:
     """The number of tokens to expect."""
     return UNKNOWN_TOKENS if contraction.tokens is None else contraction.tokens
+
+
+def lasting_tokens(contraction: Contraction) -> int:
+    """The number of tokens to choose a schedule for, which others may follow: where it is open and there are many, a multiple
+    of what is taken at once, so that a weight has the same schedule, and one packed copy, in the graphs of many lengths."""
+    tokens = usual_tokens(contraction)
+    return -(-tokens // _AT_ONCE) * _AT_ONCE if contraction.dynamic and tokens > TOKEN_CLASSES[-1] else tokens
 
 
 def matrix_of(contraction: Contraction) -> Matrix:

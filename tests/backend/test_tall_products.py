@@ -1,5 +1,7 @@
 """Dense products of graphs of sparse operations: which take the schedule "tall", and that results are the same."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,7 @@ from torch._inductor.utils import run_and_get_code
 
 import gossamer
 from gossamer import SparseTensor
+from gossamer.backend.measuring import tall_times
 
 NODES = 2000
 
@@ -66,3 +69,29 @@ def test_others_stay(a: SparseTensor, features: int, hidden: int) -> None:
 def test_graphs_without_sparse_operations_stay() -> None:
     report = gossamer.explain(F.linear, *given())
     assert not [d for d in report.decisions if d.op == "mm"]
+
+
+@pytest.mark.parametrize("ratio", [0.8, 2.0])
+def test_the_faster_one_is_taken(a: SparseTensor, ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_CALIBRATE", "1")
+    monkeypatch.setattr(tall_times, "_ratio", lambda *_: ratio)
+    operands = given()
+    (decision,) = [d for d in gossamer.explain(layer, a, *operands).decisions if d.op == "mm"]
+    assert (
+        (decision.schedule, "torch's own product is faster" in decision.reason) == ("tall", False)
+        if ratio < 1
+        else (None, True)
+    )
+    out = torch.compile(layer, backend="sparse", fullgraph=True)(a, *operands)
+    torch.testing.assert_close(out, dense(a, *operands), rtol=1e-4, atol=1e-4)
+
+
+def test_a_shape_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_CALIBRATE", "1")
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
+    rounds: list[int] = []
+    monkeypatch.setattr(tall_times, "fastest", lambda calls, *_: (rounds.append(1), dict.fromkeys(calls, 1.0))[1])
+    for _ in range(2):
+        tall_times._ratio.cache_clear()  # as another process
+        assert tall_times.is_faster(3000, 16, 8, torch.float32)
+    assert len(rounds) == 1
