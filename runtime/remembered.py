@@ -73,8 +73,14 @@ class Remembered(Generic[T]):
         # Several storages may be over the same memory: each has its own.
         key = (*more, *[(t.data_ptr(), t.shape, t.stride(), t.dtype, t.untyped_storage()._cdata) for t in tensors])
         found = self._entries.get(key)
-        if found is not None and found.is_current(tensors):
-            return found.value
+        if found is not None:
+            # Most are of a single tensor that has a version.
+            if found.storage is not None and found.storage() is tensors[0].untyped_storage():
+                current = not tensors[0].is_inference() and found.version == tensors[0]._version
+            else:
+                current = found.is_current(tensors)
+            if current:
+                return found.value
         with self._lock:
             found = self._entries.get(key)
             if found is None or not found.is_current(tensors):  # else another thread was faster

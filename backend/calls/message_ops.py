@@ -150,6 +150,8 @@ def _aggregate(x: Tensor, leaves: list[Tensor], numbers: list[int], weight: Tens
     edges = _known(_lists, key).current(leaves, numbers, x.shape[0], size)
     trail = x.shape[1:]
     heads = prod(weight.shape[1:]) if weight is not None else 1
+    if heads == len(trail) == 1:
+        return edges.sorted.times(x.contiguous(), edges.values(x.dtype) if weight is None else edges.weighted(weight, 1))
     rows = x.contiguous().view(x.shape[0], heads, prod(trail) // heads)
     values = edges.weighted(weight, heads) if weight is not None else edges.values(x.dtype)
     return edges.sorted.sums(rows, values).view(size, *trail)

@@ -32,7 +32,7 @@ class Cpu:
     dtypes = DTYPES
     schedules = SCHEDULES
     allocate = staticmethod(allocate)
-    edge_call = 30e3
+    edge_call = 50e3
     chains = reorders = measures = True
 
     @property

@@ -10,6 +10,7 @@ edge list, not at every call.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -51,8 +52,9 @@ aten = torch.ops.aten
 
 _GAIN = 3.0
 """Elements of gathered rows that a product takes in the time in which gather and scatter move one."""
-_SORT = 6.0
-"""Elements that gather and scatter move in the time in which an edge is sorted, by which two operations or more are served."""
+_SORT = 55.0
+_SORT_CALLS = 10
+"""Elements that gather and scatter move in the time in which an edge is sorted, and calls in that in which any list is."""
 
 
 class MessagePassing:
@@ -70,14 +72,14 @@ class MessagePassing:
         if not any(a.gather for a in aggregations) and not any(extremes(graph, aggregations, structure)):
             return []
         rewriting = _Rewriting(structure, context.inputs, context.options)
+        rewriting.count([*aggregations, *_products(graph, structure)])
         decisions = [d for node in [a.node for a in aggregations] for d in rewriting.take_attention(node)]
         graph.eliminate_dead_code()  # what attention was made of
         for each in list(extremes(graph, _aggregations(graph, structure), structure)):
             decisions += rewriting.take_extreme(each)
         graph.eliminate_dead_code()
-        products = [p for n in graph.nodes if (p := edge_products_at(n, structure)) is not None]
         place = {node: number for number, node in enumerate(graph.nodes)}
-        found: list[Aggregation | EdgeProducts] = [*_aggregations(graph, structure), *products]
+        found: list[Aggregation | EdgeProducts] = [*_aggregations(graph, structure), *_products(graph, structure)]
         found.sort(key=lambda each: place[each.node])
         decisions += [rewriting.take(each) for each in found]
         graph.eliminate_dead_code()
@@ -92,12 +94,27 @@ def _aggregations(graph: fx.Graph, structure: Structure) -> list[Aggregation]:
     return [a for n in graph.nodes if (a := aggregation_at(n, structure)) is not None]
 
 
+def _products(graph: fx.Graph, structure: Structure) -> list[EdgeProducts]:
+    return [p for n in graph.nodes if (p := edge_products_at(n, structure)) is not None]
+
+
 class _Rewriting:
     """The replacements in one graph."""
 
     def __init__(self, structure: Structure, inputs: Inputs, options: Options) -> None:
         self._structure, self._inputs, self._options = structure, inputs, options
         self._replaced: dict[fx.Node, fx.Node] = {}
+        self._uses: Counter[str] = Counter()
+
+    def count(self, found: Sequence[Aggregation | EdgeProducts]) -> None:
+        """Notes how many operations each edge list serves."""
+        self._uses.update(self._sorted_list(each) for each in found)
+
+    def _sorted_list(self, found: Aggregation | EdgeProducts) -> str:
+        """A name for what has to be sorted."""
+        if isinstance(found, Aggregation):
+            return self._structure.cut(found.gather.index if found.gather else None, found.target, None).key
+        return self._structure.cut(found.right.index, found.left.index, None).key
 
     def take(self, found: Aggregation | EdgeProducts) -> Decision:
         """Replaces one piece of message passing, if that pays."""
@@ -156,7 +173,8 @@ class _Rewriting:
         value = found.node.meta["val"]
         call = device_of(value.device).edge_call
         # A list whose size is left open is most likely another one at every call, and is sorted for it.
-        sorting = _SORT * edges + call if _is_open(leaves) else 0.0
+        uses = max(1, self._uses[self._sorted_list(found)])
+        sorting = (_SORT * edges + _SORT_CALLS * call) / uses if _is_open(leaves) else 0.0
         gain = moved / (moved / _GAIN + call + sorting)
         reason = f"too small for a gain of {self._options.min_gain:g}x" if gain < self._options.min_gain else None
         problem = None if reason else _missing_kernel(value.dtype, schedule, value.device)

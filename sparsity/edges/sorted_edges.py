@@ -15,10 +15,14 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
+from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.arrays.sorting import sort_keys
 from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Bound, dense
-from gossamer.sparsity.operations.dense_results import einsum, sample
+from gossamer.sparsity.kernels.operands import Bound, Spec, dense
+from gossamer.sparsity.kernels.warm_memory import empty_like
+from gossamer.sparsity.operations.calls import Call, planned_call
+from gossamer.sparsity.operations.dense_results import einsum, einsum_ir, sample
+from gossamer.sparsity.operations.matrix_calls import ByRows, RowProduct
 
 _NARROW = Format.CSR.with_widths(32, 32)
 
@@ -38,6 +42,7 @@ class SortedEdges:
     order: Tensor | None
     sources: int
     _by_heads: dict[int, "SortedEdges"] = field(default_factory=dict)
+    _calls: dict[torch.dtype, Call | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: Tensor, target: Tensor, sources: int, targets: int) -> "SortedEdges":
@@ -79,8 +84,26 @@ class SortedEdges:
         values  [entries of `with_heads(heads)`], of the same type; [targets, heads, features] comes out
         """
         heads, features = x.shape[1:]
-        matrix = self.with_heads(heads)._bound("ij", values)
-        return einsum([matrix, dense("jk", x.view(-1, features))], "ik").view(self.targets, heads, features)
+        return self.with_heads(heads).times(x.view(-1, features), values).view(self.targets, heads, features)
+
+    def times(self, x: Tensor, values: Tensor) -> Tensor:
+        """The matrix of these values [entries] times x [sources, features], contiguous and of the same type; without gradients.
+
+        The structure was checked when the edges were sorted, so that small products need not wait for it again.
+        """
+        rows, features = self.targets, x.shape[1]
+        call = self._call(x.dtype) if x.is_cpu and features > 1 else None
+        if (
+            call is None
+            or values.dtype is not x.dtype
+            or (x.shape[0], values.numel()) != (self.sources, self.coordinates.numel())
+        ):
+            return einsum([self._bound("ij", values), dense("jk", x)], "ik")
+        out = empty_like(x, rows, features)
+        if out.numel():
+            kernel = call.kernel(RowForm(self.positions, self.coordinates, None))
+            kernel((ByRows(self.positions, self.coordinates, values, rows, self.sources), x), out)
+        return out
 
     def products(self, a: Tensor, b: Tensor) -> Tensor:
         """For each edge and head the dot product of the target's row of a and the source's row of b.
@@ -122,9 +145,20 @@ class SortedEdges:
         torch.cumsum(degrees.repeat_interleave(heads), 0, out=positions[1:])
         return SortedEdges(positions, coordinates, order, self.sources * heads)
 
+    def _call(self, dtype: torch.dtype) -> Call | None:
+        """What `einsum` does for a product with several columns; None if that is no kernel's."""
+        if dtype not in self._calls:
+            spec = str(Spec((Operand("ij", self._format), Operand("jk")), Operand("ik")))
+            call = planned_call(einsum_ir, RowProduct.of, spec, dtype)
+            self._calls[dtype] = None if call.product is None else call
+        return self._calls[dtype]
+
+    @property
+    def _format(self) -> Format:
+        return _NARROW if self.positions.dtype == torch.int32 else Format.CSR
+
     def _bound(self, letters: str, values: Tensor) -> Bound:
-        format = _NARROW if self.positions.dtype == torch.int32 else Format.CSR
-        return Bound(Operand(letters, format), (self.positions, self.coordinates, values), (self.targets, self.sources))
+        return Bound(Operand(letters, self._format), (self.positions, self.coordinates, values), (self.targets, self.sources))
 
 
 def _nodes(name: str, nodes: Tensor, extent: int) -> Tensor:
