@@ -18,6 +18,8 @@ from gossamer.backend.graph.inputs import Inputs, density, zero_heavy
 from gossamer.dialects.settings import CALIBRATE
 from gossamer.runtime import cache_files
 from gossamer.runtime.elements import FLOATS
+from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 log = logging.getLogger("gossamer")
 
@@ -32,11 +34,8 @@ def calibrate_at_first_use(inputs: Inputs) -> None:
     if not CALIBRATE.get() or cache_files.directory() is None:
         return
     known = calibrated.this_machine().measured | _failed
-    elements = {
-        FLOATS[static.tensor.dtype]
-        for static in inputs.statics.values()
-        if static.tensor.is_cpu and FLOATS.get(static.tensor.dtype, "") not in known | {""} and _pruned(static.tensor, inputs)
-    }
+    floats = [static.tensor for static in inputs.statics.values() if static.tensor.is_cpu and static.tensor.dtype in FLOATS]
+    elements = {FLOATS[tensor.dtype] for tensor in floats if FLOATS[tensor.dtype] not in known and _pruned(tensor, inputs)}
     if not elements:
         return
     try:
@@ -54,9 +53,11 @@ def calibrate_at_first_use(inputs: Inputs) -> None:
 
 
 def _pruned(tensor: torch.Tensor, inputs: Inputs) -> bool:
-    """Whether a tensor has zeros, or is a matrix in a graph with masks, which may give it some."""
+    """Whether a tensor has zeros, or stores nonzeros to train, or is a matrix in a graph with masks, which may give it some."""
     if tensor.dim() < 2 or tensor.layout is not torch.strided:
         return False
+    if is_traceable_wrapper_subclass(tensor):  # which may have no elements to look at
+        return isinstance(tensor, SparseTensor) and tensor.requires_grad
     masks = (s.tensor for s in inputs.statics.values() if s.tensor.dtype == torch.bool and s.tensor.shape == tensor.shape)
     return zero_heavy(tensor) or any(density(mask) <= 0.9 for mask in masks)
 

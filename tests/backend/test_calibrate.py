@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import gossamer
 from gossamer.backend.devices import calibrated
@@ -147,6 +148,17 @@ def test_the_first_compilation_of_a_pruned_model_calibrates(seen: list[str], mon
     seen.clear()
     _compiled(prune_(nn.Linear(64, 48), 0.2), x)
     assert not seen, "it is known"
+
+
+def test_weights_of_other_classes(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOSSAMER_CALIBRATE")
+    other, stored = nn.Linear(64, 64), nn.Sequential(prune_(nn.Linear(64, 64), 0.1))
+    other.weight = nn.Parameter(TwoTensor(other.weight.detach(), other.weight.detach()))
+    _compiled(other, torch.randn(4, 64))
+    assert not seen, "nobody knows how such a one is computed with"
+    gossamer.store_sparse(stored)
+    _compiled(stored, torch.randn(4, 64))
+    assert calibrated.this_machine().measured == {"f32"}
 
 
 def test_masks_of_bools_make_zeros(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
