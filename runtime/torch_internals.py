@@ -42,6 +42,7 @@ SPARSE_TENSORS = "gossamer.SparseTensor"
 COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
 EXPORT = "torch.export of what gives a SparseTensor"
 TRANSFORMS = "torch.func on operations of SparseTensors"
+OPTIMIZERS = "compiled steps of optimizers on SparseTensors"
 SHORT_WAY = "operations of SparseTensors without torch's dispatcher"
 SPARSE_SUM = "torch.sparse.sum of a SparseTensor"
 ATTENTION = "attention under masks"
@@ -224,6 +225,7 @@ PRIVATE = {
     "set_forward_gradients": Private(
         "torch.autograd.forward_ad:_set_fwd_grad_enabled", "our own tangents", SPARSE_TENSORS
     ),
+    "TensorVariable": Private("torch._dynamo.variables.tensor:TensorVariable", "what it takes apart", OPTIMIZERS, Absent),
     "emit_call_in_export": Private("torch._export.wrappers:_emit_flat_apply_call", "a call in it", EXPORT, lambda **_: None),
     "get_proxy_mode": Private(
         "torch.fx.experimental.proxy_tensor:get_proxy_mode", "whether a graph is made", COMPILED_SIZES, _YES

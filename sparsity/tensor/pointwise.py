@@ -20,6 +20,7 @@ from gossamer.runtime.torch_internals import (
     tree_map_only,
 )
 from gossamer.sparsity.operations.dispatch import transformed
+from gossamer.sparsity.operations.whole_arithmetic import leave_whole
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
@@ -155,3 +156,4 @@ for _name in ON_VALUES:
 SparseTensor.operators[aten._to_copy.default] = convert
 SparseTensor.operators[aten._assert_tensor_metadata.default] = has_metadata
 SparseTensor.operators[None] = refuse
+leave_whole(SparseTensor)
