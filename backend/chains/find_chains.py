@@ -6,27 +6,26 @@
                                                     rows(1)               sums, scale and shift
 
 A chain is the largest part of the graph before some node whose nodes all have a token a row: contractions that become sparse,
-elementwise work, sums of rows, and attention within sequences. In inference, values inside it may be used elsewhere, too (keys
-and values that go to a cache, a residual): these are further outputs, as long as nothing made of them comes back. Where there
-is attention, tokens may change their order from sequence by sequence to position by position and back (token_order.py).
+elementwise work, sums of rows, and attention within sequences (cone.py). In inference, values inside it may be used elsewhere,
+too (keys and values that go to a cache, a residual): these are further outputs, as long as nothing made of them comes back.
+Where there is attention, tokens may change their order from sequence by sequence to position by position and back
+(token_order.py).
 """
 
-import operator
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
-import torch
 from torch import fx
 
 from gossamer.backend.chains.attention import Attention, find_attention
+from gossamer.backend.chains.cone import find_cone, rows_of
 from gossamer.backend.chains.rotary import Rotation
 from gossamer.backend.chains.token_order import swaps_tokens, token_orders
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import DTYPES
-from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
+from gossamer.backend.graph.fusable import is_identity
 from gossamer.backend.graph.layout import is_view, path
-from gossamer.backend.graph.nodes import ancestors, equal, in_training, phase
+from gossamer.backend.graph.nodes import ancestors, equal, in_training
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
@@ -113,7 +112,7 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
         if output in claimed or output.op != "call_function":
             continue
         for reorder in (True, False):
-            cone = _cone(output, sparse, attention, claimed, reorder, several)
+            cone = find_cone(output, sparse, attention, claimed, reorder, several)
             if sum(node in sparse for node in cone) < 2:
                 break
             chain = _cut(sorted(cone, key=order.__getitem__), sparse, attention)
@@ -131,125 +130,6 @@ def _is_long(attention: Attention) -> bool:
     """Whether torch's own attention, which takes less for a pair, saves more than the chain around it would."""
     length = attention.sizes[1]
     return isinstance(length, int) and length > _MOST_KEYS * (1 + attention.causal)
-
-
-def _cone(
-    output: fx.Node,
-    sparse: dict[fx.Node, Contraction],
-    attention: list[Attention],
-    claimed: Mapping[fx.Node, set[fx.Node]],
-    reorder: bool,
-    several: bool,
-) -> set[fx.Node]:
-    """The nodes that `output` needs, as far as a chain can compute them; others may use them too where `several`, and tokens
-    change their order where `reorder`."""
-    usable = list(attention)
-    while True:
-        inside = {n: a for a in usable for n in a.members}
-        cone = _convex(output, sparse, inside, claimed, reorder, several)
-        broken = [a for a in usable if a.node in cone and not cone.issuperset(a.members)]
-        stray = [a for a in usable if a.node not in cone and not cone.isdisjoint(a.members)]
-        if not broken and not stray:
-            return cone
-        usable = [a for a in usable if a not in broken and a not in stray]
-
-
-def _convex(
-    output: fx.Node,
-    sparse: dict[fx.Node, Contraction],
-    attending: dict[fx.Node, Attention],
-    claimed: Mapping[fx.Node, set[fx.Node]],
-    reorder: bool,
-    several: bool,
-) -> set[fx.Node]:
-    """Nodes such that nothing made of them outside comes back to them. `claimed` are the nodes of other chains, each with all
-    that its chain is computed from; a chain waits for all of another that it reads from."""
-    cone: set[fx.Node] = set()
-    before: set[fx.Node] = set()
-    """What the cone is computed from."""
-    rows = _rows_of(output)
-    if rows is None:
-        return cone
-    outside = {node for a in attending.values() for node in a.outside}
-    node = output
-    pending, wanted = {output}, {output}  # of these, what the cone itself reads
-    while wanted:
-        if node in pending:
-            pending.discard(node)
-            wanted.discard(node)
-            free = node is output or all(user in cone for user in node.users)
-            if not free and several:
-                free = before.isdisjoint(node.users) and _may_leave(node, attending)
-            usable = free and node not in claimed and node not in outside and node not in before
-            if usable and (_fits(node, rows, sparse, attending, output) or (reorder and swaps_tokens(node))):
-                cone.add(node)
-                wanted.update(node.all_input_nodes)
-            else:
-                before |= _awaited(node, claimed)
-                if not cone.isdisjoint(before):
-                    return set()
-            pending.update(node.all_input_nodes)
-        if node.op == "root":
-            break
-        node = node.prev
-    return cone
-
-
-def _awaited(node: fx.Node, claimed: Mapping[fx.Node, set[fx.Node]]) -> set[fx.Node]:
-    """A node and, where it is part of a chain, all that this one has to wait for."""
-    found, pending = {node}, [node]
-    while pending:
-        more = claimed.get(pending.pop(), set()) - found
-        found |= more
-        pending += more
-    return found
-
-
-def _may_leave(node: fx.Node, attending: dict[fx.Node, Attention]) -> bool:
-    """Whether a value inside a chain, or what it is a view of, may be an output of it: a matrix, or heads cut out of one."""
-    source = path(node)[0] if is_view(node) else node
-    found = attending.get(source)
-    if found is not None and source is not found.output and source not in [r.node for r in found.rotations]:
-        return False
-    value = source.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() > 1 and not equal(value.shape[-1], 1)
-
-
-def _fits(
-    node: fx.Node, rows: object, sparse: dict[fx.Node, Contraction], attending: dict[fx.Node, Attention], output: fx.Node
-) -> bool:
-    """Whether a chain of so many rows can compute this node."""
-    if node.op != "call_function" or phase(node) != phase(output):
-        return False
-    if node in attending:
-        return equal(_rows_of(attending[node].output), rows)
-    if node in sparse:
-        contraction = sparse[node]
-        addend = contraction.addend
-        plain = addend is None or kind_of(addend, node.meta["val"].shape) is not None
-        return contraction.side == "right" and plain and equal(_rows_of(node), rows)
-    if is_row_reduction(node):
-        return equal(_rows_of(node.args[0]), rows)  # type: ignore[arg-type]
-    if node.target is operator.getitem:
-        return is_row_reduction(node.args[0])  # type: ignore[arg-type]
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool) or not equal(_rows_of(node), rows):
-        return False
-    if is_identity(node):
-        return equal(_rows_of(node.all_input_nodes[0]), rows)
-    return is_elementwise(node) and all(_readable(operand, value.shape) for operand in node.all_input_nodes)
-
-
-def _readable(operand: fx.Node, shape: torch.Size) -> bool:
-    return constant_of(operand) is not None or kind_of(operand, shape) is not None
-
-
-def _rows_of(node: fx.Node) -> object:
-    """Number of rows of a value seen as a matrix; None for what is no matrix."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dim() < 2:
-        return None
-    return prod(value.shape[:-1])
 
 
 def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> Chain | None:
@@ -277,7 +157,8 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     groups = _groups([node for node in nodes if node not in taken])
     stages += [_rows(group) for group in groups if not all(_vanishes(node) for node in group)]
     outputs = {stage.output for stage in stages}
-    stages = _in_order([_resolved(stage, outputs, inside) for stage in stages])
+    order = {node: number for number, node in enumerate(nodes)}  # each reads what comes before its output
+    stages = sorted((_resolved(stage, outputs, inside) for stage in stages), key=lambda stage: order[stage.output])
     if not stages or stages[-1].output is not nodes[-1]:
         return None
     if any(o.node in outputs and o.kind in ("scalar", "vector") for stage in stages for o in stage.operands):
@@ -319,10 +200,10 @@ def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bo
     """Whether an input has as many rows as a chain with this output reads of it."""
     if operand.kind not in ("matrix", "column", "position"):
         return True
-    counts = [_rows_of(output)]
+    counts = [rows_of(output)]
     if operand.kind == "position":
         counts.append(attention[0].node.args[0].meta["val"].shape[2])  # type: ignore[union-attr]
-    return any(equal(_rows_of(operand.node), count) for count in counts)
+    return any(equal(rows_of(operand.node), count) for count in counts)
 
 
 def _vanishes(node: fx.Node) -> bool:
@@ -383,15 +264,3 @@ def _resolved(stage: Stage, outputs: Container[fx.Node], inside: Container[fx.No
             node = node.all_input_nodes[0]
         operands.append(Extra(node, operand.kind))
     return replace(stage, operands=tuple(operands))
-
-
-def _in_order(stages: list[Stage]) -> list[Stage]:
-    """The stages, each after those that it reads from; empty where there is no such order."""
-    left, ordered = {stage.output: stage for stage in stages}, list[Stage]()
-    while left:
-        ready = [stage for stage in left.values() if all(o.node not in left for o in stage.operands)]
-        if not ready:
-            return []
-        ordered += ready
-        left = {output: stage for output, stage in left.items() if stage not in ready}
-    return ordered

@@ -82,7 +82,7 @@ class Inputs:
         Raises Unmatched where the graph's inputs are not these.
         """
         found: dict[fx.Node, Static] = {}
-        written = _written(graph) if in_training(graph) else set[fx.Node]()
+        written = written_by(graph) if in_training(graph) else set[fx.Node]()
         for node in (n for n in graph.nodes if n.op == "placeholder"):
             static, value = self._resolve(node.meta.get("desc"))
             if not isinstance(value, torch.Tensor):
@@ -183,7 +183,7 @@ def _real(value: Any, placeholder: fx.Node) -> Any:
     return noted if isinstance(noted, torch.Tensor) else value
 
 
-def _written(graph: fx.Graph) -> set[fx.Node]:
+def written_by(graph: fx.Graph) -> set[fx.Node]:
     """The placeholders that a graph writes to, in itself or by what it returns for them.
 
     What is computed from them has another value in the backward pass.

@@ -15,7 +15,7 @@ from torch import fx
 from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.chains.replace_chain import replace_chain
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import zero_heavy
+from gossamer.backend.graph.inputs import written_by, zero_heavy
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.measuring.tune import tuned
 from gossamer.backend.regions import contractions
@@ -35,7 +35,9 @@ class SparseWeights:
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each product with a static weight, and each tensor of many zeros that is used otherwise."""
         statics, options = context.inputs.match(graph), context.options
-        for node, static in statics.items():
+        written = written_by(graph)  # caches of keys and values, which begin as zeros
+        lasting = {node: static for node, static in statics.items() if node not in written}
+        for node, static in lasting.items():
             if zero_heavy(static.tensor):
                 fix_sizes(node)
         values = {node: static.tensor for node, static in statics.items()} | _constants(graph)
@@ -50,7 +52,7 @@ class SparseWeights:
             found = tuned(found, values, options)
         decisions, planned = plan(found, names, values, options, context.dump)
         covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
-        decisions += [*left_out(statics, covered), *unknown(context.inputs)]
+        decisions += [*left_out(lasting, covered), *unknown(context.inputs)]
         replaced: dict[fx.Node, fx.Node] = {}
         for region, built in planned:
             (replace_chain if isinstance(region, Chain) else replace)(region, built.key, replaced)  # type: ignore[arg-type]
