@@ -17,9 +17,9 @@ The factors' maps go over the result's dimensions, then the reduced ones; a `ker
 of `lanes` elements; `reduction` is the weight's dimension that is summed over.
 
 Between the products of a chain stand `kernel.map` (elementwise, [T, N] or [T, 1]) and `kernel.sum` (of the rows of a matrix,
-to [T, 1]), whose bodies read all they need with `kernel.read`, `kernel.rotate` (rotary position embedding) and
-`kernel.attend` (scaled dot-product attention among the tokens of each sequence). `kernel.regroup` is for matrices whose rows
-come position by position.
+to [T, 1]), whose bodies read all they need with `kernel.read`, `kernel.normalize` (each head by its norm), `kernel.rotate`
+(rotary position embedding) and `kernel.attend` (scaled dot-product attention among the tokens of each sequence).
+`kernel.regroup` is for matrices whose rows come position by position.
 
     %total = "kernel.sum"() ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {size = 384} : () -> tensor<?x1xf32>
 
@@ -107,13 +107,29 @@ def _regroup_problem(op: Any) -> str | None:
     return None
 
 
-def _rotate_problem(op: Any) -> str | None:
-    heads, size, rotated, offset = (ir.IntegerAttr(a).value for a in (op.heads, op.head_size, op.rotated, op.offset))
-    x, cos, sin, result = (ir.RankedTensorType(v.type) for v in (op.x, op.cos, op.sin, op.result))
+def _heads_problem(op: Any) -> str | None:
+    heads, size, offset = (ir.IntegerAttr(a).value for a in (op.heads, op.head_size, op.offset))
+    x, result = (ir.RankedTensorType(v.type) for v in (op.x, op.result))
     if result.rank != 2 or result.shape[1] != heads * size:
         return f"gives {result}, {heads} heads of {size} make {heads * size} columns"
     if offset + heads * size > x.shape[1]:
         return f"reads columns {offset} to {offset + heads * size - 1} of {x}"
+    return None
+
+
+def _normalize_problem(op: Any) -> str | None:
+    weight, size = ir.RankedTensorType(op.weight.type), ir.IntegerAttr(op.head_size).value
+    if list(weight.shape) != [size]:
+        return f"multiplies heads of {size} by {weight}"
+    return _heads_problem(op)
+
+
+def _rotate_problem(op: Any) -> str | None:
+    size, rotated = (ir.IntegerAttr(a).value for a in (op.head_size, op.rotated))
+    cos, sin = (ir.RankedTensorType(v.type) for v in (op.cos, op.sin))
+    problem = _heads_problem(op)
+    if problem is not None:
+        return problem
     if rotated % 2 or rotated > size:
         return f"turns {rotated} columns of heads of {size}"
     if cos.shape[1] != sin.shape[1] or cos.shape[1] not in (rotated, rotated // 2):
@@ -255,6 +271,24 @@ class AttendOp(KernelOp, name="attend", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     verify_invariants = verified(_attend_problem)
+
+
+class NormalizeOp(KernelOp, name="normalize", traits=[ext.Pure]):
+    """Heads divided by their root mean squares: y[t, i] = x[t, i] / sqrt(mean_j x[t, j]^2 + eps) * weight[i] for each head.
+
+    x       [T, columns]; head h has the columns offset + h * head_size on, in the result h * head_size on
+    weight  [head_size]
+    """
+
+    x: ext.Operand[Any]
+    weight: ext.Operand[Any]
+    heads: ir.IntegerAttr
+    head_size: ir.IntegerAttr
+    offset: ir.IntegerAttr
+    eps: ir.FloatAttr
+    result: ext.Result[Any]
+
+    verify_invariants = verified(_normalize_problem)
 
 
 class RotateOp(KernelOp, name="rotate", traits=[ext.Pure]):

@@ -2,7 +2,8 @@
 
     %q  = permute(view(%mq, [B, S, H, D]), [0, 2, 1, 3])       likewise %k and %v; %mq is [.., H D], or a slice of columns
     %k  = view(clone(expand(unsqueeze(%k', 2), ...)), ...)     fewer heads of keys and values, repeated (layout.py)
-    %qr = %q * %cos + cat([-%q[D/2:], %q[:D/2]]) * %sin        rotated by position (rotary.py)
+    %qn = %w * %q * rsqrt(mean(%q ** 2) + 1e-6)                each head by its norm (head_norm.py)
+    %qr = %qn * %cos + cat([-%qn[D/2:], %qn[:D/2]]) * %sin     rotated by position (rotary.py)
     %a  = getitem(scaled_dot_product(%qr, %k, %v, attn_mask=%mask, scale=0.125), 0)
     %y  = view(permute(%a, [0, 2, 1, 3]), [B, S, H D])
 
@@ -17,9 +18,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.chains.heads import Heads, cut_heads, matrix_behind, passed, row_strides
+from gossamer.backend.chains.head_norm import find_head_norm
+from gossamer.backend.chains.heads import ROLES, Heads, PerHead, cut_from, matrix_behind, row_strides
 from gossamer.backend.chains.masks import Constants, hides_later_keys, is_causal
-from gossamer.backend.chains.rotary import Rotation, find_rotation
+from gossamer.backend.chains.rotary import find_rotation
 from gossamer.backend.graph.layout import Layout, follow, is_view, path, spans
 from gossamer.backend.graph.nodes import Size, equal, only_user
 from gossamer.runtime.torch_internals import cpu_attention
@@ -32,7 +34,7 @@ class Attention:
     """Attention on matrices [T, columns] of T = sequences x length tokens.
 
     operands     q, k and v
-    rotations    of q and k, where they are rotated
+    per_head     norms and rotations of q and k, where there are some
     sizes        batch and length as the graph spells them: numbers or nodes
     mask         added to the scores: [B or 1, any, S or 1, S], the same for all heads, or [S, S]
     output       the node with the heads side by side
@@ -42,7 +44,7 @@ class Attention:
 
     node: fx.Node
     operands: tuple[Heads, ...]
-    rotations: tuple[Rotation, ...]
+    per_head: tuple[PerHead, ...]
     sizes: tuple[Any, Any]
     heads: int
     kv_heads: int
@@ -69,7 +71,9 @@ class Attention:
         """What it takes that has no token a row, or not in order; the mask in the graph, even if it is not needed."""
         given = self.node.kwargs.get("attn_mask")
         found = [given] if isinstance(given, fx.Node) else []
-        return found + [table.node for rotation in self.rotations for table in (rotation.cos, rotation.sin)]
+        for step in self.per_head:
+            found += [extra.node for extra in step.extras]
+        return found
 
 
 def find_attention(graph: fx.Graph) -> list[Attention]:
@@ -101,7 +105,7 @@ def _match(node: fx.Node, constants: Constants) -> Attention | None:
     return Attention(
         node,
         tuple(heads for heads, _, _ in found),
-        tuple(rotation for _, rotation, _ in found if rotation is not None),
+        tuple(step for _, steps, _ in found for step in steps),
         sizes,
         q.shape[1],
         kv_heads.pop(),
@@ -115,16 +119,14 @@ def _match(node: fx.Node, constants: Constants) -> Attention | None:
     )
 
 
-def _heads_of(node: fx.Node) -> tuple[Heads, Rotation | None, list[fx.Node]] | None:
-    """Where [B, H, S, D] was cut from, how it was rotated before, and the nodes in between."""
-    rotation = find_rotation(path(node)[0])
-    if rotation is None:
-        found = matrix_behind(node, (0, 1, 2, 3))
-        return None if found is None else (found[0], None, found[1])
-    views = path(node)[1:]
-    batch, _, length, _ = node.meta["val"].shape
-    heads = cut_heads(follow(rotation.layout, views), rotation.node, rotation.columns, (batch, length), (0, 1, 2, 3))
-    return None if heads is None else (heads, rotation, [*rotation.members, *passed(views)])
+def _heads_of(node: fx.Node) -> tuple[Heads, list[PerHead], list[fx.Node]] | None:
+    """Where [B, H, S, D] was cut from, what was done with its heads before, and the nodes in between."""
+    source = path(node)[0]
+    rotation = find_rotation(source)
+    norm = rotation.norm if rotation is not None else find_head_norm(source)
+    steps: list[PerHead] = [step for step in (norm, rotation) if step is not None]
+    cut = cut_from(steps[-1], node, ROLES[0]) if steps else matrix_behind(node, ROLES[0])
+    return None if cut is None else (cut[0], steps, [*(n for step in steps for n in step.members), *cut[1]])
 
 
 def _joined(node: fx.Node) -> tuple[fx.Node, bool, list[fx.Node]] | None:

@@ -10,6 +10,7 @@ from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.chains.chain_cost import chain_schedule
 from gossamer.backend.chains.chain_region import ChainWeight, CompiledChain
 from gossamer.backend.chains.find_chains import Chain, Stage
+from gossamer.backend.chains.head_norm import HeadNorm
 from gossamer.backend.regions.build_region import Built, content_hash, rounded_tokens
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays
 from gossamer.backend.regions.matrix_functions import signature
@@ -100,9 +101,10 @@ def _content(stage: Stage) -> str:
     if stage.body is not None:
         product = stage.contraction
         return f"{signature(stage.body)} {(str(matrix_of(product)), chain_schedule(product)) if product is not None else None}"
-    if stage.rotation is not None:
-        turned = stage.rotation
-        return f"rotated {turned.heads.count} {turned.heads.offset} {turned.size} {turned.rotated}"
+    if stage.per_head is not None:
+        step = stage.per_head
+        done = f"normalized {step.eps}" if isinstance(step, HeadNorm) else f"rotated {step.rotated}"
+        return f"{done} {step.heads.count} {step.heads.offset} {step.size}"
     found = stage.attention
     assert found is not None
     return f"{found.heads} {found.kv_heads} {found.head_size} {found.scale} {found.causal} {found.key_mask} {found.offsets}"

@@ -7,8 +7,8 @@
       %2 = "kernel.attend"(%1, ...)
 
 The arguments of @region are the first input, the weights, the other inputs and, where there is attention, the length of a
-sequence. Attention has no functions of linalg: it comes as `kernel.attend`, rotations as `kernel.rotate`, for the chain's own
-lowering. Matrices whose rows come position by position go through `kernel.regroup`.
+sequence. Attention has no functions of linalg: it comes as `kernel.attend`, norms and rotations of heads as `kernel.normalize`
+and `kernel.rotate`, for the chain's own lowering. Matrices whose rows come position by position go through `kernel.regroup`.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from torch import fx
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
-from gossamer.backend.chains.attention import Attention
+from gossamer.backend.chains.attention import Attention, PerHead
 from gossamer.backend.chains.find_chains import Chain, Stage
-from gossamer.backend.chains.rotary import Rotation
+from gossamer.backend.chains.head_norm import HeadNorm
 from gossamer.backend.regions.importer import WEIGHT, import_body
 from gossamer.backend.regions.matrix_functions import signature
-from gossamer.dialects.kernel import AttendOp, RegroupOp, RotateOp
+from gossamer.dialects.kernel import AttendOp, NormalizeOp, RegroupOp, RotateOp
 from gossamer.passes.contract.hints import hints
 from gossamer.passes.framework.context import context
 from gossamer.passes.framework.family import Matrix
@@ -46,7 +46,7 @@ def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None)
 
 
 def _function(module: ir.Module, number: int, stage: Stage, texts: dict[str, str]) -> func.FuncOp | None:
-    """The stage's function in the module; None for attention and rotations."""
+    """The stage's function in the module; None for attention and what is done with heads."""
     if stage.body is None:
         return None
     parsed = ir.Module.parse(texts[signature(stage.body)])
@@ -87,8 +87,8 @@ def _compose(
         values.update({n: _regrouped(values[n], arguments[-1], False) for n in nodes if n in chain.by_position})
         for stage, function in zip(chain.stages, functions, strict=True):
             operands = [values[o.node] for o in stage.operands]
-            if stage.rotation is not None:
-                values[stage.output] = _rotate(stage.rotation, operands)
+            if stage.per_head is not None:
+                values[stage.output] = _per_head(stage.per_head, operands)
                 continue
             if function is None:
                 assert stage.attention is not None
@@ -123,18 +123,16 @@ def _attend(attention: Attention, operands: list[ir.Value], length: ir.Value) ->
     return op.result
 
 
-def _rotate(rotation: Rotation, operands: list[ir.Value]) -> ir.Value:
-    x, cos, sin = operands
-    numbers = {
-        "heads": rotation.heads.count,
-        "head_size": rotation.size,
-        "rotated": rotation.rotated,
-        "offset": rotation.heads.offset,
-    }
+def _per_head(step: PerHead, operands: list[ir.Value]) -> ir.Value:
+    numbers = {"heads": step.heads.count, "head_size": step.size, "offset": step.heads.offset}
+    if not isinstance(step, HeadNorm):
+        numbers["rotated"] = step.rotated
     given = {name: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number) for name, number in numbers.items()}
-    shape = [ir.ShapedType.get_dynamic_size(), rotation.columns]
-    type_ = ir.RankedTensorType.get(shape, ir.RankedTensorType(x.type).element_type)
-    return RotateOp(x, cos, sin, **given, result=type_).result
+    shape = [ir.ShapedType.get_dynamic_size(), step.columns]
+    type_ = ir.RankedTensorType.get(shape, ir.RankedTensorType(operands[0].type).element_type)
+    if isinstance(step, HeadNorm):
+        return NormalizeOp(*operands, **given, eps=ir.FloatAttr.get(ir.F64Type.get(), step.eps), result=type_).result
+    return RotateOp(*operands, **given, result=type_).result
 
 
 def _regrouped(value: ir.Value, length: ir.Value, inverse: bool) -> ir.Value:

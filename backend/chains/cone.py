@@ -96,12 +96,9 @@ def _with_siblings(
         views = [contraction.x]
         while views[-1] not in cone and is_identity(views[-1]):
             views.append(views[-1].all_input_nodes[0])
-        if (
-            node in cone
-            or node in claimed
-            or views[-1] not in cone
-            or not _fits(node, rows_of(output), sparse, attending, output)
-        ):
+        if node in cone or node in claimed or views[-1] not in cone:
+            continue
+        if not _fits(node, rows, sparse, attending, output):
             continue
         others = ancestors([each for each in node.all_input_nodes if each is not contraction.x])
         if found.isdisjoint(set[fx.Node]().union(*(_awaited(each, claimed) for each in others))):
@@ -123,7 +120,7 @@ def _may_leave(node: fx.Node, attending: dict[fx.Node, Attention]) -> bool:
     """Whether a value inside a chain, or what it is a view of, may be an output of it: a matrix, or heads cut out of one."""
     source = path(node)[0] if is_view(node) else node
     found = attending.get(source)
-    if found is not None and source is not found.output and source not in [r.node for r in found.rotations]:
+    if found is not None and source is not found.output and source not in [step.node for step in found.per_head]:
         return False
     value = source.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() > 1 and not equal(value.shape[-1], 1)

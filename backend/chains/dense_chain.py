@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
+from gossamer.backend.chains.head_norm import HeadNorm
+
 if TYPE_CHECKING:
     from gossamer.backend.chains.attention import Attention
     from gossamer.backend.chains.find_chains import Chain, Stage
@@ -68,6 +70,27 @@ class DenseRotation:
         low, high, kept = heads.split((half, half, self.size - self.rotated), -1)
         (c, d), (s, t) = ((table[:, None, :half], table[:, None, -half:]) for table in tables)
         return torch.cat((low * c - high * s, high * d + low * t, kept), -1).reshape(-1, self.heads * self.size)
+
+
+@dataclass(frozen=True)
+class DenseHeadNorm:
+    """Norms of heads: (length, x, weight) → [T, heads x size]; fields as in `HeadNorm`."""
+
+    heads: int
+    offset: int
+    size: int
+    eps: float
+
+    @classmethod
+    def of(cls, found: "HeadNorm") -> "DenseHeadNorm":
+        """The same without the graph."""
+        return cls(found.heads.count, found.heads.offset, found.size, found.eps)
+
+    def __call__(self, length: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        heads = x[:, self.offset : self.offset + self.heads * self.size].reshape(-1, self.heads, self.size)
+        wide = heads if x.dtype is torch.float64 else heads.float()
+        scaled = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt() * weight.to(wide.dtype)
+        return scaled.to(x.dtype).reshape(-1, self.heads * self.size)
 
 
 @dataclass(frozen=True)
@@ -134,7 +157,9 @@ class DenseChain:
 def _function(stage: "Stage") -> Callable[..., torch.Tensor]:
     if stage.attention is not None:
         return DenseAttention.of(stage.attention)
-    if stage.rotation is not None:
-        return DenseRotation.of(stage.rotation)
+    if isinstance(stage.per_head, HeadNorm):
+        return DenseHeadNorm.of(stage.per_head)
+    if stage.per_head is not None:
+        return DenseRotation.of(stage.per_head)
     assert stage.body is not None
     return stage.body

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from gossamer.backend.chains.attention import Attention, find_attention
+from gossamer.backend.chains.attention import Attention, PerHead, find_attention
 from gossamer.backend.chains.cone import find_cone, rows_of
-from gossamer.backend.chains.rotary import Rotation
 from gossamer.backend.chains.token_order import swaps_tokens, token_orders
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import DTYPES
@@ -40,7 +39,7 @@ class Stage:
     """One step of a chain.
 
     body      a function on matrices; of (x, w, *extras) where `contraction` is, of (*extras) for rows, None for attention and
-              rotations
+              what is done with heads one by one
     operands  what the body takes besides its weight: outputs of earlier stages, or values from outside
     output    the node of the large graph that it computes
     """
@@ -50,13 +49,13 @@ class Stage:
     attention: Attention | None
     operands: tuple[Extra, ...]
     output: fx.Node
-    rotation: Rotation | None = None
+    per_head: PerHead | None = None
 
     @property
     def columns(self) -> int:
         """Columns of what it computes, as a matrix with a token a row."""
         width: int = self.output.meta["val"].shape[-1]
-        return self.rotation.columns if self.rotation is not None else width
+        return self.per_head.columns if self.per_head is not None else width
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     if orders is None:
         return None
     for found in within:
-        stages += [_rotated(rotation) for rotation in found.rotations]
+        stages += [_per_head(step) for step in found.per_head]
         operands = [Extra(heads.matrix, "matrix") for heads in found.operands]
         operands += [Extra(found.mask, "mask")] if found.mask is not None else []
         stages.append(Stage(None, None, found, tuple(operands), found.output))
@@ -211,9 +210,8 @@ def _vanishes(node: fx.Node) -> bool:
     return is_identity(node) or swaps_tokens(node)
 
 
-def _rotated(rotation: Rotation) -> Stage:
-    operands = (Extra(rotation.heads.matrix, "matrix"), *(Extra(t.node, "position") for t in (rotation.cos, rotation.sin)))
-    return Stage(None, None, None, operands, rotation.node, rotation)
+def _per_head(step: PerHead) -> Stage:
+    return Stage(None, None, None, (Extra(step.heads.matrix, "matrix"), *step.extras), step.node, step)
 
 
 def _product(contraction: Contraction, members: list[fx.Node]) -> Stage:

@@ -8,14 +8,19 @@ The rows of the matrix come sequence by sequence, [B, S], or position by positio
 import operator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
 from gossamer.backend.graph.fusable import is_identity
 from gossamer.backend.graph.layout import Layout, follow, merged, path, spans
 from gossamer.backend.graph.nodes import Size, equal
+from gossamer.backend.regions.matrix_functions import Extra
 
 Roles = tuple[int, int, int, int]
 """Which dimensions are batch, heads, positions and the columns of a head."""
+
+ROLES: tuple[Roles, ...] = ((0, 1, 2, 3), (0, 2, 1, 3), (1, 2, 0, 3))
+"""Those of values that heads are computed with."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,40 @@ class Heads:
     by_position: bool
 
 
+@dataclass(frozen=True)
+class PerHead:
+    """What is done with each head of a matrix by itself: [T, columns] → [T, heads x size].
+
+    node     its value in the graph, `roles` its dimensions, and `layout` how it lies in the result
+    members  the nodes from the heads to it
+    extras   what it reads besides the matrix
+    """
+
+    heads: Heads
+    size: int
+    node: fx.Node
+    roles: Roles
+    layout: Layout
+    members: tuple[fx.Node, ...]
+    extras: tuple[Extra, ...]
+
+    @property
+    def columns(self) -> int:
+        """Of the result."""
+        return self.heads.count * self.size
+
+
 def row_strides(batch: Size, length: Size, columns: Size, by_position: bool) -> tuple[Size, Size]:
     """From one sequence to the next, and from one position to the next, in elements of a matrix of so many columns."""
     return (columns, batch * columns) if by_position else (length * columns, columns)
+
+
+def side_by_side(shape: torch.Size, roles: Roles, by_position: bool) -> Layout:
+    """How heads of this shape lie in a matrix that has nothing else."""
+    batch, heads, length, size = (shape[role] for role in roles)
+    outer, inner = row_strides(batch, length, heads * size, by_position)
+    strides = dict(zip(roles, (outer, size, inner, 1), strict=True))
+    return Layout.strided(shape, [strides[n] for n in range(4)])
 
 
 def cut_heads(layout: Layout | None, matrix: fx.Node, columns: int, sizes: tuple[Size, Size], roles: Roles) -> Heads | None:
@@ -59,6 +95,14 @@ def cut_heads(layout: Layout | None, matrix: fx.Node, columns: int, sizes: tuple
         if spans(batch, sizes[0], between[0]) and spans(positions, sizes[1], between[1]):
             return Heads(matrix, layout.offset, count, by_position)
     return None
+
+
+def cut_from(made: PerHead, node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | None:
+    """The heads that a value was cut from, which are those of such a step, and the nodes in between."""
+    views, shape = path(node)[1:], node.meta["val"].shape
+    sizes = shape[roles[0]], shape[roles[2]]
+    heads = cut_heads(follow(made.layout, views), made.node, made.columns, sizes, roles)
+    return None if heads is None else (heads, passed(views))
 
 
 def matrix_behind(node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | None:

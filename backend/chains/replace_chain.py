@@ -67,8 +67,8 @@ def _move_behind(output: fx.Node, delivered: set[fx.Node], inside: Container[fx.
 
 def _restored(y: fx.Node, stage: Stage, chain: Chain, emit: Emitter) -> fx.Node:
     """A result, which has a row a token, as the graph has it."""
-    if stage.rotation is not None:
-        turned = stage.rotation
+    if stage.per_head is not None:
+        turned = stage.per_head
         assert chain.attention is not None
         batch, length = map(emit.now, chain.attention.sizes)
         outer = (length, batch) if turned.heads.by_position else (batch, length)

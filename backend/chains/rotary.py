@@ -14,47 +14,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.chains.heads import Heads, Roles, matrix_behind, passed, row_strides
+from gossamer.backend.chains.head_norm import HeadNorm, find_head_norm
+from gossamer.backend.chains.heads import ROLES, PerHead, Roles, cut_from, matrix_behind, passed, side_by_side
 from gossamer.backend.graph.layout import Layout, follow, merged, path, spans
 from gossamer.backend.graph.nodes import equal, equal_sizes
+from gossamer.backend.regions.matrix_functions import Extra
 
 aten = torch.ops.aten
 
-_ROLES: tuple[Roles, ...] = ((0, 1, 2, 3), (0, 2, 1, 3), (1, 2, 0, 3))
-
 
 @dataclass(frozen=True)
-class Table:
-    """Cosines or sines: a row of `columns` for each position, or for each position of each sequence where `batched`."""
-
-    node: fx.Node
-    columns: int
-    batched: bool
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Rotary position embedding of the heads of a matrix: [T, columns] → [T, heads x size].
+class Rotation(PerHead):
+    """Rotary position embedding of heads by tables of cosines and sines.
 
     rotated  columns of each head that turn, those of the first half with those of the second; the others are kept
-    node     its value in the graph, `roles` its dimensions, and `layout` how it lies in the result
-    members  the nodes from the heads to it
+    norm     what comes before, if there is one: its result is the matrix
     """
 
-    heads: Heads
-    size: int
     rotated: int
-    cos: Table
-    sin: Table
-    node: fx.Node
-    roles: Roles
-    layout: Layout
-    members: tuple[fx.Node, ...]
-
-    @property
-    def columns(self) -> int:
-        """Of the result."""
-        return self.heads.count * self.size
+    norm: HeadNorm | None
 
 
 def find_rotation(node: fx.Node) -> Rotation | None:
@@ -70,19 +48,21 @@ def find_rotation(node: fx.Node) -> Rotation | None:
     given = x.meta["val"].shape
     if not equal_sizes(given, shape):  # the tables may have more rows than x
         return None
-    for roles in _ROLES:
-        cut = matrix_behind(x, roles)
+    norm = find_head_norm(path(x)[0])
+    for roles in ROLES:
+        cut = matrix_behind(x, roles) if norm is None else cut_from(norm, x, roles)
         if cut is None or not equal(cut[0].count, shape[roles[1]]):
             continue
         (heads, views), tables = cut, [_table(table, shape, roles) for table in (cos, sin)]
         first, second = tables
-        if first is None or second is None or first.columns != second.columns or first.columns not in (rotated, rotated // 2):
+        if first is None or second is None or not equal(columns := first.meta["val"].shape[-1], second.meta["val"].shape[-1]):
             continue
-        between = row_strides(shape[roles[0]], shape[roles[2]], heads.count * size, heads.by_position)
-        strides = dict(zip(roles, (between[0], size, between[1], 1), strict=True))
-        layout = Layout.strided(shape, [strides[n] for n in range(4)])
+        if columns not in (rotated, rotated // 2):
+            continue
+        layout = side_by_side(shape, roles, heads.by_position)
         members = (*dict.fromkeys((*views, *passed(inner))), node)
-        return Rotation(heads, size, rotated, first, second, node, roles, layout, members)
+        extras = (Extra(first, "position"), Extra(second, "position"))
+        return Rotation(heads, size, node, roles, layout, members, extras, rotated, norm)
     return None
 
 
@@ -184,7 +164,7 @@ def _columns_of(part: fx.Node, x: fx.Node) -> tuple[int, int] | None:
     return layout.offset, layout.offset + width
 
 
-def _table(node: fx.Node, shape: torch.Size, roles: Roles) -> Table | None:
+def _table(node: fx.Node, shape: torch.Size, roles: Roles) -> fx.Node | None:
     """The earliest value that a table of cosines or sines is a view of, with a row for each position."""
     nodes, given = path(node), node.meta["val"].shape
     columns = given[-1]
@@ -202,7 +182,7 @@ def _table(node: fx.Node, shape: torch.Size, roles: Roles) -> Table | None:
         if not shared[1] or not spans(positions, length, columns) or not spans(inside, columns, 1):
             continue
         if shared[0] and equal(have.numel(), length * columns):
-            return Table(source, columns, False)
+            return source
         if spans(batch, sequences, length * columns) and equal(have.numel(), sequences * length * columns):
-            return Table(source, columns, True)
+            return source
     return None

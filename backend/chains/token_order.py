@@ -39,7 +39,7 @@ def token_orders(
     batch, _, length, _ = attention[0].node.args[0].meta["val"].shape  # type: ignore[union-attr]
     if equal(batch, 1) or equal(length, 1):
         return None if moving else {}
-    heads = [(h.matrix, h.by_position) for a in attention for h in (*a.operands, *(r.heads for r in a.rotations))]
+    heads = [(h.matrix, h.by_position) for a in attention for h in (*a.operands, *(r.heads for r in a.per_head))]
     orders: dict[fx.Node, bool] = {}
     for node, order in [*heads, *((a.output, a.by_position) for a in attention)]:
         if orders.setdefault(node, order) != order:

@@ -24,6 +24,7 @@ from torch_mlir.dialects import arith, func, memref, scf
 
 from gossamer.dialects.errors import CompileError
 from gossamer.passes.chain.attention_stage import Sequence, emit_attention
+from gossamer.passes.chain.normalize_stage import emit_norm
 from gossamer.passes.chain.plan_chain import (
     Chain,
     Result,
@@ -61,7 +62,7 @@ TILE_WORKSPACE = "kernel.tile_workspace"
 thread `scratch` bytes for each tile of a sequence."""
 
 _WRITE = "bufferization.materialize_in_destination"
-_KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.rotate", "kernel.attend")
+_KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.normalize", "kernel.rotate", "kernel.attend")
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,9 @@ class _Lowering:
                 found[op.w] = sparse_buffers_of(op.w)
             if stage.kind == "attend":
                 found.update({m: [buffer_of(m)] for m in op.mask})
-            if stage.kind in ("attend", "rotate"):
+            if stage.kind == "normalize":
+                found[op.weight] = [buffer_of(op.weight)]
+            if stage.kind in ("attend", "normalize", "rotate"):
                 continue
             found.update({r.operands[0]: [buffer_of(r.operands[0])] for r in reads(op) if not reads_tokens(r)})
         return found
@@ -285,6 +288,8 @@ class _Lowering:
             emit_product(op, stage.product, buffers[factor(stage)], stage.gives, frame)
         elif stage.kind == "rows":
             emit_rows(stage.ops, frame)
+        elif stage.kind == "normalize":
+            emit_norm(stage.ops[0], frame)
         elif stage.kind == "rotate":
             emit_rotation(stage.ops[0], frame)
         else:

@@ -4,7 +4,7 @@ A tile of tokens goes through all stages while it is in cache. Its values are fe
 tokens and nothing is transposed between products.
 
     stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps and
-             sums of rows) · rotate (heads, by position) · attend · unpack
+             sums of rows) · normalize (heads) · rotate (heads, by position) · attend · unpack
     regroup  is no stage: rows that come position by position are packed and unpacked a step apart
     phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
              before the next begins
@@ -25,7 +25,9 @@ from gossamer.passes.loops.epilogue import reads_tokens
 from gossamer.passes.loops.queries import defining
 from gossamer.passes.loops.vectors import byte_width
 
-Kind = Literal["pack", "round", "product", "rows", "rotate", "attend", "unpack"]
+Kind = Literal["pack", "round", "product", "rows", "normalize", "rotate", "attend", "unpack"]
+
+_PER_HEAD: dict[str, Kind] = {"kernel.attend": "attend", "kernel.normalize": "normalize", "kernel.rotate": "rotate"}
 
 _LINE = 64
 
@@ -126,9 +128,8 @@ def plan_chain(function: ir.Operation, ops: list[Any], returned: list[Result], l
                 staged[-1].ops.append(op)
                 continue
             staged.append(Stage("rows", [op], None, phase))
-        elif name in ("kernel.attend", "kernel.rotate"):
-            kind: Kind = "attend" if name == "kernel.attend" else "rotate"
-            staged.append(Stage(kind, [op], None, phase, ir.IntegerAttr(op.heads).value))
+        elif name in _PER_HEAD:
+            staged.append(Stage(_PER_HEAD[name], [op], None, phase, ir.IntegerAttr(op.heads).value))
         else:
             product = chain_product(op)
             rounding = ("round", op.x, product.reads)
@@ -163,8 +164,9 @@ def tile_operands(stage: Stage) -> list[Tiled]:
     found: dict[Tiled, None] = {}
     inside = {op.operation.results[0] for op in stage.ops}
     for op in stage.ops:
-        if stage.kind in ("attend", "rotate"):
-            found.update(dict.fromkeys([op.q, op.k, op.v] if stage.kind == "attend" else [op.x, op.cos, op.sin]))
+        if stage.kind in _PER_HEAD.values():
+            tiled = {"attend": ("q", "k", "v"), "normalize": ("x",), "rotate": ("x", "cos", "sin")}[stage.kind]
+            found.update(dict.fromkeys(getattr(op, name) for name in tiled))
             continue
         if stage.product is not None:
             found[factor(stage)] = None
