@@ -80,8 +80,8 @@ def _narrowed(x: fx.Node, inner: list[fx.Node]) -> bool:
 def _root_mean_square(root: Any, x: Any, inner: list[fx.Node]) -> float | None:
     """eps of rsqrt(mean(x^2) + eps) over the last dimension; notes the nodes."""
     steps: list[Any] = [root]
-    for target in (aten.rsqrt.default, aten.add.Tensor, aten.mean.dim):
-        if not isinstance(steps[-1], fx.Node) or steps[-1].target is not target:
+    for targets in ((aten.rsqrt.default,), (aten.add.Tensor, aten.add.Scalar), (aten.mean.dim,)):
+        if not isinstance(steps[-1], fx.Node) or steps[-1].target not in targets:
             return None
         steps.append(steps[-1].args[0])
     _, added, mean, square = steps

@@ -44,6 +44,39 @@ def partly(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((by_halves(turned, cos[..., :width], sin[..., :width]), kept), -1)
 
 
+class Norm(nn.Module):
+    """By root mean squares, in f32 at least, as transformers has it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype is torch.float64 else x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class Normalized(nn.Module):
+    """Attention with norms of the heads of queries and keys, which are rotated if there are tables."""
+
+    def __init__(self, early: bool = True, norm: Callable[[int], nn.Module] = Norm) -> None:
+        super().__init__()
+        self.early, self.norms = early, nn.ModuleList([norm(8), norm(8)])
+        self.project = nn.ModuleList([nn.Linear(32, width, bias=False) for width in (32, 16, 16)])
+        self.out = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (-1, 8)) for p in self.project)
+        if self.early:
+            q, k = (norm(t) for norm, t in zip(self.norms, (q, k), strict=True))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        if not self.early:
+            q, k = (norm(t) for norm, t in zip(self.norms, (q, k), strict=True))
+        if tables:
+            q, k = (by_halves(t, *tables) for t in (q, k))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(-2))
+
+
 class Attention(nn.Module):
     """Attention with rotated heads."""
 
@@ -125,6 +158,35 @@ def test_rotated_heads_are_part_of_a_chain(options: dict, shape: tuple[int, int]
     run = compile_and_run(layer, x, cos, sin)
     assert_one_chain(run, 4)
     assert_same(run.output, layer(x, cos, sin))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "early", "norm", "rotated"),
+    [(torch.float64, False, nn.RMSNorm, False), (torch.bfloat16, True, Norm, True)],
+)
+def test_norms_of_heads_are_part_of_a_chain(dtype: torch.dtype, early: bool, norm: type, rotated: bool) -> None:
+    layer = model(Normalized(early, norm)).to(dtype).requires_grad_(False)
+    x, given = torch.randn(2, 37, 32, dtype=dtype), [t.to(dtype) for t in tables(37, 8)] if rotated else []
+    run = compile_and_run(layer, x, *given)
+    assert_one_chain(run, 4)
+    rounding = 0.1 if dtype is torch.bfloat16 else 1e-10  # the tile keeps f32
+    torch.testing.assert_close(run.output, layer(x, *given), rtol=rounding, atol=rounding)
+    x[0] = float("nan")
+    found = run.function(x, *given)
+    assert found[0].isnan().all() and torch.equal(found[1], run.output[1])
+
+
+def test_norms_of_heads_of_any_length_and_of_dense_weights() -> None:
+    layer = model(Normalized())
+    run = compile_and_run(layer, torch.randn(2, 37, 32), *tables(37, 8), dynamic=True, min_gain=1e-6)
+    assert_one_chain(run, 4)
+    for batch, length in ((3, 64), (5, 9)):
+        x, given = torch.randn(batch, length, 32), tables(length, 8)
+        assert_same(run.function(x, *given), layer(x, *given))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=0.3)
+        assert_same(run.function(x, *given), layer(x, *given))
 
 
 def test_each_sequence_may_have_positions_of_its_own() -> None:
