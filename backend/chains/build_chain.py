@@ -11,6 +11,7 @@ from gossamer.backend.chains.chain_cost import chain_schedule
 from gossamer.backend.chains.chain_region import ChainWeight, CompiledChain
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.chains.head_norm import HeadNorm
+from gossamer.backend.chains.rotary import Rotation
 from gossamer.backend.regions.build_region import Built, content_hash, rounded_tokens
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays
 from gossamer.backend.regions.matrix_functions import signature
@@ -103,7 +104,8 @@ def _content(stage: Stage) -> str:
         return f"{signature(stage.body)} {(str(matrix_of(product)), chain_schedule(product)) if product is not None else None}"
     if stage.per_head is not None:
         step = stage.per_head
-        done = f"normalized {step.eps}" if isinstance(step, HeadNorm) else f"rotated {step.rotated}"
+        done = f"rotated {step.rotated}" if isinstance(step, Rotation) else ""
+        done = f"normalized {step.eps}" if isinstance(step, HeadNorm) else done
         return f"{done} {step.heads.count} {step.heads.offset} {step.size}"
     found = stage.attention
     assert found is not None

@@ -21,6 +21,7 @@ from torch_mlir.dialects import func
 from gossamer.backend.chains.attention import Attention, PerHead
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.chains.head_norm import HeadNorm
+from gossamer.backend.chains.rotary import Rotation
 from gossamer.backend.regions.importer import WEIGHT, import_body
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.dialects.kernel import AttendOp, NormalizeOp, RegroupOp, RotateOp
@@ -125,7 +126,7 @@ def _attend(attention: Attention, operands: list[ir.Value], length: ir.Value) ->
 
 def _per_head(step: PerHead, operands: list[ir.Value]) -> ir.Value:
     numbers = {"heads": step.heads.count, "head_size": step.size, "offset": step.heads.offset}
-    if not isinstance(step, HeadNorm):
+    if isinstance(step, Rotation):
         numbers["rotated"] = step.rotated
     given = {name: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number) for name, number in numbers.items()}
     shape = [ir.ShapedType.get_dynamic_size(), step.columns]

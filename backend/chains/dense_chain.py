@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from gossamer.backend.chains.head_norm import HeadNorm
-
 if TYPE_CHECKING:
     from gossamer.backend.chains.attention import Attention
     from gossamer.backend.chains.find_chains import Chain, Stage
+    from gossamer.backend.chains.head_norm import HeadNorm
     from gossamer.backend.chains.rotary import Rotation
 
 
@@ -157,9 +156,12 @@ class DenseChain:
 def _function(stage: "Stage") -> Callable[..., torch.Tensor]:
     if stage.attention is not None:
         return DenseAttention.of(stage.attention)
+    from gossamer.backend.chains.head_norm import HeadNorm  # what finds them; chains that are on disk do without
+    from gossamer.backend.chains.rotary import Rotation
+
     if isinstance(stage.per_head, HeadNorm):
         return DenseHeadNorm.of(stage.per_head)
-    if stage.per_head is not None:
+    if isinstance(stage.per_head, Rotation):
         return DenseRotation.of(stage.per_head)
     assert stage.body is not None
     return stage.body

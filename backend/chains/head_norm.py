@@ -85,14 +85,8 @@ def _root_mean_square(root: Any, x: Any, inner: list[fx.Node]) -> float | None:
             return None
         steps.append(steps[-1].args[0])
     _, added, mean, square = steps
-    eps, dims = added.args[1], mean.args[1]
-    if (
-        not isinstance(eps, float)
-        or list(dims) not in ([-1], [3])
-        or list(mean.args[2:]) != [True]
-        or added.kwargs
-        or mean.kwargs
-    ):
+    eps, over = added.args[1], mean.args[1:]
+    if not isinstance(eps, float) or over not in (([-1], True), ([3], True)) or added.kwargs or mean.kwargs:
         return None
     if square.args != ((x, 2) if square.target is aten.pow.Tensor_Scalar else (x, x)):
         return None
