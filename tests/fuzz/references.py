@@ -1,0 +1,69 @@
+"""What printed programs of layers are compared with: the same in dense float64."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gossamer.nn as spconv
+from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
+
+Points = tuple[Tensor, Tensor, tuple[int, ...]]
+"""Features [N, C], indices [N, 1 + D], and the sizes of a grid."""
+
+_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+def by_integers(x: Tensor, layer: QuantizedLinear) -> Tensor:
+    """The formula of a quantized layer, sums in int64."""
+    step = (x.float().abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    quantized = (x.float() / step).round()
+    finite = quantized.isfinite().all(-1, keepdim=True)
+    sums = quantized.nan_to_num(0, 0, 0).long() @ layer.weight_int8.long().t()
+    y = sums.double() * step * layer.weight_scale
+    y = y if layer.bias is None else y + layer.bias
+    return torch.where(finite, y, torch.nan)
+
+
+def by_experts(x: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
+    """Tokens through the matrices [experts, out, in] of their experts, one after the other; zeros behind the last one."""
+    parts = [part @ weight.t() for part, weight in zip(x.double().split([*counts]), weights.double(), strict=True)]
+    return torch.cat(parts)
+
+
+def on_grids(layers: nn.Module, features: Tensor, indices: Tensor, shape: tuple[int, ...], batch: int) -> Points:
+    """Convolutions of points by those of grids in float64, which are read where there are sites."""
+    passed: dict[str | None, tuple[spconv.SparseModule, Tensor, tuple[int, ...]]] = {}
+    at, dims = indices, len(shape)
+    for layer in layers.children():
+        if not isinstance(layer, spconv.SparseModule):
+            features = layer(features)
+            continue
+        weight, window = layer.weight.double().movedim(-1, 1), layer.window
+        grid = _grid(features, at, shape, batch)
+        bias = None if layer.bias is None else layer.bias.double()
+        if "Inverse" in type(layer).__name__:
+            first, at, to = passed[layer.indice_key]
+            window = first.window
+            steps = zip(shape, to, window.stride, window.padding, window.dilation, window.kernel, strict=True)
+            rest = [size - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for n, size, s, p, d, k in steps]
+            steps_back = (window.stride, window.padding, rest, 1, window.dilation)
+            full = _TRANSPOSED[dims - 1](grid, weight.transpose(0, 1), bias, *steps_back)
+            shape = to
+        else:
+            full = _CONVOLUTIONS[dims - 1](grid, weight, bias, window.stride, window.padding, window.dilation)
+            if "SubM" not in type(layer).__name__:
+                passed[layer.indice_key] = layer, at, shape
+                there = _grid(torch.ones(len(at), 1), at, shape, batch)
+                ones = torch.ones(1, 1, *window.kernel, dtype=torch.float64)
+                reached = _CONVOLUTIONS[dims - 1](there, ones, None, window.stride, window.padding, window.dilation)
+                at, shape = (reached[:, 0] > 0.5).nonzero(), tuple(full.shape[2:])
+        features = full.movedim(1, -1)[tuple(at.long().t())]
+    return features, at, shape
+
+
+def _grid(features: Tensor, at: Tensor, shape: tuple[int, ...], batch: int) -> Tensor:
+    grid = torch.zeros(batch, *shape, features.shape[1], dtype=torch.float64)
+    return grid.index_put(tuple(at.long().t()), features.double()).movedim(-1, 1)
