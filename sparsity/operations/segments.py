@@ -25,7 +25,6 @@ from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.operations.argument_check import ArgumentError, check_alike
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Operation, differentiable
-from gossamer.sparsity.operations.dispatch import transformed
 
 
 def segment_reduce(positions: Tensor, values: Tensor, kind: str, extent: int = 0) -> Tensor:
@@ -139,34 +138,29 @@ def _slopes(ctx: Any) -> Tensor:
     entries = values.shape[0]
     missing = ctx.extent - as_int64(positions).diff() if ctx.extent else torch.zeros_like(out, dtype=torch.int64)
     if ctx.kind == "prod":
-        return torch.where(spread(positions, missing, entries) > 0, 0, _of_product(positions, values, entries))
+        return torch.where(spread(positions, missing, entries) > 0, 0, _of_product(positions, values, ctx.extent or entries))
     # As torch has it: the gradient is shared evenly among those that are equal, zeros without entry too.
     ties = (values == spread(positions, out, entries)).to(values.dtype)
     count = segment_reduce(positions, ties, "sum") + torch.where(out == 0, missing, 0)
     return ties / spread(positions, count, entries)
 
 
-def _of_product(positions: Tensor, values: Tensor, entries: int) -> Tensor:
-    """For each entry the product of the others in its segment."""
-    if transformed(values) or (torch.is_grad_enabled() and values.requires_grad):
-        counts = as_int64(positions).diff()
-        before = torch.arange(entries, device=values.device) - spread(positions, as_int64(positions)[:-1], entries)
-        return _of_neighbours(values, before, 1) * _of_neighbours(values, spread(positions, counts, entries) - before - 1, -1)
-    zero = values == 0
-    filled = torch.where(zero, 1, values)
-    others = spread(positions, segment_reduce(positions, filled, "prod"), entries) / filled
-    zeros = spread(positions, segment_reduce(positions, zero.to(values.dtype), "sum"), entries)
-    return torch.where(zeros == zero.to(values.dtype), others, 0)
+def _of_product(positions: Tensor, values: Tensor, longest: int) -> Tensor:
+    """For each entry the product of the others in its segment, which are `longest` at most."""
+    entries = values.shape[0]
+    before = torch.arange(entries, device=values.device) - spread(positions, as_int64(positions)[:-1], entries)
+    after = spread(positions, as_int64(positions).diff(), entries) - before - 1
+    return _of_neighbours(values, before, 1, longest) * _of_neighbours(values, after, -1, longest)
 
 
-def _of_neighbours(values: Tensor, there: Tensor, towards: int) -> Tensor:
+def _of_neighbours(values: Tensor, there: Tensor, towards: int, longest: int) -> Tensor:
     """For each entry the product of all before it (`towards` = 1) or after it (-1) in its segment, where so many are `there`.
 
-    By a scan of log(entries) steps, which can itself be differentiated, zeros or not, as often as one likes.
+    By a scan of log(longest) steps, which divides by nothing (a factor may be 0 or infinite) and can itself be differentiated.
     """
     product = torch.where(there > 0, values.roll(towards), 1)
     reach = 1
-    while reach < values.shape[0]:
+    while reach < longest:
         product = product * torch.where(there > reach, product.roll(towards * reach), 1)
         reach *= 2
     return product

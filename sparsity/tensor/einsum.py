@@ -49,6 +49,8 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     if not torch.compiler.is_compiling():
         operands = tuple([each if each.layout is torch.strided else SparseTensor.from_torch(each) for each in operands])
     expression, operands = plain(expression, operands)
+    if len(operands) == 1:
+        operands = (_as_summed(expression, operands[0]),)
     if len(operands) > 1 and format in (None, "dense") and not torch.compiler.is_compiling():
         inputs, result = _read(expression)
         out = None
@@ -60,6 +62,13 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
         if out is not None:
             return out
     return _einsum(expression, None if format is None else str(format), *operands)
+
+
+def _as_summed(expression: str, operand: Tensor) -> Tensor:
+    """In the type of its sum, as torch has it: integers and bools as int64."""
+    (letters,), result = _read(expression)
+    narrow = not operand.dtype.is_floating_point and not operand.dtype.is_complex and operand.dtype != torch.int64
+    return operand.to(torch.int64) if narrow and len(result) < len(letters) else operand
 
 
 @untraced

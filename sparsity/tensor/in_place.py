@@ -97,6 +97,7 @@ def _copy(input: SparseTensor, source: Tensor, non_blocking: bool = False) -> Te
 _OUT_OF_PLACE: dict[str, Callable[..., Tensor] | None] = {
     "copy_": _copy,
     "bernoulli_": None,
+    "resize_": None,
     "resize_as_": None,
     "addcdiv_": None,
 }

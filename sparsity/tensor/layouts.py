@@ -1,6 +1,7 @@
 """torch's sparse layouts as methods: a SparseTensor in the format of that name, or at the entries of another one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from gossamer.sparsity.operations.sparse_results import pick
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.interchange import compressed_format, coo_format
+from gossamer.sparsity.tensor.products import addmm
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of, like
 
 
@@ -69,7 +71,35 @@ def sparse_mask(input: Tensor, mask: SparseTensor) -> SparseTensor:
         return like(mask, at_entries(mask, input))
     letters = letters_of(mask)
     pattern = bound_to(letters, mask)
-    return like(mask, pick(bound_to(letters, input), pattern.with_values(pattern.values.detach().to(input.dtype))))
+    picked = pick(bound_to(letters, input), pattern.with_values(pattern.values.detach().to(input.dtype)))
+    return like(mask, picked.to(input.dtype))
+
+
+def _parts_of_layouts() -> None:
+    """The arrays as torch.sparse names them, of formats that are those layouts; others are told what they lack in its words."""
+    for name in ("indices", "crow_indices", "col_indices", "ccol_indices", "row_indices", "is_coalesced", "_indices", "_values"):
+        method = getattr(torch.Tensor, name)
+
+        def part(input: SparseTensor, method: Callable[[Tensor], Any] = method) -> Any:
+            return method(input.to_torch())
+
+        part.__name__, part.__doc__ = name, f"`{name}` of `to_torch`"
+        implements(method)(part)
+
+
+_parts_of_layouts()
+
+
+@implements(torch.Tensor._nnz)
+def _nnz(input: SparseTensor) -> int:
+    """How many values are stored."""
+    return input.nnz
+
+
+@implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm)
+def sspaddmm(addend: SparseTensor, left: SparseTensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> SparseTensor:
+    """beta * addend + alpha * (left @ right), as a sparse tensor in the format of the first."""
+    return SparseTensor.from_dense(addmm(addend, left, right, beta=beta, alpha=alpha), addend.format)
 
 
 @implements(torch.is_same_size, torch.Tensor.is_same_size)

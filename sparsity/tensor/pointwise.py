@@ -49,6 +49,8 @@ class PatternError(GossamerError):
 def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Apply an operator to the stored values of tensors of one pattern."""
     first = _pattern(func, args, kwargs)
+    if kwargs.get("layout") not in (None, torch.strided):
+        raise PatternError(f"{func._schema.name} of a SparseTensor in {kwargs['layout']}: use to_sparse(layout=) on the result")
     with nullcontext() if _traced(first) else SetExcludeDispatchKeyGuard(_COUNTING, False):
         values = func(*_values(args), **_values(kwargs))
     result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))

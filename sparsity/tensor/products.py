@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.sparsity.kernels.operands import dense as bound_dense
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 from gossamer.sparsity.tensor.einsum import einsum
@@ -83,8 +84,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @implements(torch.sparse.sampled_addmm)
 def sampled_addmm(pattern: SparseTensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> SparseTensor:
     """beta * pattern + alpha * (left @ right), at the entries of the pattern (SDDMM)"""
-    matrix = bound_to("ij", pattern)
-    sampled = sample(matrix, [bound_dense("ik", left), bound_dense("kj", right)])
+    batch = _LETTERS[: max(pattern.dim() - 2, 0)]
+    matrix = bound_to(f"{batch}ij", pattern)
+    for operand in (left, right):
+        if operand.dim() != pattern.dim():
+            shapes = ", ".join(str(list(each.shape)) for each in (pattern, left, right))
+            raise ArgumentError(f"sampled_addmm of {shapes}: all three are matrices, or all have the same batch in front")
+    sampled = sample(matrix, [bound_dense(f"{batch}ik", left), bound_dense(f"{batch}kj", right)])
     return like(pattern, beta * matrix.values + alpha * sampled)
 
 

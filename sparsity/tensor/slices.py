@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, set_places
 from gossamer.sparsity.tensor.densify import densified
@@ -18,7 +19,9 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 @implements(torch.index_select, torch.Tensor.index_select)
 def index_select(input: SparseTensor, dim: int, index: Tensor) -> SparseTensor:
     """The slices that `index` (integers) names along a dimension, in its order and as often as it names them."""
-    dim = within(dim, input.dim())
+    if index.dtype not in (torch.int64, torch.int32) or index.dim() > 1:
+        raise ArgumentError(f"index_select() takes a vector of int32 or int64, got {index.dtype} {list(index.shape)}")
+    dim, index = within(dim, input.dim()), index.reshape(-1)  # a number names one slice
     shape = list(input.shape)
     shape[dim] = index.shape[0]
     return CoordinateList.of(input).placed(dim, index, input.shape[dim]).assembled(input.format, shape)

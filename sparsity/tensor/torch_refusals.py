@@ -17,13 +17,18 @@ from gossamer.sparsity.operations.dispatch import watched
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 _KEPT = 4096
+_OF_META_TENSORS = (
+    "Storage size calculation overflowed",  # which SparseTensors of that shape need not
+    "is not on the expected device meta",  # a number as a tensor, which stays where it is
+)
 
 _asked: set[Callable[..., Any]] = set()
 _passed: set[Any] = set()
 _OF_SPARSE_LAYOUTS = [
-    "coalesce", "is_coalesced", "values", "indices", "resolve_conj", "__deepcopy__", "__iter__", "sparse_mask",
+    "coalesce", "is_coalesced", "values", "resolve_conj", "__deepcopy__", "__iter__", "sparse_mask",
     "sparse_dim", "dense_dim", "to_sparse", "to_sparse_coo", "to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc",
-    "smm", "hspmm", "_sparse_sum",
+    "smm", "hspmm", "sspaddmm", "saddmm", "_sparse_sum", "indices", "crow_indices", "col_indices", "ccol_indices", "row_indices",
+    "_indices", "_values", "_nnz",
 ]  # fmt: skip
 
 
@@ -57,7 +62,7 @@ def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     except NotImplementedError:
         pass  # meta tensors have no such function, or it depends on the elements
     except Exception as refused:
-        if "Storage size calculation overflowed" not in str(refused):  # which SparseTensors of that shape need not
+        if not any(words in str(refused) for words in _OF_META_TENSORS):
             return refused
     if key is not None:
         if len(_passed) >= _KEPT:
@@ -68,8 +73,13 @@ def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 def _on_meta(func: Callable[..., Any], tree: Any) -> Any:
     if func is torch.Tensor.__getitem__:  # whose index tensors say by their elements how many they pick
-        return (_empty(tree[0]), tree[1]) if tree else {}
+        return (_empty(tree[0]), tree_map_only(Tensor, _mask, tree[1])) if tree else {}
     return tree_map_only(Tensor, _empty, list(tree) if isinstance(tree, Sequence) else dict(tree))
+
+
+def _mask(index: Tensor) -> Tensor:
+    """An index as meta tensors take it: their masks are bools alone."""
+    return index.bool() if index.dtype == torch.uint8 else index
 
 
 def _empty(tensor: Tensor) -> Tensor:
