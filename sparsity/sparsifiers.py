@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
+from gossamer.dialects.option_check import check_share
 from gossamer.sparsity.prepare import Mask
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
@@ -98,6 +99,5 @@ def block(dense: Tensor, rows: int, columns: int, density: float) -> SparseTenso
 
 
 def _checked(density: float) -> float:
-    if not 0 < density <= 1:
-        raise OptionError(f"density is {density}, must be above 0 and at most 1")
+    check_share("density", density, whole=True)
     return density

@@ -15,7 +15,7 @@ from torch import fx
 
 from gossamer.backend.devices.device import has_kernels
 from gossamer.backend.graph.expressions import Expression, Place, computed_from, cut
-from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.inputs import Inputs, overwritten
 
 aten = torch.ops.aten
 
@@ -30,8 +30,8 @@ class Structure:
 
     @classmethod
     def of(cls, graph: fx.Graph, inputs: Inputs) -> "Structure":
-        """Leaves are integer and boolean inputs, sizes, and floating point vectors that need no gradient."""
-        leaves = frozenset(n for n in graph.nodes if n.op == "placeholder" and _is_leaf(n, inputs))
+        """Leaves are integer and boolean inputs, sizes, and floating point vectors without gradient; none is written to."""
+        leaves = frozenset(n for n in graph.nodes if n.op == "placeholder" and _is_leaf(n, inputs)) - overwritten(graph)
         return cls(leaves, frozenset(computed_from(graph, leaves)))
 
     def __contains__(self, node: object) -> bool:

@@ -82,7 +82,7 @@ class Inputs:
         Raises Unmatched where the graph's inputs are not these.
         """
         found: dict[fx.Node, Static] = {}
-        written = written_by(graph) if in_training(graph) else set[fx.Node]()
+        written = overwritten(graph)
         for node in (n for n in graph.nodes if n.op == "placeholder"):
             static, value = self._resolve(node.meta.get("desc"))
             if not isinstance(value, torch.Tensor):
@@ -183,11 +183,16 @@ def _real(value: Any, placeholder: fx.Node) -> Any:
     return noted if isinstance(noted, torch.Tensor) else value
 
 
-def written_by(graph: fx.Graph) -> set[fx.Node]:
-    """The placeholders that a graph writes to, in itself or by what it returns for them.
+def overwritten(graph: fx.Graph) -> set[fx.Node]:
+    """The placeholders that a joint graph writes to; of an inference graph none.
 
     What is computed from them has another value in the backward pass.
     """
+    return written_by(graph) if in_training(graph) else set()
+
+
+def written_by(graph: fx.Graph) -> set[fx.Node]:
+    """The placeholders that a graph writes to, in itself or by what it returns for them."""
     named = {node.meta["desc"]: node for node in graph.nodes if node.op == "placeholder" and "desc" in node.meta}
     into = [getattr(desc, "mutated_input", None) for desc in graph.output_node().meta.get("desc", ())]
     copied = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)

@@ -17,6 +17,7 @@ from gossamer.dialects.errors import GossamerError
 from gossamer.sparsity.nn.convolve import convolve_sites
 from gossamer.sparsity.nn.sparse_conv_tensor import SparseConvTensor
 from gossamer.sparsity.nn.windows import Sizes, Window
+from gossamer.sparsity.operations.argument_check import ArgumentError
 
 _Size = int | Sequence[int]
 
@@ -64,6 +65,10 @@ class _Convolution(SparseModule):
         if self.weight.device != x.features.device:  # or torch takes what is on "meta" for a graph that is being made
             raise GossamerError(
                 f"{type(self).__name__}: the weight is on {self.weight.device}, features are on {x.features.device}"
+            )
+        if self.weight.dtype != x.features.dtype:
+            raise ArgumentError(
+                f"{type(self).__name__}: features are {x.features.dtype}, the weight {self.weight.dtype}: use .to()"
             )
         if x.features.shape[1] != self.in_channels:
             raise GossamerError(

@@ -10,6 +10,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import check_least, check_share
 from gossamer.sparsity.pruning.batches import Call, calls_of
 from gossamer.sparsity.pruning.budgets import DENSITIES, Sensitivity, allocate, scaled_to
 from gossamer.sparsity.pruning.calibrate import Walk
@@ -70,6 +71,8 @@ def prune(
     share = _share(wanted, pattern, sparsity, latency, loss)
     if budget not in ("uniform", "sensitivity"):
         raise OptionError(f"budget is '{budget}', must be 'uniform' or 'sensitivity'")
+    check_least("damping", damping, 0)
+    check_least("tokens", tokens, 1, integer=True)
     layers, calls = layers_of(model, only, skip), calls_of(model, data)
     settings = {
         "layers": [(layer.name, *layer.weight.shape) for layer in layers], "batches": len(calls), "pattern": pattern,
@@ -122,6 +125,8 @@ def prune(
 def _share(pattern: Pattern, name: str, sparsity: float | None, latency: float | None, loss: float | None) -> float:
     """The density of the whole, or where to look from."""
     given = [each for each in (sparsity, latency, loss) if each is not None]
+    if sparsity is not None:
+        check_share("sparsity", sparsity)
     if pattern.density is not None:
         if latency is not None or loss is not None or (sparsity is not None and abs(1 - sparsity - pattern.density) > 1e-6):
             raise OptionError(f"pattern '{name}' has {1 - pattern.density:.0%} of zeros: leave out sparsity, latency and loss")
@@ -129,11 +134,10 @@ def _share(pattern: Pattern, name: str, sparsity: float | None, latency: float |
     if len(given) != 1:
         raise OptionError("give one of sparsity, latency and loss")
     if sparsity is None:
-        if given[0] <= 0:
+        check_least("loss" if latency is None else "latency", given[0], 0)
+        if not given[0]:
             raise OptionError(f"latency and loss must be above 0, not {given[0]}")
         return 0.3
-    if not 0 < sparsity < 1:
-        raise OptionError(f"sparsity is {sparsity}, must be above 0 and below 1")
     return 1 - sparsity
 
 

@@ -12,9 +12,9 @@ from gossamer.sparsity.operations.dispatch import PLAIN
 from gossamer.sparsity.tensor.densify import computes, densified
 from gossamer.sparsity.tensor.extension import unsupported
 from gossamer.sparsity.tensor.in_place import without_pattern
-from gossamer.sparsity.tensor.keywords import into, spelled
+from gossamer.sparsity.tensor.keywords import into, specialised, spelled
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
-from gossamer.sparsity.tensor.torch_refusals import refusal
+from gossamer.sparsity.tensor.torch_refusals import check_ranks, refusal
 
 
 @untraced
@@ -33,6 +33,9 @@ def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     refused = None if torch.compiler.is_compiling() else refusal(func, args, kwargs)
     if kwargs:
         args, kwargs = spelled(ours, args, {name: value for name, value in kwargs.items() if name != "out"})
+    if torch.compiler.is_compiling():
+        check_ranks(func, args)
+        args, kwargs = specialised(ours, list(args), dict(kwargs))
     result = ours(*args, **kwargs)
     if refused is not None:  # only now, for what we say ourselves knows of formats
         raise refused

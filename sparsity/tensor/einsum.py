@@ -48,9 +48,8 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
         format = format_of(format)
     if not torch.compiler.is_compiling():
         operands = tuple([each if each.layout is torch.strided else SparseTensor.from_torch(each) for each in operands])
-    expression, operands = plain(expression, operands)
-    if len(operands) == 1:
-        operands = (_as_summed(expression, operands[0]),)
+    if not torch.compiler.is_compiling():
+        expression, operands = plain(expression, operands)
     if len(operands) > 1 and format in (None, "dense") and not torch.compiler.is_compiling():
         inputs, result = _read(expression)
         out = None
@@ -77,6 +76,9 @@ def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
     format: Format | Literal["dense"] | None = None
     if target is not None:
         format = "dense" if target == "dense" else Format.parse(target)
+    expression, operands = plain(expression, tuple(operands))
+    if len(operands) == 1:
+        operands = (_as_summed(expression, operands[0]),)
     inputs, result = _parse(expression, operands)
     bound = [bound_to(letters, operand) for letters, operand in zip(inputs, operands, strict=True)]
     _check(expression, bound)

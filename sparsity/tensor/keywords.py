@@ -6,6 +6,7 @@ Functions for SparseTensors name their operands as they like, for they get them 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -30,6 +31,19 @@ def spelled(ours: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     return found, named
 
 
+def specialised(ours: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments in a graph, where a number that says which dimension is what it was when the graph was made."""
+    of_dims = [name.endswith(("dim", "dims", "dim0", "dim1")) for name in _ordered(ours)]
+    args = [_fixed(each) if dim else each for each, dim in zip_longest(args, of_dims[: len(args)])]
+    return args, {name: _fixed(value) if name in ("dim", "dims") else value for name, value in kwargs.items()}
+
+
+def _fixed(numbers: Any) -> Any:
+    if isinstance(numbers, list | tuple):
+        return type(numbers)([_fixed(each) for each in numbers])
+    return int(numbers) if isinstance(numbers, torch.SymInt) else numbers
+
+
 def into(out: Any, result: Any) -> Tensor:
     """Writes a result into the tensor that was given as `out`, as torch does."""
     if not isinstance(out, Tensor) or not isinstance(result, Tensor):
@@ -46,6 +60,11 @@ def into(out: Any, result: Any) -> Tensor:
 @torch.compiler.assume_constant_result
 def _parameters(ours: Callable[..., Any]) -> frozenset[str]:
     return _names(ours)
+
+
+@torch.compiler.assume_constant_result
+def _ordered(ours: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(ours).parameters)
 
 
 @cache

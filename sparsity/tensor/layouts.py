@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.dialects.format import Format
 from gossamer.sparsity.operations.argument_check import ArgumentError
-from gossamer.sparsity.operations.sparse_results import pick
+from gossamer.sparsity.operations.sparse_results import pick, sizes_stay_inside
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.interchange import compressed_format, coo_format
-from gossamer.sparsity.tensor.products import addmm
+from gossamer.sparsity.tensor.products import matmul
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of, like
 
 
@@ -75,13 +76,19 @@ def sparse_mask(input: Tensor, mask: SparseTensor) -> SparseTensor:
     return like(mask, picked.to(input.dtype))
 
 
+_COMPRESSED = {Format.CSR: ("crow_indices", "col_indices"), Format.CSC: ("ccol_indices", "row_indices")}
+
+
 def _parts_of_layouts() -> None:
     """The arrays as torch.sparse names them, of formats that are those layouts; others are told what they lack in its words."""
-    for name in ("indices", "crow_indices", "col_indices", "ccol_indices", "row_indices", "is_coalesced", "_indices", "_values"):
+    for name in (
+        "indices", "crow_indices", "col_indices", "ccol_indices", "row_indices", "is_coalesced", "_indices", "_values",
+    ):  # fmt: skip
         method = getattr(torch.Tensor, name)
 
-        def part(input: SparseTensor, method: Callable[[Tensor], Any] = method) -> Any:
-            return method(input.to_torch())
+        def part(input: SparseTensor, name: str = name, method: Callable[[Tensor], Any] = method) -> Any:
+            own = _COMPRESSED.get(input.format.with_widths(0, 0), ())
+            return input.components[own.index(name)] if name in own else method(input.to_torch())
 
         part.__name__, part.__doc__ = name, f"`{name}` of `to_torch`"
         implements(method)(part)
@@ -99,7 +106,9 @@ def _nnz(input: SparseTensor) -> int:
 @implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm)
 def sspaddmm(addend: SparseTensor, left: SparseTensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> SparseTensor:
     """beta * addend + alpha * (left @ right), as a sparse tensor in the format of the first."""
-    return SparseTensor.from_dense(addmm(addend, left, right, beta=beta, alpha=alpha), addend.format)
+    with sizes_stay_inside():
+        product = SparseTensor.from_dense(matmul(left, right).to_dense(), addend.format)
+    return torch.add(addend * beta, product, alpha=alpha)  # type: ignore[return-value]
 
 
 @implements(torch.is_same_size, torch.Tensor.is_same_size)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gossamer.sparsity.kernels.operands import dense as bound_dense
 from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 from gossamer.sparsity.tensor.einsum import einsum
 from gossamer.sparsity.tensor.extension import implements, unsupported
@@ -62,7 +63,9 @@ def rmatmul(right: Tensor, left: Tensor) -> Tensor:
 @implements(torch.addmm, torch.Tensor.addmm, torch.sparse.addmm)
 def addmm(addend: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * addend + alpha * (left @ right)"""
-    return _plus(addend, beta, matmul(left, right), alpha)
+    with sizes_stay_inside():
+        product = matmul(left, right)
+    return _plus(addend, beta, product, alpha)
 
 
 @implements(torch.addmv, torch.Tensor.addmv)

@@ -28,10 +28,18 @@ def coalesce(input: SparseTensor) -> SparseTensor:
     return input
 
 
-@implements(torch.t, torch.Tensor.t, torch.Tensor.T.__get__)  # type: ignore[attr-defined]
-def t(input: SparseTensor) -> SparseTensor:
+@implements(torch.Tensor.T.__get__)  # type: ignore[attr-defined]
+def reversed_dimensions(input: SparseTensor) -> SparseTensor:
     """The transpose: the same arrays, read as the permuted format."""
     return transposed(input, range(input.dim() - 1, -1, -1))
+
+
+@implements(torch.t, torch.Tensor.t)
+def t(input: SparseTensor) -> SparseTensor:
+    """The transpose of a matrix; a vector stays as it is."""
+    if input.dim() > 2:
+        raise ArgumentError(f"t() takes matrices and vectors, got {input.dim()} dimensions: see permute")
+    return reversed_dimensions(input)
 
 
 @implements(torch.transpose, torch.Tensor.transpose, torch.swapaxes, torch.Tensor.swapaxes)
@@ -45,7 +53,10 @@ def transpose(input: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
 @implements(torch.permute, torch.Tensor.permute)
 def permute(input: SparseTensor, *order: Any, dims: Sequence[int] | None = None) -> SparseTensor:
     """The dimensions in another order, without a copy."""
-    return transposed(input, as_list(order) if dims is None else dims)
+    order = as_list(order) if dims is None else tuple(dims)
+    if sorted(within(dim, input.dim()) for dim in order) != list(range(input.dim())):
+        raise ArgumentError(f"permute of {input.dim()} dimensions takes each of them once, got {list(order)}")
+    return transposed(input, order)
 
 
 @implements(torch.Tensor.mT.__get__)  # type: ignore[attr-defined]

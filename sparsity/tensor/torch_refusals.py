@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.torch_internals import tree_map_only
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.dispatch import watched
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -22,13 +23,15 @@ _OF_META_TENSORS = (
     "is not on the expected device meta",  # a number as a tensor, which stays where it is
 )
 
+_RANKS = {"mm": (2, 2), "mv": (2, 1), "bmm": (3, 3), "dot": (1, 1), "smm": (2, 2), "hspmm": (2, 2)}
+
 _asked: set[Callable[..., Any]] = set()
 _passed: set[Any] = set()
 _OF_SPARSE_LAYOUTS = [
     "coalesce", "is_coalesced", "values", "resolve_conj", "__deepcopy__", "__iter__", "sparse_mask",
     "sparse_dim", "dense_dim", "to_sparse", "to_sparse_coo", "to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc",
-    "smm", "hspmm", "sspaddmm", "saddmm", "_sparse_sum", "indices", "crow_indices", "col_indices", "ccol_indices", "row_indices",
-    "_indices", "_values", "_nnz",
+    "smm", "hspmm", "sspaddmm", "saddmm", "_sparse_sum", "indices", "crow_indices", "col_indices", "ccol_indices",
+    "row_indices", "_indices", "_values", "_nnz",
 ]  # fmt: skip
 
 
@@ -38,6 +41,15 @@ def ask_about(functions: Sequence[Callable[..., Any]]) -> None:
         module = getattr(function, "__module__", None) or ""
         if not module.startswith("torch.sparse") and function.__name__ not in _OF_SPARSE_LAYOUTS:
             _asked.add(function)
+
+
+def check_ranks(func: Callable[..., Any], args: Sequence[Any]) -> None:
+    """What a graph that is being made cannot ask torch: whether the operands of a product have the dimensions it is for."""
+    ranks = _RANKS.get(func.__name__)
+    if ranks is not None and all(isinstance(each, Tensor) for each in args[:2]):
+        found = tuple(each.dim() for each in args[:2])
+        if found != ranks:
+            raise ArgumentError(f"{func.__name__} takes tensors of {ranks[0]} and {ranks[1]} dimensions, got {found}")
 
 
 def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:

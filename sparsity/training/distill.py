@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import check_least
 from gossamer.sparsity.pruning.batches import Call, call_of, calls_of
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.training.gradual_masks import GradualMasks
@@ -91,8 +92,7 @@ def distill(
     Dropout is off, since the teacher has none. For a loop of one's own there are `DistillationLoss`, and `GradualMasks.step()`
     after each step of the optimizer; for transformers.Trainer, `GradualMasks.callback()`.
     """
-    if steps < 1:
-        raise OptionError(f"steps is {steps}, must be at least 1")
+    check_least("steps", steps, 1, integer=True)
     masks, calls = GradualMasks(model, sparsity, steps=steps, only=only, skip=skip), calls_of(model, data)
     modes = [(module, module.training) for each in (model, teacher) for module in each.modules()]
     model.eval()

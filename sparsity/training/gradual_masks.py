@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import check_least, check_share
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.pruning.layers import layers_of
 from gossamer.sparsity.training.masks import Masks
@@ -25,10 +25,10 @@ class GradualMasks:
         self, model: nn.Module, sparsity: float | None = None, *, steps: int = 1, every: int = 10, only: Layers | None = None,
         skip: Layers = (),
     ) -> None:  # fmt: skip
-        if sparsity is not None and not 0 < sparsity < 1:
-            raise OptionError(f"sparsity is {sparsity}, must be above 0 and below 1")
-        if min(steps, every) < 1:
-            raise OptionError(f"steps is {steps} and every {every}, must be at least 1")
+        if sparsity is not None:
+            check_share("sparsity", sparsity)
+        check_least("steps", steps, 1, integer=True)
+        check_least("every", every, 1, integer=True)
         kept = Recipe(Sparsifier("zeros"), once())
         recipe = kept if sparsity is None else recipe_of("gradual", steps, sparsity=sparsity, every=every)
         self._masks, self._step = Masks(layers_of(model, only, skip), recipe), 0

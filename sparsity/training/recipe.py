@@ -6,6 +6,7 @@ Recipe(Sparsifier(grows="gradient"), Exchange(0, 7500, 100), "erdos-renyi-kernel
 from dataclasses import dataclass, field, replace
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import check_share
 from gossamer.sparsity.pruning.patterns import NM, VNM, Pattern, Unstructured, pattern_of
 from gossamer.sparsity.training.distributions import DISTRIBUTIONS
 from gossamer.sparsity.training.schedules import Cubic, Exchange, Fading, Schedule, Stepwise
@@ -69,8 +70,8 @@ class Recipe:
         ):  # fmt: skip
             if given not in known:
                 raise OptionError(f"{name} '{given}' is not known: there are {', '.join(map(str, known))}")
-        if self.rule.density is None and self.sparsifier.saliency != "zeros" and not 0 < (self.sparsity or 0) < 1:
-            raise OptionError(f"sparsity is {self.sparsity}: pattern '{self.pattern}' needs one above 0 and below 1")
+        if self.sparsity is not None or (self.rule.density is None and self.sparsifier.saliency != "zeros"):
+            check_share(f"sparsity (pattern '{self.pattern}')", self.sparsity)
         if self.sparsity is not None and self.rule.density is not None and abs(1 - self.rule.density - self.sparsity) > 1e-6:
             raise OptionError(
                 f"sparsity {self.sparsity} with pattern '{self.pattern}', which has {1 - self.rule.density:g}: leave it out"

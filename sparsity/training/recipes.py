@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import check_least
 from gossamer.sparsity.training.recipe import Recipe, Sparsifier
 from gossamer.sparsity.training.schedules import Cubic, Exchange, Fading, Schedule, Stepwise, once
 
@@ -15,8 +16,7 @@ def recipe_of(name: str, steps: int, **options: Any) -> Recipe:
     """The recipe of a name. OptionError if there is none, or it does not have such an option."""
     if name not in RECIPES:
         raise OptionError(f"recipe '{name}' is not known: there are {', '.join(RECIPES)}")
-    if steps < 1:
-        raise OptionError(f"steps is {steps}, must be at least 1")
+    check_least("steps", steps, 1, integer=True)
     try:
         return RECIPES[name](steps, **options)
     except TypeError as error:

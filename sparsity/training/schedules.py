@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil, cos, exp, log2, pi
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import check_share
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class Exchange(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.fraction < 1:
-            raise OptionError(f"a fraction of {self.fraction} of the nonzeros cannot move: must be above 0 and below 1")
+        check_share("fraction (of the nonzeros that move)", self.fraction)
 
     def exchanged(self, step: int) -> float:
         if step == 0:

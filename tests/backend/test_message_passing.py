@@ -257,3 +257,24 @@ def test_small_graphs_and_other_scatters_stay_dense() -> None:
     summed = lambda x, index: torch.zeros(NODES, 6).index_add(0, index[1], x)
     run = compile_and_run(summed, torch.randn(EDGES, 6), index, regions=0)
     assert not run.decisions
+
+
+def test_training_with_degrees_that_a_graph_writes_to() -> None:
+    """What is added to a vector after it was read has another value in the backward pass."""
+
+    class Layer(nn.Module):
+        def forward(self, x: Tensor, index: Tensor, scale: Tensor) -> Tensor:
+            y = torch.zeros_like(x).index_add(0, index[1], x[index[0]] * scale[index[0]][:, None])
+            scale.add_(1)
+            return y
+
+    x, index, scale = torch.randn(NODES, 8), edges(), torch.rand(NODES)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    scales = [scale.clone() for _ in range(2)]
+    run = compile_and_run(Layer(), leaves[0], index, scales[0], grad=True)
+    expected = Layer()(leaves[1], index, scales[1])
+    for output in (run.output, expected):
+        (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
+    assert_same(run.output, expected)
+    assert_same(leaves[0].grad, leaves[1].grad)
+    assert_same(scales[0], scales[1])

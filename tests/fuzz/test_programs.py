@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import attention
+from tests.fuzz import attention, layers
 
 SECONDS = os.environ.get("GOSSAMER_FUZZ_SECONDS")
 CASES = {"eager": 250, "compiled": 6, "gradients": 40, "models": 3}  # without it
@@ -38,3 +38,11 @@ def test_programs_give_what_dense_ones_give(how: str, tmp_path: Path) -> None:
 def test_attention_is_that_of_dense_masks() -> None:
     cases = [case for case in map(attention.make, range(200)) if case.size == 17]  # few kernels to compile
     assert not [(case, problem) for case in cases if (problem := attention.difference(case)) is not None]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "count"), [("quantized", 2), ("masked", 1), ("experts", 1), ("points", 15)])
+def test_layers_are_those_of_float64(kind: str, count: int) -> None:
+    programs = {seed: layers.make(kind, seed) for seed in range(count)}
+    wrong = [f"# {problem}\n{text}" for text in programs.values() if (problem := layers.difference(kind, text))]
+    assert not wrong, "\n".join(wrong)

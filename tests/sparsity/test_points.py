@@ -347,3 +347,10 @@ def test_other_types_have_no_kernel() -> None:
     for kernel in (convolve_kernel, weight_kernel):
         with pytest.raises(gossamer.CompileError, match="must be f32 or f64"):
             kernel(torch.bfloat16)
+
+
+def test_features_and_weights_of_two_types_are_refused() -> None:
+    indices = sites(1, (5, 5), 4)
+    layer = spconv.SubMConv2d(3, 4, 3).double()
+    with pytest.raises(gossamer.GossamerError, match=r"features are torch.float32, the weight torch.float64: use .to()"):
+        layer(spconv.SparseConvTensor(torch.randn(4, 3), indices, [5, 5], 1))

@@ -204,3 +204,28 @@ def test_what_makes_no_sense_is_refused(stack: Stack, options: dict[str, Any], s
 def test_masked_layers_are_refused(stack: Stack) -> None:
     with pytest.raises(gossamer.OptionError, match="finalize"):
         gossamer.prune(gossamer.sparsify(stack, "magnitude", density=0.5), batches(4, 12), 0.5)
+
+
+@pytest.mark.parametrize("value", [-0.1, 0, 1, torch.nan, "a", [0.5], True])
+def test_shares_of_zeros_are_checked_everywhere(value: Any) -> None:
+    model, data = nn.Sequential(nn.Linear(8, 8)), [torch.randn(4, 8)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    calls: list[Callable[[], object]] = [
+        lambda: gossamer.prune(model, data, value),
+        lambda: gossamer.GradualMasks(model, value),
+        lambda: gossamer.train_sparse(model, optimizer, "gradual", steps=10, sparsity=value),
+        lambda: gossamer.distill(model, model, data, sparsity=value, steps=1),
+    ]
+    calls += [] if value == 1 and value is not True else [lambda: gossamer.sparsify(model, "magnitude", density=value)]
+    for call in calls:
+        with pytest.raises(OptionError, match=r"is .*, must be a number above 0 and"):
+            call()
+
+
+def test_damping_and_tokens_are_checked() -> None:
+    model, data = nn.Sequential(nn.Linear(8, 8)), [torch.randn(4, 8)]
+    for damping in (-1, torch.nan, "a"):
+        with pytest.raises(OptionError, match="damping is"):
+            gossamer.prune(model, data, 0.5, damping=damping)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="tokens is 0"):
+        gossamer.prune(model, data, 0.5, tokens=0)

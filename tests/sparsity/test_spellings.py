@@ -230,3 +230,93 @@ def test_elements_by_lists_keep_their_type(dtype: torch.dtype) -> None:
     found, expected = sparse(dense)[[0, 1, 3], [2, 3, 3]], dense[[0, 1, 3], [2, 3, 3]]
     assert found.dtype == dtype
     assert torch.equal(found, expected)
+
+
+def test_parts_as_torch_sparse_names_them() -> None:
+    dense = matrix(4, 6)
+    for layout in ("coo", "csr", "csc"):
+        ours, torchs = (getattr(each, f"to_sparse_{layout}")() for each in (sparse(dense), dense))
+        names = {"coo": ("indices", "_indices", "_values", "is_coalesced"), "csr": ("crow_indices", "col_indices"),
+                 "csc": ("ccol_indices", "row_indices")}[layout]  # fmt: skip
+        for name in ("_nnz", *names):
+            found, expected = (getattr(each, name)() for each in (ours, torchs))
+            assert torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
+    with pytest.raises(RuntimeError, match="crow_indices expected sparse row compressed"):
+        sparse(dense, "COO").crow_indices()
+
+
+def test_sums_and_samples_of_products_that_stay_sparse() -> None:
+    addend, left, x = matrix(4, 3), matrix(4, 5), torch.randn(5, 3)
+    found = torch.sspaddmm(sparse(addend), sparse(left), x, beta=2, alpha=3)
+    assert isinstance(found, SparseTensor)
+    torch.testing.assert_close(found.to_dense(), torch.addmm(addend, left, x, beta=2, alpha=3))
+    batch, right = torch.randn(2, 4, 5), torch.randn(2, 5, 3)
+    mask = torch.stack([matrix(4, 3), matrix(4, 3)])
+    sampled = torch.sparse.sampled_addmm(SparseTensor.from_dense(mask, Format.csf(3)), batch, right, beta=0.5)
+    torch.testing.assert_close(sampled.to_dense(), (0.5 * mask + batch @ right) * (mask != 0))
+    with pytest.raises(GossamerError, match="the same batch in front"):
+        torch.sparse.sampled_addmm(SparseTensor.from_dense(mask, Format.csf(3)), batch[0], right)
+
+
+def test_types_of_integers_and_bools() -> None:
+    dense = matrix(4, 4)
+    for dtype in (torch.bool, torch.int32):
+        for equation in ("ij->i", "ii->", "ij->ji"):
+            found, expected = (torch.einsum(equation, each.to(dtype)) for each in (sparse(dense), dense))
+            assert found.dtype == expected.dtype
+            assert torch.equal(found.to_dense(), expected)
+    mask = sparse(matrix(4, 4), "CSC").bool()
+    assert sparse(dense).bool().sparse_mask(mask).dtype == torch.bool
+    torch.testing.assert_close(torch.einsum("ij,->ij", sparse(dense), torch.tensor(2.0)).to_dense(), 2 * dense)
+
+
+def test_indices_of_every_shape_and_type() -> None:
+    dense = matrix(4, 5)
+    assert torch.equal(sparse(dense).index_select(0, torch.tensor(1)).to_dense(), dense.index_select(0, torch.tensor(1)))
+    assert torch.equal(sparse(dense)[torch.tensor([1, 0, 1, 0]).byte()].to_dense(), dense[::2])
+    for index in (torch.tensor([0.0]), torch.tensor([[0, 1]])):
+        with pytest.raises(GossamerError, match="index_select"):
+            sparse(dense).index_select(0, index)
+    with pytest.raises(GossamerError, match="resize_"):
+        sparse(dense).resize_(2, 2)
+
+
+def test_gradients_of_products_divide_by_nothing() -> None:
+    dense = torch.tensor([[1.0, 2, 3, -torch.inf], [0, 1e30, 1e30, 2], [2, 3, 0, 4]])
+    a, twin = SparseTensor.from_dense(dense).requires_grad_(), dense.clone().requires_grad_()
+    a.prod(1).sum().backward()
+    twin.prod(1).sum().backward()
+    assert torch.equal(a.grad.to_dense(), torch.where(dense != 0, twin.grad, 0))
+
+
+IN_A_GRAPH: dict[str, Callable[[Tensor, int], Any]] = {
+    "sum": lambda a, dim: a.sum(dim),
+    "softmax": lambda a, dim: torch.sparse.softmax(a, dim),
+    "permute": lambda a, dim: a.permute(dim, 0),
+    "cat": lambda a, dim: torch.cat([a, a], dim),
+    "index_select": lambda a, dim: a.index_select(dim, torch.tensor(1)),
+    "sspaddmm": lambda a, dim: torch.sspaddmm(a, a, a.to_dense()),
+    "addmm": lambda a, dim: torch.sparse.addmm(a, a, a),
+    "diagonal": lambda a, dim: einsum("ii->i", a),
+    "parts": lambda a, dim: a.crow_indices() * dim,
+}
+
+
+@pytest.mark.parametrize("name", IN_A_GRAPH)
+def test_in_graphs_whose_sizes_are_open(name: str) -> None:
+    a, function = sparse(matrix(4, 4)), IN_A_GRAPH[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="sparse", fullgraph=True, dynamic=True, options={"dense": "eager"})
+    torch.testing.assert_close(compiled(a, 1).to_dense(), function(a, 1).to_dense())
+
+
+@pytest.mark.parametrize("name", ["permute", "mm", "mv", "t"])
+def test_graphs_refuse_what_eager_code_refuses(name: str) -> None:
+    refused: dict[str, Callable[[Tensor], Any]] = {
+        "permute": lambda a: a.permute(0, 0),
+        "mm": lambda a: torch.mm(a, torch.ones(4)),
+        "mv": lambda a: a.mv(torch.ones(4, 2)),
+        "t": lambda a: a.unsqueeze(0).t(),
+    }
+    with pytest.raises(Exception, match="takes"):
+        torch.compile(refused[name], backend="eager", fullgraph=True)(sparse(matrix(4, 4)))
