@@ -14,6 +14,12 @@ def check_share(name: str, value: Any, *, whole: bool = False) -> None:
         raise OptionError(f"{name} is {value!r}, must be a number above 0 and {top}")
 
 
+def check_positive(name: str, value: Any) -> None:
+    """OptionError unless a value is a finite number above 0."""
+    if not _is_number(value) or not 0 < value < inf:
+        raise OptionError(f"{name} is {value!r}, must be a number above 0")
+
+
 def check_least(name: str, value: Any, least: float, *, integer: bool = False) -> None:
     """OptionError unless a value is a finite number, or an integer, of at least so much."""
     if not _is_number(value) or (integer and not isinstance(value, int)) or not least <= value < inf:

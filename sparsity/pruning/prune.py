@@ -10,7 +10,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
-from gossamer.dialects.option_check import check_least, check_share
+from gossamer.dialects.option_check import check_least, check_positive, check_share
 from gossamer.sparsity.pruning.batches import Call, calls_of
 from gossamer.sparsity.pruning.budgets import DENSITIES, Sensitivity, allocate, scaled_to
 from gossamer.sparsity.pruning.calibrate import Walk
@@ -134,9 +134,7 @@ def _share(pattern: Pattern, name: str, sparsity: float | None, latency: float |
     if len(given) != 1:
         raise OptionError("give one of sparsity, latency and loss")
     if sparsity is None:
-        check_least("loss" if latency is None else "latency", given[0], 0)
-        if not given[0]:
-            raise OptionError(f"latency and loss must be above 0, not {given[0]}")
+        check_positive("loss" if latency is None else "latency", given[0])
         return 0.3
     return 1 - sparsity
 

@@ -71,7 +71,7 @@ class Recipe:
             if given not in known:
                 raise OptionError(f"{name} '{given}' is not known: there are {', '.join(map(str, known))}")
         if self.sparsity is not None or (self.rule.density is None and self.sparsifier.saliency != "zeros"):
-            check_share(f"sparsity (pattern '{self.pattern}')", self.sparsity)
+            check_share("sparsity", self.sparsity)
         if self.sparsity is not None and self.rule.density is not None and abs(1 - self.rule.density - self.sparsity) > 1e-6:
             raise OptionError(
                 f"sparsity {self.sparsity} with pattern '{self.pattern}', which has {1 - self.rule.density:g}: leave it out"

@@ -214,18 +214,18 @@ def test_shares_of_zeros_are_checked_everywhere(value: Any) -> None:
         lambda: gossamer.prune(model, data, value),
         lambda: gossamer.GradualMasks(model, value),
         lambda: gossamer.train_sparse(model, optimizer, "gradual", steps=10, sparsity=value),
-        lambda: gossamer.distill(model, model, data, sparsity=value, steps=1),
+        lambda: gossamer.distill(model, model, data, gossamer.DistillationLoss(1.0), sparsity=value, steps=1),
     ]
     calls += [] if value == 1 and value is not True else [lambda: gossamer.sparsify(model, "magnitude", density=value)]
     for call in calls:
-        with pytest.raises(OptionError, match=r"is .*, must be a number above 0 and"):
+        with pytest.raises(gossamer.OptionError, match=r"is .*, must be a number above 0 and"):
             call()
 
 
 def test_damping_and_tokens_are_checked() -> None:
     model, data = nn.Sequential(nn.Linear(8, 8)), [torch.randn(4, 8)]
     for damping in (-1, torch.nan, "a"):
-        with pytest.raises(OptionError, match="damping is"):
+        with pytest.raises(gossamer.OptionError, match="damping is"):
             gossamer.prune(model, data, 0.5, damping=damping)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="tokens is 0"):
+    with pytest.raises(gossamer.OptionError, match="tokens is 0"):
         gossamer.prune(model, data, 0.5, tokens=0)
