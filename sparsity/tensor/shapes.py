@@ -53,10 +53,10 @@ def transpose(input: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
 @implements(torch.permute, torch.Tensor.permute)
 def permute(input: SparseTensor, *order: Any, dims: Sequence[int] | None = None) -> SparseTensor:
     """The dimensions in another order, without a copy."""
-    order = as_list(order) if dims is None else tuple(dims)
-    if sorted(within(dim, input.dim()) for dim in order) != list(range(input.dim())):
-        raise ArgumentError(f"permute of {input.dim()} dimensions takes each of them once, got {list(order)}")
-    return transposed(input, order)
+    wanted = as_list(order if dims is None else (dims,))
+    if sorted(within(dim, input.dim()) for dim in wanted) != list(range(input.dim())):
+        raise ArgumentError(f"permute of {input.dim()} dimensions takes each of them once, got {wanted}")
+    return transposed(input, wanted)
 
 
 @implements(torch.Tensor.mT.__get__)  # type: ignore[attr-defined]
