@@ -48,7 +48,6 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
         format = format_of(format)
     if not torch.compiler.is_compiling():
         operands = tuple([each if each.layout is torch.strided else SparseTensor.from_torch(each) for each in operands])
-    if not torch.compiler.is_compiling():
         expression, operands = plain(expression, operands)
     if len(operands) > 1 and format in (None, "dense") and not torch.compiler.is_compiling():
         inputs, result = _read(expression)
