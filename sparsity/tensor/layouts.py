@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.torch_internals import stored_entries
 from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import pick, sizes_stay_inside
 from gossamer.sparsity.tensor.arithmetic import at_entries
@@ -97,7 +98,7 @@ def _parts_of_layouts() -> None:
 _parts_of_layouts()
 
 
-@implements(torch.Tensor._nnz)
+@implements(stored_entries)
 def _nnz(input: SparseTensor) -> int:
     """How many values are stored."""
     return input.nnz
