@@ -14,8 +14,10 @@ from torch import fx
 from gossamer.backend.calls import region_op
 from gossamer.backend.convolution.build import build
 from gossamer.backend.convolution.convolution import Convolution, Judgement, find, gain_of
+from gossamer.backend.convolution.gradients import take_apart
 from gossamer.backend.convolution.planar import together
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import density, zero_heavy
 from gossamer.backend.graph.nodes import in_training
@@ -43,6 +45,7 @@ class Convolutions:
         decisions, claimed = list[Decision](), set[fx.Node]()
         failures = list[CompileError]()
         judged = list[Judgement]()
+        gradients = take_apart(graph, computed_from(graph, values)) if in_training(graph) else []
         for node, found in find(graph, values):
             if not isinstance(found, str):
                 judged.append(_judged(found, options))
@@ -76,6 +79,11 @@ class Convolutions:
                 decisions.append(Decision(name, found.op, shape, share, None, None, False, reason, gain))
         if failures:
             warnings.warn(f"{failures[0]}\nThis convolution stays dense.", stacklevel=3)
+        for gradient in gradients:
+            if gradient.convolution in claimed:
+                gradient.keep()
+            else:
+                gradient.undo()
         if claimed:
             _keep_planar()
             graph.eliminate_dead_code()
@@ -94,8 +102,6 @@ def _judged(found: Convolution, options: Options) -> Judgement:
         reason = f"no sparse kernel for convolutions in {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
     if reason is None and options.schedule not in ("auto", "reference"):
         reason = f"schedule {options.schedule} is not for convolutions"
-    if reason is None and in_training(found.node.graph):
-        reason = "trained dense: convolutions are sparse in inference only"
     if reason is not None:
         return Judgement(found, False, reason, None)
     if found.depthwise:
