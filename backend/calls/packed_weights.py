@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
-from gossamer.backend.graph.masked_matrix import MaskedValues, is_product, mask_of
+from gossamer.backend.graph.masked_matrix import MaskedValues, arrangement_of, mask_of
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
@@ -79,7 +79,7 @@ class Packings(Remembered[_Weight]):
     def __init__(self, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> None:
         super().__init__(compared="none")  # but see `verified`
         self.key, self.evaluate, self.format = key, evaluate, format
-        self._stored, self._masked = _stored_matrix(evaluate), is_product(evaluate)
+        self._stored, self._masked = _stored_matrix(evaluate), arrangement_of(evaluate)
         self._unsettled = 0
 
     @classmethod
@@ -135,7 +135,7 @@ class Packings(Remembered[_Weight]):
                 changes = old.changes + 1 if old.calls - old.before <= 1 else 0
                 if self._stored is not None and old.packed is not None and written == [len(leaves) - 1]:
                     weight = self._taken_over(old, leaves, changes)
-                elif self._masked and old.packed is not None and len(written) == 1:
+                elif self._masked is not None and old.packed is not None and len(written) == 1:
                     weight = self._gathered(old, leaves, written[0], changes) or self._refreshed(old, leaves, changes)
                 elif old.packed is None or (changes >= _RESTLESS and not renew):
                     weight = _Weight()
@@ -170,10 +170,10 @@ class Packings(Remembered[_Weight]):
 
     def _gathered(self, old: _Weight, leaves: Sequence[torch.Tensor], at: int, changes: int) -> _Weight | None:
         """The weight with new values of the leaf `at`, under the same mask; None if the packing lacks some that it keeps."""
-        assert old.packed is not None
+        assert old.packed is not None and self._masked is not None
         masked = old.masked
         if masked is None or masked.given != at:
-            masked = MaskedValues.of(old.packed, leaves, at)
+            masked = MaskedValues.of(old.packed, leaves, at, self._masked)
         if masked is None:
             return None
         masked.renew(old.packed, leaves)
@@ -189,9 +189,9 @@ class Packings(Remembered[_Weight]):
 
     def _stored_of(self, value: torch.Tensor, leaves: Sequence[torch.Tensor], nonzeros: int) -> Packed:
         """A matrix, packed: its nonzeros, or all that a mask keeps, so that zeros among it may train."""
-        mask = mask_of(leaves) if self._masked else None
-        if mask is not None and nonzeros < count_nonzeros(mask):
-            packed = pack((mask != 0).to(value.dtype).cpu(), self.format).to(value.device)
+        mask = mask_of(leaves) if self._masked is not None else None
+        if mask is not None and self._masked is not None and nonzeros < count_nonzeros(mask):
+            packed = pack((self._masked(mask) != 0).to(value.dtype).cpu(), self.format).to(value.device)
             if packed.refresh(value):
                 return packed
         return pack(value.cpu(), self.format).to(value.device)

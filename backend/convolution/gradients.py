@@ -1,6 +1,6 @@
 """Gradients of convolutions, taken apart: that of the images is a convolution itself, with each kernel turned around.
 
-%b = convolution_backward(%g, %x, %w, ...)       →    %i = convolution(%g, clone(flip(permute(%w))), ...)
+%b = convolution_backward(%g, %x, %w, ...)       →    %i = convolution(%g, clone(permute(rev(%w))), ...)
 %0, %1 = getitem(%b, 0), getitem(%b, 1)               %1 = getitem(convolution_backward(..., [False, True, False]), 1)
 
 With a stride, %g is spread first, zeros between its pixels; behind pointwise kernels what comes out is.
@@ -16,7 +16,7 @@ from torch import fx
 
 from gossamer.backend.graph.emit import Emitter
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _of_images(backward: fx.Node, torchs: fx.Node) -> ImageGradient | None:
     if min(around) < 0:
         return None
     emit = Emitter(torchs)
-    turned = emit(aten.flip.default, w, list(range(2, dims + 2))) if any(k != 1 for k in kernel[2:]) else w
+    turned = emit(prims.rev.default, w, list(range(2, dims + 2))) if any(k != 1 for k in kernel[2:]) else w
     if not depthwise:
         turned = emit(aten.permute.default, turned, [1, 0, *range(2, dims + 2)])
         turned = emit(aten.clone.default, turned, memory_format=torch.contiguous_format)
@@ -92,7 +92,8 @@ def _spread(emit: Emitter, images: fx.Node, stride: list[int], sizes: list[int])
             continue
         shape = emit.sizes(images, tuple(range(images.meta["val"].dim())))
         shape[axis] = size
-        zeros = emit(aten.new_zeros.default, images, shape)
-        end = (images.meta["val"].shape[axis] - 1) * step + 1
+        value = images.meta["val"]
+        zeros = emit(aten.full.default, shape, 0.0, dtype=value.dtype, device=value.device)
+        end = (value.shape[axis] - 1) * step + 1
         images = emit(aten.slice_scatter.default, zeros, images, axis, 0, end, step)
     return images

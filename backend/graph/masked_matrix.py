@@ -1,13 +1,14 @@
 """Weights that are a parameter under a mask, and what was packed of them.
 
-    evaluate(original, mask) = mul(original, mask)
+    evaluate(original, mask) = mul(original, mask), or that as a matrix, transposed, with kernels turned around
 
 As long as the mask stays, new values are gathered from the parameter at the places that are stored, without the matrix in
 between. What the mask hides is not looked at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -19,15 +20,34 @@ from gossamer.runtime.packing import Packed
 
 aten = torch.ops.aten
 
+Arrangement = Callable[[Tensor], Tensor]
+"""Brings the elements of a parameter into the order of a matrix, whatever they are."""
 
-def is_product(evaluate: Any) -> bool:
-    """Whether an expression is the product of its two leaves, in their order of elements."""
+_COPIES = {aten.alias.default, aten.detach.default, aten.clone.default}
+_ARRANGING = _COPIES | {
+    aten.t.default, aten.permute.default, aten.view.default, aten.reshape.default, aten._unsafe_view.default, torch.ops.prims.rev.default,
+}  # fmt: skip
+
+
+def arrangement_of(evaluate: Any) -> Arrangement | None:
+    """What an expression does to the product of its two leaves, if that is to bring its elements into an order; else None."""
     if not isinstance(evaluate, fx.GraphModule):
-        return False
+        return None
     leaves = [each for each in evaluate.graph.nodes if each.op == "placeholder"]
-    node, turns = turned(evaluate.graph.output_node().args[0])
-    factors = [before_copies(each) for each in node.args] if node.target is aten.mul.Tensor else []
-    return turns % 2 == 0 and len(leaves) == 2 and factors in (leaves, leaves[::-1])
+    node, steps = evaluate.graph.output_node().args[0], list[fx.Node]()
+    while isinstance(node, fx.Node) and node.target in _ARRANGING:
+        steps.insert(0, node)
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or node.target is not aten.mul.Tensor or any(len(each.all_input_nodes) > 1 for each in steps):
+        return None
+    factors = [before_copies(each) for each in node.args]
+    return partial(_arranged, steps) if len(leaves) == 2 and factors in (leaves, leaves[::-1]) else None
+
+
+def _arranged(steps: Sequence[fx.Node], product: Tensor) -> Tensor:
+    for step in steps:
+        product = step.target(product, *step.args[1:], **step.kwargs)  # type: ignore[operator]
+    return product
 
 
 def turned(node: Any) -> tuple[fx.Node, int]:
@@ -40,7 +60,7 @@ def turned(node: Any) -> tuple[fx.Node, int]:
 
 def before_copies(node: Any) -> fx.Node:
     """As `nodes.same`, without asking for sizes, which an expression does not have."""
-    while isinstance(node, fx.Node) and node.target in (aten.alias.default, aten.detach.default, aten.clone.default):
+    while isinstance(node, fx.Node) and node.target in _COPIES:
         node = node.args[0]
     return node
 
@@ -61,21 +81,23 @@ class MaskedValues:
     factors: Tensor | None
 
     @classmethod
-    def of(cls, packed: Packed, leaves: Sequence[Tensor], number: int) -> Self | None:
+    def of(cls, packed: Packed, leaves: Sequence[Tensor], number: int, arranged: Arrangement) -> Self | None:
         """None if the mask keeps something that is not stored, or for tensors of other shapes, types and orders."""
         given, mask = leaves[number], leaves[1 - number]
-        shape, dtype = tuple(given.shape), packed.values.dtype
-        alike = shape == tuple(mask.shape) == packed.shape and len(shape) == 2 and given.numel() < 1 << 31
+        (rows, columns), dtype = packed.shape, packed.values.dtype
+        alike = given.shape == mask.shape and given.numel() == rows * columns < 1 << 31
         if not alike or given.dtype != dtype or not (given.is_contiguous() and mask.is_contiguous()):
             return None
         places = packed.source.long()
         if isinstance(packed.format, Format):
-            filled = packed.format.padded_shape(shape)[1]
+            filled = packed.format.padded_shape(packed.shape)[1]
             row, column = places // filled, places % filled
-            inside = (row < shape[0]) & (column < shape[1])
-            places = torch.where(inside, row * shape[1] + column, -1)
+            inside = (row < rows) & (column < columns)
+            places = torch.where(inside, row * columns + column, 0)
         else:
-            places = torch.where(places < given.numel(), places, -1)
+            inside = places < given.numel()
+        order = arranged(torch.arange(given.numel(), device=given.device).view(given.shape)).flatten()
+        places = torch.where(inside, order[places.clamp(max=given.numel() - 1)], -1)
         factors = mask.detach().flatten()[places.clamp(min=0)].masked_fill_(places < 0, 0)
         if count_nonzeros(factors) != count_nonzeros(mask.detach()):
             return None

@@ -86,9 +86,10 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
     for node, static in statics.items():
         if node in covered or not zero_heavy(static.tensor):
             continue
-        op = _first_use(node, statics)
-        if op in _REPORTED:
+        used = list(_uses(node, statics))
+        if any(op in _REPORTED for op in used):
             continue
+        op = next(iter(used), None)
         reason = f"no sparse kernel for {op}{_REMEDIES.get(op, '')}" if op else "not used in this graph"
         refused = _refusal(static.tensor, static.tensor)
         tensor = static.tensor
@@ -137,8 +138,8 @@ def _wrong_schedule(contraction: Contraction, wanted: str) -> str | None:
     return None if wanted in ("auto", *device_of(device).schedules) else f"schedule {wanted} is not for {device.type}"
 
 
-def _first_use(node: fx.Node, statics: Container[fx.Node]) -> str | None:
-    """Name of the first operation that takes the tensor, or what is computed from it alone, to something else."""
+def _uses(node: fx.Node, statics: Container[fx.Node]) -> Iterator[str]:
+    """Names of the operations that take the tensor, or what is computed from it alone, to something else."""
     derived, candidates = {node}, list(node.users)
     while candidates:
         user = candidates.pop(0)
@@ -150,5 +151,4 @@ def _first_use(node: fx.Node, statics: Container[fx.Node]) -> str | None:
             if any(u.op == "call_function" for u in user.users):
                 continue
         target: Any = user.target
-        return getattr(target, "overloadpacket", target).__name__
-    return None
+        yield getattr(target, "overloadpacket", target).__name__

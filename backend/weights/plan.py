@@ -10,7 +10,7 @@ from torch import fx
 from gossamer.backend.chains.build_chain import build_chain
 from gossamer.backend.chains.chain_cost import chain_pays, chain_schedule
 from gossamer.backend.chains.find_chains import Chain, find_chains
-from gossamer.backend.graph.masked_matrix import is_product, mask_of
+from gossamer.backend.graph.masked_matrix import arrangement_of, mask_of
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.stored_matrix import StoredMatrix
 from gossamer.backend.regions.build_region import Built, build_region
@@ -156,7 +156,7 @@ class _Planner:
         trained = in_training(contraction.node.graph) and any(leaf.requires_grad for leaf in leaves)
         if not trained or StoredMatrix.of(evaluate) is not None:
             return 0.0
-        return contraction.weight.density if is_product(evaluate) and mask_of(leaves) is not None else 1.0
+        return contraction.weight.density if arrangement_of(evaluate) is not None and mask_of(leaves) is not None else 1.0
 
     def _name(self, contraction: Contraction) -> str:
         return self.names[contraction.weight.main]

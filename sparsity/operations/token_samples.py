@@ -36,6 +36,28 @@ def sampled_over_tokens(positions: Tensor, coordinates: Tensor, x: Tensor, y: Te
     return out.to(x.dtype)
 
 
+def sampled_over_pixels(positions: Tensor, coordinates: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The same of images, [N, rows, pixels] and [N, columns, pixels] of f32 or f64."""
+    width = _width(x.shape[2], y.shape[1] * y.itemsize)
+    out = empty([coordinates.shape[0]], x.dtype)
+    _sample(positions.dtype, coordinates.dtype, x.dtype, width)(
+        [positions, coordinates, *(_cut(each, width) for each in (x, y))], out
+    )
+    return out
+
+
+def _cut(x: Tensor, width: int) -> Tensor:
+    """Images, [N, features, pixels], as [N tiles, features, width]."""
+    images, features, pixels = x.shape
+    whole, rest = divmod(pixels, width)
+    out = empty([images, -(-pixels // width), features, width], x.dtype)
+    out[:, :whole] = x[:, :, : whole * width].view(images, features, whole, width).transpose(1, 2)
+    if rest:
+        out[:, whole, :, :rest] = x[:, :, whole * width :]
+        out[:, whole, :, rest:] = 0
+    return out.flatten(0, 1)
+
+
 def _width(tokens: int, bytes_a_token: int) -> int:
     """Tokens of a tile: as few as hold all of them, or as make a tile of y fit a cache."""
     holding = [width for width in _WIDTHS if width < 2 * tokens] or [_WIDTHS[-1]]
