@@ -14,7 +14,7 @@ from torch import fx
 from gossamer.backend.calls import region_op
 from gossamer.backend.convolution.build import build
 from gossamer.backend.convolution.convolution import Convolution, Judgement, find, gain_of
-from gossamer.backend.convolution.gradients import take_apart
+from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
 from gossamer.backend.convolution.planar import together
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
@@ -80,10 +80,10 @@ class Convolutions:
         if failures:
             warnings.warn(f"{failures[0]}\nThis convolution stays dense.", stacklevel=3)
         for gradient in gradients:
-            if gradient.convolution in claimed:
-                gradient.keep()
-            else:
+            if gradient.convolution not in claimed:
                 gradient.undo()
+        if in_training(graph):
+            ask_for_what_is_used(graph)
         if claimed:
             _keep_planar()
             graph.eliminate_dead_code()

@@ -34,15 +34,17 @@ class ImageGradient:
     convolution: fx.Node
     result: fx.Node
 
-    def keep(self) -> None:
-        """It is not computed by torch."""
-        given = list(self.backward.args)
-        given[-1] = [False, *given[-1][1:]]  # type: ignore[misc, index]
-        self.backward.args = tuple(given)
-
     def undo(self) -> None:
         """It is computed by torch, as it was."""
         self.result.replace_all_uses_with(self.torchs)
+
+
+def ask_for_what_is_used(graph: fx.Graph) -> None:
+    """Gradients that no node uses by now are not computed."""
+    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        used = {user.args[1] for user in node.users if user.users}
+        wanted: Any = node.args[-1]
+        node.args = (*node.args[:-1], [asked and number in used for number, asked in enumerate(wanted)])
 
 
 def take_apart(graph: fx.Graph, static: Container[fx.Node]) -> list[ImageGradient]:

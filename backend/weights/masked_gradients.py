@@ -3,11 +3,16 @@
     %0 = mm(permute(%g), %x)                 →    %1 = gossamer::masked_gradient(%g, %x, %mask)
     %1 = mul(permute(permute(%0)), %mask)
 
+    %0 = getitem(convolution_backward(%g, %x, ...), 1)        →    %1 = gossamer::masked_gradient(%g, %x, %mask)
+    %1 = mul(%0, %mask)                                            of pointwise convolutions
+
 What comes out is dense, as the parameter is. Where the mask keeps much, or tokens are few, dense is as fast, and stays.
 """
 
+import operator
 import re
-from typing import ClassVar
+from math import prod
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -24,6 +29,8 @@ aten = torch.ops.aten
 
 _DENSEST = 0.2  # sums at the entries take as long as a dense product for a third of them
 _FEWEST = 64  # tokens
+_DENSE_US, _CALL_US = 13e-6, 150.0  # of pointwise convolutions: for a multiplication of the dense one, and once
+_SUMS, _PACKED = 3.2, 43.0  # how many of these a sum takes, and an element that is packed
 
 
 class MaskedGradients:
@@ -42,18 +49,34 @@ class MaskedGradients:
                 continue
             g, x, mask = found
             static = statics[same(mask)]
-            share, tokens = density(static.tensor), hint(g.meta["val"].shape[0])
-            pays = context.options.min_gain == 0 or (share <= _DENSEST and tokens is not None and tokens >= _FEWEST)
+            share, tokens = density(static.tensor), _tokens(g.meta["val"])
+            pays = context.options.min_gain == 0 or (share <= _DENSEST and tokens is not None and _pays(static.tensor, share, tokens))
             if pays:
                 emit = Emitter(node)
                 node.replace_all_uses_with(emit(masked_gradient, g, x, mask))
-            refused = "too dense for a gain" if share > _DENSEST else f"too small for a gain: {tokens} tokens"
+            what = "tokens" if static.tensor.dim() == 2 else "pixels"
+            refused = "too dense for a gain" if share > _DENSEST else f"too small for a gain: {tokens} {what}"
             reason = "where the mask keeps it" if pays else refused
             shape, schedule = tuple(static.tensor.shape), "tokens" if pays else None
             format, name = "CSR" if pays else None, _name(static.name)
             decisions.append(Decision(name, "gradient", shape, share, format, schedule, pays, reason, None))
         graph.eliminate_dead_code()
         return decisions
+
+
+def _tokens(g: torch.Tensor) -> int | None:
+    """Rows of a gradient, or pixels of all images; None where their number is not known."""
+    hints = [hint(size) for axis, size in enumerate(g.shape) if axis != 1]
+    return None if None in hints else prod(hints)  # type: ignore[arg-type]
+
+
+def _pays(mask: torch.Tensor, share: float, tokens: int) -> bool:
+    """Whether sums at what a mask keeps take less time than the dense product; of images all channels are packed for it."""
+    if mask.dim() == 2:
+        return tokens >= _FEWEST
+    rows, columns = mask.shape[:2]
+    dense = _DENSE_US * rows * columns * tokens
+    return dense > _CALL_US + dense * (_SUMS * share + _PACKED * (1 / rows + 1 / columns))
 
 
 def _name(mask: str) -> str:
@@ -68,6 +91,9 @@ def _gradient_at(node: fx.Node, statics: dict[fx.Node, Static]) -> tuple[fx.Node
     for product, mask in (node.args, node.args[::-1]):
         if not isinstance(product, fx.Node) or not isinstance(mask, fx.Node) or same(mask) not in statics:
             continue
+        pixels = _of_images(product, mask)
+        if pixels is not None:
+            return *pixels, mask
         mm, turns = turned(product)
         if mm.target is not aten.mm.default:
             continue
@@ -81,3 +107,20 @@ def _gradient_at(node: fx.Node, statics: dict[fx.Node, Static]) -> tuple[fx.Node
             continue
         return (g, right, mask) if turns % 2 == 0 else (right, g, mask)
     return None
+
+
+def _of_images(product: fx.Node, mask: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The gradient of the result and the images, if a node is the gradient of a pointwise kernel of the mask's shape."""
+    if product.target is not operator.getitem or product.args[1] != 1 or len(product.users) > 1:
+        return None
+    backward: Any = product.args[0]
+    if backward.target is not aten.convolution_backward.default:
+        return None
+    g, x, _, _, stride, padding, _, transposed, _, groups, _ = backward.args
+    values = [each.meta["val"] for each in (g, x, product, mask)]
+    sizes = values[3].shape
+    flat = all(n == 1 for n in (*sizes[2:], *stride)) and not any(padding) and groups == 1 and not transposed
+    alike = values[2].shape == sizes and len({(each.dtype, each.device.type) for each in values}) == 1
+    if not flat or not alike or values[0].dim() != len(sizes) or not values[0].is_cpu:
+        return None
+    return (g, x) if values[0].dtype in (torch.float32, torch.float64) else None

@@ -1,0 +1,158 @@
+"""Pruned convolutions in training: regions forward and backward, gradients against dense float64, weights and masks that change."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+import gossamer
+from gossamer.sparsity.prepare import Mask
+from tests.backend.harness import Run, assert_same, compile_and_run
+
+TYPES = [torch.float32, torch.float64]
+
+
+class Network(nn.Module):
+    """Pointwise, depthwise, k x k, strided and dilated layers, batch norm in training, one layer of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.norm = nn.Conv2d(6, 20, 1, bias=False), nn.BatchNorm2d(20)
+        self.depthwise = nn.Conv2d(20, 20, 3, 2, 1, groups=20, bias=False)
+        self.square, self.shortcut = nn.Conv2d(20, 9, 3, padding=1), nn.Conv2d(9, 11, 1, 2)
+        self.rows, self.wide = nn.Conv2d(9, 9, (3, 5), (1, 2), (0, 1), groups=9), nn.Conv2d(9, 4, 2, dilation=2)
+        self.empty = nn.Conv2d(9, 5, 1)
+        for layer in (self.widen, self.square, self.shortcut, self.wide, self.empty):
+            kept = torch.rand_like(layer.weight) < (0 if layer is self.empty else 0.2)
+            parametrize.register_parametrization(layer, "weight", Mask(kept.float()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.square(self.depthwise(F.relu(self.norm(self.widen(x))))))
+        sums = self.shortcut(y).sum((2, 3)).square().sum() + self.empty(y).square().mean()
+        return sums + self.wide(self.rows(y)).square().mean()
+
+
+def assert_same_gradients(run: Run, model: nn.Module, x: Tensor, steps: int = 3) -> None:
+    """Of several steps, against float64 in eager mode."""
+    wide = copy.deepcopy(model).double()
+    for _ in range(steps):
+        given, twin = x.clone().requires_grad_(), x.double().requires_grad_()
+        for each, call, images in ((model, run.function, given), (wide, wide, twin)):
+            each.zero_grad()
+            call(images).backward()  # type: ignore[operator]
+        assert given.grad is not None and twin.grad is not None
+        _close(given.grad, twin.grad)
+        for one, other in zip(model.parameters(), wide.parameters(), strict=True):
+            assert one.grad is not None and other.grad is not None
+            _close(one.grad, other.grad)
+        with torch.no_grad():
+            for one, other in zip(model.parameters(), wide.parameters(), strict=True):
+                one.add_(0.1)
+                other.copy_(one)
+
+
+def _close(actual: Tensor, expected: Tensor) -> None:
+    size = max(1.0, float(expected.abs().max()))
+    assert_same(actual / size, (expected / size).to(actual.dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gradients_of_all_kinds_of_layers_over_several_steps(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Network().to(dtype), torch.randn(2, 6, 21, 19, dtype=dtype)
+    run = compile_and_run(model, x.clone().requires_grad_(), grad=True)
+    ops = sorted(d.op for d in run.regions)
+    forward = ["conv 1x1", "conv 1x1", "conv 1x1", "conv 2x2", "conv 3x3"]
+    assert ops == sorted([*forward, *(f"{op} backward" for op in forward), "gradient", "gradient"])
+    depthwise = sorted(d.op for d in run.decisions if "depthwise" in d.op)
+    assert depthwise == [f"conv {size} depthwise{way}" for size in ("3x3", "3x5") for way in ("", " backward")]
+    assert len(run.decisions) == len(ops) + len(depthwise)  # nothing is said of masks
+    assert_same_gradients(run, model, x)
+    masks = [layer.parametrizations.weight[0].mask for layer in (model.widen, model.square)]
+    for mask in masks:
+        mask.copy_(torch.rand_like(mask) < 0.3)
+    assert_same_gradients(run, model, x)
+    assert_same_gradients(run, model, x.contiguous(memory_format=torch.channels_last), steps=1)
+
+
+@pytest.mark.parametrize("how", ["hook", "zeros", "product"])
+def test_weights_pruned_otherwise(how: str) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Conv1d(12, 8, 3, padding=1), torch.randn(3, 12, 31)
+    model: nn.Module = nn.Sequential(layer)
+    if how == "hook":
+        prune.l1_unstructured(layer, "weight", 0.8)
+        gossamer.prepare(model)
+    elif how == "zeros":
+        with torch.no_grad():
+            layer.weight *= torch.rand_like(layer.weight) < 0.2
+    else:
+
+        class Masked(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(layer.weight.detach().clone())
+                self.register_buffer("mask", (torch.rand_like(layer.weight) < 0.2).float())
+
+            def forward(self, x: Tensor) -> Tensor:
+                return F.conv1d(x, self.weight * self.mask, padding=1)
+
+        model = Masked()
+    summed = _Squared(model)
+    run = compile_and_run(summed, x.clone().requires_grad_(), grad=True, regions=2)
+    assert [d.op for d in run.regions] == ["conv 3", "conv 3 backward"]
+    assert_same_gradients(run, summed, x)
+
+
+class _Squared(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).square().sum()  # type: ignore[no-any-return]
+
+
+def test_batches_are_dynamic_and_empty_and_what_is_not_finite_arrives() -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(5, 7, 1)
+    parametrize.register_parametrization(layer, "weight", Mask((torch.rand(7, 5, 1, 1) < 0.3).float()))
+    model, x = _Squared(layer), torch.randn(3, 5, 8, 6)
+    torch._dynamo.mark_dynamic(x, 0)
+    run = compile_and_run(model, x, grad=True, regions=2)
+    for batch in (1, 4, 0):
+        assert_same_gradients(run, model, torch.randn(batch, 5, 8, 6), steps=1)
+    x[1, :, 2, 2] = float("nan")
+    given = x.clone().requires_grad_()
+    run.function(given).backward()
+    assert given.grad is not None and given.grad[1, :, 2, 2].isnan().any() and not given.grad[0].isnan().any()
+
+
+@pytest.mark.parametrize("recipe", ["fixed", "set"])
+def test_recipes_train_convolutions_in_compiled_steps(recipe: str) -> None:
+    """Their masks come and change between steps; the compiled model follows."""
+    torch.manual_seed(0)
+    model, twin = (nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 6, 1)) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    x, y = torch.randn(4, 4, 9, 9), torch.randn(4, 6, 9, 9)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (model, twin)]
+    for each, optimizer in zip((model, twin), optimizers, strict=True):
+        with torch.no_grad():
+            for layer in (each[0], each[2]):
+                layer.weight[layer.weight.abs() < layer.weight.abs().median()] = 0
+        gossamer.train_sparse(each, optimizer, recipe, steps=6)
+    run = compile_and_run(model, x, grad=True, regions=3)
+    assert [d.op for d in run.regions] == ["conv 3x3", "conv 1x1", "conv 1x1 backward"]
+    losses: list[list[float]] = [[], []]
+    for each, call, optimizer, found in zip((model, twin), (run.function, twin), optimizers, losses, strict=True):
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss = F.mse_loss(call(x), y)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        assert found[-1] < found[0]
+    assert_same(*map(torch.tensor, losses))
