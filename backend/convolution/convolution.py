@@ -15,7 +15,8 @@ from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
-from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.masked_matrix import arrangement_of
+from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.graph.weight_expressions import weight_behind
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import matrix_of, predicted
@@ -136,6 +137,9 @@ def ours_us(convolution: Convolution, density: float | None = None) -> float:
     us = images * cycles / machine.speeds[matrix.element].cycles_a_us("kblock", pixels)
     if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
         us += device_of(c.weight.device).transpose_us((c.channels + c.m) * pixels * c.weight.dtype.itemsize)
+    if not c.depthwise and in_training(c.node.graph):  # new values at every step
+        share = matrix.density if arrangement_of(c.weight.evaluate) is not None else 1.0
+        us += device_of(c.weight.device).renewal_us(int(c.m * c.k * share)) * threads
     return us / threads + machine.call_us
 
 

@@ -65,7 +65,12 @@ def _of_images(backward: fx.Node, torchs: fx.Node) -> ImageGradient | None:
     dims = len(kernel) - 2
     depthwise = groups != 1 and groups == kernel[0] == sizes[1]
     numbers = (*kernel, *stride, *padding, *dilation)
-    if transposed or len(sizes) != len(kernel) or (groups != 1 and not depthwise) or not all(isinstance(n, int) for n in numbers):
+    if (
+        transposed
+        or len(sizes) != len(kernel)
+        or (groups != 1 and not depthwise)
+        or not all(isinstance(n, int) for n in numbers)
+    ):
         return None
     strided, pointwise = any(s != 1 for s in stride), all(k == 1 for k in kernel[2:]) and not any(padding)
     if strided and (not all(isinstance(n, int) for n in sizes[2:]) or not (pointwise or depthwise)):

@@ -25,7 +25,8 @@ Arrangement = Callable[[Tensor], Tensor]
 
 _COPIES = {aten.alias.default, aten.detach.default, aten.clone.default}
 _ARRANGING = _COPIES | {
-    aten.t.default, aten.permute.default, aten.view.default, aten.reshape.default, aten._unsafe_view.default, torch.ops.prims.rev.default,
+    aten.t.default, aten.permute.default, aten.view.default, aten.reshape.default, aten._unsafe_view.default,
+    torch.ops.prims.rev.default,
 }  # fmt: skip
 
 
@@ -38,7 +39,11 @@ def arrangement_of(evaluate: Any) -> Arrangement | None:
     while isinstance(node, fx.Node) and node.target in _ARRANGING:
         steps.insert(0, node)
         node = node.args[0]
-    if not isinstance(node, fx.Node) or node.target is not aten.mul.Tensor or any(len(each.all_input_nodes) > 1 for each in steps):
+    if (
+        not isinstance(node, fx.Node)
+        or node.target is not aten.mul.Tensor
+        or any(len(each.all_input_nodes) > 1 for each in steps)
+    ):
         return None
     factors = [before_copies(each) for each in node.args]
     return partial(_arranged, steps) if len(leaves) == 2 and factors in (leaves, leaves[::-1]) else None

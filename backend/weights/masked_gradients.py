@@ -50,7 +50,9 @@ class MaskedGradients:
             g, x, mask = found
             static = statics[same(mask)]
             share, tokens = density(static.tensor), _tokens(g.meta["val"])
-            pays = context.options.min_gain == 0 or (share <= _DENSEST and tokens is not None and _pays(static.tensor, share, tokens))
+            pays = context.options.min_gain == 0 or (
+                share <= _DENSEST and tokens is not None and _pays(static.tensor, share, tokens)
+            )
             if pays:
                 emit = Emitter(node)
                 node.replace_all_uses_with(emit(masked_gradient, g, x, mask))

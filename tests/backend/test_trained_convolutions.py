@@ -1,4 +1,4 @@
-"""Pruned convolutions in training: regions forward and backward, gradients against dense float64, weights and masks that change."""
+"""Pruned convolutions in training: regions forward and backward, gradients against float64, weights and masks that change."""
 
 import copy
 
@@ -39,7 +39,7 @@ def assert_same_gradients(run: Run, model: nn.Module, x: Tensor, steps: int = 3)
     """Of several steps, against float64 in eager mode."""
     wide = copy.deepcopy(model).double()
     for _ in range(steps):
-        given, twin = x.clone().requires_grad_(), x.double().requires_grad_()
+        given, twin = (each.detach().clone().requires_grad_() for each in (x, x.double()))
         for each, call, images in ((model, run.function, given), (wide, wide, twin)):
             each.zero_grad()
             call(images).backward()  # type: ignore[operator]
@@ -55,7 +55,7 @@ def assert_same_gradients(run: Run, model: nn.Module, x: Tensor, steps: int = 3)
 
 
 def _close(actual: Tensor, expected: Tensor) -> None:
-    size = max(1.0, float(expected.abs().max()))
+    size = max([1.0, *expected.abs().flatten().tolist()])
     assert_same(actual / size, (expected / size).to(actual.dtype))
 
 
@@ -102,7 +102,8 @@ def test_weights_pruned_otherwise(how: str) -> None:
 
         model = Masked()
     summed = _Squared(model)
-    run = compile_and_run(summed, x.clone().requires_grad_(), grad=True, regions=2)
+    dense = "inductor" if how == "hook" else "eager"
+    run = compile_and_run(summed, x.clone().requires_grad_(), grad=True, regions=2, dense=dense)
     assert [d.op for d in run.regions] == ["conv 3", "conv 3 backward"]
     assert_same_gradients(run, summed, x)
 
@@ -141,13 +142,13 @@ def test_recipes_train_convolutions_in_compiled_steps(recipe: str) -> None:
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (model, twin)]
     for each, optimizer in zip((model, twin), optimizers, strict=True):
         with torch.no_grad():
-            for layer in (each[0], each[2]):
-                layer.weight[layer.weight.abs() < layer.weight.abs().median()] = 0
-        gossamer.train_sparse(each, optimizer, recipe, steps=6)
+            for kernel in (each[0].weight, each[2].weight):
+                kernel[kernel.abs() < kernel.abs().median()] = 0
+        gossamer.train_sparse(each, optimizer, recipe, steps=6, **({} if recipe == "fixed" else {"sparsity": 0.5, "every": 2}))
     run = compile_and_run(model, x, grad=True, regions=3)
     assert [d.op for d in run.regions] == ["conv 3x3", "conv 1x1", "conv 1x1 backward"]
     losses: list[list[float]] = [[], []]
-    for each, call, optimizer, found in zip((model, twin), (run.function, twin), optimizers, losses, strict=True):
+    for call, optimizer, found in zip((run.function, twin), optimizers, losses, strict=True):
         for _ in range(6):
             optimizer.zero_grad()
             loss = F.mse_loss(call(x), y)
