@@ -85,6 +85,52 @@ def difference(seed: int) -> tuple[float, str]:
     return float(error) / precision, f"seed {seed}: {told} epilogue {which}"
 
 
+def trained_difference(seed: int) -> tuple[float, str]:
+    """The same of the gradients of a convolution under a mask, of its images, its kernel and its bias."""
+    torch.manual_seed(seed)
+    chance = random.Random(seed)
+    dims = chance.choice([1, 2, 2])
+    kernel, stride, dilation, padding = (
+        tuple(chance.randint(low, high) for _ in range(dims)) for low, high in ((1, 3), (1, 2), (1, 2), (0, 2))
+    )
+    channels, filters = chance.randint(1, 24), chance.randint(1, 24)
+    depthwise = channels > 1 and chance.random() < 0.3
+    groups, filters = (channels, channels) if depthwise else (1, filters)
+    least = [max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    dtype = chance.choice([torch.float32, torch.float64])
+    x = torch.randn(chance.randint(1, 3), channels, *[n + chance.randint(0, 16) for n in least], dtype=dtype)
+    weight = torch.randn(filters, channels // groups, *kernel, dtype=dtype)
+    mask = (torch.rand_like(weight) < chance.choice([0.0, 0.1, 0.5])).to(dtype)
+    bias = torch.randn(filters, dtype=dtype) if chance.random() < 0.5 else None
+    conv = {1: F.conv1d, 2: F.conv2d}[dims]
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, mask: torch.Tensor) -> torch.Tensor:
+        return conv(x, weight * mask, bias, stride, padding, dilation, groups).square().sum()
+
+    class Layer(nn.Module):
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weight.to(dtype))
+            self.bias = None if bias is None else nn.Parameter(bias.to(dtype))
+            self.register_buffer("mask", mask.to(dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return loss(x, self.weight, self.bias, self.mask)
+
+    layer, wide = Layer(dtype), Layer(torch.float64)
+    given, twin = x.clone().requires_grad_(), x.double().clone().requires_grad_()
+    torch._dynamo.reset()
+    run = compile_and_run(layer, given, grad=True, regions=None if not depthwise else 0)
+    run.output.backward()
+    wide(twin).backward()
+    precision, worst = 1e-5 if dtype == torch.float32 else 1e-12, 0.0
+    for one, other in zip((given, *layer.parameters()), (twin, *wide.parameters()), strict=True):
+        assert one.grad is not None and other.grad is not None and one.grad.shape == other.grad.shape
+        worst = max(worst, float((one.grad - other.grad).abs().max()) / max(1.0, float(other.grad.abs().max())))
+    told = f"{tuple(x.shape)} -> {filters}, {kernel} {groups=} {stride=} {padding=} {dilation=} {dtype}"
+    return worst / precision, f"seed {seed}: trained, {told}"
+
+
 def main() -> int:
     """The number of cases that were wrong."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -92,7 +138,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     given, wrong = options.parse_args(), 0
     for seed in range(given.seed, given.seed + given.count):
-        error, told = difference(seed)
+        error, told = (difference, trained_difference)[seed % 2](seed)
         if not error <= 1:
             wrong += 1
             print(f"{told}: {error:.1f} times the tolerance", flush=True)
