@@ -5,6 +5,7 @@
 """
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from gossamer.backend.convolution.planar import together
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import density, zero_heavy
+from gossamer.backend.graph.inputs import Static, density, zero_heavy
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.decide import refusal
 from gossamer.backend.regions.grow_region import Region, grow
@@ -45,7 +46,7 @@ class Convolutions:
         decisions, claimed = list[Decision](), set[fx.Node]()
         failures = list[CompileError]()
         judged = list[Judgement]()
-        gradients = take_apart(graph, computed_from(graph, values)) if in_training(graph) else []
+        gradients, whole = take_apart(graph, computed_from(graph, values)) if in_training(graph) else ([], {})
         for node, found in find(graph, values):
             if not isinstance(found, str):
                 judged.append(_judged(found, options))
@@ -53,6 +54,7 @@ class Convolutions:
             leaf: Any = node.args[1]
             if leaf in statics and zero_heavy(values[leaf]):
                 decisions.append(_refused(statics[leaf].name, values[leaf], found))
+        decisions += [each for found in judged for each in _left_whole(found.found, whole, statics)]
         if options.min_gain > 0:
             judged = together(graph, judged, options.min_gain)
         for each in judged:
@@ -88,6 +90,14 @@ class Convolutions:
             _keep_planar()
             graph.eliminate_dead_code()
         return decisions
+
+
+def _left_whole(found: Convolution, whole: dict[fx.Node, str], statics: dict[fx.Node, Static]) -> Iterator[Decision]:
+    """The decision about a gradient of images that is no convolution, by its weight."""
+    leaf: Any = found.node.args[1]
+    weight, name = found.weight, statics[found.weight.main].name
+    if leaf in whole and weight.density < 1:
+        yield Decision(name, f"{found.op} backward", weight.shape, weight.density, None, None, False, whole[leaf], None)
 
 
 def _refused(name: str, weight: torch.Tensor, reason: str) -> Decision:

@@ -47,37 +47,41 @@ def ask_for_what_is_used(graph: fx.Graph) -> None:
         node.args = (*node.args[:-1], [asked and number in used for number, asked in enumerate(wanted)])
 
 
-def take_apart(graph: fx.Graph, static: Container[fx.Node]) -> list[ImageGradient]:
-    """Puts convolutions in place of all gradients of images that are one, with weights among the `static` nodes."""
-    found = []
+def take_apart(graph: fx.Graph, static: Container[fx.Node]) -> tuple[list[ImageGradient], dict[fx.Node, str]]:
+    """Puts convolutions in place of all gradients of images that are one, with weights among the `static` nodes.
+
+    For other such weights the reason why the gradient is none.
+    """
+    found, reasons = list[ImageGradient](), dict[fx.Node, str]()
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         torchs = next((user for user in node.users if user.target is operator.getitem and user.args[1] == 0), None)
-        if torchs is not None and node.args[2] in static:
+        weight: Any = node.args[2]
+        if torchs is not None and weight in static:
             gradient = _of_images(node, torchs)
-            found += [] if gradient is None else [gradient]
-    return found
+            if isinstance(gradient, str):
+                reasons[weight] = gradient
+            else:
+                found.append(gradient)
+    return found, reasons
 
 
-def _of_images(backward: fx.Node, torchs: fx.Node) -> ImageGradient | None:
+def _of_images(backward: fx.Node, torchs: fx.Node) -> ImageGradient | str:
     given: Any = backward.args
     g, x, w, _, stride, padding, dilation, transposed, _, groups, _ = given
     kernel, sizes = w.meta["val"].shape, x.meta["val"].shape
     dims = len(kernel) - 2
     depthwise = groups != 1 and groups == kernel[0] == sizes[1]
     numbers = (*kernel, *stride, *padding, *dilation)
-    if (
-        transposed
-        or len(sizes) != len(kernel)
-        or (groups != 1 and not depthwise)
-        or not all(isinstance(n, int) for n in numbers)
-    ):
-        return None
+    if transposed or (groups != 1 and not depthwise):
+        return f"no sparse gradient for {'transposed convolutions' if transposed else f'{groups} groups'}"
+    if len(sizes) != len(kernel) or not all(isinstance(n, int) for n in numbers):
+        return "no sparse gradient for open sizes of kernels"
     strided, pointwise = any(s != 1 for s in stride), all(k == 1 for k in kernel[2:]) and not any(padding)
     if strided and (not all(isinstance(n, int) for n in sizes[2:]) or not (pointwise or depthwise)):
-        return None  # most of what a kernel would multiply were zeros
+        return "no sparse gradient behind a stride"  # most of what a kernel would multiply were zeros
     around = [d * (k - 1) - p for k, d, p in zip(kernel[2:], dilation, padding, strict=True)]
     if min(around) < 0:
-        return None
+        return "no sparse gradient for paddings larger than the kernel"
     emit = Emitter(torchs)
     turned = emit(prims.rev.default, w, list(range(2, dims + 2))) if any(k != 1 for k in kernel[2:]) else w
     if not depthwise:

@@ -157,3 +157,17 @@ def test_recipes_train_convolutions_in_compiled_steps(recipe: str) -> None:
             found.append(loss.item())
         assert found[-1] < found[0]
     assert_same(*map(torch.tensor, losses))
+
+
+def test_gradients_that_stay_with_torch_say_why() -> None:
+    model, x = nn.Conv2d(6, 8, 3, stride=2, padding=1), torch.randn(1, 6, 12, 12, requires_grad=True)
+    parametrize.register_parametrization(model, "weight", Mask((torch.rand_like(model.weight) < 0.2).float()))
+    run = compile_and_run(model, x, grad=True)
+    assert [(d.op, d.reason) for d in run.decisions if not d.sparse] == [
+        ("conv 3x3 backward", "no sparse gradient behind a stride")
+    ]
+    run.output.square().sum().backward()
+    found, x.grad = x.grad, None
+    model(x).square().sum().backward()
+    assert found is not None and x.grad is not None
+    assert_same(found, x.grad)
