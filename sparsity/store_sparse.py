@@ -4,6 +4,8 @@ layer.parametrizations.weight = [Mask(mask)], original    →    layer.weight = 
 layer.weight, dense, with zeros                           →    layer.weight = Parameter(SparseTensor, CSR)
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
@@ -30,14 +32,21 @@ def store_sparse(model: Model, *, densest: float = 0.5, only: Layers | None = No
     Any optimizer of torch whose arithmetic is elementwise works; `fused=True` is the fastest for SGD, Adam and AdamW.
 
     What a mask keeps is stored (zeros among it, too, so that they train on), of a weight without one its nonzeros, in CSR with
-    32-bit integers: 8 bytes an element instead of 4. Weights that are denser than `densest`, a fraction, stay as they are, and
-    so do those that several modules share. `only` and `skip` choose among the layers, as for `sparsify`. OptionError where
-    nothing is stored sparse.
+    32-bit integers: 8 bytes an element instead of 4. Linear layers that share a weight go on sharing it. Weights denser
+    than `densest`, a fraction, stay as they are, as do those that something else has, too (an embedding). `only` and `skip`
+    choose among the layers, as for `sparsify`. OptionError where nothing is stored sparse.
     """
     parametrize_pruned(model)
     stored = 0
-    for layer in chosen_layers(model, only, skip):
-        if not isinstance(layer, nn.Linear) or not _is_masked_only(layer) or isinstance(layer.weight, SparseTensor):
+    chosen = [layer for layer in chosen_layers(model, only, skip, tied=True) if isinstance(layer, nn.Linear)]
+    uses, among_chosen = _uses(model.modules()), _uses(chosen)
+    shared: dict[int, nn.Parameter] = {}
+    for layer in chosen:
+        own = layer._parameters.get("weight")  # None under masks, which may differ
+        if id(own) in shared:
+            layer._parameters["weight"] = shared[id(own)]
+            continue
+        if uses[id(own)] > among_chosen[id(own)] or not _is_masked_only(layer) or isinstance(layer.weight, SparseTensor):
             continue
         kept = _kept(layer)
         if count_nonzeros(kept) > densest * kept.numel():
@@ -47,16 +56,21 @@ def store_sparse(model: Model, *, densest: float = 0.5, only: Layers | None = No
             parametrize.remove_parametrizations(layer, "weight")
         at = kept.nonzero().unbind(1)
         sparse = from_entries(_CSR, tuple(weight.shape), at, weight[at])
-        layer._parameters = {
-            "weight": nn.Parameter(sparse, trained),
-            **{n: p for n, p in layer._parameters.items() if n != "weight"},
-        }
+        others = {n: p for n, p in layer._parameters.items() if n != "weight"}
+        layer._parameters = {"weight": nn.Parameter(sparse, trained), **others}
+        if own is not None:
+            shared[id(own)] = layer.weight
         stored += 1
     if not stored:
         raise OptionError(
             f"no linear layer has {1 - densest:.0%} of zeros or more: prune it first, for instance by gossamer.sparsify"
         )
     return model
+
+
+def _uses(modules: Iterable[nn.Module]) -> Counter[int]:
+    """How many of the modules have a parameter, by its id."""
+    return Counter(id(parameter) for module in modules for parameter in module._parameters.values() if parameter is not None)
 
 
 def _is_masked_only(layer: nn.Linear) -> bool:

@@ -18,11 +18,12 @@ Layers = Choice | Sequence[Choice]
 
 
 def chosen_layers(
-    model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = ()
+    model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), tied: bool = False
 ) -> list[nn.Module]:
     """The layers of a model with a weight that `only` takes and `skip` does not.
 
-    Without `only` it is linear layers and those of the other `kinds`. OptionError where a name or pattern is no layer's.
+    Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones too if they are asked for.
+    OptionError where a name or pattern is no layer's.
     """
     taken, left = _listed(only), _listed(skip)
     types = (*kinds, *(choice for choice in taken if isinstance(choice, type)))
@@ -31,10 +32,10 @@ def chosen_layers(
         if isinstance(choice, str | re.Pattern) and not any(_fits(choice, name, layer) for name, layer in layers.items()):
             wanted = choice if isinstance(choice, str) else choice.pattern
             raise OptionError(f"no linear layer is called '{wanted}', there are {', '.join(layers) or 'none'}")
-    if only is None:
-        tied = set(_tied(model))
-        layers = {name: layer for name, layer in layers.items() if layer not in tied}
-    else:
+    if only is None and not tied:
+        sharing = set(_tied(model))
+        layers = {name: layer for name, layer in layers.items() if layer not in sharing}
+    elif only is not None:
         layers = {name: layer for name, layer in layers.items() if any(_fits(choice, name, layer) for choice in taken)}
     return [layer for name, layer in layers.items() if not any(_fits(choice, name, layer) for choice in left)]
 

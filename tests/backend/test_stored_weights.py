@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import gossamer
 from gossamer import SparseTensor
 from gossamer.sparsity.prepare import Mask
-from tests.backend.harness import Run, assert_same, compile_and_run
+from tests.backend.harness import Run, assert_same, compile_and_run, prune_
 
 FORWARD_AND_BACKWARD = [
     ("0.weight", "linear"),
@@ -140,6 +140,35 @@ def test_store_sparse_keeps_what_masks_keep() -> None:
     assert isinstance(layer.weight, SparseTensor) and layer.weight.nnz == 8 and list(layer._parameters) == ["weight", "bias"]
     with pytest.raises(gossamer.OptionError, match="prune it first"):
         gossamer.store_sparse(nn.Linear(8, 4))
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and one whose weight an embedding has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.first, self.second, self.head = nn.Embedding(32, 48), *(nn.Linear(48, n) for n in (48, 48, 32))
+        self.second.weight, self.head.weight = self.first.weight, self.words.weight
+        prune_(self)
+
+    def forward(self, words: Tensor) -> Tensor:
+        y: Tensor = self.head(self.second(torch.relu(self.first(self.words(words)))))
+        return y
+
+
+def test_layers_that_share_a_weight() -> None:
+    model, twin = (gossamer.store_sparse(Tied()) if stored else Tied() for stored in (True, False))
+    assert isinstance(model.first.weight, SparseTensor) and model.first.weight is model.second.weight
+    assert model.head.weight is model.words.weight and not isinstance(model.head.weight, SparseTensor)
+    words, mask = torch.randint(32, (40,)), model.first.weight.to_dense() != 0
+    twin.load_state_dict({n: p.to_dense() if isinstance(p, SparseTensor) else p for n, p in model.state_dict().items()})
+    run = compile_and_run(model, words, grad=True)
+    run.output.square().sum().backward()
+    twin(words).square().sum().backward()
+    for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        expected = other.grad * mask if name == "first.weight" else other.grad
+        assert_same(one.grad.to_dense() if isinstance(one.grad, SparseTensor) else one.grad, expected)
 
 
 def test_batches_of_any_size_empty_ones_and_nan() -> None:
