@@ -3,6 +3,7 @@
 layer.parametrizations.weight = [Mask(mask)], original     →    layer.weight, dense, with zeros
 layer.weight_orig, layer.weight_mask (torch.nn.utils.prune) →   layer.weight
 PackedLinear                                               →    nn.Linear
+layer.weight, a SparseTensor (gossamer.store_sparse)       →    layer.weight
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from torch.nn.utils import parametrize
 from gossamer.sparsity.adjacency import leave_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
 from gossamer.sparsity.prepare import is_mask, parametrize_pruned
+from gossamer.sparsity.pruning.stored_layers import make_dense
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -24,8 +26,8 @@ def finalize(model: Model) -> Model:
     Undoes `sparsify` and `prepare` but for the zeros, and does the same for torch.nn.utils.prune and torch.ao.pruning. The
     state dict has the names of the dense model, so that `save_pretrained`, `state_dict` and pickles lose nothing when they
     are loaded without Gossamer. It computes what it did before, and `torch.compile(model, backend="sparse")` finds the zeros.
-    Parameters stay the same objects, except for packed weights, and for a masked weight that another module uses without
-    the mask, which is no longer shared. SparseTensors stay.
+    Parameters stay the same objects, except for packed and stored weights, and for a masked weight that another module uses
+    without the mask, which is no longer shared. SparseTensors that are no weight of a linear layer stay.
     """
     parametrize_pruned(model)
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
@@ -41,6 +43,7 @@ def finalize(model: Model) -> Model:
     for module in model.modules():
         if isinstance(module, PackedLinear):
             module.unpack()
+    make_dense(model)
     leave_sparse(model)
     return model
 

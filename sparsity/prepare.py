@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize, prune
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.sparsity.adjacency import take_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
+from gossamer.sparsity.pruning.stored_layers import make_dense
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -84,6 +85,7 @@ def parametrize_pruned(model: nn.Module) -> None:
 
 
 def _free_dense(model: nn.Module) -> None:
+    make_dense(model)
     for module in list(model.modules()):
         parametrizations: Any = getattr(module, "parametrizations", {})
         if "weight" in parametrizations and all(map(is_mask, parametrizations["weight"].children())):

@@ -20,6 +20,7 @@ from gossamer.dialects.option_check import check_share
 from gossamer.sparsity.prepare import Mask
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
+from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 Sparsifier = Callable[..., SparseTensor]
@@ -70,6 +71,8 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
     if isinstance(target, Tensor):
         return sparsifier(target, **options)
     for layer in chosen_layers(target, only, skip):
+        if is_stored(layer):
+            raise OptionError("a layer stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
         weight = layer.weight.detach()  # type: ignore[operator]
         rows = weight.t() if is_transposed(layer) else weight.flatten(1)
         kept = sparsifier(rows, **options)

@@ -17,7 +17,8 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.sparsity.prepare import is_mask, parametrize_pruned
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
+from gossamer.sparsity.pruning.stored_layers import is_stored
+from gossamer.sparsity.tensor.sparse_tensor import from_entries
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,7 +47,10 @@ def store_sparse(model: Model, *, densest: float = 0.5, only: Layers | None = No
         if id(own) in shared:
             layer._parameters["weight"] = shared[id(own)]
             continue
-        if uses[id(own)] > among_chosen[id(own)] or not _is_masked_only(layer) or isinstance(layer.weight, SparseTensor):
+        if is_stored(layer):
+            stored += 1
+            continue
+        if uses[id(own)] > among_chosen[id(own)] or not _is_masked_only(layer):
             continue
         kept = _kept(layer)
         if count_nonzeros(kept) > densest * kept.numel():

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.sparsity.checkpoints.encodings import BITMASK, GAPS, decoded, encoded
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 Model = TypeVar("Model", bound=nn.Module)
 _MARK, _VERSION = "gossamer", 1
@@ -24,7 +25,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> int:
     """Write a model's state dict to a safetensors file, tensors with zeros packed; the bytes of the file.
 
     Of a tensor with zeros the nonzeros are stored, and a bit an element or a byte a nonzero, whichever is less: 12.5 % of a
-    dense f32 weight where 90 % are 0. Nothing is rounded but -0.0. Tensors that share memory (tied weights) are stored once.
+    dense f32 weight where 90 % are 0. Weights of `store_sparse` are stored like others, and load into either kind. Nothing is
+    rounded but -0.0. Tensors that share memory (tied weights) are stored once.
     OptionError for a model with masks, which `gossamer.finalize` makes plain.
     """
     masked = next((name for name, m in model.named_modules() if parametrize.is_parametrized(m)), None)
@@ -33,14 +35,16 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> int:
     arrays: dict[str, Tensor] = {}
     first: dict[tuple[Any, ...], str] = {}
     tied: dict[str, str] = {}
+    weights = dict(model.named_parameters(remove_duplicate=False))
     for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or _is_structure(tensor, name in weights):
             raise OptionError(f"'{name}' is no plain tensor: it cannot be saved")
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        place = _place(tensor)
         if tensor.numel() and place in first:
             tied[name] = first[place]
             continue
         first[place] = name
+        tensor = tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor
         packed = encoded(tensor)
         if packed is None:
             arrays[name] = tensor.detach().cpu().contiguous().clone()
@@ -68,9 +72,20 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
         for name, parts in stored.items():
             _put(model, name, own[name], _tensor(name, parts, files), path)
         for name, other in tied.items():
-            if own[name] is not own[other] and own[name].data_ptr() != own[other].data_ptr():
+            if own[name] is not own[other] and _place(own[name]) != _place(own[other]):
                 _put(model, name, own[name], _tensor(other, stored[other], files), path)
     return model
+
+
+def _is_structure(tensor: Tensor, weight: bool) -> bool:
+    """Whether it is a SparseTensor that is no weight but, for instance, a graph, whose elements may be too many."""
+    return isinstance(tensor, SparseTensor) and not weight
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies; that of a SparseTensor is where its values do."""
+    memory = tensor.values().detach() if isinstance(tensor, SparseTensor) else tensor
+    return memory.data_ptr(), tensor.shape, memory.stride(), tensor.dtype
 
 
 Parts = dict[str, tuple[int, str]]

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.batches import rows_that_count
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
+from gossamer.sparsity.pruning.stored_layers import is_stored
 
 
 @dataclass(eq=False)
@@ -64,14 +65,18 @@ class Layer:
         return self.module.weight  # type: ignore[return-value]
 
 
-def layers_of(model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = ()) -> list[Layer]:
-    """The layers to prune, linear ones and those of other `kinds` without `only`. OptionError for those that cannot be."""
+def layers_of(
+    model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), stored: bool = False
+) -> list[Layer]:
+    """The layers to prune, linear ones and those of other `kinds` without `only`. OptionError for those that cannot be, and
+    for those that store their nonzeros alone unless such `stored` ones will do."""
     names = {id(module): name for name, module in model.named_modules()}
     layers = [Layer(names[id(module)], module) for module in chosen_layers(model, only, skip, kinds)]
     if not layers:
         raise OptionError("there is no linear layer to prune in this model, or none is left by `only` and `skip`")
     for layer in layers:
-        _check(layer)
+        if not (stored and is_stored(layer.module)):
+            _check(layer)
     return layers
 
 
@@ -79,6 +84,8 @@ def _check(layer: Layer) -> None:
     module = layer.module
     if parametrize.is_parametrized(module, "weight"):
         raise OptionError(f"'{layer.name}' has a mask: gossamer.finalize(model) makes it plain first")
+    if is_stored(module):
+        raise OptionError(f"'{layer.name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
     weight = layer._parameter
     if weight.is_meta or not weight.is_floating_point():
         raise OptionError(f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}: nothing can be computed with it")

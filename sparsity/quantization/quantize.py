@@ -7,6 +7,7 @@ from torch.nn.utils import parametrize
 
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
+from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -32,11 +33,12 @@ def quantize(model: Model, *, only: Layers | None = None, skip: Layers = ()) -> 
     layers = [
         layer
         for layer in chosen_layers(model, only, skip)
-        if isinstance(layer, nn.Linear) and (only is not None or _is_sparse(layer))
+        if isinstance(layer, nn.Linear) and (only is not None or is_stored(layer) or _is_sparse(layer))
     ]
     for layer in layers:
-        check_finite(layer.weight)
+        check_finite(layer.weight.values() if is_stored(layer) else layer.weight)  # type: ignore[operator]
     for layer in layers:
+        make_dense(layer)
         if parametrize.is_parametrized(layer, "weight"):
             parametrize.remove_parametrizations(layer, "weight")
         QuantizedLinear.of(layer)

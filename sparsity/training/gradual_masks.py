@@ -7,6 +7,7 @@ from torch import nn
 from gossamer.dialects.option_check import check_least, check_share
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.pruning.layers import layers_of
+from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.training.masks import Masks
 from gossamer.sparsity.training.recipe import Recipe, Sparsifier
 from gossamer.sparsity.training.recipes import recipe_of
@@ -16,9 +17,9 @@ from gossamer.sparsity.training.schedules import once
 class GradualMasks:
     """Masks of a model's layers; call `step` after each step of an optimizer.
 
-    Zeros stay zeros. With a `sparsity`, each layer goes from its own to that one over the first 70 % of `steps`, by magnitude,
-    every `every` steps, by the recipe "gradual" of `train_sparse`, which does this by itself. A layer that is sparser already
-    stays as it is.
+    Zeros stay zeros, as they do by themselves in weights that `store_sparse` has made. With a `sparsity`, each layer goes from
+    its own to that one over the first 70 % of `steps`, by magnitude, every `every` steps, by the recipe "gradual" of
+    `train_sparse`, which does this by itself. A layer that is sparser already stays as it is.
     """
 
     def __init__(
@@ -31,7 +32,8 @@ class GradualMasks:
         check_least("every", every, 1, integer=True)
         kept = Recipe(Sparsifier("zeros"), once())
         recipe = kept if sparsity is None else recipe_of("gradual", steps, sparsity=sparsity, every=every)
-        self._masks, self._step = Masks(layers_of(model, only, skip), recipe), 0
+        layers = layers_of(model, only, skip, stored=sparsity is None)
+        self._masks, self._step = Masks([layer for layer in layers if not is_stored(layer.module)], recipe), 0
 
     def step(self) -> None:
         """Puts the masks on the weights, after they have become sparser where it is time."""

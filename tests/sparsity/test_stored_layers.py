@@ -1,0 +1,98 @@
+"""What else Gossamer does with models whose weights store their nonzeros alone: each takes them, or says what to do."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gossamer
+from gossamer import SparseTensor
+from gossamer.dialects.errors import OptionError
+from tests.backend.harness import prune_
+
+
+def stored() -> nn.Sequential:
+    torch.manual_seed(0)
+    return gossamer.store_sparse(dense())
+
+
+def dense() -> nn.Sequential:
+    layers = nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)
+    return prune_(nn.Sequential(*layers), 0.1)  # type: ignore[return-value]
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(8, 64)
+
+
+def assert_plain(model: nn.Module) -> None:
+    assert [type(p) for p in model.parameters()] == [nn.Parameter] * 4
+    assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_finalize_makes_plain_weights_of_them(x: Tensor) -> None:
+    model = stored()
+    model[2].weight.requires_grad_(False)
+    expected = model(x)
+    assert_plain(gossamer.finalize(model))
+    assert model[0].weight.requires_grad and not model[2].weight.requires_grad
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_stored_once_is_stored() -> None:
+    model = stored()
+    weights = [model[0].weight, model[2].weight]
+    assert gossamer.store_sparse(model) is model and [model[0].weight, model[2].weight] == weights
+
+
+@pytest.mark.parametrize("into", [stored, dense])
+def test_files(x: Tensor, tmp_path: Path, into: Callable[[], nn.Module]) -> None:
+    model, other = stored(), into()
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+        model[2].weight = model[2].weight
+    gossamer.save(model, tmp_path / "model.safetensors")
+    found = gossamer.load(other, tmp_path / "model.safetensors")
+    torch.testing.assert_close(found(x), model(x))
+    assert isinstance(found.get_parameter("0.weight"), SparseTensor) is (into is stored)
+
+
+def test_graphs_are_not_saved_as_weights(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    model.register_buffer("graph", SparseTensor.from_dense(torch.eye(3)))
+    with pytest.raises(OptionError, match="'graph' is no plain tensor"):
+        gossamer.save(model, tmp_path / "model.safetensors")
+
+
+def test_quantized_and_packed_ones_are_as_from_dense_weights(x: Tensor) -> None:
+    with torch.no_grad():
+        for change in gossamer.quantize, lambda model: gossamer.prepare(model, free_dense=True):
+            model = stored()
+            same = gossamer.finalize(stored())
+            torch.testing.assert_close(change(model)(x), change(same)(x))
+
+
+def test_distilled_ones_keep_their_pattern(x: Tensor) -> None:
+    model, teacher = stored(), dense()
+    kept = model[0].weight.to_dense() != 0
+    loss = gossamer.DistillationLoss(logits=1)
+    gossamer.distill(model, teacher, [x], loss, steps=3)
+    assert torch.equal(model[0].weight.to_dense() != 0, kept)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: gossamer.prune(model, [torch.randn(8, 64)], sparsity=0.95),
+        lambda model: gossamer.sparsify(model, "magnitude", density=0.05),
+        lambda model: gossamer.train_sparse(model, torch.optim.SGD(model.parameters()), "rigl", sparsity=0.95, steps=9),
+        lambda model: gossamer.distill(model, dense(), [], gossamer.DistillationLoss(logits=1), steps=3, sparsity=0.95),
+    ],
+    ids=["prune", "sparsify", "train_sparse", "distill"],
+)
+def test_other_patterns_want_plain_weights(change: Callable[[nn.Module], object]) -> None:
+    with pytest.raises(OptionError, match=r"gossamer\.finalize\(model\) makes it plain first"):
+        change(stored())
