@@ -61,9 +61,10 @@ def store_sparse(model: Model, *, densest: float = 0.5, only: Layers | None = No
         at = kept.nonzero().unbind(1)
         sparse = from_entries(_CSR, tuple(weight.shape), at, weight[at])
         others = {n: p for n, p in layer._parameters.items() if n != "weight"}
-        layer._parameters = {"weight": nn.Parameter(sparse, trained), **others}
+        made = nn.Parameter(sparse, trained)
+        layer._parameters = {"weight": made, **others}
         if own is not None:
-            shared[id(own)] = layer.weight
+            shared[id(own)] = made
         stored += 1
     if not stored:
         raise OptionError(

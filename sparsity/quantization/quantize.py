@@ -36,7 +36,7 @@ def quantize(model: Model, *, only: Layers | None = None, skip: Layers = ()) -> 
         if isinstance(layer, nn.Linear) and (only is not None or is_stored(layer) or _is_sparse(layer))
     ]
     for layer in layers:
-        check_finite(layer.weight.values() if is_stored(layer) else layer.weight)  # type: ignore[operator]
+        check_finite(layer.weight.values() if is_stored(layer) else layer.weight)
     for layer in layers:
         make_dense(layer)
         if parametrize.is_parametrized(layer, "weight"):
