@@ -19,7 +19,6 @@ from gossamer.dialects.settings import CALIBRATE
 from gossamer.runtime import cache_files
 from gossamer.runtime.elements import FLOATS
 from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 log = logging.getLogger("gossamer")
 
@@ -57,6 +56,8 @@ def _pruned(tensor: torch.Tensor, inputs: Inputs) -> bool:
     if tensor.dim() < 2 or tensor.layout is not torch.strided:
         return False
     if is_traceable_wrapper_subclass(tensor):  # which may have no elements to look at
+        from gossamer.sparsity.tensor.sparse_tensor import SparseTensor  # with all of the compiler behind it
+
         return isinstance(tensor, SparseTensor) and tensor.requires_grad
     masks = (s.tensor for s in inputs.statics.values() if s.tensor.dtype == torch.bool and s.tensor.shape == tensor.shape)
     return zero_heavy(tensor) or any(density(mask) <= 0.9 for mask in masks)

@@ -22,6 +22,7 @@ from gossamer.sparsity.kernels.operands import Bound, Spec, dense
 from gossamer.sparsity.kernels.warm_memory import empty_like
 from gossamer.sparsity.operations.calls import Call, planned_call
 from gossamer.sparsity.operations.dense_results import einsum, einsum_ir, sample
+from gossamer.sparsity.operations.dispatch import watched
 from gossamer.sparsity.operations.matrix_calls import ByRows, RowProduct
 
 _NARROW = Format.CSR.with_widths(32, 32)
@@ -92,7 +93,7 @@ class SortedEdges:
         The structure was checked when the edges were sorted, so that small products need not wait for it again.
         """
         rows, features = self.targets, x.shape[1]
-        call = self._call(x.dtype) if x.is_cpu and features > 1 else None
+        call = self._call(x.dtype) if x.is_cpu and features > 1 and not watched() else None
         if (
             call is None
             or values.dtype is not x.dtype

@@ -62,11 +62,9 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     return _einsum(expression, None if format is None else str(format), *operands)
 
 
-def _as_summed(expression: str, operand: Tensor) -> Tensor:
+def _as_summed(operand: Tensor) -> Tensor:
     """In the type of its sum, as torch has it: integers and bools as int64."""
-    (letters,), result = _read(expression)
-    narrow = not operand.dtype.is_floating_point and not operand.dtype.is_complex and operand.dtype != torch.int64
-    return operand.to(torch.int64) if narrow and len(result) < len(letters) else operand
+    return operand if operand.dtype.is_floating_point or operand.dtype.is_complex else operand.to(torch.int64)
 
 
 @untraced
@@ -76,9 +74,9 @@ def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
     if target is not None:
         format = "dense" if target == "dense" else Format.parse(target)
     expression, operands = plain(expression, tuple(operands))
-    if len(operands) == 1:
-        operands = (_as_summed(expression, operands[0]),)
     inputs, result = _parse(expression, operands)
+    if len(operands) == 1 and len(result) < len(inputs[0]):
+        operands = (_as_summed(operands[0]),)
     bound = [bound_to(letters, operand) for letters, operand in zip(inputs, operands, strict=True)]
     _check(expression, bound)
     bound = summed_within(bound, result)

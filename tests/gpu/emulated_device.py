@@ -19,6 +19,7 @@ from gossamer.runtime import cuda
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.arrays import sorting
+from gossamer.sparsity.edges import sorted_edges
 from gossamer.sparsity.kernels.gpu_kernels import GpuRegionKernel
 from gossamer.sparsity.operations import derivatives, matrix_calls
 from gossamer.sparsity.tensor import fast_matmul, fast_sddmm
@@ -63,7 +64,7 @@ class EmulatedDevice:
         """
         patch.setattr(matrix_calls, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"))
         patch.setattr(sorting, "_kernel", lambda *_: _SortByTorch)
-        for room in (fast_matmul, derivatives, fast_sddmm):
+        for room in (fast_matmul, derivatives, fast_sddmm, sorted_edges):
             patch.setattr(room, "watched", lambda: True)
         patch.setattr(RegionKernel, "__call__", lambda *_: pytest.fail("computed by a kernel for CPUs"))
         patch.setattr(RegionKernel, "into", lambda *_: pytest.fail("computed by a kernel for CPUs"))
