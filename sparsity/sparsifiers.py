@@ -72,7 +72,8 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
         return sparsifier(target, **options)
     for layer in chosen_layers(target, only, skip):
         if is_stored(layer):
-            raise OptionError("a layer stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
+            name = next(name for name, module in target.named_modules() if module is layer)
+            raise OptionError(f"'{name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
         weight = layer.weight.detach()  # type: ignore[operator]
         rows = weight.t() if is_transposed(layer) else weight.flatten(1)
         kept = sparsifier(rows, **options)

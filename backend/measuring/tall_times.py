@@ -27,7 +27,7 @@ _CLEAR = 1.05
 def is_faster(rows: int, k: int, n: int, dtype: torch.dtype) -> bool:
     """Whether `tall` takes no longer than torch for [rows, k] times [k, n], with as many threads as torch has now.
 
-    As where nothing is to be measured (GOSSAMER_CALIBRATE=0).
+    So it is taken to be where nothing may be measured (GOSSAMER_CALIBRATE=0).
     """
     if not CALIBRATE.get():
         return True
