@@ -15,6 +15,7 @@ from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_for_sparse
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import INDUCTOR, off
 
 
@@ -32,7 +33,9 @@ def sparse(
                         graphs) the sparse schedules are measured, too, instead of predicted (see `tune`)
     options             see `Options`
 
-    Raises OptionError for an unknown mode or option; with {"strict": True}, CompileError for a region that fails.
+    A graph of operations on SparseTensors that cannot be compiled runs as without torch.compile, with a warning.
+
+    Raises OptionError for an unknown mode or option; with {"strict": True}, GossamerError for what fails.
     """
     watch_for_sparse(sparse)
     leave_out_profile_marks()
@@ -43,10 +46,16 @@ def sparse(
     calibrate_at_first_use(inputs)
     rewrite = SparseRewrite(inputs, parsed, measuring=parsed.max_autotune or mode in MEASURING)
     wanted = parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs))
-    if wanted and not off(INDUCTOR):
-        compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))
-    else:
-        compiled = eagerly(gm, example_inputs, rewrite)
+    try:
+        if wanted and not off(INDUCTOR):
+            compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))
+        else:
+            compiled = eagerly(gm, example_inputs, rewrite)
+    except GossamerError as error:  # an operation on SparseTensors that exists in eager code alone
+        if parsed.strict:
+            raise
+        rewrite.give_up(error)
+        return gm.forward
     keep_with(compiled, rewrite.finish())
     return compiled
 

@@ -15,6 +15,7 @@ from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
+from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import REGIONS, CustomGraphPass, disable_current_modes, off
 
 
@@ -78,6 +79,15 @@ class SparseRewrite(CustomGraphPass):
         called, self._called = self._called, []
         return called
 
+    def give_up(self, error: GossamerError) -> None:
+        """To be called instead of `finish` where compilation failed: says that the graph runs uncompiled."""
+        inputs, self._inputs, self._called = self._inputs, None, []
+        warnings.warn(
+            f'gossamer: a graph runs as without torch.compile ({error}); options={{"strict": True}} raises this', stacklevel=2
+        )
+        if inputs is not None:
+            _record_dense(inputs, f"the graph could not be compiled: {error}")
+
     def uuid(self) -> str:
         """Cache key of the pass: before it runs, a hash of what it decides by; then its decisions are in the graph, as region
         keys that hash the regions' content, and the version says how they are called."""
@@ -86,6 +96,9 @@ class SparseRewrite(CustomGraphPass):
 
 def _give_up(inputs: Inputs, problem: str) -> None:
     warnings.warn(f"gossamer leaves a graph dense: {problem}", stacklevel=2)
-    reason = f"the graph could not be read: {problem}"
+    _record_dense(inputs, f"the graph could not be read: {problem}")
+
+
+def _record_dense(inputs: Inputs, reason: str) -> None:
     tensors = [(static.name, static.tensor) for static in inputs.statics.values() if zero_heavy(static.tensor)]
     record([Decision(name, "-", tuple(t.shape), density(t), None, None, False, reason, None) for name, t in tensors], [], {})

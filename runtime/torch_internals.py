@@ -227,6 +227,9 @@ PRIVATE = {
         "torch.autograd.forward_ad:_set_fwd_grad_enabled", "our own tangents", SPARSE_TENSORS
     ),
     "TensorVariable": Private("torch._dynamo.variables.tensor:TensorVariable", "what it takes apart", OPTIMIZERS, Absent),
+    "functions_apart": Private(
+        "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers", "what it takes apart", OPTIMIZERS, dict
+    ),
     "emit_call_in_export": Private("torch._export.wrappers:_emit_flat_apply_call", "a call in it", EXPORT, lambda **_: None),
     "get_proxy_mode": Private(
         "torch.fx.experimental.proxy_tensor:get_proxy_mode", "whether a graph is made", COMPILED_SIZES, _YES

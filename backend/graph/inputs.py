@@ -25,6 +25,7 @@ from gossamer.runtime.torch_internals import (
     PlainAOTInput,
     SubclassGetAttrAOTInput,
     is_fake,
+    is_traceable_wrapper_subclass,
 )
 
 
@@ -151,6 +152,7 @@ def zero_heavy(tensor: torch.Tensor) -> bool:
     """Whether a user who pruned this tensor expects to hear about it: a float matrix with a tenth of zeros or more."""
     return (
         tensor.layout is torch.strided
+        and not is_traceable_wrapper_subclass(tensor)  # which may have no elements to look at
         and tensor.is_floating_point()
         and not tensor.is_meta
         and tensor.dim() >= 2

@@ -1,16 +1,19 @@
 """In-place arithmetic of optimizers that Dynamo is to leave whole, where it is of stored values.
 
     p.addcdiv_(m, v, value=-lr)      →      fma(m / v, -lr, p), written to p      (torch 2.13)
+    torch._foreach_lerp_(m, g, w)    →      m + full_like(m, w) * (g - m)
 
-is the same for dense tensors. Of stored values it is not: m / v by itself is 0 / 0 where nothing is stored.
+is the same for dense tensors. Of stored values it is not: m / v by itself is 0 / 0 where nothing is stored, and what is full of
+a number is dense.
 """
 
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import TensorVariable
+from gossamer.runtime.torch_internals import TensorVariable, functions_apart
 
 _TAKEN_APART = "method_addcdiv_", "method_addcmul_", "method_add_"
 
@@ -20,11 +23,24 @@ def leave_whole(kind: type[Tensor]) -> None:
     for name in _TAKEN_APART:
         if (method := vars(TensorVariable).get(name)) is not None:
             setattr(TensorVariable, name, _unless(kind, method))
+    functions = functions_apart()
+    if (handler := functions.get(torch._foreach_lerp_)) is not None:
+        functions[torch._foreach_lerp_] = _unless_listed(kind, handler)
 
 
 def _unless(kind: type[Tensor], method: Any) -> Any:
     @wraps(method)
     def taken_apart(variable: Any, *args: Any, **kwargs: Any) -> Any:
         return None if issubclass(variable.python_type(), kind) else method(variable, *args, **kwargs)
+
+    return taken_apart
+
+
+def _unless_listed(kind: type[Tensor], handler: Any) -> Any:
+    @wraps(handler)
+    def taken_apart(function: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        listed = args[0].unpack_var_sequence(tx) if args else ()
+        whole = any(issubclass(each.python_type(), kind) for each in listed)
+        return None if whole else handler(function, tx, *args, **kwargs)
 
     return taken_apart

@@ -121,8 +121,11 @@ def _shares_pattern(left: SparseTensor, right: SparseTensor) -> bool:
     if left.format != right.format or left.shape != right.shape:
         return False
     pairs = list(zip(left.components[:-1], right.components[:-1], strict=True))
-    if _traced(left):
-        return True  # in eager code the same expression was or would be checked
+    if _traced(left):  # in eager code the same expression was or would be checked; here the sizes become guards
+        for a, b in pairs:
+            torch._check(a.shape == b.shape)
+        torch._check(left.components[-1].shape == right.components[-1].shape)
+        return True
     return all(a is b or a.data_ptr() == b.data_ptr() or torch.equal(a, b) for a, b in pairs)
 
 

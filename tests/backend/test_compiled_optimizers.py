@@ -20,6 +20,8 @@ OPTIMIZERS: dict[str, Make] = {
     "AdamW, one by one": partial(optim.AdamW, lr=0.01, foreach=False),
     "AdamW, lr a tensor": partial(optim.AdamW, lr=torch.tensor(0.01)),
     "Adam, fused": partial(optim.Adam, lr=0.01, fused=True),
+    "AdamW, foreach": partial(optim.AdamW, lr=0.01, foreach=True, amsgrad=True),
+    "Adamax, foreach": partial(optim.Adamax, lr=0.01, foreach=True),
     "Adagrad": partial(optim.Adagrad, lr=0.01),
     "RMSprop": partial(optim.RMSprop, lr=0.01),
     "Adadelta": partial(optim.Adadelta, foreach=True),
@@ -49,3 +51,18 @@ def test_compiled_steps_are_eager_ones(make: Make) -> None:
         torch.testing.assert_close(*dense, rtol=1e-3, atol=1e-4)
     now = [p.components[:-1] for p in models[1].parameters() if isinstance(p, SparseTensor)]
     assert all(a is b for before, after in zip(structures, now, strict=True) for a, b in zip(before, after, strict=True))
+
+
+def test_a_step_that_cannot_be_compiled_runs_as_it_is() -> None:
+    models = stored(), stored()
+    eager, other = (optim.Adamax(model.parameters(), lr=0.01, foreach=False) for model in models)
+    for model in models:
+        model(torch.ones(2, 24)).square().sum().backward()
+    eager.step()
+    with pytest.warns(UserWarning, match=r"a graph runs as without torch\.compile \(SparseTensor: out=, which changes"):
+        torch.compile(other.step, backend="sparse")()
+    for one, same in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(*(p.to_dense() if isinstance(p, SparseTensor) else p for p in (one, same)))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="SparseTensor: out=, which changes the pattern"):
+        torch.compile(other.step, backend="sparse", options={"strict": True})()
