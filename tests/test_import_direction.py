@@ -19,7 +19,7 @@ BELOW = {
 }
 INSIDE = {
     "backend": [
-        "weights", "messages", "operations", "measuring", "convolution", "attention", "edges", "chains", "regions", "calls",
+        "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions", "calls",
         "graph", "devices", "report",
     ],
     "sparsity": [

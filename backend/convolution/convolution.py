@@ -18,10 +18,12 @@ from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.masked_matrix import arrangement_of
 from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.graph.weight_expressions import weight_behind
+from gossamer.backend.measuring.convolution_times import torch_us
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import matrix_of, predicted
 from gossamer.dialects.window import Pair, Window
 from gossamer.passes.framework.family import Matrix
+from gossamer.runtime.elements import FLOATS
 
 aten = torch.ops.aten
 
@@ -144,13 +146,23 @@ def ours_us(convolution: Convolution, density: float | None = None) -> float:
 
 
 def dense_us(convolution: Convolution) -> float:
-    """Microseconds that it takes dense, channels innermost."""
+    """Microseconds that it takes dense, channels innermost: measured, or predicted where that may not be."""
     c = convolution
+    if (measured := _measured_us(c.node)) is not None:
+        return measured
     if not c.depthwise:
         return predicted(c, c.tokens or 1, 1.0).dense_us
     matrix, tokens = matrix_of(c), c.tokens or 1
     cycles = matrix.rows / matrix.lanes * tokens * (_STORE + _DENSE_TAP * c.window.taps)
     return cycles / this_machine().speeds[matrix.element].cycles_a_us("kblock", tokens) / torch.get_num_threads()
+
+
+def _measured_us(node: fx.Node) -> float | None:
+    x, w = (each.meta["val"] for each in node.all_input_nodes[:2])
+    if not x.is_cpu or x.dtype not in FLOATS:
+        return None
+    sizes: list[int] = [hint(n) or 1 for n in x.shape]
+    return torch_us(sizes, tuple(map(int, w.shape)), x.dtype, *node.args[3:])
 
 
 def _depthwise_cycles(matrix: Matrix, window: Window, height: int, width: int) -> float:

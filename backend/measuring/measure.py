@@ -60,9 +60,9 @@ class Product:
             return None
 
 
-def random(rows: int, columns: int) -> torch.Tensor:
-    """A matrix of normal values; the generator of the user's process is left alone."""
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+def random(*shape: int) -> torch.Tensor:
+    """Normal values; the generator of the user's process is left alone."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 @lru_cache(maxsize=64)

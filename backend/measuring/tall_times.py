@@ -4,15 +4,13 @@ Libraries differ by a factor of two to either side: MKL is fast on processors of
 Both are timed once for a shape, and the ratio is kept on disk.
 """
 
-import json
 from functools import lru_cache, partial
 
 import torch
 
-from gossamer.backend.devices.calibrated import identity
+from gossamer.backend.measuring.kept import kept
 from gossamer.backend.measuring.measure import fastest, random
 from gossamer.dialects.settings import CALIBRATE
-from gossamer.runtime import records
 from gossamer.runtime.elements import FLOATS
 from gossamer.sparsity.operations.tall_product import tall_product
 
@@ -37,12 +35,10 @@ def is_faster(rows: int, k: int, n: int, dtype: torch.dtype) -> bool:
 @lru_cache(maxsize=1024)
 def _ratio(rows: int, k: int, n: int, dtype: torch.dtype, threads: int) -> float:
     """Time of `tall` over that of torch's own product."""
-    journal, key = f"tall-{identity()}", json.dumps([rows, k, n, FLOATS[dtype], threads])
-    for line in records.lines(journal):
-        if isinstance(line, dict) and line.get("key") == key and isinstance(line.get("ratio"), float):
-            return float(line["ratio"])
-    x, w = random(rows, k).to(dtype), random(k, n).to(dtype)
-    us = fastest({"tall": partial(tall_product, x, w), "torch": partial(torch.mm, x, w)}, threads, _ROUNDS)
-    ratio = us["tall"] / us["torch"]
-    records.append(journal, {"key": key, "ratio": ratio})
-    return ratio
+
+    def measure() -> float:
+        x, w = random(rows, k).to(dtype), random(k, n).to(dtype)
+        us = fastest({"tall": partial(tall_product, x, w), "torch": partial(torch.mm, x, w)}, threads, _ROUNDS)
+        return us["tall"] / us["torch"]
+
+    return kept("tall", [rows, k, n, FLOATS[dtype], threads], measure)
