@@ -3,8 +3,8 @@
 By itself Inductor has channels innermost in all images, as oneDNN likes them; sparse kernels have pixels innermost. Where one
 reads what the other wrote, images are reordered. So convolutions are judged together: next to sparse layers, one that by itself
 would gain nothing is ours too, if it takes less time than oneDNN and the reordering, and what all of them take then is compared
-with what they take dense. Networks with squeeze-and-excite must promise more: a gate is a pass of its own over its images, after
-two convolutions of single pixels, which neither sum has.
+with what they take dense. Networks with squeeze-and-excite must promise more: a gate is a pass of its own over its images
+after two convolutions of single pixels, which neither sum has.
 """
 
 from collections.abc import Sequence

@@ -37,6 +37,17 @@ def format_of(given: Any) -> Format:
     raise FormatError(f"the format must be a Format, such as {names} or Format.bsr(4, 4), got {type(given).__name__}")
 
 
+def arrays_of(format: Any, components: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The arrays of a SparseTensor, if there are any, and a format to read them by."""
+    if not isinstance(format, Format) or not components:
+        raise FormatError(
+            f"SparseTensor(format, shape, arrays) puts arrays together, got {type(format).__name__}: use "
+            "SparseTensor.from_torch, from_scipy or from_dense for what holds them, from_edge_index for edges, and from_parts "
+            "for arrays to be checked"
+        )
+    return components
+
+
 def shape_of(given: Any) -> tuple[int, ...]:
     """A shape."""
     if not isinstance(given, Sequence) or isinstance(given, str):

@@ -31,7 +31,7 @@ from gossamer.sparsity.kernels.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_transform, transformed
 from gossamer.sparsity.operations.exporting import exported
 from gossamer.sparsity.operations.sparse_results import compress, convert
-from gossamer.sparsity.tensor import interchange
+from gossamer.sparsity.tensor import constructor_arguments, interchange
 from gossamer.sparsity.tensor.constructor_arguments import format_of, listed, shape_of, tensor_of, with_widths_of
 from gossamer.sparsity.tensor.edge_list import edges
 
@@ -57,9 +57,7 @@ class SparseTensor(torch.Tensor):
     functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see extension.py
     call: ClassVar[Callable[..., Any]]  # what a function of torch does, see calling.py
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operator → ours, see pointwise.py
-    matmul_again: ClassVar[
-        Callable[..., Tensor | None]
-    ]  # the shortest way to a product, if there is one, see repeated_matmul.py
+    matmul_again: ClassVar[Callable[..., Tensor | None]]  # the shortest way to a product, if any, see repeated_matmul.py
 
     _format: Format
     _arrays: tuple[str, ...]
@@ -68,14 +66,16 @@ class SparseTensor(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False
+        cls, format: Format, shape: Sequence[int] = (), components: Sequence[Tensor] = (), requires_grad: bool = False
     ) -> "SparseTensor":
-        values = components[-1]
+        values = constructor_arguments.arrays_of(format, components)[-1]
         self: SparseTensor = _make(cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad)
         set_throw_on_mutable_data_ptr(self)  # it has no memory of its own: an address would be a null pointer
         return self
 
-    def __init__(self, format: Format, shape: Sequence[int], components: Sequence[Tensor], requires_grad: bool = False) -> None:
+    def __init__(
+        self, format: Format, shape: Sequence[int] = (), components: Sequence[Tensor] = (), requires_grad: bool = False
+    ) -> None:
         """The tensor of these arrays, in the order of `format.components()`; nothing is checked, see `from_parts`."""
         self._format, self._arrays = format, _names(format)  # kept, for every call of a compiled function asks for them
         for name, component in zip(self._arrays, components, strict=True):

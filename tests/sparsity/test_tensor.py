@@ -289,3 +289,9 @@ def test_values_of_another_pattern_load_with_it() -> None:
     layer.load_state_dict(other.state_dict())
     assert layer.weight is not other.weight
     torch.testing.assert_close(layer(torch.ones(2, 4)), other(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("what", [torch.eye(3), torch.eye(3).to_sparse_csr(), np.eye(3), Format.CSR], ids=str)
+def test_the_bare_constructor_says_which_to_use(what: Any) -> None:
+    with pytest.raises(FormatError, match=r"puts arrays together, got \w+: use SparseTensor\.from_torch, from_scipy"):
+        SparseTensor(what)
