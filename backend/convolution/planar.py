@@ -47,10 +47,10 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     gated = sum(map(_of_single_pixels, {*others, *(each.found.node for each in able)})) >= _GATES
     wanted = min_gain * (_GATED if gated else 1.0)
     pays = dense > wanted * ours and any(each.reason is None and not each.found.depthwise for each in able)
-    against = None if pays else f"too little for its graph, whose convolutions together would gain {dense / max(ours, 1):.2g}x"
-    if gated and not pays:
+    against = f"too little for its graph, whose convolutions together would gain {dense / max(ours, 1):.2g}x"
+    if gated:
         against += f", of {wanted:.2g}x for one with gates (squeeze-and-excite)"
-    return [_judged_again(each, against, each.found.node in taken) for each in judged]
+    return [_judged_again(each, None if pays else against, each.found.node in taken) for each in judged]
 
 
 def _judged_again(judgement: Judgement, against: str | None, taken: bool) -> Judgement:

@@ -1,7 +1,6 @@
 """The masks of a model's layers in training: made by a recipe, step after step; `train_sparse` hangs them on an optimizer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,49 +9,16 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.nonzeros import count_nonzeros, nonzero_mask
-from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.training.distributions import densities
 from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
+from gossamer.sparsity.training.masked import Masked
 from gossamer.sparsity.training.recipe import Recipe
+from gossamer.sparsity.training.schedules import Exchange
+from gossamer.sparsity.training.stored_weight import StoredWeight
 
 _MEMORY = 0.9
 """Share of the mean of squared gradients that a step leaves."""
-
-
-@dataclass(eq=False)
-class Masked:
-    """A layer and its mask; tensors are of the weight's shape.
-
-    parameter  what trains: the weight, or what is beneath its mask
-    first      the sparsity it came with
-    squares    the mean over steps of (w g)^2 or g^2, where the recipe asks for it
-    dense      the gradient of all elements, pruned ones too, where they are about to grow
-    """
-
-    name: str
-    module: nn.Module
-    parameter: nn.Parameter
-    mask: Tensor
-    first: float
-    squares: Tensor | None = None
-    dense: Tensor | None = None
-    latent: LatentWeight | None = None
-    back: BackwardMask | None = None
-
-    def matrix(self, tensor: Tensor) -> Tensor:
-        """[outputs, inputs] of a tensor of the weight's shape."""
-        return tensor.t() if is_transposed(self.module) else tensor.flatten(1)
-
-    def unfolded(self, matrix: Tensor) -> Tensor:
-        """The tensor of the weight's shape of a matrix."""
-        return matrix.t() if is_transposed(self.module) else matrix.view(self.parameter.shape)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Outputs x inputs x sides of the kernel."""
-        shape = tuple(self.parameter.shape)
-        return shape[::-1] if is_transposed(self.module) else shape
 
 
 class Masks:
@@ -62,11 +28,12 @@ class Masks:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], recipe: Recipe, seed: int = 0, together: Callable[[Tensor], Any] | None = None
-    ) -> None:
+        self, layers: Sequence[Layer | StoredWeight], recipe: Recipe, seed: int = 0,
+        together: Callable[[Tensor], Any] | None = None,
+    ) -> None:  # fmt: skip
         self.recipe, self.together = recipe, together
         self.generator = torch.Generator().manual_seed(seed)
-        self.layers = [self._masked(layer) for layer in layers]
+        self.layers = [layer if isinstance(layer, StoredWeight) else self._masked(layer) for layer in layers]
 
     def _masked(self, layer: Layer) -> Masked:
         weight: nn.Parameter = layer.module.weight  # type: ignore[assignment]
@@ -106,6 +73,8 @@ class Masks:
 
     def _new_mask(self, layer: Masked, scores: Tensor, density: float, step: int) -> Tensor:
         schedule, pattern = self.recipe.schedule, self.recipe.at(step)
+        if isinstance(layer, StoredWeight) and isinstance(schedule, Exchange) and not step:
+            return layer.matrix(layer.mask)  # there are no values anywhere else
         moved = schedule.exchanged(step)
         if not moved:
             mask = pattern.mask(scores, density)
@@ -128,7 +97,7 @@ class Masks:
     def _scores(self, layer: Masked, step: int) -> Tensor:
         """Of all elements, [outputs, inputs], below 0 for those that cannot be kept."""
         saliency, grows = self.recipe.sparsifier.saliency, self.recipe.sparsifier.grows
-        weight = layer.matrix(layer.parameter.detach())
+        weight = layer.matrix(layer.weight())
         if saliency == "random" or (grows and not step):
             return self._random(layer)
         if saliency == "magnitude":
@@ -156,6 +125,11 @@ class Masks:
             sparsity = max(first, recipe.schedule.sparsity(step, first, final))
             return densities("global", [layer.sizes for layer in self.layers], 1 - sparsity, scores)
         wanted = densities(recipe.distribution, [layer.sizes for layer in self.layers], 1 - final)
+        if isinstance(recipe.schedule, Exchange):  # a stored weight has as many nonzeros as it came with
+            wanted = [
+                1 - layer.first if isinstance(layer, StoredWeight) else each
+                for layer, each in zip(self.layers, wanted, strict=True)
+            ]
         return [
             1 - recipe.schedule.sparsity(step, layer.first, max(layer.first, 1 - each))
             for layer, each in zip(self.layers, wanted, strict=True)
@@ -167,7 +141,7 @@ class Masks:
         pruned, schedule = self.recipe.sparsifier.pruned, self.recipe.schedule
         if pruned == "stay" or (pruned == "return" and (schedule.is_due(step) or step >= schedule.end)):
             for layer in self.layers:
-                layer.parameter.mul_(layer.mask)
+                layer.set_to_zero()
 
     @torch.no_grad()
     def observe(self, scale: float) -> None:
@@ -193,7 +167,7 @@ class Masks:
                 layer.module._parameters = {"weight": parameters["weight"], **parameters}  # in front of a bias, as it was
             else:
                 with torch.no_grad():
-                    layer.parameter.mul_(layer.mask)
+                    layer.set_to_zero()
             if layer.back is not None:
                 layer.back.remove()
 

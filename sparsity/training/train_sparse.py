@@ -15,11 +15,15 @@ from torch.optim import Optimizer
 
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.choose_layers import Layers
-from gossamer.sparsity.pruning.layers import layers_of
+from gossamer.sparsity.pruning.layers import Layer, layers_of
+from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.training.adam_variance import FrozenVariance
-from gossamer.sparsity.training.masks import Masked, Masks
+from gossamer.sparsity.training.masked import Masked
+from gossamer.sparsity.training.masks import Masks
 from gossamer.sparsity.training.recipe import Recipe
 from gossamer.sparsity.training.recipes import recipe_of
+from gossamer.sparsity.training.schedules import Exchange
+from gossamer.sparsity.training.stored_weight import StoredWeight
 
 
 def train_sparse(
@@ -38,6 +42,10 @@ def train_sparse(
     stay plain parameters, and their gradients are masked as they come. Recipes whose pruned weights train on put a
     parametrization on the weight, whose parameter stays the same object. For DistributedDataParallel give the wrapped model;
     recipes with parametrizations are attached before it is wrapped. OptionError for what makes no sense together.
+
+    Weights that store their nonzeros alone (gossamer.store_sparse) go with "fixed", "one-shot", "gradual", "random", "set" and
+    "rigl": their nonzeros are dropped and move, with what the optimizer remembers of them. They start where they are stored,
+    as many a layer. For "rigl" a layer computes with a dense weight in the steps before nonzeros move.
     """
     if isinstance(recipe, str):
         recipe = recipe_of(recipe, steps, **options)
@@ -62,7 +70,7 @@ class SparseTraining:
                 raise OptionError("this recipe changes the modules: call train_sparse before DistributedDataParallel")
             group = model.process_group
             model, together = model.module, lambda tensor: dist.all_reduce(tensor, group=group)
-        layers = layers_of(model, only, skip, (nn.Conv2d,))
+        layers = layers_of(model, only, skip, (nn.Conv2d,), stored=True)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = lambda weight: id(weight) in held and weight.requires_grad
         if missing := [layer.name for layer in layers if not trained(layer.module.weight)]:
@@ -73,13 +81,14 @@ class SparseTraining:
         between = recipe.sparsifier.frozen_variance
         weights: list[Tensor] = [layer.module.weight for layer in layers]  # type: ignore[misc]
         self._variance = FrozenVariance(optimizer, weights, *between) if between is not None else None
-        self.masks = Masks(layers, recipe, seed, together)
+        self.masks = Masks([_stored(each, optimizer, recipe) or each for each in layers], recipe, seed, together)
         if recipe.sparsifier.saliency == "zeros" and all(layer.first == 0 for layer in self.masks.layers):
             raise OptionError("no layer has zeros that could stay: prune the model first, or take another recipe")
         self._skipped = False
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
         if recipe.sparsifier.pruned == "stay":
-            self._hooks += [layer.parameter.register_hook(self._gradient_hook(layer)) for layer in self.masks.layers]
+            masked = [layer for layer in self.masks.layers if not isinstance(layer, StoredWeight)]
+            self._hooks += [layer.parameter.register_hook(self._gradient_hook(layer)) for layer in masked]
         self._advance()
 
     def densities(self) -> dict[str, float]:
@@ -90,6 +99,7 @@ class SparseTraining:
         """Ends it: weights are plain parameters with zeros, the same objects as before."""
         for hook in self._hooks:
             hook.remove()
+        self._take_back()
         if self._hooks:
             self.masks.remove()
         self._hooks = []
@@ -109,8 +119,7 @@ class SparseTraining:
     def _gradient_hook(self, layer: Masked) -> Any:
         def masked(gradient: Tensor) -> Tensor:
             if self._grows_next:
-                fresh = layer.dense is None or layer.parameter.grad is None or not bool(layer.dense.isfinite().all())
-                layer.dense = gradient.detach().clone() if fresh or layer.dense is None else layer.dense.add_(gradient)
+                layer.see(gradient)
             return gradient * layer.mask
 
         return masked
@@ -127,6 +136,7 @@ class SparseTraining:
         self._skipped = found is not None and bool(found)
         if self._skipped:
             return
+        self._take_back()
         self.masks.observe(scale)
         if decay := self.recipe.sparsifier.decay:
             with torch.no_grad():
@@ -152,11 +162,41 @@ class SparseTraining:
         self.masks.apply(self.step)
         if changed and self.recipe.sparsifier.pruned == "stay":
             self._forget_momentum()
+        if self._grows_next:
+            for layer in self.masks.layers:
+                if isinstance(layer, StoredWeight):
+                    layer.lend()
+
+    def _take_back(self) -> None:
+        for layer in self.masks.layers:
+            if isinstance(layer, StoredWeight):
+                layer.take_back()
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:
         """Of weights that were dropped, so that they start anew where they grow again."""
         for layer in self.masks.layers:
+            if isinstance(layer, StoredWeight):
+                continue  # what moved its nonzeros has moved that, too
             for value in self.optimizer.state.get(layer.parameter, {}).values():
                 if isinstance(value, Tensor) and value.shape == layer.parameter.shape:
                     value.mul_(layer.mask)
+
+
+def _stored(layer: Layer, optimizer: Optimizer, recipe: Recipe) -> StoredWeight | None:
+    """The layer as one whose weight stores its nonzeros alone, if it is one. OptionError for a recipe that needs the others."""
+    if not is_stored(layer.module):
+        return None
+    sparsifier = recipe.sparsifier
+    if sparsifier.pruned != "stay" or sparsifier.saliency not in ("magnitude", "random", "zeros"):
+        raise OptionError(
+            f'\'{layer.name}\' stores its nonzeros alone, and this recipe needs the others, too: take "fixed", "one-shot", '
+            '"gradual", "random", "set" or "rigl", or gossamer.finalize(model) first, which makes weights plain'
+        )
+    found = StoredWeight(layer.name, layer.module, optimizer)
+    if isinstance(recipe.schedule, Exchange) and recipe.sparsity is not None and abs(found.first - recipe.sparsity) > 0.3:
+        raise OptionError(
+            f"'{layer.name}' stores {1 - found.first:.1%} of its elements, as many as it goes on having where nonzeros move: "
+            f"give sparsity={found.first:.2f}"
+        )
+    return found

@@ -88,10 +88,9 @@ def test_distilled_ones_keep_their_pattern(x: Tensor) -> None:
     [
         lambda model: gossamer.prune(model, [torch.randn(8, 64)], sparsity=0.95),
         lambda model: gossamer.sparsify(model, "magnitude", density=0.05),
-        lambda model: gossamer.train_sparse(model, torch.optim.SGD(model.parameters()), "rigl", sparsity=0.95, steps=9),
         lambda model: gossamer.distill(model, dense(), [], gossamer.DistillationLoss(logits=1), steps=3, sparsity=0.95),
     ],
-    ids=["prune", "sparsify", "train_sparse", "distill"],
+    ids=["prune", "sparsify", "distill"],
 )
 def test_other_patterns_want_plain_weights(change: Callable[[nn.Module], object]) -> None:
     with pytest.raises(OptionError, match=r"gossamer\.finalize\(model\) makes it plain first"):

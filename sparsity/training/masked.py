@@ -1,0 +1,56 @@
+"""A layer and its mask, while a recipe is at work."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from gossamer.sparsity.pruning.choose_layers import is_transposed
+from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
+
+
+@dataclass(eq=False)
+class Masked:
+    """A layer and its mask; tensors are of the weight's shape.
+
+    parameter  what trains: the weight, or what is beneath its mask
+    first      the sparsity it came with
+    squares    the mean over steps of (w g)^2 or g^2, where the recipe asks for it
+    dense      the gradient of all elements, pruned ones too, where they are about to grow
+    """
+
+    name: str
+    module: nn.Module
+    parameter: nn.Parameter
+    mask: Tensor
+    first: float
+    squares: Tensor | None = None
+    dense: Tensor | None = None
+    latent: LatentWeight | None = None
+    back: BackwardMask | None = None
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """[outputs, inputs] of a tensor of the weight's shape."""
+        return tensor.t() if is_transposed(self.module) else tensor.flatten(1)
+
+    def unfolded(self, matrix: Tensor) -> Tensor:
+        """The tensor of the weight's shape of a matrix."""
+        return matrix.t() if is_transposed(self.module) else matrix.view(self.parameter.shape)
+
+    def weight(self) -> Tensor:
+        """The weight, pruned elements too."""
+        return self.parameter.detach()
+
+    def set_to_zero(self) -> None:
+        """Makes what is pruned zero."""
+        self.parameter.mul_(self.mask)
+
+    def see(self, gradient: Tensor) -> None:
+        """Takes note of a gradient of all elements: it is added to those of the same step."""
+        fresh = self.dense is None or self.parameter.grad is None or not bool(self.dense.isfinite().all())
+        self.dense = gradient.detach().clone() if fresh or self.dense is None else self.dense.add_(gradient)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Outputs x inputs x sides of the kernel."""
+        shape = tuple(self.parameter.shape)
+        return shape[::-1] if is_transposed(self.module) else shape
