@@ -25,8 +25,8 @@ _MANY = 64  # shapes of images that a region remembers
 
 
 class Shapes(dict[tuple[int, ...], tuple[tuple[int, ...], ...]]):
-    """For the shape of images: the shape and strides of what a convolution makes of them, both as [N, channels, pixels], and the
-    depth, height and width of the images.
+    """For the shape of images: the shape and strides of what a convolution makes of them, both as [N, channels, pixels], and
+    the depth, height and width of the images.
 
     They are remembered, for it takes as long to work them out as to convolve small images.
     """

@@ -98,8 +98,8 @@ def _told(name: str, found: Convolution, region: Region, format: str | None, gai
     weight = found.weight
     if found.depthwise:
         reason = f"as it is, by a kernel that reads what the sparse layers write; {fused}"
-        return Decision(name, found.op, weight.shape, weight.density, None, None, False, reason, gain)
+        return Decision(name, found.op, weight.shape, found.density, None, None, False, reason, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
     return Decision(
-        name, found.op, weight.shape, weight.density, format, _SCHEDULE, True, fused, gain, False, dense_bytes, packed_bytes,
+        name, found.op, weight.shape, found.density, format, _SCHEDULE, True, fused, gain, False, dense_bytes, packed_bytes,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.backend.convolution.transposed import Alternative
 from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.emit import Emitter
@@ -40,11 +41,13 @@ class Convolution(Contraction):
     window     what slides over the images
     depthwise  whether each channel is summed for itself: y[n, m, pixel] = sum_k x[n, m, what tap k reads] w[m, k]
     padded     whether the graph puts the zeros around x that the window has
+    instead    what of torch's it stands for, if that is no convolution
     """
 
     window: Window = field(default_factory=Window)
     depthwise: bool = False
     padded: bool = False
+    instead: Alternative | None = None
 
     @property
     def source(self) -> fx.Node:
@@ -68,8 +71,20 @@ class Convolution(Contraction):
     @property
     def op(self) -> str:
         """What a user calls it."""
+        if self.instead is not None:
+            return self.instead.op.replace("back", "depthwise back" if self.depthwise else "back")
         kernel = "x".join(map(str, self.window.kernel[5 - self.x.meta["val"].dim() :]))
         return f"conv {kernel}" + (" depthwise" if self.depthwise else "") + (" backward" if self.backward else "")
+
+    @property
+    def density(self) -> float:
+        """Share of the kernel's elements that are not zero, as torch has it."""
+        return min(1.0, self.weight.density / self.share)
+
+    @property
+    def share(self) -> float:
+        """What the kernel that torch has is of the weight: the rest are taps that there are not."""
+        return 1.0 if self.instead is None else self.instead.taps / (self.window.taps * prod(self.instead.stride))
 
     @property
     def channels(self) -> int:
@@ -155,6 +170,8 @@ def ours_us(convolution: Convolution, density: float | None = None) -> float:
     threads, machine = torch.get_num_threads(), this_machine()
     cycles = _depthwise_cycles(matrix, c.window, *c.results[1:]) if c.depthwise else _cycles(matrix, c.window, c.results)
     us = c.images * cycles / machine.speeds[matrix.element].cycles_a_us("kblock", pixels)
+    if c.instead is not None and prod(c.instead.stride) > 1:  # what comes out is interleaved
+        us += device_of(c.weight.device).transpose_us(c.m * pixels * c.weight.dtype.itemsize)
     if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
         us += device_of(c.weight.device).transpose_us((c.channels + c.m) * pixels * c.weight.dtype.itemsize)
     if not c.depthwise and in_training(c.node.graph):  # new values at every step
@@ -169,7 +186,7 @@ def dense_us(convolution: Convolution) -> float:
     if (measured := _measured_us(c.node)) is not None:
         return measured
     if not c.depthwise:
-        return predicted(c, c.pixels, 1.0).dense_us
+        return predicted(c, c.pixels, 1.0).dense_us * c.share
     matrix, tokens = matrix_of(c), c.pixels
     cycles = matrix.rows / matrix.lanes * tokens * (_STORE + _DENSE_TAP * c.window.taps)
     return cycles / this_machine().speeds[matrix.element].cycles_a_us("kblock", tokens) / torch.get_num_threads()
@@ -211,20 +228,23 @@ def _tiles(window: Window, lanes: int, results: Sizes) -> int:
     return depth * -(-high // window.strip[0]) * -(-wide // (window.strip[1] * lanes))
 
 
-def find(graph: fx.Graph, values: Mapping[fx.Node, torch.Tensor]) -> list[tuple[fx.Node, Convolution | str]]:
-    """The convolutions whose weight is computed from static tensors, or why no kernel computes one, in order."""
+def find(
+    graph: fx.Graph, values: Mapping[fx.Node, torch.Tensor], instead: Mapping[fx.Node, Alternative]
+) -> list[tuple[fx.Node, Convolution | str]]:
+    """The convolutions whose weight is computed from static tensors, or why no kernel computes one, in order; those that stand
+    for something else of torch's are keys of `instead`."""
     known = dict(values)
     static = computed_from(graph, known)
-    nodes = [node for node in graph.nodes if node.target is aten.convolution.default and node.args[1] in static]
-    return [(node, _convolution(node, known)) for node in nodes]
+    nodes = [n for n in graph.nodes if n.target is aten.convolution.default and n.args[1] in static and n.users]
+    return [(node, _convolution(node, known, instead.get(node))) for node in nodes]
 
 
-def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> Convolution | str:
+def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor], instead: Alternative | None) -> Convolution | str:
     given: Any = node.args
     x, w, _, stride, padding, dilation, transposed, _, groups = given
     image, kernel = x.meta["val"], w.meta["val"].shape
     if transposed:
-        return "no sparse kernel for transposed convolutions"
+        return "the sizes of its kernel are not known while it is compiled"
     if image.dim() != len(kernel):
         return "no sparse kernel for a convolution of a single image without a batch"
     if not all(isinstance(n, int) for n in (*kernel, *stride, *padding, *dilation)):
@@ -246,7 +266,8 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> Convolut
     if weight is None or weight.transposed or 0 in weight.shape:
         return "its weight cannot be seen as a matrix"
     found = Convolution(
-        node, x, weight, "left", m, k, None, 1, 1, window=window, depthwise=depthwise, padded=around is not None
+        node, x, weight, "left", m, k, None, 1, 1, window=window, depthwise=depthwise, padded=around is not None,
+        instead=instead,
     )  # fmt: skip
     return found if depthwise else replace(found, window=planned(found))
 

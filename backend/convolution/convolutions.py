@@ -17,6 +17,7 @@ from gossamer.backend.convolution.build import build
 from gossamer.backend.convolution.convolution import Convolution, Judgement, find, gain_of
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
 from gossamer.backend.convolution.planar import together
+from gossamer.backend.convolution.transposed import of_forward
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -46,8 +47,11 @@ class Convolutions:
         decisions, claimed = list[Decision](), set[fx.Node]()
         failures = list[CompileError]()
         judged = list[Judgement]()
-        gradients, whole = take_apart(graph, computed_from(graph, values)) if in_training(graph) else ([], {})
-        for node, found in find(graph, values):
+        static = computed_from(graph, values)
+        instead = of_forward(graph, static)
+        gradients, whole = take_apart(graph, static) if in_training(graph) else ([], {})
+        instead += gradients
+        for node, found in find(graph, values, {each.convolution: each for each in instead}):
             if not isinstance(found, str):
                 judged.append(_judged(found, options))
                 continue
@@ -59,7 +63,7 @@ class Convolutions:
             judged = together(graph, judged, options.min_gain)
         for each in judged:
             found, reason, gain = each.found, each.reason, each.gain
-            if reason is not None and found.weight.density == 1:
+            if reason is not None and found.density == 1:
                 continue
             name = statics[found.weight.main].name
             if reason is None:
@@ -77,17 +81,18 @@ class Convolutions:
                     _replace(plain, region, key)
                     decisions.append(taken)
             if reason is not None:
-                shape, share = found.weight.shape, found.weight.density
+                shape, share = found.weight.shape, found.density
                 decisions.append(Decision(name, found.op, shape, share, None, None, False, reason, gain))
         if failures:
             warnings.warn(f"{failures[0]}\nThis convolution stays dense.", stacklevel=3)
-        for gradient in gradients:
-            if gradient.convolution not in claimed:
-                gradient.undo()
+        for each in instead:
+            if each.convolution not in claimed:
+                each.undo()
         if in_training(graph):
             ask_for_what_is_used(graph)
         if claimed:
             _keep_planar()
+        if claimed or instead:
             graph.eliminate_dead_code()
         return decisions
 
@@ -96,8 +101,8 @@ def _left_whole(found: Convolution, whole: dict[fx.Node, str], statics: dict[fx.
     """The decision about a gradient of images that is no convolution, by its weight."""
     leaf: Any = found.node.args[1]
     weight, name = found.weight, statics[found.weight.main].name
-    if leaf in whole and weight.density < 1:
-        yield Decision(name, f"{found.op} backward", weight.shape, weight.density, None, None, False, whole[leaf], None)
+    if leaf in whole and found.density < 1:
+        yield Decision(name, f"{found.op} backward", weight.shape, found.density, None, None, False, whole[leaf], None)
 
 
 def _refused(name: str, weight: torch.Tensor, reason: str) -> Decision:

@@ -8,7 +8,7 @@ after    func.func @region(%x: tensor<?x64x?xf32>, %w: tensor<64x576xf32, #KB>, 
              {window = [1, 3, 3, 1, 1, 1, ...], lanes = 16, reduction = 1}
 
 Before, a row of a matrix is a pixel, of x what the window shows there; after, matrices are images [n, channels, pixels], whose
-sizes come with each call. With `kernel.depthwise`, x shows each channel its own pixels, and what it becomes is open in all sizes:
+sizes come with each call. With `kernel.depthwise`, x shows each channel its own pixels, and all sizes are open:
 
            %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({epilogue}) {window = [1, 3, 3, 1, ...], lanes = 16}
 """

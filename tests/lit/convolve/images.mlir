@@ -4,9 +4,9 @@
 // CHECK:       #[[ONE:.*]] = affine_map<(d0, d1, d2) -> (d1)>
 // CHECK:       #[[ALL:.*]] = affine_map<(d0, d1, d2) -> (d0, d1, d2)>
 // CHECK-LABEL: func.func @region(
-// CHECK-SAME:    %[[X:.*]]: tensor<?x6x?xf32>, %[[W:.*]]: tensor<8x54xf32, #{{.*}}>, %[[B:.*]]: tensor<8xf32>, %[[R:.*]]: tensor<?x8x?xf32>) -> tensor<?x8x?xf32>
+// CHECK-SAME:    %[[X:.*]]: tensor<?x6x?xf32>, %[[W:.*]]: tensor<8x54xf32, #{{.*}}>, %[[B:.*]]: tensor<8xf32>, %[[R:.*]]: tensor<?x8x?xf32>, %[[D:.*]]: index, %[[H:.*]]: index, %[[V:.*]]: index) -> tensor<?x8x?xf32>
 // CHECK-NOT:     kernel.window
-// CHECK:         "kernel.convolve"(%[[X]], %[[W]])
+// CHECK:         "kernel.convolve"(%[[X]], %[[W]], %[[D]], %[[H]], %[[V]])
 // CHECK:           "kernel.read"(%[[B]]) {map = #[[ONE]]}
 // CHECK:           "kernel.read"(%[[R]]) {map = #[[ALL]]}
 // CHECK:         lanes = 4 : i64, reduction = 1 : i64, window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 5, 5, 1, 4, 2]
