@@ -32,7 +32,7 @@ from gossamer.runtime.torch_internals import inductor_config
 
 aten = torch.ops.aten
 
-_TYPES = (torch.float32, torch.float64)
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Convolutions:

@@ -47,15 +47,16 @@ def take_apart(graph: fx.Graph, static: Container[fx.Node]) -> tuple[list[Altern
 
 def _of_images(backward: fx.Node, torchs: fx.Node) -> Alternative | str:
     given: Any = backward.args
-    g, x, w, _, stride, padding, dilation, transposed, _, groups, _ = given
+    g, x, w, _, stride, padding, dilation, transposed, more, groups, _ = given
     kernel, sizes = w.meta["val"].shape, x.meta["val"].shape
-    numbers, known = (*kernel, *stride, *padding, *dilation), all(isinstance(n, int) for n in sizes[2:])
+    numbers, known = (*kernel, *stride, *padding, *dilation, *more), all(isinstance(n, int) for n in sizes[2:])
     if len(sizes) != len(kernel) or not all(isinstance(n, int) for n in numbers):
         return "no sparse gradient for open sizes of kernels"
     emit, taps, steps = Emitter(torchs), tuple(kernel[2:]), tuple(stride)
+    ones, none = [1] * len(taps), [0] * len(taps)
     if transposed:
-        found = emit(aten.convolution.default, g, w, None, stride, padding, dilation, False, [0] * len(taps), groups)
-        steps, result = (1,) * len(taps), found
+        found = emit(aten.convolution.default, g, w, None, stride, padding, dilation, False, none, groups)
+        steps, result = (1,) * len(taps), padded(emit, found, none, [-(n // s) for n, s in zip(more, stride, strict=True)])
     elif any(s != 1 for s in stride) and not known:
         return "no sparse gradient behind a stride for images of open sizes"
     else:
@@ -65,7 +66,6 @@ def _of_images(backward: fx.Node, torchs: fx.Node) -> Alternative | str:
             n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) if s > 1 else 0
             for n, m, k, s, p, d in zip(sizes[2:], g.meta["val"].shape[2:], taps, stride, padding, dilation, strict=True)
         ]
-        ones, none = [1] * len(taps), [0] * len(taps)
         if pointwise:
             found, result = slid(emit, g, w, ones, none, ones, none, groups)
             result, steps = _spread(emit, result, stride, sizes[2:]), (1,) * len(taps)

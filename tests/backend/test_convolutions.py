@@ -151,7 +151,7 @@ def test_a_graph_in_which_few_layers_are_sparse_stays_as_it_is() -> None:
 
 
 def test_small_layers_of_all_kinds_follow_their_weights() -> None:
-    """In one graph: groups, several results a channel, volumes, dilations, transposed ones, paddings, an image without a batch."""
+    """In one graph: groups, several results a channel, volumes, transposed ones, other paddings, an image without a batch."""
     layers: list[tuple[nn.Module, tuple[int, ...]]] = [
         (nn.Conv2d(8, 12, 3, groups=4, padding=1), (2, 8, 9, 21)),
         (nn.Conv1d(6, 12, 5, 2, groups=6), (2, 6, 40)),
