@@ -66,6 +66,11 @@ class Window:
         return self.kernel == self.stride == _ONES and self.before == self.after == _NONE
 
     @property
+    def flat(self) -> bool:
+        """Whether it is known that all pixels have the depth 0."""
+        return (self.images[0], self.kernel[0], self.before[0], self.after[0]) == (1, 1, 0, 0)
+
+    @property
     def strip(self) -> Pair | None:
         """Rows, and vectors in each of them, of a tile of images whose sizes are open."""
         if self.pointwise or self.images != _NONE:

@@ -96,7 +96,7 @@ class _Convolution(Product):
         self.tile = self.window.vectors * self.lanes
         self.width = self.window.width(self.lanes)
         self.vec = vector_of(self.lanes, self.sum_type)
-        self.deep = not self.window.pointwise and self.window.images[0] != 1
+        self.deep = not self.window.pointwise and not self.window.flat
 
     def lower(self, module: ir.Module) -> None:
         """Put loops in place of the op."""

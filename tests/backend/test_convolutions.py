@@ -158,6 +158,7 @@ def test_small_layers_of_all_kinds_follow_their_weights() -> None:
         (nn.Conv2d(6, 6, 3, 3, groups=6), (2, 6, 9, 9)),
         (nn.Conv3d(4, 8, 3, (2, 1, 2), (1, 0, 2), (1, 2, 1)), (2, 4, 6, 7, 9)),
         (nn.Conv3d(6, 6, (3, 1, 2), groups=6), (1, 6, 5, 4, 20)),
+        (nn.Conv3d(4, 5, 2, padding=(1, 0, 0)), (2, 4, 1, 5, 5)),
         (nn.Conv2d(5, 4, 3, padding=2, padding_mode="circular"), (1, 5, 8, 8)),
         (nn.Conv1d(5, 4, 3), (5, 19)),
         (nn.ConvTranspose2d(6, 4, 4, 2, 1), (2, 6, 5, 7)),
