@@ -18,7 +18,7 @@ from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.masked_matrix import arrangement_of
 from gossamer.backend.graph.nodes import hint, in_training
-from gossamer.backend.graph.weight_expressions import weight_behind
+from gossamer.backend.graph.weight_expressions import Weight, run, weight_behind
 from gossamer.backend.measuring.convolution_times import torch_us
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import matrix_of, predicted
@@ -31,6 +31,7 @@ aten = torch.ops.aten
 _NONZERO = (1.3, 0.7)  # cycles of a nonzero, and for each vector of pixels
 _ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
 _PLANE, _TAP, _DENSE_TAP = 60.0, 0.7, 1.5
+_SMALLER = 1.15  # how much longer a multiplication takes in a dense convolution with fewer channels
 _UNKNOWN = 14  # rows and columns of images whose size is not known while they are compiled
 
 
@@ -42,12 +43,16 @@ class Convolution(Contraction):
     depthwise  whether each channel is summed for itself: y[n, m, pixel] = sum_k x[n, m, what tap k reads] w[m, k]
     padded     whether the graph puts the zeros around x that the window has
     instead    what of torch's it stands for, if that is no convolution
+    occupied   how many filters, and how many of their channels, are not zeros altogether; None where that is not asked
+    compact    whether the others are left out, and what is left is dense
     """
 
     window: Window = field(default_factory=Window)
     depthwise: bool = False
     padded: bool = False
     instead: Alternative | None = None
+    occupied: tuple[int, int] | None = None
+    compact: bool = False
 
     @property
     def source(self) -> fx.Node:
@@ -166,6 +171,8 @@ def gain_of(convolution: Convolution, density: float | None = None) -> float:
 def ours_us(convolution: Convolution, density: float | None = None) -> float:
     """Microseconds that our kernel takes, with a weight of this density (its own by default)."""
     c, pixels = convolution, convolution.pixels
+    if c.compact:
+        return _compact_us(c)
     matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
     threads, machine = torch.get_num_threads(), this_machine()
     cycles = _depthwise_cycles(matrix, c.window, *c.results[1:]) if c.depthwise else _cycles(matrix, c.window, c.results)
@@ -178,6 +185,16 @@ def ours_us(convolution: Convolution, density: float | None = None) -> float:
         share = matrix.density if arrangement_of(c.weight.evaluate) is not None else 1.0
         us += device_of(c.weight.device).renewal_us(int(c.m * c.k * share)) * threads
     return us / threads + machine.call_us
+
+
+def _compact_us(convolution: Convolution) -> float:
+    """The same of torch's own, of what is left: what it reads and gives is copied, and reordered."""
+    c, copied_us = convolution, device_of(convolution.weight.device).transpose_us
+    assert c.occupied is not None
+    filters, channels = c.occupied
+    share = filters * channels * c.window.taps / (c.m * c.k)
+    bytes_ = (channels + c.m) * c.pixels * c.weight.dtype.itemsize
+    return dense_us(c) * share * _SMALLER + copied_us(bytes_) / torch.get_num_threads() + 2 * this_machine().call_us
 
 
 def dense_us(convolution: Convolution) -> float:
@@ -269,7 +286,19 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor], instead: Al
         node, x, weight, "left", m, k, None, 1, 1, window=window, depthwise=depthwise, padded=around is not None,
         instead=instead,
     )  # fmt: skip
-    return found if depthwise else replace(found, window=planned(found))
+    if depthwise:
+        return found
+    simple = groups == 1 and instead is None and weight.density < 1 and not in_training(node.graph)
+    occupied = _occupied(weight, window, values) if simple else None
+    return replace(found, window=planned(found), occupied=occupied)
+
+
+def _occupied(weight: Weight, window: Window, values: Mapping[fx.Node, torch.Tensor]) -> tuple[int, int] | None:
+    """How many filters and channels are not zeros altogether; None if none is."""
+    given = run(weight.evaluate, [values[leaf] for leaf in weight.leaves])
+    taken = (given != 0).view(weight.shape[0], -1, window.taps).any(-1)
+    filters, channels = (int(taken.any(axis).sum()) for axis in (1, 0))
+    return (filters, channels) if filters * channels < taken.numel() else None
 
 
 def _zeros_around(x: fx.Node, dims: int) -> tuple[list[int], list[int]] | None:

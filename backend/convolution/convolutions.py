@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls import region_op
-from gossamer.backend.convolution.build import build
+from gossamer.backend.convolution.build import build, build_compact
 from gossamer.backend.convolution.convolution import Convolution, Judgement, find, gain_of
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
 from gossamer.backend.convolution.planar import together
@@ -70,14 +70,17 @@ class Convolutions:
                 plain = _without_bias(found)
                 region = grow(plain, claimed)
                 try:
-                    key, taken = build(name, found, region, values, gain, context)
+                    if found.compact:
+                        key, taken = build_compact(name, found, gain, context)
+                    else:
+                        key, taken = build(name, found, region, values, gain, context)
                 except CompileError as error:
                     if options.strict:
                         raise
                     failures.append(error)
                     reason = FAILED
                 else:
-                    claimed.update(region.members)
+                    claimed.update([plain.node] if found.compact else region.members)
                     _replace(plain, region, key)
                     decisions.append(taken)
             if reason is not None:
@@ -122,6 +125,10 @@ def _judged(found: Convolution, options: Options) -> Judgement:
     if found.depthwise:
         return Judgement(found, True, None, None)
     gain = gain_of(found)
+    if found.occupied is not None:
+        compact = replace(found, compact=True)
+        if gain_of(compact) > gain:
+            found, gain = compact, gain_of(compact)
     if gain < options.min_gain:
         what = "small" if gain_of(found, 0.01) < options.min_gain else "dense"
         reason = f"too {what} for a gain of {options.min_gain:g}x"
@@ -152,10 +159,10 @@ def _without_bias(found: Convolution) -> Convolution:
 
 def _replace(found: Convolution, region: Region, key: str) -> None:
     """Puts one call of the region op where the region was."""
-    output = region.output
+    output = found.node if found.compact else region.output
     emit = Emitter(output)
     extras = []
-    for extra in region.extras:
+    for extra in () if found.compact else region.extras:
         node = extra.node
         if extra.kind == "vector":
             node = emit(aten.reshape.default, node, [found.m])

@@ -52,13 +52,12 @@ def given_by(chance: random.Random, dims: int, most: int, largest: int) -> Given
         kernel, stride, dilation, padding = ones, ones, ones, (0,) * dims
     channels, filters = chance.randint(1, most), chance.randint(1, most)
     groups = chance.choice([1, 1, 1, 2, 3, channels, channels])
+    channels, filters = groups * -(-channels // groups), groups * -(-filters // groups)
     depthwise = groups == channels > 1 and not transposed and dims < 3 and chance.random() < 0.7
-    if groups == channels:
-        filters = groups if depthwise or groups == 1 else 2 * groups
-    else:
-        channels, filters = groups * -(-channels // groups), groups * -(-filters // groups)
     if depthwise:
-        stride = (*stride[:-1], min(2, stride[-1]))
+        filters, stride = groups, (*stride[:-1], min(2, stride[-1]))
+    elif groups == channels > 1:
+        filters = 2 * groups
     reach = [d * (k - 1) + 1 - 2 * p for k, d, p in zip(kernel, dilation, padding, strict=True)]
     least = [max(1, 2 - n if transposed else n) for n in reach]
     sizes = [n + chance.randint(0, 24 if dims < 3 else 5) for n in least]
