@@ -315,5 +315,5 @@ def _zeros_around(x: fx.Node, dims: int) -> tuple[list[int], list[int]] | None:
 
 def _sizes(numbers: Any, missing: int) -> Sizes:
     """Along depth, height and width."""
-    depth, height, width = *[missing] * (3 - len(numbers)), *numbers
+    depth, height, width = [missing] * (3 - len(numbers)) + list(numbers)
     return depth, height, width

@@ -88,9 +88,9 @@ class Convolutions:
                 decisions.append(Decision(name, found.op, shape, share, None, None, False, reason, gain))
         if failures:
             warnings.warn(f"{failures[0]}\nThis convolution stays dense.", stacklevel=3)
-        for each in instead:
-            if each.convolution not in claimed:
-                each.undo()
+        for other in instead:
+            if other.convolution not in claimed:
+                other.undo()
         if in_training(graph):
             ask_for_what_is_used(graph)
         if claimed:
