@@ -200,8 +200,9 @@ def _compact_us(convolution: Convolution) -> float:
 def dense_us(convolution: Convolution) -> float:
     """Microseconds that it takes dense, channels innermost: measured, or predicted where that may not be."""
     c = convolution
-    if (measured := _measured_us(c.node)) is not None:
-        return measured
+    torchs = c.instead.torchs if c.instead is not None and not c.instead.backward else None
+    if (measured := _measured_us(torchs or c.node)) is not None:
+        return measured if torchs is not None else measured * c.share
     if not c.depthwise:
         return predicted(c, c.pixels, 1.0).dense_us * c.share
     matrix, tokens = matrix_of(c), c.pixels
@@ -213,8 +214,10 @@ def _measured_us(node: fx.Node) -> float | None:
     x, w = (each.meta["val"] for each in node.all_input_nodes[:2])
     if not x.is_cpu or x.dtype not in FLOATS:
         return None
-    sizes: list[int] = [hint(n) or 1 for n in x.shape]
-    return torch_us(sizes, tuple(map(int, w.shape)), x.dtype, *node.args[3:])
+    sizes = [hint(n) for n in x.shape]
+    if None in sizes:
+        return None
+    return torch_us([n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:])
 
 
 def _depthwise_cycles(matrix: Matrix, window: Window, height: int, width: int) -> float:
