@@ -197,19 +197,18 @@ class Open(nn.Module):
         return up, F.gelu(self.rows(up.mean(2))), self.volume(y[:, :4, None].expand(-1, -1, 3, -1, -1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_images_of_open_sizes(dtype: torch.dtype) -> None:
+def test_images_of_open_sizes() -> None:
     torch.manual_seed(0)
-    network, x = prune_(Open()).to(dtype).eval(), torch.randn(2, 5, 20, 40, dtype=dtype)
+    network, x = prune_(Open()).eval(), torch.randn(2, 5, 20, 40)
     for axis in (0, 2, 3):
         torch._dynamo.mark_dynamic(x, axis)
     run = compile_and_run(network, x, regions=5)
     with torch.no_grad():
         for shape in ((2, 5, 20, 40), (1, 5, 4, 2), (3, 5, 36, 68), (0, 5, 8, 8)):
-            given = torch.randn(shape, dtype=dtype)
+            given = torch.randn(shape)
             for actual, expected in zip(run.function(given), network(given), strict=True):
                 assert_same(actual, expected)
-        given = torch.randn(2, 5, 16, 36, dtype=dtype)
+        given = torch.randn(2, 5, 16, 36)
         given[0, :, 3, 5], given[1, 0, 8, 30] = float("inf"), float("nan")
         dense = network(given)
         for actual, expected in zip(run.function(given), dense, strict=True):
