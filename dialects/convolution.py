@@ -13,29 +13,35 @@ from gossamer.dialects.window import Window
 def _problem(op: Any) -> str | None:
     x, w, result = (ir.RankedTensorType(v.type) for v in (op.x, op.w, op.result))
     window = integers(op.window)
-    if len(window) != len(Window((1, 1)).numbers):
+    if len(window) != len(Window().numbers):
         return f"has a window of {len(window)} numbers"
     if x.rank != 3 or w.rank != 2 or result.rank != 3:
-        return "takes x [images, C, pixels] and w [M, C taps], and gives [images, M, pixels]"
+        return "takes x [images, C, pixels] and w [M, C / groups taps], and gives [images, M, pixels]"
     if w.encoding is None:
         return "needs a weight with a sparse encoding"
     known = Window.of(window)
-    if w.shape[1] != x.shape[1] * known.taps or w.shape[0] != result.shape[1]:
+    if w.shape[1] * known.groups != x.shape[1] * known.taps or w.shape[0] != result.shape[1]:
         return f"has a weight {w} for {x.shape[1]} channels, {known.taps} taps and {result.shape[1]} results"
-    if not known.pointwise and min(known.output(*known.images)) < 1:
+    if w.shape[0] % known.groups:
+        return f"has {w.shape[0]} results in {known.groups} groups"
+    if any(known.images) and min(known.output(*known.images)) < 1:
         return f"gives no pixel for images of {known.images}"
     return epilogue_problem(op)
 
 
 class ConvolveOp(KernelOp, name="convolve", traits=[ext.Pure]):
-    """y[n, m, q] = epilogue(sum_ck x[n, c, pixel that tap k reads for q] w[m, c taps + k]).
+    """y[n, m, q] = epilogue(sum_ck x[n, c, pixel that tap k reads for q] w[m, c taps + k]), c in the group of m.
 
-    window     as `Window.numbers`
-    reduction  the dimension of w that is summed over: 1
+    depth, height, width   of the images
+    window                 as `Window.numbers`
+    reduction              the dimension of w that is summed over: 1
     """
 
     x: ext.Operand[Any]
     w: ext.Operand[Any]
+    depth: ext.Operand[Any]
+    height: ext.Operand[Any]
+    width: ext.Operand[Any]
     window: ir.ArrayAttr
     lanes: ir.IntegerAttr
     reduction: ir.IntegerAttr
@@ -52,7 +58,7 @@ def _depthwise_problem(op: Any) -> str | None:
         return "takes x [images, C, pixels] and w [C, taps], and gives [images, C, pixels]"
     if w.encoding is not None or w.shape[1] != window.taps:
         return f"has a weight {w} for {window.taps} taps, must be dense"
-    if window.images != (0, 0):
+    if any(window.images):
         return f"has images of {window.images}, which come with each call"
     return epilogue_problem(op)
 

@@ -3,7 +3,13 @@
 An output pixel (i, j) reads at (i s, j s) and, for each tap, so many rows and columns further. Images are read as if they had
 zeros around and, for a stride of s, lay in s x s phases: phase (a, b) holds the pixels (i s + a, j s + b). Then the pixels that
 a tap reads for neighbouring outputs are neighbours, too, and where all rows of a phase lie behind each other, so are those of
-the next row: output pixel q = i `row` + j reads at q + shift. Outputs with j past the width of the result are no pixels.
+the next row: output pixel q = i `row` + j reads at q + shift.
+
+A tile of outputs is cut from an image in one of three ways. Of a `pointwise` window, and of images whose sizes are known, it is
+a row of outputs; in the latter those with j past the width of the result are no pixels. Where sizes are open, it is a strip,
+which is an image of its own: so many rows of so many vectors, and what is read for it has rows of its own length.
+
+Volumes are images in a row: what taps read of a channel at several depths counts as several channels.
 """
 
 from collections.abc import Sequence
@@ -14,32 +20,40 @@ from typing import Any
 Pair = tuple[int, int]
 """Along height and width."""
 
+Sizes = tuple[int, int, int]
+"""Along depth, height and width; images have a depth of 1, rows of pixels a height of 1, too."""
+
+_ONES: Sizes = (1, 1, 1)
+_NONE: Sizes = (0, 0, 0)
+
 
 @dataclass(frozen=True)
 class Window:
     """What a convolution slides over images, and how its kernel cuts them.
 
     kernel, stride, dilation   as torch has them
-    before, after              zeros around the images: above and left, below and right
-    images                     their height and width; (0, 0) where they are known at run time, which is for `pointwise` alone
+    before, after              zeros around the images: in front, above and left; behind, below and right
+    images                     their depth, height and width; zeros where they are known at run time
+    groups                     of channels, as torch has them
     channels                   how many are multiplied before the next ones, so that what is read of them stays in the cache
     vectors                    of output pixels in registers
     """
 
-    kernel: Pair
-    stride: Pair = (1, 1)
-    dilation: Pair = (1, 1)
-    before: Pair = (0, 0)
-    after: Pair = (0, 0)
-    images: Pair = (0, 0)
+    kernel: Sizes = _ONES
+    stride: Sizes = _ONES
+    dilation: Sizes = _ONES
+    before: Sizes = _NONE
+    after: Sizes = _NONE
+    images: Sizes = _NONE
+    groups: int = 1
     channels: int = 1
     vectors: int = 4
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "Window":
         """The inverse of `numbers`."""
-        kernel, stride, dilation, before, after, images = ((numbers[at], numbers[at + 1]) for at in range(0, 12, 2))
-        return cls(kernel, stride, dilation, before, after, images, numbers[12], numbers[13])
+        sizes = [(numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(0, 18, 3)]
+        return cls(*sizes, *numbers[18:])  # type: ignore[arg-type]
 
     @property
     def numbers(self) -> list[int]:
@@ -49,44 +63,69 @@ class Window:
     @property
     def pointwise(self) -> bool:
         """Whether each output pixel reads the input pixel in its place alone."""
-        return self.kernel == self.stride == (1, 1) and self.before == self.after == (0, 0)
+        return self.kernel == self.stride == _ONES and self.before == self.after == _NONE
+
+    @property
+    def flat(self) -> bool:
+        """Whether it is known that all pixels have the depth 0."""
+        return (self.images[0], self.kernel[0], self.before[0], self.after[0]) == (1, 1, 0, 0)
+
+    @property
+    def strip(self) -> Pair | None:
+        """Rows, and vectors in each of them, of a tile of images whose sizes are open."""
+        if self.pointwise or self.images != _NONE:
+            return None
+        return (1, self.vectors) if self.kernel[1] == 1 else (self.vectors, 1)
 
     @property
     def taps(self) -> int:
         """Places of the kernel."""
-        return self.kernel[0] * self.kernel[1]
+        return self.kernel[0] * self.kernel[1] * self.kernel[2]
 
-    def output(self, height: Any, width: Any) -> tuple[Any, Any]:
-        """Height and width of the result for images of this size."""
-        sizes = zip((height, width), self.kernel, self.stride, self.dilation, self.before, self.after, strict=True)
-        high, wide = ((n + b + a - d * (k - 1) - 1) // s + 1 for n, k, s, d, b, a in sizes)
-        return high, wide
+    def output(self, *images: Any) -> tuple[Any, ...]:
+        """Depth, height and width of the result for images of this size."""
+        sizes = zip(images, self.kernel, self.stride, self.dilation, self.before, self.after, strict=True)
+        return tuple((n + b + a - d * (k - 1) - 1) // s + 1 for n, k, s, d, b, a in sizes)
 
-    @property
-    def row(self) -> int:
+    def row(self, lanes: int) -> int:
         """Pixels from one row of a phase to the next."""
-        return -(-(self.before[1] + self.images[1] + self.after[1]) // self.stride[1])
+        if self.strip is None:
+            return -(-(self.before[2] + self.images[2] + self.after[2]) // self.stride[2])
+        halo = self.dilation[2] * (self.kernel[2] - 1) // self.stride[2]
+        return -(-(self.strip[1] * lanes + halo) // lanes) * lanes
 
-    @cached_property
-    def places(self) -> list[tuple[Pair, int]]:
-        """The phase that each tap reads, and its shift."""
-        across = [(j * self.dilation[1]) for j in range(self.kernel[1])]
-        down = [(i * self.dilation[0]) for i in range(self.kernel[0])]
-        high, wide = self.stride
-        return [((i % high, j % wide), i // high * self.row + j // wide) for i in down for j in across]
+    def places(self, lanes: int) -> list[tuple[Pair, int]]:
+        """The phase that each tap of an image reads, and its shift."""
+        high, wide, row = *self.stride[1:], self.row(lanes)
+        return [((i % high, j % wide), i // high * row + j // wide) for i, j in self._reached]
 
     @cached_property
     def phases(self) -> list[Pair]:
         """Those that taps read."""
-        return sorted({phase for phase, _ in self.places})
+        return sorted({(i % self.stride[1], j % self.stride[2]) for i, j in self._reached})
+
+    @cached_property
+    def _reached(self) -> list[Pair]:
+        """How many rows and columns each tap of an image reads further."""
+        down, across = (range(0, d * k, d) for d, k in zip(self.dilation[1:], self.kernel[1:], strict=True))
+        return [(i, j) for i in down for j in across]
 
     def width(self, lanes: int) -> int:
         """Pixels of a phase that a tile of outputs reads, whole vectors."""
-        halo = 0 if self.pointwise else max(shift for _, shift in self.places)
+        if self.strip is not None:
+            halo = self.dilation[1] * (self.kernel[1] - 1) // self.stride[1]
+            return (self.strip[0] + halo) * self.row(lanes)
+        halo = 0 if self.pointwise else max(shift for _, shift in self.places(lanes))
         return -(-(self.vectors * lanes + halo) // lanes) * lanes
+
+    def offsets(self, lanes: int) -> list[int]:
+        """Where each vector of outputs lies in a tile, as its phases have it."""
+        down, across = self.strip or (1, self.vectors)
+        row = self.row(lanes) if self.strip else 0
+        return [i * row + j * lanes for i in range(down) for j in range(across)]
 
     @property
     def span(self) -> int:
-        """Outputs from the first to the last pixel of an image, those that are no pixels included."""
-        high, wide = self.output(*self.images)
-        return int((high - 1) * self.row + wide)
+        """Outputs from the first to the last pixel of an image of known size, those that are no pixels included."""
+        _, high, wide = self.output(*self.images)
+        return int((high - 1) * self.row(1) + wide)

@@ -16,7 +16,7 @@ from torch import fx
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.devices.kernel import Kernel, allocate, contiguous_strides
 from gossamer.backend.graph.weight_expressions import run
-from gossamer.dialects.window import Window
+from gossamer.dialects.window import Sizes, Window
 
 aten = torch.ops.aten
 
@@ -25,7 +25,8 @@ _MANY = 64  # shapes of images that a region remembers
 
 
 class Shapes(dict[tuple[int, ...], tuple[tuple[int, ...], ...]]):
-    """For the shape of images: the shape and strides of what a convolution makes of them, and both as [N, channels, pixels].
+    """For the shape of images: the shape and strides of what a convolution makes of them, both as [N, channels, pixels], and
+    the depth, height and width of the images.
 
     They are remembered, for it takes as long to work them out as to convolve small images.
     """
@@ -39,8 +40,25 @@ class Shapes(dict[tuple[int, ...], tuple[tuple[int, ...], ...]]):
             self.clear()
         shape = self._shape(given)
         rows = [(*each[:2], prod(each[2:])) for each in (given, shape)]
-        found = self[given] = shape, contiguous_strides(shape), *rows
+        found = self[given] = shape, contiguous_strides(shape), *rows, sizes_of(given)
         return found
+
+
+def sizes_of(given: torch.Size) -> Sizes:
+    """Depth, height and width of images of this shape; rows of pixels are images of height 1."""
+    depth, height, width = *[1] * (5 - len(given)), *given[2:]
+    return depth, height, width
+
+
+def slid_over(window: Window, given: torch.Size) -> tuple[int, ...]:
+    """Sizes of the result for images of this shape. RuntimeError where the window does not fit."""
+    found = window.output(*sizes_of(given))
+    if not window.pointwise and min(found) < 1:
+        sizes, kernel = ("x".join(map(str, each[5 - len(given) :])) for each in (sizes_of(given), window.kernel))
+        raise RuntimeError(
+            f"a convolution with a kernel of {kernel} (dilated by {window.dilation}) gives no pixel of images of {sizes}"
+        )
+    return found[5 - len(given) :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +95,7 @@ class ConvolvedRegion:
         return self._shape(x.shape)
 
     def _shape(self, given: torch.Size) -> tuple[int, ...]:
-        images = given[2:] if self.window.pointwise else self.window.output(*self.window.images)[4 - len(given) :]
-        return given[0], self.m, *images
+        return given[0], self.m, *slid_over(self.window, given)
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
         x, given = operands[0], 1 + self.leaves
@@ -86,11 +103,11 @@ class ConvolvedRegion:
         packed = look_up(operands[1:given], self.densest)
         if packed is None:
             return self.dense(operands)
-        shape, strides, read, written = self._shapes[x.shape]  # type: ignore[attr-defined]
+        shape, strides, read, written, sizes = self._shapes[x.shape]  # type: ignore[attr-defined]
         out = allocate(shape, strides, self.dtype)
         if out.numel():
             extras = [pixels(extra, written) for extra in operands[given:]]
-            self.kernel([pixels(x, read), packed, *extras], out.view(written))
+            self.kernel([pixels(x, read), packed, *extras, *sizes], out.view(written))
         return out
 
     def dense(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -109,15 +126,13 @@ def on_images(body: fx.GraphModule, window: Window, dims: int) -> fx.GraphModule
     graph.output(result)
     product = copies[next(n for n in body.graph.nodes if n.target is aten.mm.default)]
     x, w = (copies[n] for n in body.graph.nodes if n.op == "placeholder" and n.name in ("x", "w"))
-    pairs = (window.kernel, window.stride, window.dilation)
-    kernel, stride, dilation = ([1] * 3 if dims == 5 else list(pair[4 - dims :]) for pair in pairs)
+    kernel, stride, dilation = (list(sizes[5 - dims :]) for sizes in (window.kernel, window.stride, window.dilation))
     around = [n for sides in zip(window.before[::-1], window.after[::-1], strict=True) for n in sides][: 2 * dims - 4]
     with graph.inserting_before(product):
-        channels = graph.call_function(aten.sym_size.int, (x, 1))
         rows = graph.call_function(aten.sym_size.int, (w, 0))
-        filters = graph.call_function(aten.reshape.default, (w, [rows, channels, *kernel]))
+        filters = graph.call_function(aten.reshape.default, (w, [rows, -1, *kernel]))
         padded = graph.call_function(aten.constant_pad_nd.default, (x, around)) if any(around) else x
-        given = (padded, filters, None, stride, [0] * (dims - 2), dilation, False, [0] * (dims - 2), 1)
+        given = (padded, filters, None, stride, [0] * (dims - 2), dilation, False, [0] * (dims - 2), window.groups)
         dense = graph.call_function(aten.convolution.default, given)
     product.replace_all_uses_with(dense)
     graph.eliminate_dead_code()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gossamer.backend.calls.convolved_region import Shapes, pixels
+from gossamer.backend.calls.convolved_region import Shapes, pixels, slid_over
 from gossamer.backend.devices.kernel import Kernel, allocate
 from gossamer.dialects.window import Window
 from gossamer.runtime.region_kernel import RegionKernel
@@ -40,19 +40,14 @@ class DepthwiseRegion:
         return self._shape(x.shape)
 
     def _shape(self, given: torch.Size) -> tuple[int, ...]:
-        return given[0], given[1], *self.window.output(*_sizes(given))[4 - len(given) :]
+        return given[0], given[1], *slid_over(self.window, given)
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
         x, w, *extras = operands
-        shape, strides, read, written = self._shapes[x.shape]  # type: ignore[attr-defined]
+        shape, strides, read, written, (_, *sizes) = self._shapes[x.shape]  # type: ignore[attr-defined]
         out = allocate(shape, strides, self.dtype)
         if out.numel():
             weight = w if w.is_contiguous() else w.contiguous()
             others = [pixels(extra, written) for extra in extras]
-            self.kernel([pixels(x, read), weight, *others, *_sizes(x.shape)], out.view(written))
+            self.kernel([pixels(x, read), weight, *others, *sizes], out.view(written))
         return out
-
-
-def _sizes(given: torch.Size) -> tuple[int, int]:
-    """Height and width of images; rows of pixels are images of height 1."""
-    return (given[2], given[3]) if len(given) == 4 else (1, given[2])

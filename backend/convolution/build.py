@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.compact_region import CompactRegion
 from gossamer.backend.calls.convolved_region import ConvolvedRegion, on_images
 from gossamer.backend.calls.depthwise_region import DepthwiseRegion
 from gossamer.backend.calls.packed_weights import Packings
@@ -62,6 +63,22 @@ def build(
     return key, _told(name, found, region, format.name, gain, packed.nbytes if packed is not None else 0)
 
 
+def build_compact(name: str, found: Convolution, gain: float | None, context: GraphContext) -> tuple[str, Decision]:
+    """The same for a convolution without the filters and channels that are zeros."""
+    weight, window, verify = found.weight, found.window, context.options.verify
+    assert found.occupied is not None
+    dtype = found.node.meta["val"].dtype
+    key = content_hash("compact", weight.key, window, dtype, verify)
+    region_op.add(key, region_op.find(key) or CompactRegion(weight.evaluate, window, found.m, dtype, verify == "full"))
+    (filters, channels), of = found.occupied, found.k // window.taps
+    reason = f"{filters} of {found.m} filters and {channels} of {of} channels, by torch"
+    dense_bytes, share = found.m * found.k * found.given.itemsize, filters * channels / (found.m * of)
+    sizes = dense_bytes, int(dense_bytes * share)
+    return key, Decision(
+        name, found.op, weight.shape, found.density, "filters", "compact", True, reason, gain, False, *sizes,
+    )  # fmt: skip
+
+
 def _compiled(name: str, found: Convolution, region: Region, dump: Dump | None) -> RegionKernel:
     """The kernel of a region, if need be from the cache on disk. CompileError."""
     matrix = matrix_of(found)
@@ -98,8 +115,8 @@ def _told(name: str, found: Convolution, region: Region, format: str | None, gai
     weight = found.weight
     if found.depthwise:
         reason = f"as it is, by a kernel that reads what the sparse layers write; {fused}"
-        return Decision(name, found.op, weight.shape, weight.density, None, None, False, reason, gain)
+        return Decision(name, found.op, weight.shape, found.density, None, None, False, reason, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
     return Decision(
-        name, found.op, weight.shape, weight.density, format, _SCHEDULE, True, fused, gain, False, dense_bytes, packed_bytes,
+        name, found.op, weight.shape, found.density, format, _SCHEDULE, True, fused, gain, False, dense_bytes, packed_bytes,
     )  # fmt: skip

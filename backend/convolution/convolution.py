@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.backend.convolution.transposed import Alternative
 from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.masked_matrix import arrangement_of
 from gossamer.backend.graph.nodes import hint, in_training
-from gossamer.backend.graph.weight_expressions import weight_behind
+from gossamer.backend.graph.weight_expressions import Weight, run, weight_behind
 from gossamer.backend.measuring.convolution_times import torch_us
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import matrix_of, predicted
-from gossamer.dialects.window import Pair, Window
+from gossamer.dialects.window import Sizes, Window
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import FLOATS
 
@@ -30,20 +31,28 @@ aten = torch.ops.aten
 _NONZERO = (1.3, 0.7)  # cycles of a nonzero, and for each vector of pixels
 _ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
 _PLANE, _TAP, _DENSE_TAP = 60.0, 0.7, 1.5
+_SMALLER = 1.15  # how much longer a multiplication takes in a dense convolution with fewer channels
+_UNKNOWN = 14  # rows and columns of images whose size is not known while they are compiled
 
 
 @dataclass(frozen=True)
 class Convolution(Contraction):
-    """y[n, m, pixel] = sum_ck x[n, c, what tap k reads] w[m, c taps + k]; features are along dimension 1.
+    """y[n, m, pixel] = sum_ck x[n, c, what tap k reads] w[m, c taps + k], c in the group of m; features are along dimension 1.
 
     window     what slides over the images
     depthwise  whether each channel is summed for itself: y[n, m, pixel] = sum_k x[n, m, what tap k reads] w[m, k]
     padded     whether the graph puts the zeros around x that the window has
+    instead    what of torch's it stands for, if that is no convolution
+    occupied   how many filters, and how many of their channels, are not zeros altogether; None where that is not asked
+    compact    whether the others are left out, and what is left is dense
     """
 
-    window: Window = field(default_factory=lambda: Window((1, 1)))
+    window: Window = field(default_factory=Window)
     depthwise: bool = False
     padded: bool = False
+    instead: Alternative | None = None
+    occupied: tuple[int, int] | None = None
+    compact: bool = False
 
     @property
     def source(self) -> fx.Node:
@@ -67,18 +76,41 @@ class Convolution(Contraction):
     @property
     def op(self) -> str:
         """What a user calls it."""
-        kernel = "x".join(map(str, self.window.kernel[4 - self.x.meta["val"].dim() :] or (1,)))
+        if self.instead is not None:
+            return self.instead.op.replace("back", "depthwise back" if self.depthwise else "back")
+        kernel = "x".join(map(str, self.window.kernel[5 - self.x.meta["val"].dim() :]))
         return f"conv {kernel}" + (" depthwise" if self.depthwise else "") + (" backward" if self.backward else "")
+
+    @property
+    def density(self) -> float:
+        """Share of the kernel's elements that are not zero, as torch has it."""
+        return min(1.0, self.weight.density / self.share)
+
+    @property
+    def share(self) -> float:
+        """What the kernel that torch has is of the weight: the rest are taps that there are not."""
+        return 1.0 if self.instead is None else self.instead.taps / (self.window.taps * prod(self.instead.stride))
 
     @property
     def channels(self) -> int:
         """Those of the images that it reads."""
-        return self.m if self.depthwise else self.k // self.window.taps
+        return self.m if self.depthwise else self.k // self.window.taps * self.window.groups
 
     @property
-    def images(self) -> int | None:
-        """Their number."""
-        return hint(self.x.meta["val"].shape[0])
+    def images(self) -> int:
+        """Their number; one where it is not known."""
+        return max(1, hint(self.x.meta["val"].shape[0]) or 1)
+
+    @property
+    def results(self) -> Sizes:
+        """Depth, height and width of the result, or about that where they are not known."""
+        shape = self.node.meta["val"].shape[2:]
+        return _sizes([_UNKNOWN if (n := hint(size)) is None else n for size in shape], 1)
+
+    @property
+    def pixels(self) -> int:
+        """Those of the results of all images."""
+        return max(1, self.images * prod(self.results))
 
 
 @dataclass(frozen=True)
@@ -99,14 +131,24 @@ class Judgement:
 def planned(convolution: Convolution) -> Window:
     """The window with its blocks of channels and its tile for this machine."""
     c, matrix = convolution, matrix_of(convolution)
-    channels = c.channels
-    pixels = (c.tokens or 1) // max(1, c.images or 1) if c.window.pointwise else c.window.span
-    window = replace(c.window, vectors=_vectors(-(-pixels // matrix.lanes), matrix.bits, c.window.pointwise))
-    each = len(window.phases) * window.width(matrix.lanes) * matrix.bits // 8 // matrix.lanes
+    vectors = _vectors(_needed(c, matrix.lanes), matrix.bits, c.window.pointwise)
+    window = replace(c.window, vectors=vectors)
+    channels = c.channels // window.groups
+    each = window.kernel[0] * len(window.phases) * window.width(matrix.lanes) * matrix.bits // 8 // matrix.lanes
     fitting = max(1, 2 * matrix.l1d // (each if window.pointwise else 4 * each))
     blocks = -(-channels // fitting)
     least = 1 if window.taps > 1 else 2  # columns of a block of the weight
     return replace(window, channels=max(least, -(-channels // blocks)))
+
+
+def _needed(convolution: Convolution, lanes: int) -> int:
+    """Vectors that an image would fill; of one whose size is open, along what a tile is longer."""
+    window, (_, high, wide) = convolution.window, convolution.results
+    if window.pointwise:
+        return -(-prod(convolution.results) // lanes)
+    if window.strip is None:
+        return -(-window.span // lanes)
+    return high if window.kernel[1] > 1 else -(-wide // lanes)
 
 
 def _vectors(needed: int, bits: int, pointwise: bool) -> int:
@@ -128,15 +170,15 @@ def gain_of(convolution: Convolution, density: float | None = None) -> float:
 
 def ours_us(convolution: Convolution, density: float | None = None) -> float:
     """Microseconds that our kernel takes, with a weight of this density (its own by default)."""
-    c = convolution
-    pixels, images = c.tokens or 1, max(1, c.images or 1)
+    c, pixels = convolution, convolution.pixels
+    if c.compact:
+        return _compact_us(c)
     matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
     threads, machine = torch.get_num_threads(), this_machine()
-    if c.depthwise:
-        cycles = _depthwise_cycles(matrix, c.window, *(hint(n) or 1 for n in c.node.meta["val"].shape[-2:]))
-    else:
-        cycles = _cycles(matrix, c.window, pixels // images)
-    us = images * cycles / machine.speeds[matrix.element].cycles_a_us("kblock", pixels)
+    cycles = _depthwise_cycles(matrix, c.window, *c.results[1:]) if c.depthwise else _cycles(matrix, c.window, c.results)
+    us = c.images * cycles / machine.speeds[matrix.element].cycles_a_us("kblock", pixels)
+    if c.instead is not None and prod(c.instead.stride) > 1:  # what comes out is interleaved
+        us += device_of(c.weight.device).transpose_us(c.m * pixels * c.weight.dtype.itemsize)
     if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
         us += device_of(c.weight.device).transpose_us((c.channels + c.m) * pixels * c.weight.dtype.itemsize)
     if not c.depthwise and in_training(c.node.graph):  # new values at every step
@@ -145,14 +187,25 @@ def ours_us(convolution: Convolution, density: float | None = None) -> float:
     return us / threads + machine.call_us
 
 
+def _compact_us(convolution: Convolution) -> float:
+    """The same of torch's own, of what is left: what it reads and gives is copied, and reordered."""
+    c, copied_us = convolution, device_of(convolution.weight.device).transpose_us
+    assert c.occupied is not None
+    filters, channels = c.occupied
+    share = filters * channels * c.window.taps / (c.m * c.k)
+    bytes_ = (channels + c.m) * c.pixels * c.weight.dtype.itemsize
+    return dense_us(c) * share * _SMALLER + copied_us(bytes_) / torch.get_num_threads() + 2 * this_machine().call_us
+
+
 def dense_us(convolution: Convolution) -> float:
     """Microseconds that it takes dense, channels innermost: measured, or predicted where that may not be."""
     c = convolution
-    if (measured := _measured_us(c.node)) is not None:
-        return measured
+    torchs = c.instead.torchs if c.instead is not None and not c.instead.backward else None
+    if (measured := _measured_us(torchs or c.node)) is not None:
+        return measured if torchs is not None else measured * c.share
     if not c.depthwise:
-        return predicted(c, c.tokens or 1, 1.0).dense_us
-    matrix, tokens = matrix_of(c), c.tokens or 1
+        return predicted(c, c.pixels, 1.0).dense_us * c.share
+    matrix, tokens = matrix_of(c), c.pixels
     cycles = matrix.rows / matrix.lanes * tokens * (_STORE + _DENSE_TAP * c.window.taps)
     return cycles / this_machine().speeds[matrix.element].cycles_a_us("kblock", tokens) / torch.get_num_threads()
 
@@ -161,45 +214,57 @@ def _measured_us(node: fx.Node) -> float | None:
     x, w = (each.meta["val"] for each in node.all_input_nodes[:2])
     if not x.is_cpu or x.dtype not in FLOATS:
         return None
-    sizes: list[int] = [hint(n) or 1 for n in x.shape]
-    return torch_us(sizes, tuple(map(int, w.shape)), x.dtype, *node.args[3:])
+    sizes = [hint(n) for n in x.shape]
+    if None in sizes:
+        return None
+    return torch_us([n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:])
 
 
 def _depthwise_cycles(matrix: Matrix, window: Window, height: int, width: int) -> float:
     """Per channel what is set up; per vector of pixels its taps, bound by multiply-adds or loads, and the epilogue."""
     across = -(-width // matrix.lanes)
-    return matrix.rows * (_PLANE + across * height * (_STORE + _TAP * window.stride[1] * window.taps))
+    return matrix.rows * (_PLANE + across * height * (_STORE + _TAP * window.stride[2] * window.taps))
 
 
-def _cycles(matrix: Matrix, window: Window, pixels: int) -> float:
+def _cycles(matrix: Matrix, window: Window, results: Sizes) -> float:
     """Per tile of v vectors: nnz c(v), bound by loads; for each row of a block its start and end; for each row of the weight v
-    vectors through the epilogue; and what is packed of each channel."""
+    vectors through the epilogue; and what is packed of each channel. A tile has the rows and channels of one group."""
     v, lanes = window.vectors, matrix.lanes
     channels = matrix.columns // window.taps
-    tiles = -(-(pixels if window.pointwise else window.span) // (v * lanes))
-    read = channels * len(window.phases) * window.width(lanes) / lanes
-    pack = read * (_PACK if window.stride == (1, 1) else _GATHER)
-    rows = matrix.rows * (_ROW * -(-channels // window.channels) + _STORE * v)
-    return tiles * (matrix.nonzeros * (_NONZERO[0] + _NONZERO[1] * v) + rows + pack)
+    read = channels * window.kernel[0] * len(window.phases) * window.width(lanes) / lanes
+    pack = read * (_PACK if window.stride[1:] == (1, 1) else _GATHER)
+    rows = matrix.rows / window.groups * (_ROW * -(-channels // window.channels) + _STORE * v)
+    each = matrix.nonzeros / window.groups * (_NONZERO[0] + _NONZERO[1] * v) + rows + pack
+    return _tiles(window, lanes, results) * window.groups * each
 
 
-def find(graph: fx.Graph, values: Mapping[fx.Node, torch.Tensor]) -> list[tuple[fx.Node, Convolution | str]]:
-    """The convolutions whose weight is computed from static tensors, or why no kernel computes one, in order."""
+def _tiles(window: Window, lanes: int, results: Sizes) -> int:
+    """Those of an image or volume."""
+    depth, high, wide = results
+    if window.pointwise:
+        return -(-prod(results) // (window.vectors * lanes))
+    if window.strip is None:
+        return depth * -(-window.span // (window.vectors * lanes))
+    return depth * -(-high // window.strip[0]) * -(-wide // (window.strip[1] * lanes))
+
+
+def find(
+    graph: fx.Graph, values: Mapping[fx.Node, torch.Tensor], instead: Mapping[fx.Node, Alternative]
+) -> list[tuple[fx.Node, Convolution | str]]:
+    """The convolutions whose weight is computed from static tensors, or why no kernel computes one, in order; those that stand
+    for something else of torch's are keys of `instead`."""
     known = dict(values)
     static = computed_from(graph, known)
-    nodes = [node for node in graph.nodes if node.target is aten.convolution.default and node.args[1] in static]
-    return [(node, _convolution(node, known)) for node in nodes]
+    nodes = [n for n in graph.nodes if n.target is aten.convolution.default and n.args[1] in static and n.users]
+    return [(node, _convolution(node, known, instead.get(node))) for node in nodes]
 
 
-def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> Convolution | str:
+def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor], instead: Alternative | None) -> Convolution | str:
     given: Any = node.args
     x, w, _, stride, padding, dilation, transposed, _, groups = given
     image, kernel = x.meta["val"], w.meta["val"].shape
-    depthwise = groups != 1 and groups == kernel[0] == image.shape[1]
     if transposed:
-        return "no sparse kernel for transposed convolutions"
-    if groups != 1 and not (depthwise and len(kernel) < 5 and stride[-1] < 3):
-        return f"no sparse kernel for convolutions in {groups} groups"
+        return "the sizes of its kernel are not known while it is compiled"
     if image.dim() != len(kernel):
         return "no sparse kernel for a convolution of a single image without a batch"
     if not all(isinstance(n, int) for n in (*kernel, *stride, *padding, *dilation)):
@@ -208,18 +273,12 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> Convolut
     around = _zeros_around(x, len(padding))
     if around is not None:
         x, before, after = x.args[0], *([a + b for a, b in zip(p, padding, strict=True)] for p in around)
-    flat = tuple(kernel[2:]) == (1,) * (len(kernel) - 2) == tuple(stride) and not any(before + after) and not depthwise
-    if len(kernel) == 5 and not flat:
-        return "no sparse kernel for convolutions over volumes, but for 1x1x1 ones"
+    depthwise = groups != 1 and groups == kernel[0] == image.shape[1] and len(kernel) < 5 and stride[-1] < 3
+    window = Window(_sizes(kernel[2:], 1), _sizes(stride, 1), _sizes(dilation, 1), _sizes(before, 0), _sizes(after, 0))
     sizes = x.meta["val"].shape[2:]
-    if not flat and not depthwise and not all(isinstance(n, int) for n in sizes):
-        return "the size of its images is not known while it is compiled"
-    window = Window((1, 1))
-    if not flat:
-        images = (0, 0) if depthwise else _pair(sizes, 1)
-        window = Window(
-            _pair(kernel[2:], 1), _pair(stride, 1), _pair(dilation, 1), _pair(before, 0), _pair(after, 0), images
-        )  # fmt: skip
+    if not depthwise:
+        known = not window.pointwise and all(isinstance(n, int) for n in sizes)
+        window = replace(window, images=_sizes(sizes, 1) if known else (0, 0, 0), groups=groups)
     m, k = kernel[0], kernel[1] * window.taps
     matrix = Emitter(node)(aten.reshape.default, w, [m, k])
     weight = weight_behind(matrix, values)
@@ -227,9 +286,22 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> Convolut
     if weight is None or weight.transposed or 0 in weight.shape:
         return "its weight cannot be seen as a matrix"
     found = Convolution(
-        node, x, weight, "left", m, k, None, 1, 1, window=window, depthwise=depthwise, padded=around is not None
+        node, x, weight, "left", m, k, None, 1, 1, window=window, depthwise=depthwise, padded=around is not None,
+        instead=instead,
     )  # fmt: skip
-    return found if depthwise else replace(found, window=planned(found))
+    if depthwise:
+        return found
+    simple = groups == 1 and instead is None and weight.density < 1 and not in_training(node.graph)
+    occupied = _occupied(weight, window, values) if simple else None
+    return replace(found, window=planned(found), occupied=occupied)
+
+
+def _occupied(weight: Weight, window: Window, values: Mapping[fx.Node, torch.Tensor]) -> tuple[int, int] | None:
+    """How many filters and channels are not zeros altogether; None if none is."""
+    given = run(weight.evaluate, [values[leaf] for leaf in weight.leaves])
+    taken = (given != 0).view(weight.shape[0], -1, window.taps).any(-1)
+    filters, channels = (int(taken.any(axis).sum()) for axis in (1, 0))
+    return (filters, channels) if filters * channels < taken.numel() else None
 
 
 def _zeros_around(x: fx.Node, dims: int) -> tuple[list[int], list[int]] | None:
@@ -244,6 +316,7 @@ def _zeros_around(x: fx.Node, dims: int) -> tuple[list[int], list[int]] | None:
     return whole[-2::-2], whole[::-2]
 
 
-def _pair(numbers: Any, missing: int) -> Pair:
-    """Along height and width; rows of pixels are images of height 1."""
-    return (numbers[0], numbers[1]) if len(numbers) == 2 else (missing, numbers[0])
+def _sizes(numbers: Any, missing: int) -> Sizes:
+    """Along depth, height and width."""
+    depth, height, width = [missing] * (3 - len(numbers)) + list(numbers)
+    return depth, height, width

@@ -13,10 +13,11 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls import region_op
-from gossamer.backend.convolution.build import build
+from gossamer.backend.convolution.build import build, build_compact
 from gossamer.backend.convolution.convolution import Convolution, Judgement, find, gain_of
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
 from gossamer.backend.convolution.planar import together
+from gossamer.backend.convolution.transposed import of_forward
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -31,7 +32,7 @@ from gossamer.runtime.torch_internals import inductor_config
 
 aten = torch.ops.aten
 
-_TYPES = (torch.float32, torch.float64)
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Convolutions:
@@ -46,8 +47,11 @@ class Convolutions:
         decisions, claimed = list[Decision](), set[fx.Node]()
         failures = list[CompileError]()
         judged = list[Judgement]()
-        gradients, whole = take_apart(graph, computed_from(graph, values)) if in_training(graph) else ([], {})
-        for node, found in find(graph, values):
+        static = computed_from(graph, values)
+        instead = of_forward(graph, static)
+        gradients, whole = take_apart(graph, static) if in_training(graph) else ([], {})
+        instead += gradients
+        for node, found in find(graph, values, {each.convolution: each for each in instead}):
             if not isinstance(found, str):
                 judged.append(_judged(found, options))
                 continue
@@ -59,35 +63,39 @@ class Convolutions:
             judged = together(graph, judged, options.min_gain)
         for each in judged:
             found, reason, gain = each.found, each.reason, each.gain
-            if reason is not None and found.weight.density == 1:
+            if reason is not None and found.density == 1:
                 continue
             name = statics[found.weight.main].name
             if reason is None:
                 plain = _without_bias(found)
                 region = grow(plain, claimed)
                 try:
-                    key, taken = build(name, found, region, values, gain, context)
+                    if found.compact:
+                        key, taken = build_compact(name, found, gain, context)
+                    else:
+                        key, taken = build(name, found, region, values, gain, context)
                 except CompileError as error:
                     if options.strict:
                         raise
                     failures.append(error)
                     reason = FAILED
                 else:
-                    claimed.update(region.members)
+                    claimed.update([plain.node] if found.compact else region.members)
                     _replace(plain, region, key)
                     decisions.append(taken)
             if reason is not None:
-                shape, share = found.weight.shape, found.weight.density
+                shape, share = found.weight.shape, found.density
                 decisions.append(Decision(name, found.op, shape, share, None, None, False, reason, gain))
         if failures:
             warnings.warn(f"{failures[0]}\nThis convolution stays dense.", stacklevel=3)
-        for gradient in gradients:
-            if gradient.convolution not in claimed:
-                gradient.undo()
+        for other in instead:
+            if other.convolution not in claimed:
+                other.undo()
         if in_training(graph):
             ask_for_what_is_used(graph)
         if claimed:
             _keep_planar()
+        if claimed or instead:
             graph.eliminate_dead_code()
         return decisions
 
@@ -96,8 +104,8 @@ def _left_whole(found: Convolution, whole: dict[fx.Node, str], statics: dict[fx.
     """The decision about a gradient of images that is no convolution, by its weight."""
     leaf: Any = found.node.args[1]
     weight, name = found.weight, statics[found.weight.main].name
-    if leaf in whole and weight.density < 1:
-        yield Decision(name, f"{found.op} backward", weight.shape, weight.density, None, None, False, whole[leaf], None)
+    if leaf in whole and found.density < 1:
+        yield Decision(name, f"{found.op} backward", weight.shape, found.density, None, None, False, whole[leaf], None)
 
 
 def _refused(name: str, weight: torch.Tensor, reason: str) -> Decision:
@@ -117,6 +125,10 @@ def _judged(found: Convolution, options: Options) -> Judgement:
     if found.depthwise:
         return Judgement(found, True, None, None)
     gain = gain_of(found)
+    if found.occupied is not None:
+        compact = replace(found, compact=True)
+        if gain_of(compact) > gain:
+            found, gain = compact, gain_of(compact)
     if gain < options.min_gain:
         what = "small" if gain_of(found, 0.01) < options.min_gain else "dense"
         reason = f"too {what} for a gain of {options.min_gain:g}x"
@@ -147,10 +159,10 @@ def _without_bias(found: Convolution) -> Convolution:
 
 def _replace(found: Convolution, region: Region, key: str) -> None:
     """Puts one call of the region op where the region was."""
-    output = region.output
+    output = found.node if found.compact else region.output
     emit = Emitter(output)
     extras = []
-    for extra in region.extras:
+    for extra in () if found.compact else region.extras:
         node = extra.node
         if extra.kind == "vector":
             node = emit(aten.reshape.default, node, [found.m])

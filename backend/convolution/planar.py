@@ -29,7 +29,8 @@ _COPIES = 4  # that torch makes, one element after the other
 def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> list[Judgement]:
     """The judgements about all that could be ours, as parts of one graph."""
     able = [each for each in judged if each.able]
-    others = {node for node in graph.nodes if node.target is aten.convolution.default} - {each.found.node for each in able}
+    others = {node for node in graph.nodes if node.target is aten.convolution.default and node.users}
+    others -= {each.found.node for each in able}
     dense, ours = 0.0, sum(map(_reordering_us, others))
     taken = set[fx.Node]()
     for each in able:

@@ -21,12 +21,12 @@ from gossamer.runtime.packing import Packed
 aten = torch.ops.aten
 
 Arrangement = Callable[[Tensor], Tensor]
-"""Brings the elements of a parameter into the order of a matrix, whatever they are."""
+"""Brings the elements of a parameter into the order of a matrix, whatever they are, maybe with zeros between them."""
 
 _COPIES = {aten.alias.default, aten.detach.default, aten.clone.default}
 _ARRANGING = _COPIES | {
     aten.t.default, aten.permute.default, aten.view.default, aten.reshape.default, aten._unsafe_view.default,
-    torch.ops.prims.rev.default,
+    torch.ops.prims.rev.default, aten.constant_pad_nd.default,
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def arrangement_of(evaluate: Any) -> Arrangement | None:
         return None
     leaves = [each for each in evaluate.graph.nodes if each.op == "placeholder"]
     node, steps = evaluate.graph.output_node().args[0], list[fx.Node]()
-    while isinstance(node, fx.Node) and node.target in _ARRANGING:
+    while isinstance(node, fx.Node) and node.target in _ARRANGING and not any(node.args[2:]):  # which is what a pad fills in
         steps.insert(0, node)
         node = node.args[0]
     if (
@@ -90,9 +90,10 @@ class MaskedValues:
         """None if the mask keeps something that is not stored, or for tensors of other shapes, types and orders."""
         given, mask = leaves[number], leaves[1 - number]
         (rows, columns), dtype = packed.shape, packed.values.dtype
-        alike = given.shape == mask.shape and given.numel() == rows * columns < 1 << 31
+        alike = given.shape == mask.shape and given.numel() <= rows * columns < 1 << 31
         if not alike or given.dtype != dtype or not (given.is_contiguous() and mask.is_contiguous()):
             return None
+        order = arranged(torch.arange(1, given.numel() + 1, device=given.device).view(given.shape)).flatten()
         places = packed.source.long()
         if isinstance(packed.format, Format):
             filled = packed.format.padded_shape(packed.shape)[1]
@@ -100,9 +101,8 @@ class MaskedValues:
             inside = (row < rows) & (column < columns)
             places = torch.where(inside, row * columns + column, 0)
         else:
-            inside = places < given.numel()
-        order = arranged(torch.arange(given.numel(), device=given.device).view(given.shape)).flatten()
-        places = torch.where(inside, order[places.clamp(max=given.numel() - 1)], -1)
+            inside = places < order.numel()
+        places = torch.where(inside, order[places.clamp(max=order.numel() - 1)] - 1, -1)
         factors = mask.detach().flatten()[places.clamp(min=0)].masked_fill_(places < 0, 0)
         if count_nonzeros(factors) != count_nonzeros(mask.detach()):
             return None

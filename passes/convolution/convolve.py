@@ -1,15 +1,16 @@
 """convolve: a product of a region that slides over images becomes a `kernel.convolve`.
 
 before   func.func @region(%x: tensor<?x576xf32>, %w: tensor<64x576xf32, #CSR>) -> tensor<?x64xf32>
-             attributes {kernel.window = [3, 3, 1, 1, ...]}
+             attributes {kernel.window = [1, 3, 3, 1, 1, 1, ...]}
            %y = "kernel.contract"(%x, %w) ({epilogue}) {indexing_maps = [(t, m, k) -> (t, k), (t, m, k) -> (m, k)]}
-after    func.func @region(%x: tensor<?x64x?xf32>, %w: tensor<64x576xf32, #KB>) -> tensor<?x64x?xf32>
-           %y = "kernel.convolve"(%x, %w) ({epilogue}) {window = [3, 3, 1, 1, ...], lanes = 16, reduction = 1}
+after    func.func @region(%x: tensor<?x64x?xf32>, %w: tensor<64x576xf32, #KB>, ..., %depth: index, ...) -> tensor<?x64x?xf32>
+           %y = "kernel.convolve"(%x, %w, %depth, %height, %width) ({epilogue})
+             {window = [1, 3, 3, 1, 1, 1, ...], lanes = 16, reduction = 1}
 
-Before, a row of a matrix is a pixel, of x what the window shows there; after, matrices are images [n, channels, pixels]. With
-`kernel.depthwise`, x shows each channel its own pixels, and what it becomes is open in all sizes:
+Before, a row of a matrix is a pixel, of x what the window shows there; after, matrices are images [n, channels, pixels], whose
+sizes come with each call. With `kernel.depthwise`, x shows each channel its own pixels, and all sizes are open:
 
-           %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({epilogue}) {window = [3, 3, 1, 1, ...], lanes = 16}
+           %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({epilogue}) {window = [1, 3, 3, 1, ...], lanes = 16}
 """
 
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Convolve:
             _as_images(x, any_)
         else:
             w.set_type(stored_as(weight, Format.kblock(window.channels * window.taps)))
-            _as_images(x, columns // window.taps)
+            _as_images(x, columns // window.taps * window.groups)
         for read in contract.epilogue.blocks[0].operations:
             if read.operation.name == "kernel.read":
                 _read_images(read, rows)
@@ -72,11 +73,12 @@ class Convolve:
         i64 = ir.IntegerType.get_signless(64)
         lanes = ir.IntegerAttr.get(i64, self.bits // (8 * sums))
         with ir.InsertionPoint(contract), contract.location:
+            count = 2 if depthwise else 3
+            sizes = [function.entry_block.add_argument(ir.IndexType.get(), contract.location) for _ in range(count)]
             if depthwise:
-                sizes = [function.entry_block.add_argument(ir.IndexType.get(), contract.location) for _ in range(2)]
                 convolve: Any = ConvolveDepthwiseOp(x, w, *sizes, numbers, lanes, result=result)
             else:
-                convolve = ConvolveOp(x, w, numbers, lanes, ir.IntegerAttr.get(i64, 1), result=result)
+                convolve = ConvolveOp(x, w, *sizes, numbers, lanes, ir.IntegerAttr.get(i64, 1), result=result)
         contract.epilogue.blocks[0].append_to(convolve.epilogue)
         contract.result.replace_all_uses_with(convolve.result)
         contract.operation.erase()

@@ -1,20 +1,23 @@
 """lower-convolve: a `kernel.convolve` becomes loops over vectors of output pixels.
 
-before   %y = "kernel.convolve"(%x, %w) ({epilogue}) {window = [3, 3, 1, 1, ...], lanes = 16, reduction = 1}
-after    scf.parallel (%task) = ...                       // images x tiles of 64 pixels x chunks of the weight's rows
+before   %y = "kernel.convolve"(%x, %w, %depth, %height, %width) ({epilogue}) {window = [1, 3, 3, ...], lanes = 16, ...}
+after    scf.parallel (%task) = ...                       // images x groups x depths x tiles of 64 pixels x chunks of rows
            func.call @region_tile64(...)
          func.func private @region_tile64(...)
            for each block of channels:
-             pack:    what the tile reads of them, with zeros around, into the workspace as [channels][phases][64 + halo]
+             pack:    what the tile reads of them, with zeros around, into the workspace as [planes][phases][64 + halo]
              for each row of the weight:
                scf.for %p ... iter_args(4 vectors)        // the row's nonzeros in the block
                  vector.fma(values[p], packed[shift of coordinates[p] ..], sums)
                the epilogue, and a compressed store: outputs between rows of the image are no pixels
 
-Nothing of the size of x times the taps is ever made. Pixels lie in lanes as they do in memory, so nothing is transposed. Runs
-on functions whose storage is exposed (expose-storage).
+Planes are channels, and of volumes each of them at the depths that taps read. Where the sizes of images are open, a tile is a
+strip of few rows and columns, and masks take the place of expanding loads and compressed stores. Nothing of the size of x times
+the taps is ever made. Pixels lie in lanes as they do in memory, so nothing is transposed. Runs on functions whose storage is
+exposed (expose-storage).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -24,7 +27,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.window import Window
-from gossamer.passes.convolution.pixels import Pixels, pixels_of, tile_start
+from gossamer.passes.convolution.pixels import Pixels, Tiles
 from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.product import Operands, Product
 from gossamer.passes.loops.queries import dims, walk
@@ -58,25 +61,42 @@ class LowerConvolve:
 
 @dataclass(frozen=True)
 class _Taps(KBlockRows):
-    """The rows of a weight in blocks of channels x taps, where `packed` holds what a tile reads of one block, all in a row."""
+    """The rows of a weight in blocks of channels x taps, where `packed` holds what a tile reads of one block, all in a row, and
+    `offsets` say where in it the vectors of a tile are."""
 
     shifts: ir.Value
+    offsets: list[int]
 
     def x(self, k: ir.Value) -> Any:
         at = load_index(self.shifts, k)
-        lanes = self.vec.shape[0]
-        return (vector.load(self.vec, self.packed, [arith.addi(at, index(v * lanes))]) for v in range(self.vectors))
+        return (vector.load(self.vec, self.packed, [arith.addi(at, index(offset))]) for offset in self.offsets)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tile: in which image of which group, and whose outputs of it.
+
+    depth   of its outputs in a volume, None in images
+    number  among the tiles of an image
+    """
+
+    image: ir.Value
+    group: ir.Value
+    depth: ir.Value | None
+    number: ir.Value
 
 
 class _Convolution(Product):
     def __init__(self, op: Any) -> None:
         super().__init__(op, 1)
         self.window = Window.of(integers(op.window))
-        self.channels = self.K // self.window.taps
+        self.numbers = [op.depth, op.height, op.width]
+        self.channels = self.K // self.window.taps  # of a group
         self.blocks = -(-self.channels // self.window.channels)
         self.tile = self.window.vectors * self.lanes
         self.width = self.window.width(self.lanes)
         self.vec = vector_of(self.lanes, self.sum_type)
+        self.deep = not self.window.pointwise and not self.window.flat
 
     def lower(self, module: ir.Module) -> None:
         """Put loops in place of the op."""
@@ -87,9 +107,14 @@ class _Convolution(Product):
         self.by_tiles({self.tile: self.function(f"tile{self.tile}", self._emit)}, workspace)
 
     @property
+    def _planes(self) -> int:
+        """Images that are packed of a block: each of its channels, as often as taps read it at different depths."""
+        return self.window.channels * self.window.kernel[0]
+
+    @property
     def _panel(self) -> int:
         """Elements of what is packed of a block."""
-        return self.window.channels * len(self.window.phases) * self.width
+        return self._planes * len(self.window.phases) * self.width
 
     @property
     def _table(self) -> int:
@@ -101,38 +126,56 @@ class _Convolution(Product):
 
     def all_tokens(self) -> ir.Value:
         """Outputs, as if all images ended with a whole tile."""
-        images = memref.dim(self.storage.output, index(0))
-        return arith.muli(arith.muli(images, self._tiles(self.storage.output)), index(self.tile))
+        tiles = self._tiles(self.numbers, self.storage.output)
+        count = arith.muli(memref.dim(self.storage.output, index(0)), index(self.window.groups))
+        if self.deep:
+            count = arith.muli(count, tiles.results[0])
+        return arith.muli(arith.muli(count, tiles.count()), index(self.tile))
 
     def work_before(self, row: ir.Value) -> ir.Value:
         return self.stored_before(row, self.blocks, 4)
 
-    def _tiles(self, out: ir.Value) -> ir.Value:
-        """Tiles of an image."""
-        if self.window.pointwise:
-            return arith.ceildivui(memref.dim(out, index(2)), index(self.tile))
-        return index(-(-self.window.span // self.tile))
+    def _tiles(self, sizes: Sequence[ir.Value], out: ir.Value) -> Tiles:
+        return Tiles.of(self.window, self.lanes, sizes, memref.dim(out, index(2)))
+
+    def _place(self, first: ir.Value, tiles: Tiles) -> _Place:
+        number, depth, group = arith.divui(first, index(self.tile)), None, index(0)
+        number, tile = _split(number, tiles.count())
+        if self.deep:
+            number, depth = _split(number, tiles.results[0])
+        if self.window.groups > 1:
+            number, group = _split(number, index(self.window.groups))
+        return _Place(number, group, depth, tile)
 
     def _emit(self, operands: Operands) -> None:
-        number, tiles = arith.divui(operands.first, index(self.tile)), self._tiles(operands.memory.out)
-        image, first = arith.divui(number, tiles), arith.muli(arith.remui(number, tiles), index(self.tile))
-        start = tile_start(self.window, first, operands.memory.out)
-        read = [
-            [pixels_of(self.window, start, u * self.lanes, self.lanes, phase) for u in range(self.width // self.lanes)]
-            for phase in self.window.phases
-        ]
-        stored = [pixels_of(self.window, start, v * self.lanes, self.lanes, None) for v in range(self.window.vectors)]
+        tiles = self._tiles(operands.numbers, operands.memory.out)
+        place = self._place(operands.first, tiles)
+        read = [tiles.read(place.number, phase) for phase in self.window.phases]
+        stored = tiles.stored(place.number)
+        if place.depth is not None:
+            behind = arith.muli(place.depth, arith.muli(*tiles.results[1:]))
+            stored = [pixels.further(behind) for pixels in stored]
         packed, shifts, sums = self._scratch(operands)
         if self.window.pointwise:
             inner: InnerLoop = KBlockRows(operands.weight, packed, self.vec, self.window.vectors, self.M, 0)
         else:
             self._fill_table(shifts)
-            inner = _Taps(operands.weight, packed, self.vec, self.window.vectors, self.M, 0, shifts)
+            offsets = self.window.offsets(self.lanes)
+            inner = _Taps(operands.weight, packed, self.vec, self.window.vectors, self.M, 0, shifts, offsets)
+        low, high = self._rows(operands, place.group)
         with loop(index(0), index(self.blocks), index(1)) as blocks:
             block = blocks.induction_variable
-            self._pack(operands.x, image, block, packed, read)
-            with loop(operands.low, operands.high, index(1)) as rows:
-                self._row(operands, image, block, rows.induction_variable, inner, sums, stored)
+            self._pack(operands.x, place, tiles, block, packed, read)
+            with loop(low, high, index(1)) as rows:
+                self._row(operands, place.image, block, rows.induction_variable, inner, sums, stored)
+
+    def _rows(self, operands: Operands, group: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The rows that a call computes of a group."""
+        if self.window.groups == 1:
+            return operands.low, operands.high
+        each = index(self.M // self.window.groups)
+        low = arith.muli(group, each)
+        return arith.maxui(operands.low, low), arith.minui(operands.high, arith.addi(low, each))
 
     def _scratch(self, operands: Operands) -> tuple[ir.Value, ir.Value, ir.Value]:
         shape = [self.window.channels, self.tile] if self.window.pointwise else [self._panel]
@@ -148,29 +191,48 @@ class _Convolution(Product):
     def _fill_table(self, shifts: ir.Value) -> None:
         """Where in what is packed a column of a block reads."""
         i32, size = ir.IntegerType.get_signless(32), len(self.window.phases) * self.width
-        with loop(index(0), index(self.window.channels), index(1)) as channels:
-            channel = channels.induction_variable
-            for tap, (phase, shift) in enumerate(self.window.places):
+        places = self.window.places(self.lanes)
+        with loop(index(0), index(self._planes), index(1)) as planes:
+            plane = planes.induction_variable
+            for tap, (phase, shift) in enumerate(places):
                 place = self.window.phases.index(phase) * self.width + shift
-                value = arith.addi(arith.muli(channel, index(size)), index(place))
-                at = arith.addi(arith.muli(channel, index(self.window.taps)), index(tap))
+                value = arith.addi(arith.muli(plane, index(size)), index(place))
+                at = arith.addi(arith.muli(plane, index(len(places))), index(tap))
                 memref.store(arith.index_cast(i32, value), shifts, [at])
 
-    def _pack(self, x: ir.Value, image: ir.Value, block: ir.Value, packed: ir.Value, read: list[list[Pixels]]) -> None:
-        low = arith.muli(block, index(self.window.channels))
+    def _pack(
+        self, x: ir.Value, place: _Place, tiles: Tiles, block: ir.Value, packed: ir.Value, read: list[list[Pixels]]
+    ) -> None:
+        low, deep = arith.muli(block, index(self.window.channels)), self.window.kernel[0]
         count = arith.minui(index(self.window.channels), arith.subi(index(self.channels), low))
+        if self.window.groups > 1:
+            low = arith.addi(low, arith.muli(place.group, index(self.channels)))
         narrow = vector_of(self.lanes, ir.MemRefType(x.type).element_type)
-        with loop(index(0), count, index(1)) as channels:
-            channel = channels.induction_variable
-            source = [image, arith.addi(low, channel)]
-            for p, phase in enumerate(read):
+        with loop(index(0), arith.muli(count, index(deep)), index(1)) as planes:
+            plane = planes.induction_variable
+            channel, tap = _split(plane, index(deep)) if deep > 1 else (plane, index(0))
+            source = [place.image, arith.addi(low, channel)]
+            seen = self._seen(place, tiles, tap, read)
+            for p, phase in enumerate(seen):
                 for u, pixels in enumerate(phase):
                     loaded = widened(pixels.load(narrow, x, source), self.vec)
-                    place = arith.addi(
-                        arith.muli(channel, index(len(read) * self.width)), index(p * self.width + u * self.lanes)
-                    )
-                    where = [channel, index(u * self.lanes)] if self.window.pointwise else [place]
+                    at = arith.addi(arith.muli(plane, index(len(read) * self.width)), index(p * self.width + u * self.lanes))
+                    where = [plane, index(u * self.lanes)] if self.window.pointwise else [at]
                     vector.store(loaded, packed, where)
+
+    def _seen(self, place: _Place, tiles: Tiles, tap: ir.Value, read: list[list[Pixels]]) -> list[list[Pixels]]:
+        """What a tap reads at its depth of a volume; zeros in front of the volume and behind it."""
+        if place.depth is None:
+            return read
+        window = self.window
+        step, further, before = window.stride[0], window.dilation[0], window.before[0]
+        depth = arith.addi(arith.muli(place.depth, index(step)), arith.muli(tap, index(further)))
+        there = None
+        if before or window.after[0]:
+            depth = arith.subi(depth, index(before))
+            there = arith.cmpi(arith.CmpIPredicate.ult, depth, tiles.images[0])  # negative numbers are large ones
+        begin = arith.muli(depth, arith.muli(*tiles.images[1:]))
+        return [[pixels.further(begin, there) for pixels in phase] for phase in read]
 
     def _row(
         self,
@@ -211,6 +273,11 @@ class _Convolution(Product):
         for total, pixels in zip(totals, stored, strict=True):
             result = self.epilogue.whole(total, partial(_read, operands, at, pixels))
             pixels.store(narrowed(result, out), operands.memory.out, at)
+
+
+def _split(number: ir.Value, count: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Quotient and remainder."""
+    return arith.divui(number, count), arith.remui(number, count)
 
 
 def _read(operands: Operands, at: list[ir.Value], pixels: Pixels, op: ir.Operation, type_: ir.VectorType) -> ir.Value:

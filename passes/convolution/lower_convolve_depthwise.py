@@ -24,7 +24,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.window import Window
-from gossamer.passes.convolution.pixels import Integers
+from gossamer.passes.convolution.pixels import Integers, output_size
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.queries import dims, walk
@@ -47,8 +47,8 @@ class _Depthwise:
     def __init__(self, op: Any) -> None:
         self.op, self.storage = op, storage_of(op.operation)
         self.window = Window.of(integers(op.window))
-        if self.window.stride[1] > 2:
-            raise CompileError(f"no depthwise convolution by columns {self.window.stride[1]} apart")
+        if self.window.stride[2] > 2:
+            raise CompileError(f"no depthwise convolution by columns {self.window.stride[2]} apart")
         self.x, self.w, self.out = buffer_of(op.x), buffer_of(op.w), self.storage.output
         self.height, self.width = op.height, op.width
         block = op.epilogue.blocks[0]
@@ -60,7 +60,7 @@ class _Depthwise:
     def lower(self) -> None:
         """Put loops in place of the op."""
         with ir.InsertionPoint(self.op):
-            self.rows, self.columns = (_sized(self.window, axis, n) for axis, n in enumerate((self.height, self.width)))
+            self.rows, self.columns = (output_size(self.window, axis, n) for axis, n in enumerate((self.height, self.width), 1))
             channels = memref.dim(self.out, index(1))
             with parallel(arith.muli(memref.dim(self.out, index(0)), channels)) as plane:
                 self._plane([arith.divui(plane, channels), arith.remui(plane, channels)])
@@ -78,10 +78,10 @@ class _Depthwise:
             column = strips.induction_variable
             there = mask_of(self.lanes, arith.subi(self.columns, column))
             begins = [
-                arith.addi(arith.muli(column, index(self.window.stride[1])), index(offset))
-                for offset in _offsets(self.window, 1)
+                arith.addi(arith.muli(column, index(self.window.stride[2])), index(offset))
+                for offset in _offsets(self.window, 2)
             ]
-            masks = [[self._mask(numbers, begin, n) for n in range(self.window.stride[1])] for begin in begins]
+            masks = [[self._mask(numbers, begin, n) for n in range(self.window.stride[2])] for begin in begins]
             for low, high, checked in ((index(0), first, True), (first, last, False), (last, self.rows, True)):
                 with loop(low, high, index(1)) as rows:
                     row = rows.induction_variable
@@ -91,9 +91,9 @@ class _Depthwise:
 
     def _inside(self) -> tuple[ir.Value, ir.Value]:
         """The first row of the result for which no tap is above the image, and the first from there on with one below."""
-        stride, before = self.window.stride[0], self.window.before[0]
+        stride, before = self.window.stride[1], self.window.before[1]
         first = arith.minsi(index(-(-before // stride)), self.rows)
-        reach = self.window.dilation[0] * (self.window.kernel[0] - 1) - before
+        reach = self.window.dilation[1] * (self.window.kernel[1] - 1) - before
         fitting = arith.floordivsi(arith.addi(self.height, index(stride - 1 - reach)), index(stride))
         return first, arith.maxsi(first, arith.minsi(fitting, self.rows))
 
@@ -114,8 +114,8 @@ class _Depthwise:
     ) -> ir.Value:
         """The sums of a row of the result; `checked` where a tap may be above or below the image."""
         total, across = zeros(self.vec), len(begins)
-        for down, offset in enumerate(_offsets(self.window, 0)):
-            source = arith.addi(arith.muli(row, index(self.window.stride[0])), index(offset))
+        for down, offset in enumerate(_offsets(self.window, 1)):
+            source = arith.addi(arith.muli(row, index(self.window.stride[1])), index(offset))
             mine = taps[down * across : (down + 1) * across]
             if not checked:
                 total = self._add_row(total, [*at, source], begins, masks, mine)
@@ -170,13 +170,6 @@ class _Depthwise:
 def _offsets(window: Window, axis: int) -> list[int]:
     """Where each tap reads, from the pixel at a multiple of the stride, along height or width."""
     return [tap * window.dilation[axis] - window.before[axis] for tap in range(window.kernel[axis])]
-
-
-def _sized(window: Window, axis: int, size: ir.Value) -> ir.Value:
-    """Pixels of the result along height or width."""
-    more = window.before[axis] + window.after[axis] - window.dilation[axis] * (window.kernel[axis] - 1) - 1
-    steps = arith.floordivsi(arith.addi(size, index(more)), index(window.stride[axis]))
-    return arith.addi(steps, index(1))
 
 
 def _dims(read: ir.Operation) -> list[int | None]:

@@ -1,19 +1,22 @@
 """Which pixels of an image the lanes of a vector are, and how they are read and stored.
 
-Lanes are consecutive outputs of a `Window`, of which some are no pixels: those between the rows of an image. Those that are
-lie behind each other in memory, so a load expands and a store compresses; where a stride lies between them, they are gathered.
+Lanes are consecutive outputs of a `Window`. Where its images have known sizes, some of them are no pixels: those between the
+rows of an image. Those that are lie behind each other in memory, so a load expands and a store compresses; where a stride lies
+between them, they are gathered. Lanes of other windows are pixels as they lie in a row, or past its end.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, vector
+from torch_mlir.dialects import arith, vector
 
 from gossamer.dialects.window import Pair, Window
 from gossamer.passes.loops.vectors import index, mask_of, vector_of, zeros
 
 _FAR = 0x7FFFFFFF
+_BELOW = arith.CmpIPredicate.ult  # negative numbers are large ones
 
 
 @dataclass(frozen=True)
@@ -21,58 +24,182 @@ class Pixels:
     """The pixels of a vector.
 
     mask     which lanes are pixels
-    start    the first of them
-    indices  of all of them, where they do not lie behind each other
-    whole    whether the pixels are the first lanes
+    start    the first of them, or of all lanes where they lie in memory as they are
+    indices  of all of them from `start` on, where they do not lie behind each other
+    as_lie   whether lanes lie in memory as they are
     """
 
     mask: ir.Value
     start: ir.Value
     indices: ir.Value | None = None
-    whole: bool = False
+    as_lie: bool = False
 
     def load(self, type_: ir.VectorType, images: ir.Value, at: list[ir.Value]) -> ir.Value:
         """images[*at, pixels], zeros in lanes that are none."""
         if self.indices is not None:
-            return vector.gather(type_, images, [*at, index(0)], self.indices, self.mask, zeros(type_))
-        load: Any = vector.maskedload if self.whole else vector.expandload
+            return vector.gather(type_, images, [*at, self.start], self.indices, self.mask, zeros(type_))
+        load: Any = vector.maskedload if self.as_lie else vector.expandload
         return load(type_, images, [*at, self.start], self.mask, zeros(type_))
 
     def store(self, values: ir.Value, images: ir.Value, at: list[ir.Value]) -> None:
         """images[*at, pixels] = values"""
-        store: Any = vector.maskedstore if self.whole else vector.compressstore
+        store: Any = vector.maskedstore if self.as_lie else vector.compressstore
         store(images, [*at, self.start], self.mask, values)
 
+    def further(self, offset: ir.Value, there: ir.Value | None = None) -> "Pixels":
+        """The same ones of an image that lies so many pixels further, if it is there."""
+        mask = self.mask if there is None else arith.select(there, self.mask, zeros(ir.VectorType(self.mask.type)))
+        return replace(self, mask=mask, start=arith.addi(self.start, offset))
 
-def tile_start(window: Window, first: ir.Value, out: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The first output of a tile, and for a pointwise window how many there are from it on."""
-    left = arith.subi(memref.dim(out, index(2)), first) if window.pointwise else first
-    return first, left
+
+@dataclass(frozen=True)
+class Tiles:
+    """How images are cut into tiles of outputs.
+
+    images   their depth, height and width
+    results  the same of the result; of a pointwise window how many pixels there are
+    """
+
+    window: Window
+    lanes: int
+    images: Sequence[ir.Value]
+    results: Sequence[ir.Value]
+
+    @classmethod
+    def of(cls, window: Window, lanes: int, images: Sequence[ir.Value], pixels: ir.Value) -> "Tiles":
+        """Those of a window, for images of this size and results of so many pixels."""
+        if window.pointwise:
+            return _Pieces(window, lanes, images, [pixels])
+        images = [index(known) if known else given for known, given in zip(window.images, images, strict=True)]
+        results = [output_size(window, axis, size) for axis, size in enumerate(images)]
+        return (_Strips if window.strip else _Rows)(window, lanes, images, results)
+
+    def count(self) -> ir.Value:
+        """Tiles of an image."""
+        raise NotImplementedError
+
+    def read(self, number: ir.Value, phase: Pair) -> list[Pixels]:
+        """What a tile reads of a phase."""
+        raise NotImplementedError
+
+    def stored(self, number: ir.Value) -> list[Pixels]:
+        """Its outputs."""
+        raise NotImplementedError
 
 
-def pixels_of(window: Window, start: tuple[ir.Value, ir.Value], offset: int, lanes: int, phase: Pair | None) -> Pixels:
-    """The pixels of the outputs from `start` + `offset` on; of the input where they read a phase of it."""
-    first, left = start
-    if window.pointwise:
-        behind = index(offset)
-        mask = mask_of(lanes, arith.subi(arith.maxui(left, behind), behind))
-        return Pixels(mask, arith.addi(first, behind), whole=True)
-    numbers = Integers(lanes)
-    outputs = arith.addi(numbers.splat(arith.index_cast(numbers.element, first)), numbers.counting(offset))
-    row, column = arith.divui(outputs, numbers.of(window.row)), arith.remui(outputs, numbers.of(window.row))
-    height, width = window.output(*window.images) if phase is None else window.images
-    if phase is not None:
-        row = arith.addi(arith.muli(row, numbers.of(window.stride[0])), numbers.of(phase[0] - window.before[0]))
-        column = arith.addi(arith.muli(column, numbers.of(window.stride[1])), numbers.of(phase[1] - window.before[1]))
-    below = arith.CmpIPredicate.ult  # negative numbers are large ones
-    mask = arith.andi(arith.cmpi(below, row, numbers.of(height)), arith.cmpi(below, column, numbers.of(width)))
-    places = arith.addi(arith.muli(row, numbers.of(width)), column)
-    if phase is not None and window.stride != (1, 1):
-        return Pixels(mask, index(0), arith.select(mask, places, numbers.of(0)))
-    lowest = vector.reduction(numbers.element, vector.CombiningKind.MINUI, arith.select(mask, places, numbers.of(_FAR)))
-    none = arith.cmpi(arith.CmpIPredicate.eq, lowest, arith.constant(numbers.element, _FAR))
-    at = arith.select(none, arith.constant(numbers.element, 0), lowest)
-    return Pixels(mask, arith.index_cast(ir.IndexType.get(), at))
+class _Pieces(Tiles):
+    """Of pointwise windows: all pixels lie in a row."""
+
+    def count(self) -> ir.Value:
+        return arith.ceildivui(self.results[0], index(self.window.vectors * self.lanes))
+
+    def read(self, number: ir.Value, phase: Pair) -> list[Pixels]:
+        return self.stored(number)
+
+    def stored(self, number: ir.Value) -> list[Pixels]:
+        first = arith.muli(number, index(self.window.vectors * self.lanes))
+        left = arith.subi(self.results[0], first)
+        return [self._pixels(first, left, index(v * self.lanes)) for v in range(self.window.vectors)]
+
+    def _pixels(self, first: ir.Value, left: ir.Value, offset: ir.Value) -> Pixels:
+        mask = mask_of(self.lanes, arith.subi(arith.maxui(left, offset), offset))
+        return Pixels(mask, arith.addi(first, offset), as_lie=True)
+
+
+class _Rows(Tiles):
+    """Of images whose sizes are known: their rows, with what is between them, lie behind each other."""
+
+    def count(self) -> ir.Value:
+        return index(-(-self.window.span // (self.window.vectors * self.lanes)))
+
+    def read(self, number: ir.Value, phase: Pair) -> list[Pixels]:
+        vectors = self.window.width(self.lanes) // self.lanes
+        return [self._pixels(number, u * self.lanes, phase) for u in range(vectors)]
+
+    def stored(self, number: ir.Value) -> list[Pixels]:
+        return [self._pixels(number, offset, None) for offset in self.window.offsets(self.lanes)]
+
+    def _pixels(self, number: ir.Value, offset: int, phase: Pair | None) -> Pixels:
+        """Those of the outputs from one on; of the input where they read a phase of it."""
+        window, numbers = self.window, Integers(self.lanes)
+        first = arith.muli(number, index(window.vectors * self.lanes))
+        outputs = arith.addi(numbers.splat(arith.index_cast(numbers.element, first)), numbers.counting(offset))
+        width = window.row(self.lanes)
+        row, column = arith.divui(outputs, numbers.of(width)), arith.remui(outputs, numbers.of(width))
+        _, height, width = window.output(*window.images) if phase is None else window.images
+        if phase is not None:
+            row = arith.addi(arith.muli(row, numbers.of(window.stride[1])), numbers.of(phase[0] - window.before[1]))
+            column = arith.addi(arith.muli(column, numbers.of(window.stride[2])), numbers.of(phase[1] - window.before[2]))
+        mask = arith.andi(arith.cmpi(_BELOW, row, numbers.of(height)), arith.cmpi(_BELOW, column, numbers.of(width)))
+        places = arith.addi(arith.muli(row, numbers.of(width)), column)
+        if phase is not None and window.stride[1:] != (1, 1):
+            return Pixels(mask, index(0), arith.select(mask, places, numbers.of(0)))
+        lowest = vector.reduction(numbers.element, vector.CombiningKind.MINUI, arith.select(mask, places, numbers.of(_FAR)))
+        none = arith.cmpi(arith.CmpIPredicate.eq, lowest, arith.constant(numbers.element, _FAR))
+        at = arith.select(none, arith.constant(numbers.element, 0), lowest)
+        return Pixels(mask, arith.index_cast(ir.IndexType.get(), at))
+
+
+class _Strips(Tiles):
+    """Of images whose sizes are open: so many rows of so many vectors."""
+
+    @property
+    def strip(self) -> Pair:
+        """Rows, and columns, of a tile."""
+        down, across = self.window.strip or (1, 1)
+        return down, across * self.lanes
+
+    def count(self) -> ir.Value:
+        down, across = (arith.ceildivui(n, index(step)) for n, step in zip(self.results[1:], self.strip, strict=True))
+        return arith.muli(down, across)
+
+    def read(self, number: ir.Value, phase: Pair) -> list[Pixels]:
+        row, column = self._begin(number)
+        high, wide = self.window.stride[1:]
+        top = arith.addi(arith.muli(row, index(high)), index(phase[0] - self.window.before[1]))
+        left = arith.addi(arith.muli(column, index(wide)), index(phase[1] - self.window.before[2]))
+        length = self.window.row(self.lanes)
+        rows = [arith.addi(top, index(i * high)) for i in range(self.window.width(self.lanes) // length)]
+        columns = [arith.addi(left, index(u * wide)) for u in range(0, length, self.lanes)]
+        return self._all(rows, columns, self.images, wide)
+
+    def stored(self, number: ir.Value) -> list[Pixels]:
+        row, column = self._begin(number)
+        down, across = self.strip
+        rows = [arith.addi(row, index(i)) for i in range(down)]
+        columns = [arith.addi(column, index(u)) for u in range(0, across, self.lanes)]
+        return self._all(rows, columns, self.results, 1)
+
+    def _begin(self, number: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The first row and column of the outputs of a tile."""
+        down, across = self.strip
+        beside = arith.ceildivui(self.results[2], index(across))
+        strip, place = arith.divui(number, beside), arith.remui(number, beside)
+        return arith.muli(strip, index(down)), arith.muli(place, index(across))
+
+    def _all(self, rows: list[ir.Value], columns: list[ir.Value], sizes: Sequence[ir.Value], step: int) -> list[Pixels]:
+        """The vectors from each of the columns on in each of the rows, of every `step`-th pixel."""
+        numbers, found = Integers(self.lanes), list[Pixels]()
+        steps = numbers.counting(0, step)
+        width = numbers.splat(arith.index_cast(numbers.element, sizes[2]))
+        lanes = [arith.addi(numbers.splat(arith.index_cast(numbers.element, column)), steps) for column in columns]
+        masks = [arith.cmpi(_BELOW, each, width) for each in lanes]
+        for row in rows:
+            there, start = arith.cmpi(_BELOW, row, sizes[1]), arith.muli(row, sizes[2])
+            for column, each, mask in zip(columns, lanes, masks, strict=True):
+                if step == 1:
+                    pixels = Pixels(mask, arith.addi(start, column), as_lie=True)
+                else:
+                    pixels = Pixels(mask, start, arith.select(mask, each, numbers.of(0)))
+                found.append(pixels.further(index(0), there))
+        return found
+
+
+def output_size(window: Window, axis: int, size: ir.Value) -> ir.Value:
+    """Pixels of the result along depth, height or width."""
+    more = window.before[axis] + window.after[axis] - window.dilation[axis] * (window.kernel[axis] - 1) - 1
+    steps = arith.floordivsi(arith.addi(size, index(more)), index(window.stride[axis]))
+    return arith.addi(steps, index(1))
 
 
 class Integers:
@@ -91,7 +218,7 @@ class Integers:
         """One value in all lanes."""
         return vector.broadcast(self.type, value)
 
-    def counting(self, first: int) -> ir.Value:
-        """first, first + 1, ..."""
-        text = ", ".join(str(first + lane) for lane in range(self.lanes))
+    def counting(self, first: int, step: int = 1) -> ir.Value:
+        """first, first + step, ..."""
+        text = ", ".join(str(first + lane * step) for lane in range(self.lanes))
         return arith.constant(self.type, ir.Attribute.parse(f"dense<[{text}]> : {self.type}"))

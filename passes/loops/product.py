@@ -30,7 +30,7 @@ _MANY = 4  # tiles a thread from which on it does not matter that some threads h
 @dataclass(frozen=True)
 class Operands(WeightArrays):
     """What a function of a product works on: memrefs (the arrays of the weight in `weight`), this thread's `offset` into the
-    workspace, the `first` of its tokens and the row groups [low, high)."""
+    workspace, the `first` of its tokens and the row groups [low, high), and the `numbers` that came with the call."""
 
     x: ir.Value
     weight: tuple[ir.Value, ...]
@@ -40,6 +40,7 @@ class Operands(WeightArrays):
     first: ir.Value
     low: ir.Value
     high: ir.Value
+    numbers: tuple[ir.Value, ...] = ()
 
 
 def products(module: ir.Module, schedule: str) -> list[Any]:
@@ -85,19 +86,21 @@ class Product:
         stored = sparse_buffers_of(op.w)
         self.components = len(stored)
         self.buffers = [buffer_of(op.x), *stored, *(buffer_of(r.operands[0]) for r in self.reads)]
+        self.numbers = list[ir.Value]()
 
     def function(self, suffix: str, emit: Callable[[Operands], None]) -> func.FuncOp:
         """A private function before the one that holds the op, with the body that `emit` builds."""
         parent = self.op.operation.parent.opview
-        values = [*self.buffers, self.storage.output, self.storage.workspace]
+        values = [*self.numbers, *self.buffers, self.storage.output, self.storage.workspace]
         types = [v.type for v in values] + [ir.IndexType.get()] * 4
         with ir.InsertionPoint(parent):
             function = func.FuncOp(f"{parent.name.value}_{suffix}", (types, []), visibility="private")
         with ir.InsertionPoint(function.add_entry_block()):
-            *buffers, out, workspace, offset, first, low, high = function.entry_block.arguments
+            *given, out, workspace, offset, first, low, high = function.entry_block.arguments
+            numbers, buffers = tuple(given[: len(self.numbers)]), given[len(self.numbers) :]
             x, weight, reads = buffers[0], tuple(buffers[1 : 1 + self.components]), buffers[1 + self.components :]
             memory = Buffers(dict(zip((r.results[0] for r in self.reads), reads, strict=True)), out)
-            emit(Operands(x, weight, memory, workspace, offset, first, low, high))
+            emit(Operands(x, weight, memory, workspace, offset, first, low, high, numbers))
             func.ReturnOp([])
         return function
 
@@ -200,6 +203,6 @@ class Product:
 
     def call(self, variants: dict[int, func.FuncOp], offset: ir.Value, first: ir.Value, low: ir.Value, high: ir.Value) -> None:
         """Call the narrowest of the functions, keyed by their tokens, that holds the tokens from `first` on."""
-        arguments = [*self.buffers, self.storage.output, self.storage.workspace, offset, first, low, high]
+        arguments = [*self.numbers, *self.buffers, self.storage.output, self.storage.workspace, offset, first, low, high]
         left = arith.subi(self.all_tokens(), first)
         call_narrowest(left, variants, arguments)

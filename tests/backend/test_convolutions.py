@@ -1,11 +1,10 @@
 """Convolutions with pruned weights in graphs: which become regions, what comes out against dense torch, what stays and why."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from tests.backend.harness import assert_same, compile_and_run
 from tests.fuzz.convolutions import difference, trained_difference
@@ -150,23 +149,138 @@ def test_a_graph_in_which_few_layers_are_sparse_stays_as_it_is() -> None:
         assert_same(run.output, network(x))
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "grouped": (lambda: nn.Conv2d(8, 8, 3, groups=2), (1, 8, 9, 9), "2 groups"),
-    "depthwise, several results a channel": (lambda: nn.Conv2d(64, 128, 3, groups=64), (1, 64, 9, 9), "64 groups"),
-    "depthwise, by three": (lambda: nn.Conv2d(64, 64, 3, 3, groups=64), (1, 64, 9, 9), "64 groups"),
-    "transposed": (lambda: nn.ConvTranspose2d(8, 8, 3), (1, 8, 9, 9), "transposed"),
-    "volumes": (lambda: nn.Conv3d(4, 8, 3), (1, 4, 5, 5, 5), "volumes"),
-    "bf16": (lambda: nn.Conv2d(8, 8, 3).bfloat16(), (1, 8, 9, 9), "bfloat16"),
-}
+def test_small_layers_of_all_kinds_follow_their_weights() -> None:
+    """In one graph: groups, several results a channel, volumes, transposed ones, other paddings, an image without a batch."""
+    layers: list[tuple[nn.Module, tuple[int, ...]]] = [
+        (nn.Conv2d(8, 12, 3, groups=4, padding=1), (2, 8, 9, 21)),
+        (nn.Conv1d(6, 12, 5, 2, groups=6), (2, 6, 40)),
+        (nn.Conv2d(6, 6, 3, 3, groups=6), (2, 6, 9, 9)),
+        (nn.Conv3d(4, 8, 3, (2, 1, 2), (1, 0, 2), (1, 2, 1)), (2, 4, 6, 7, 9)),
+        (nn.Conv3d(6, 6, (3, 1, 2), groups=6), (1, 6, 5, 4, 20)),
+        (nn.Conv3d(4, 5, 2, padding=(1, 0, 0)), (2, 4, 1, 5, 5)),
+        (nn.Conv2d(5, 4, 3, padding=2, padding_mode="circular"), (1, 5, 8, 8)),
+        (nn.Conv1d(5, 4, 3), (5, 19)),
+        (nn.ConvTranspose2d(6, 4, 4, 2, 1), (2, 6, 5, 7)),
+        (nn.ConvTranspose2d(6, 9, 3, (1, 3), (2, 0), (0, 2), groups=3, dilation=(2, 1)), (2, 6, 5, 7)),
+        (nn.ConvTranspose1d(6, 4, 3, 2, 5, 1), (2, 6, 30)),
+        (nn.ConvTranspose3d(3, 4, 2, 2, bias=False), (1, 3, 3, 2, 5)),
+    ]
+    network, images = prune_(nn.ModuleList(layer for layer, _ in layers)).eval(), [torch.randn(shape) for _, shape in layers]
+
+    def call(*images: Tensor) -> list[Tensor]:
+        return [F.relu(layer(x)) for layer, x in zip(network, images, strict=True)]
+
+    run = compile_and_run(call, *images, regions=len(layers))
+    assert [d.op for d in run.regions if "transposed" in d.op] == [f"conv {k} transposed" for k in ("4x4", "3x3", "3", "2x2x2")]
+    assert all(0.05 < d.density < 0.45 for d in run.regions)
+    with torch.no_grad():
+        for change in (lambda w: w, lambda w: w * -2, torch.randn_like):
+            for parameter in network.parameters():
+                parameter.copy_(change(parameter))
+            for actual, expected in zip(run.function(*images), call(*images), strict=True):
+                assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_no_kernel_computes_stays_dense_with_a_reason(name: str) -> None:
-    make, shape, reason = REFUSED[name]
-    layer = prune_(make()).eval()
-    x = torch.randn(shape, dtype=next(layer.parameters()).dtype)
-    run = compile_and_run(layer, x, regions=0)
-    assert [reason in d.reason for d in run.decisions] == [True]
+class Open(nn.Module):
+    """Layers whose images have sizes that are not known: strided, dilated, in groups, transposed, volumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(5, 8, 3, 2, 1), nn.Conv2d(8, 6, 3, padding=2, dilation=2, groups=2)
+        self.up, self.rows = nn.ConvTranspose2d(6, 4, 4, 2, 1), nn.Conv1d(4, 7, 5, padding=2)
+        self.volume = nn.Conv3d(4, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = F.silu(self.first(x))
+        y = F.relu6(self.last(y) + y[:, :6])
+        up = self.up(y)
+        return up, F.gelu(self.rows(up.mean(2))), self.volume(y[:, :4, None].expand(-1, -1, 3, -1, -1))
+
+
+def test_images_of_open_sizes() -> None:
+    torch.manual_seed(0)
+    network, x = prune_(Open()).eval(), torch.randn(2, 5, 20, 40)
+    for axis in (0, 2, 3):
+        torch._dynamo.mark_dynamic(x, axis)
+    run = compile_and_run(network, x, regions=5)
+    with torch.no_grad():
+        for shape in ((2, 5, 20, 40), (1, 5, 4, 2), (3, 5, 36, 68), (0, 5, 8, 8)):
+            given = torch.randn(shape)
+            for actual, expected in zip(run.function(given), network(given), strict=True):
+                assert_same(actual, expected)
+        given = torch.randn(2, 5, 16, 36)
+        given[0, :, 3, 5], given[1, 0, 8, 30] = float("inf"), float("nan")
+        dense = network(given)
+        for actual, expected in zip(run.function(given), dense, strict=True):
+            assert not (actual.isfinite() & ~expected.isfinite() & expected.isinf()).any()
+            assert not (actual.isnan() & expected.isfinite()).any()  # what is multiplied by zeros is not read
+
+
+def test_images_of_unbacked_sizes() -> None:
+    layer = prune_(nn.Conv2d(3, 4, 3, padding=1)).eval()
+
+    def call(x: Tensor, rows: Tensor) -> Tensor:
+        n = int(rows.item())
+        torch._check(n > 2)
+        torch._check(n < 100)
+        return F.relu(layer(x.new_ones(2, 3, n, 17)))
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = compile_and_run(call, torch.randn(1), torch.tensor(9), regions=1)
+        with torch.no_grad():
+            for rows in (9, 3, 40):
+                assert_same(run.function(torch.randn(1), torch.tensor(rows)), F.relu(layer(torch.ones(2, 3, rows, 17))))
+
+
+class Narrow(nn.Module):
+    """Half of the filters, or of the channels, of layers that are dense otherwise: strided, padded by a pad, rows, volumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(64, 80, 3, bias=False)
+        self.rows, self.volume = nn.Conv1d(80, 64, 5, padding=2), nn.Conv3d(80, 64, (1, 3, 3), padding=(0, 1, 0))
+        for layer in self.children():
+            prune.ln_structured(layer, "weight", 0.5, n=2, dim=0)
+        prune.ln_structured(self.second, "weight", 0.25, n=2, dim=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.hardswish(self.second(F.pad(F.relu(self.first(x)), (0, 1, 1, 0))))
+        return self.rows(y.flatten(2)), F.relu(self.volume(y[:, :, None]))
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_filters_and_channels_of_zeros_are_left_out(opened: bool) -> None:
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if opened else torch.float32
+    network = Narrow().to(dtype).eval()
+    x = torch.randn(2, 32, 37, 41, dtype=dtype)
+    for axis in (0, 2, 3) if opened else ():
+        torch._dynamo.mark_dynamic(x, axis)
+    if not opened:
+        for layer in network.children():
+            prune.remove(layer, "weight")
+    run = compile_and_run(network, x, regions=4, dense="eager" if opened else "inductor")
+    assert [d.schedule for d in run.regions] == ["compact"] * 4
+    reasons = [d.reason.split(" channels")[0] for d in run.regions]
+    assert reasons[:2] == ["32 of 64 filters and 32 of 32", "40 of 80 filters and 48 of 64"]
+    with torch.no_grad():
+        shapes = ((2, 32, 37, 41), *((1, 32, 30, 9), (0, 32, 12, 12))[: 2 * opened])
+        for each in (torch.randn(shape, dtype=dtype) for shape in shapes):
+            for actual, expected in zip(run.function(each), network(each), strict=True):
+                assert_same(actual, expected)
+        for change in (lambda w: w.roll(1, 0), torch.zeros_like, lambda w: 0.1 * torch.randn_like(w)):
+            for layer in network.children():
+                weight = getattr(layer, "weight_orig", layer.weight)
+                weight.copy_(change(weight))
+            network.first(x)  # hooks compute the weights anew
+            for actual, expected in zip(run.function(x), network(x), strict=True):
+                assert_same(actual, expected)
+
+
+def test_other_schedules_leave_them_dense_with_a_reason() -> None:
+    layer, x = prune_(nn.Conv2d(8, 8, 3)).eval(), torch.randn(1, 8, 9, 9)
+    run = compile_and_run(layer, x, regions=0, schedule="kblock")
+    assert [d.reason for d in run.decisions] == ["schedule kblock is not for convolutions"]
     with torch.no_grad():
         assert_same(run.output, layer(x))
 
@@ -188,7 +302,7 @@ def test_pointwise_volumes_and_rows() -> None:
             assert_same(run.output, layer(x))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_convolutions(seed: int) -> None:
     error, told = (difference, trained_difference)[seed % 2](seed)
     assert error <= 1, told

@@ -57,10 +57,6 @@ def complex_product(w: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 OTHER_USES: dict[str, tuple[Callable[[Tensor], Callable[[Tensor], Tensor]], tuple[int, ...], Tensor, str]] = {
-    "convolution": (
-        lambda w: lambda x: F.conv_transpose2d(x, w), (4, 8, 3, 3), torch.randn(1, 4, 6, 6),
-        "no sparse kernel for transposed convolutions",
-    ),
     "embedding": (
         lambda w: lambda x: F.embedding(x, w), (40, 16), torch.arange(5), "no sparse kernel for embedding",
     ),

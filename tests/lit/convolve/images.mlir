@@ -4,15 +4,15 @@
 // CHECK:       #[[ONE:.*]] = affine_map<(d0, d1, d2) -> (d1)>
 // CHECK:       #[[ALL:.*]] = affine_map<(d0, d1, d2) -> (d0, d1, d2)>
 // CHECK-LABEL: func.func @region(
-// CHECK-SAME:    %[[X:.*]]: tensor<?x6x?xf32>, %[[W:.*]]: tensor<8x54xf32, #{{.*}}>, %[[B:.*]]: tensor<8xf32>, %[[R:.*]]: tensor<?x8x?xf32>) -> tensor<?x8x?xf32>
+// CHECK-SAME:    %[[X:.*]]: tensor<?x6x?xf32>, %[[W:.*]]: tensor<8x54xf32, #{{.*}}>, %[[B:.*]]: tensor<8xf32>, %[[R:.*]]: tensor<?x8x?xf32>, %[[D:.*]]: index, %[[H:.*]]: index, %[[V:.*]]: index) -> tensor<?x8x?xf32>
 // CHECK-NOT:     kernel.window
-// CHECK:         "kernel.convolve"(%[[X]], %[[W]])
+// CHECK:         "kernel.convolve"(%[[X]], %[[W]], %[[D]], %[[H]], %[[V]])
 // CHECK:           "kernel.read"(%[[B]]) {map = #[[ONE]]}
 // CHECK:           "kernel.read"(%[[R]]) {map = #[[ALL]]}
-// CHECK:         lanes = 4 : i64, reduction = 1 : i64, window = [3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 5, 5, 4, 2]
+// CHECK:         lanes = 4 : i64, reduction = 1 : i64, window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 5, 5, 1, 4, 2]
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @region(%x: tensor<?x54xf32>, %w: tensor<8x54xf32, #CSR>, %b: tensor<8xf32>, %r: tensor<?x8xf32>) -> tensor<?x8xf32>
-    attributes {kernel.window = [3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 5, 5, 4, 2]} {
+    attributes {kernel.window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 5, 5, 1, 4, 2]} {
   %y = "kernel.contract"(%x, %w) ({
   ^bb0(%sum: f32):
     %0 = "kernel.read"(%b) {map = affine_map<(t, m) -> (m)>} : (tensor<8xf32>) -> f32

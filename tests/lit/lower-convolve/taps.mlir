@@ -15,11 +15,11 @@
 #KB = #sparse_tensor.encoding<{
   map = (d0, d1) -> (d1 floordiv 36 : dense, d0 : dense, d1 mod 36 : compressed), posWidth = 32, crdWidth = 16
 }>
-func.func @region(%x: tensor<?x6x?xf32>, %w: tensor<8x54xf32, #KB>) -> tensor<?x8x?xf32> {
-  %y = "kernel.convolve"(%x, %w) ({
+func.func @region(%x: tensor<?x6x?xf32>, %w: tensor<8x54xf32, #KB>, %d: index, %h: index, %v: index) -> tensor<?x8x?xf32> {
+  %y = "kernel.convolve"(%x, %w, %d, %h, %v) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, window = [3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 5, 5, 4, 2]}
-    : (tensor<?x6x?xf32>, tensor<8x54xf32, #KB>) -> tensor<?x8x?xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 5, 5, 1, 4, 2]}
+    : (tensor<?x6x?xf32>, tensor<8x54xf32, #KB>, index, index, index) -> tensor<?x8x?xf32>
   return %y : tensor<?x8x?xf32>
 }

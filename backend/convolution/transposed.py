@@ -1,0 +1,177 @@
+"""Transposed convolutions, by torch's name or as gradients of images, as convolutions.
+
+%y = convolution(%x, %w, %bias, stride [2, 2], ..., transposed)   →   %0 = convolution(%x, <w, turned around and sorted>, ...)
+                                                                     %y = add(slice(<interleaved>(%0)), %bias)
+
+Output s q + a of a stride of s is reached by every s-th tap, a, a + s, ... So each of the s outputs between two pixels has a
+kernel of its own, which slides over the images by one. They are filters of one convolution, whose results are interleaved.
+Taps that are missing at its end are zeros, which a sparse kernel does not multiply.
+"""
+
+import operator
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.emit import Emitter
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A convolution of ours in place of a node of torch's.
+
+    torchs       the node
+    convolution  what computes it instead
+    result       the same, in its place in the graph
+    kernel       sizes of the kernel that torch's slides over the images
+    stride       how far apart the outputs are that have the same filters
+    backward     whether it is a gradient
+    """
+
+    torchs: fx.Node
+    convolution: fx.Node
+    result: fx.Node
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    backward: bool
+
+    @property
+    def taps(self) -> int:
+        """Places of the kernel."""
+        return prod(self.kernel)
+
+    @property
+    def op(self) -> str:
+        """What a user calls it."""
+        return f"conv {'x'.join(map(str, self.kernel))} {'backward' if self.backward else 'transposed'}"
+
+    def undo(self) -> None:
+        """It is computed by torch, as it was."""
+        self.result.replace_all_uses_with(self.torchs)
+
+
+def of_forward(graph: fx.Graph, static: Container[fx.Node]) -> list[Alternative]:
+    """Puts convolutions in place of all transposed ones with weights among the `static` nodes, whose sizes are known."""
+    nodes = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    return [_alternative(node) for node in nodes if node.args[6] and node.args[1] in static and _numbers(node)]
+
+
+def _numbers(node: fx.Node) -> bool:
+    given: Any = node.args
+    _, w, _, stride, padding, dilation, _, more, _ = given
+    return all(isinstance(n, int) for n in (*w.meta["val"].shape, *stride, *padding, *dilation, *more))
+
+
+def _alternative(node: fx.Node) -> Alternative:
+    given: Any = node.args
+    x, w, bias, stride, padding, dilation, _, more, groups = given
+    emit, kernel = Emitter(node), tuple(w.meta["val"].shape[2:])
+    found, result = slid(emit, x, w, stride, padding, dilation, more, groups)
+    if bias is not None:
+        result = emit(aten.add.Tensor, result, emit(aten.reshape.default, bias, [-1, *[1] * len(kernel)]))
+    node.replace_all_uses_with(result)
+    return Alternative(node, found, result, kernel, tuple(stride), False)
+
+
+def slid(
+    emit: Emitter,
+    x: fx.Node,
+    w: fx.Node,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    more: Sequence[int],
+    groups: int,
+) -> tuple[fx.Node, fx.Node]:
+    """The convolution, and its result interleaved, that is a transposed convolution with w [C, M / groups, ...]; `more` is the
+    padding of the output."""
+    kernel = w.meta["val"].shape[2:]
+    steps = [1 if s > 1 else d for s, d in zip(stride, dilation, strict=True)]
+    first, last, crops = list[int](), list[int](), list[tuple[int, int]]()
+    for k, s, p, d, m in zip(kernel, stride, padding, dilation, more, strict=True):
+        reach, skipped = d * (k - 1) // s, p // s
+        begin = p - s * skipped
+        length = begin - 2 * p + d * (k - 1) + 1 + m  # of what is left of the result, but for s (n - 1)
+        pixels = -(-length // s)  # of the convolution's, but for n - 1
+        first.append(reach - skipped)
+        last.append(pixels - 1 + skipped)
+        crops.append((begin, s * pixels - length))
+    given = padded(emit, x, first, last)
+    ones, none = [1] * len(kernel), [0] * len(kernel)
+    found = emit(
+        aten.convolution.default,
+        given,
+        _filters(emit, w, stride, dilation, groups),
+        None,
+        ones,
+        none,
+        steps,
+        False,
+        none,
+        groups,
+    )
+    result = _interleaved(emit, found, stride)
+    for axis, (begin, surplus) in enumerate(crops, 2):
+        if begin or surplus:
+            result = emit(aten.slice.Tensor, result, axis, begin, -surplus if surplus else (1 << 63) - 1)
+    return found, result
+
+
+def padded(emit: Emitter, x: fx.Node, before: Sequence[int], after: Sequence[int]) -> fx.Node:
+    """Images with so many zeros around them; those without the pixels that a negative number says."""
+    around = [n for sides in zip(before[::-1], after[::-1], strict=True) for n in sides]
+    for axis, (low, high) in enumerate(zip(before, after, strict=True), 2):
+        if low < 0 or high < 0:
+            x = emit(aten.slice.Tensor, x, axis, max(0, -low), high if high < 0 else (1 << 63) - 1)
+    zeros = [max(0, n) for n in around]
+    return emit(aten.constant_pad_nd.default, x, zeros) if any(zeros) else x
+
+
+def _filters(emit: Emitter, w: fx.Node, stride: Sequence[int], dilation: Sequence[int], groups: int) -> fx.Node:
+    """w [C, M / groups, k ...] as [M s ..., C / groups, taps of one of the s outputs ...]."""
+    channels, filters, *kernel = w.meta["val"].shape
+    for axis, (s, d) in enumerate(zip(stride, dilation, strict=True)):
+        if s > 1 and d > 1:
+            w = spread(emit, w, 2 + axis, d, d * (kernel[axis] - 1) + 1)
+            kernel[axis] = d * (kernel[axis] - 1) + 1
+    dims, taps = len(kernel), [-(-k // s) for k, s in zip(kernel, stride, strict=True)]
+    missing = [n for t, s, k in zip(taps[::-1], stride[::-1], kernel[::-1], strict=True) for n in (0, t * s - k)]
+    if any(missing):
+        w = emit(aten.constant_pad_nd.default, w, missing)
+    cut = [n for t, s in zip(taps, stride, strict=True) for n in (t, s)]
+    w = emit(aten.reshape.default, w, [groups, channels // groups, filters, *cut])
+    w = emit(prims.rev.default, w, list(range(3, 3 + 2 * dims, 2)))
+    w = emit(aten.permute.default, w, [0, 2, *range(4, 4 + 2 * dims, 2), 1, *range(3, 3 + 2 * dims, 2)])
+    w = emit(aten.clone.default, w, memory_format=torch.contiguous_format)
+    return emit(aten.reshape.default, w, [groups * filters * prod(stride), channels // groups, *taps])
+
+
+def _interleaved(emit: Emitter, y: fx.Node, stride: Sequence[int]) -> fx.Node:
+    """Images [N, M s ..., q ...] as [N, M, q s ...]."""
+    if prod(stride) == 1:
+        return y
+    dims = len(stride)
+    images, filters, *sizes = emit.sizes(y, tuple(range(2 + dims)))
+    assert isinstance(filters, int)
+    y = emit(aten.reshape.default, y, [images, filters // prod(stride), *stride, *sizes])
+    y = emit(aten.permute.default, y, [0, 1, *(axis for n in range(dims) for axis in (2 + dims + n, 2 + n))])
+    whole = [n * s if isinstance(n, int) else emit(operator.mul, n, s) for n, s in zip(sizes, stride, strict=True)]
+    return emit(aten.reshape.default, y, [images, filters // prod(stride), *whole])
+
+
+def spread(emit: Emitter, images: fx.Node, axis: int, step: int, size: int) -> fx.Node:
+    """Images with the lines along one axis so far apart, and zeros between them, `size` in all."""
+    value = images.meta["val"]
+    if step == 1 and size == value.shape[axis]:
+        return images
+    shape = emit.sizes(images, tuple(range(value.dim())))
+    shape[axis] = size
+    zeros = emit(aten.full.default, shape, 0.0, dtype=value.dtype, device=value.device)
+    end = (value.shape[axis] - 1) * step + 1
+    return emit(aten.slice_scatter.default, zeros, images, axis, 0, end, step)
