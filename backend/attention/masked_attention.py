@@ -174,7 +174,7 @@ def _of_activations(given: fx.Node) -> bool:
         node = pending.pop()
         for user in node.users:
             if user.target in (cpu_attention, cpu_attention_backward, _ATTEND, _BACKWARD, *mask_ops.OPERATIONS):
-                count = {_ATTEND: 3, _BACKWARD: 6}.get(user.target)  # type: ignore[arg-type]
+                count = 3 if user.target is _ATTEND else 6 if user.target is _BACKWARD else None
                 if node in user.args[:count]:  # and not the mask, or a leaf of it
                     return True
             elif user.op == "output":

@@ -177,8 +177,8 @@ def _swaps(node: fx.Node) -> bool:
     order = list(range(dims))
     order[-2:] = order[:-3:-1]
     if node.target is aten.permute.default:
-        return [a % dims for a in node.args[1]] == order  # type: ignore[union-attr, operator]
-    return {a % dims for a in node.args[1:]} == {dims - 1, dims - 2}  # type: ignore[operator]
+        return [a % dims for a in node.args[1]] == order  # type: ignore[union-attr]
+    return {a % dims for a in node.args[1:]} == {dims - 1, dims - 2}
 
 
 def _dropped(user: fx.Node) -> bool:
@@ -216,7 +216,7 @@ def _scores(node: fx.Node) -> tuple[float, float | None, tuple[Term, ...], fx.No
         factor *= cap  # tanh(factor * x) is tanh(scale * x / cap)
     if node.target is aten.baddbmm.default:
         terms.append(Term(node.args[0], 3, factor * node.kwargs.get("beta", 1)))  # type: ignore[arg-type, operator]
-        factor *= node.kwargs.get("alpha", 1)  # type: ignore[operator]
+        factor *= node.kwargs.get("alpha", 1)  # type: ignore[assignment, operator]
     return factor, cap, tuple(terms), node
 
 
