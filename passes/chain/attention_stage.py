@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, scf, vector
+from torch_mlir.dialects import arith, math, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
 from gossamer.passes.chain.stages import Frame, emit_transposed
@@ -143,11 +143,12 @@ class _Attention:
     def _exponentiate(self, highest: list[ir.Value]) -> list[ir.Value]:
         """scores = exp(scores - highest); returns the totals."""
         frame = self.frame
+        power = exp_below_zero if isinstance(frame.vec.element_type, ir.F32Type) else math.exp
         with loop(index(0), self.keys, index(1), [self.start] * frame.vectors) as js:
             totals = []
             for v, total in enumerate(js.inner_iter_args):
                 at = [js.induction_variable, frame.at(v)]
-                weight = exp_below_zero(arith.subf(vector.load(frame.vec, self.scores, at), highest[v]))
+                weight = power(arith.subf(vector.load(frame.vec, self.scores, at), highest[v]))
                 vector.store(weight, self.scores, at)
                 totals.append(arith.addf(total, weight))
             scf.YieldOp(totals)
