@@ -21,6 +21,7 @@ GRAPH_PASSES = {
     "stored-weights": "weights.stored_weights:StoredWeights",
     "fuse-rows": "operations.fuse_rows:FuseRows",
     "unsigned-products": "weights.unsigned_products:UnsignedProducts",
+    "written-attention": "attention.written_attention:WrittenAttention",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
     "masked-gradients": "weights.masked_gradients:MaskedGradients",
     "routed-experts": "weights.routed_experts:RoutedExperts",

@@ -25,7 +25,7 @@ from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, detect_fake_mode
-from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, MOST_SHARE, TYPES, attention_kernel
+from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, MOST_SHARE, TYPES, attention_kernel, cap_steps
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 
 aten = torch.ops.aten
@@ -33,6 +33,10 @@ aten = torch.ops.aten
 _LEAST = 2e8
 """Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
 _LONGEST = 64  # nodes of a mask: what takes more of the graph is a part of the model
+
+_ATTEND = torch.ops.gossamer.attend_masked.default
+_BACKWARD = torch.ops.gossamer.attend_masked_backward.default
+"""Attention with a soft cap, and its gradients."""
 
 _Tables = tuple[TileTable, TileTable]
 """Of a mask, and of it with queries and keys in each other's place."""
@@ -47,10 +51,11 @@ class MaskedAttention:
         """A decision for each attention with a mask."""
         if context.options.schedule == "reference":
             return []
-        constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node, _Tables | None]()
+        constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node | None, _Tables | None]()
         for node in list(graph.nodes):
             mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else None
-            if isinstance(mask, fx.Node) and _supported(node, mask):
+            mask = node.args[3] if node.target is _ATTEND else mask
+            if (isinstance(mask, fx.Node) and _supported(node, mask)) or node.target is _ATTEND:
                 decisions.append(_replace(node, mask, constants, tables, context))
         if any(decision.sparse for decision in decisions):
             graph.eliminate_dead_code()
@@ -60,7 +65,7 @@ class MaskedAttention:
 def _supported(node: fx.Node, mask: fx.Node) -> bool:
     """Whether the operation of ours computes this, whatever its mask hides."""
     q, k, v = (argument.meta["val"] for argument in node.args[:3])  # type: ignore[union-attr]
-    given = node.args[3:]
+    given: Any = node.args[3:] if node.target is cpu_attention else ()
     dropout, causal = given[0] if given else 0.0, given[1] if len(given) > 1 else False
     of_type = q.is_cpu and q.dtype in TYPES and q.dtype == k.dtype == v.dtype
     of_size = isinstance(q.shape[3], int) and 0 < q.shape[3] <= LARGEST_HEAD and q.shape[3] == v.shape[3]
@@ -68,18 +73,21 @@ def _supported(node: fx.Node, mask: fx.Node) -> bool:
 
 
 def _replace(
-    node: fx.Node, mask: fx.Node, constants: Constants, tables: dict[fx.Node, _Tables | None], context: GraphContext
+    node: fx.Node,
+    mask: fx.Node | None,
+    constants: Constants,
+    tables: dict[fx.Node | None, _Tables | None],
+    context: GraphContext,
 ) -> Decision:
     q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
-    given: Any = node.kwargs.get("scale")
-    scale = float(given or q.shape[3] ** -0.5)
-    condition, backward = _condition(mask, constants), _backward_of(node)
+    scale, cap = _numbers(node, q)
+    condition, backward = _condition(mask, constants) if mask is not None else None, _backward_of(node)
     if mask not in tables:
-        known = constants.of(condition if condition is not None else mask)
+        known = constants.of(condition if condition is not None else mask) if mask is not None else None
         tables[mask] = None if known is None else _tables(known, q.shape[2], k.shape[2])
     known_tables = tables[mask]
     table = known_tables[0] if known_tables is not None else None
-    size = tuple(hint(n) or 0 for n in mask.meta["val"].shape)
+    size = tuple(hint(n) or 0 for n in (mask.meta["val"].shape if mask is not None else (q.shape[2], k.shape[2])))
     share = 1.0 if table is None else table.share(size[-1])
     work = 4 * prod(hint(n) or 0 for n in q.shape) * (hint(k.shape[2]) or 0)
 
@@ -91,35 +99,47 @@ def _replace(
         schedule = "blocks" if sparse else None
         keys = tuple(kernels) if sparse else ()
         return Decision(
-            str(mask), "attention", size, share, kind, schedule, sparse, reason, gain, picture=picture, kernels=keys
+            str(mask if mask is not None else node),
+            "attention",
+            size,
+            share,
+            kind,
+            schedule,
+            sparse,
+            reason,
+            gain,
+            picture=picture,
+            kernels=keys,
         )
 
     expression = None
-    if table is None:
+    if table is None and mask is not None:
         expression = _expression(mask if condition is None else condition, node.graph)
-        if condition is None and expression is None:
+        if condition is None and expression is None and cap is None:
             return decision(False, "its mask adds numbers that are computed with activations")
-    if table is not None and share > MOST_SHARE and context.options.min_gain > 0:
+    may_stay = context.options.min_gain > 0 and cap is None
+    if table is not None and share > MOST_SHARE and may_stay:
         return decision(False, f"its mask leaves {share:.0%} of the tiles")
-    if table is None and work < _LEAST and context.options.min_gain > 0:
+    if table is None and work < _LEAST and may_stay:
         return decision(False, "it is too small to look at its mask at every call")
     try:
         wanted = ("forward", *(("queries", "keys") if backward is not None else ()))
-        kernels += [attention_kernel(part, q.shape[3], scale, _steps(table, condition)).key for part in wanted]
+        steps = *cap_steps(cap), *_steps(table, mask if condition is None else None)
+        kernels += [attention_kernel(part, q.shape[3], scale, steps).key for part in wanted]
     except CompileError:
         if context.options.strict:
             raise
         return decision(False, FAILED)
     ops = torch.ops.gossamer
-    forward: list[Any] = [condition, scale]
+    forward: list[Any] = [mask if condition is None else condition, scale, cap]
     name, gradient = "attend_masked", forward
     if expression is not None:
         key = mask_ops.attention_mask(expression, context.options.verify)
-        forward = [list(expression.leaves), list(expression.numbers), scale, key]
+        forward = [list(expression.leaves), list(expression.numbers), scale, cap, key]
         name, gradient = "attend_under", forward
     elif known_tables is not None:
         parts = [_constant(node, part) for each in known_tables for part in each.tensors]
-        name, forward, gradient = "attend_tiles", [parts[:4], scale], [parts, scale]
+        name, forward, gradient = "attend_tiles", [parts[:4], scale, cap], [parts, scale, cap]
     ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *forward)
     if backward is not None:
         operation = getattr(ops, f"{name}_backward").default
@@ -131,7 +151,7 @@ def _replace(
         share = share if table is None else table.share(size[-1])
     if known_tables is None:
         when = "when what it is computed from is new" if expression is not None else "at every call"
-        left = f"torch's own kernel runs where these are over {MOST_SHARE:.0%}"
+        left = f"torch's own kernel runs where these are over {MOST_SHARE:.0%}" if cap is None else "it has a soft cap"
         return decision(True, f"the tiles that its mask leaves are found {when}; {left}")
     return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)
 
@@ -153,8 +173,9 @@ def _of_activations(given: fx.Node) -> bool:
     while pending:
         node = pending.pop()
         for user in node.users:
-            if user.target in (cpu_attention, cpu_attention_backward, *mask_ops.OPERATIONS):
-                if node in user.args:  # and not the mask, or a leaf of it
+            if user.target in (cpu_attention, cpu_attention_backward, _ATTEND, _BACKWARD, *mask_ops.OPERATIONS):
+                count = 3 if user.target is _ATTEND else 6 if user.target is _BACKWARD else None
+                if node in user.args[:count]:  # and not the mask, or a leaf of it
                     return True
             elif user.op == "output":
                 return True
@@ -167,12 +188,20 @@ def _of_activations(given: fx.Node) -> bool:
 def _tables(mask: torch.Tensor, queries: int, keys: int) -> _Tables:
     mask = mask if mask.dim() == 4 else mask[None, None]
     whole = mask.expand(*mask.shape[:2], queries, keys)
-    return tile_table(whole), tile_table(whole.mT)
+    return tile_table(whole), tile_table(whole, turned=True)
 
 
-def _steps(table: TileTable | None, condition: fx.Node | None) -> tuple[Step, ...]:
-    """The score function that a mask will probably have."""
-    return table.steps if table is not None else () if condition is not None else (ADD,)
+def _steps(table: TileTable | None, added: fx.Node | None) -> tuple[Step, ...]:
+    """What a mask will probably do to scores."""
+    return table.steps if table is not None else () if added is None else (ADD,)
+
+
+def _numbers(node: fx.Node, q: torch.Tensor) -> tuple[float, float | None]:
+    """Scale and soft cap."""
+    if node.target is _ATTEND:
+        return node.args[4:]  # type: ignore[return-value]
+    given: Any = node.kwargs.get("scale")
+    return float(given or q.shape[3] ** -0.5), None
 
 
 def _backward_of(node: fx.Node) -> fx.Node | None:
@@ -188,7 +217,7 @@ def _backward_of(node: fx.Node) -> fx.Node | None:
         user
         for result in results
         for user in result.users
-        if user.target is cpu_attention_backward and same(user.args[4]) in results
+        if user.target in (cpu_attention_backward, _BACKWARD) and same(user.args[4]) in results
     }
     return found.pop() if len(found) == 1 else None
 

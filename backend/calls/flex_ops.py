@@ -149,7 +149,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list
     return attend(q, k, v, mask.table(leaves, numbers, q, k), scale, mask.score)[0]
 
 
-LIBRARY.define(f"attend_flex({mask_ops.GIVEN}, {mask_ops.REST}) -> Tensor", tags=TAGS)
+LIBRARY.define(f"attend_flex({mask_ops.GIVEN}, {mask_ops.LEAVES}, str key) -> Tensor", tags=TAGS)
 implement("attend_flex", _attend)
 torch.library.register_fake("gossamer::attend_flex", lambda q, *_: fake(q)[0], lib=LIBRARY)
 mask_ops.OPERATIONS.add(attend_flex := torch.ops.gossamer.attend_flex.default)

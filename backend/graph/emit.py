@@ -28,7 +28,7 @@ class Emitter:
             node = self._before.graph.call_function(target, args, options)
         node.meta = {k: v for k, v in self._before.meta.items() if k not in _OWN}
         with self._mode:
-            node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]), **options)
+            node.meta["val"] = target(*fx.map_arg(args, _value), **fx.map_arg(options, _value))
         return node
 
     def now(self, node: Any) -> Any:
@@ -47,3 +47,7 @@ def _number(size: Any) -> Any:
     """A size; a number where guards have fixed it, since a graph holds no symbols."""
     fixed = fixed_value(size)
     return size if fixed is None else fixed
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta["val"]

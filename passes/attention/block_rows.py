@@ -93,11 +93,16 @@ class BlockRows:
         """That of a tile of the table."""
         return arith.muli(arith.shrui(self._field(number, 0), index(1)), index(TILE_KEYS))
 
+    def partial(self, number: ir.Value) -> ir.Value:
+        """Whether a tile of the table is hidden in part."""
+        return arith.cmpi(arith.CmpIPredicate.ne, arith.andi(self._field(number, 0), index(1)), index(0))
+
     def entry(self, number: ir.Value) -> Entry:
         """A tile of the table."""
-        partial = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(self._field(number, 0), index(1)), index(0))
         floats = arith.muli(self._field(number, 2), index(TILE_KEYS)) if ADD in self.steps else index(0)
-        return Entry(self.first_key(number), partial, arith.muli(self._field(number, 1), index(TILE_QUERIES)), floats)
+        return Entry(
+            self.first_key(number), self.partial(number), arith.muli(self._field(number, 1), index(TILE_QUERIES)), floats
+        )
 
     def _field(self, number: ir.Value, field: int) -> ir.Value:
         return load_index(self.tiles, arith.addi(arith.muli(number, index(3)), index(field)))

@@ -78,7 +78,10 @@ class _Attend(BlockRows):
             def place_of(group: ir.Value, number: ir.Value, start: ir.Value = start) -> tuple[ir.Value, ir.Value]:
                 return v.memory, v.at(arith.addi(self.first_key(arith.addi(start, group)), number))
 
-            tile.add_weighted(sums, shrunk, count, scores, TILE_KEYS, place_of)
+            def partial(group: ir.Value, start: ir.Value = start) -> ir.Value:
+                return self.partial(arith.addi(start, group))
+
+            tile.add_weighted(sums, shrunk, count, scores, TILE_KEYS, place_of, partial)
             scf.YieldOp([*now, *totals])
         ends = list(chunks.results)
         self._finish(self.pair(batch, head), first, sums, ends[: tile.vectors], ends[tile.vectors :])

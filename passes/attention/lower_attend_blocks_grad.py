@@ -91,11 +91,11 @@ class _Gradient(BlockRows):
                 score, derivatives = self.scored(products, arith.addi(entry.floats, number))
                 statistics, delta = of_query(arith.addi(entry.key, number))
                 p = [exp_below_zero(arith.subf(a, b)) for a, b in zip(score, statistics, strict=True)]
-                if seen is not None:
-                    p = self.hidden(p, seen, number, 0.0)
                 s = [arith.mulf(a, arith.subf(g, d)) for a, g, d in zip(p, gradient, delta, strict=True)]
                 if derivatives is not None:
                     s = [arith.mulf(a, b) for a, b in zip(s, derivatives, strict=True)]
+                if seen is not None:  # last of all: what is hidden may be NaN
+                    p, s = (self.hidden(each, seen, number, 0.0) for each in (p, s))
                 for values, memory in zip((p, s), made, strict=True):  # in this order: s stays where both go to one
                     tile.store(values, memory, arith.addi(slot, number))
 
@@ -105,7 +105,10 @@ class _Gradient(BlockRows):
         def place_of(group: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value]:
             return others.memory, others.at(arith.addi(self.first_key(arith.addi(start, group)), number))
 
-        self.tile.add_weighted(sums, None, count, weights, TILE_KEYS, place_of)
+        def partial(group: ir.Value) -> ir.Value:
+            return self.partial(arith.addi(start, group))
+
+        self.tile.add_weighted(sums, None, count, weights, TILE_KEYS, place_of, partial)
 
     def scales(self) -> list[ir.Value]:
         return [splat_of(self.tile.vec, self.scale)] * self.tile.vectors

@@ -128,9 +128,29 @@ class QueryTile:
         weights: ir.Value,
         each: int,
         place_of: Callable[[ir.Value, ir.Value], tuple[ir.Value, ir.Value]],
+        partial: Callable[[ir.Value], ir.Value],
     ) -> None:
         """sums[d][r] = sums[d][r] * factors[r] + the sum of rows[n][d] weights[n][r] over `groups` of `each` rows;
-        place_of(group, number) says in which memory and where a row begins."""
+        place_of(group, number) says in which memory and where a row begins, partial(group) whether weights of 0 stand for rows
+        that are hidden, whose elements may be NaN or infinite."""
+
+        def one(group: ir.Value, at: ir.Value, count: int, carried: list[ir.Value], hides: bool) -> list[ir.Value]:
+            with loop(index(0), index(each), index(4), carried) as inner:
+                totals = list(inner.inner_iter_args)
+                for u in range(4):
+                    number = arith.addi(inner.induction_variable, index(u))
+                    memory, place = place_of(group, number)
+                    own = self.load(weights, arith.addi(arith.muli(group, index(each)), number))
+                    none = zeros(self.vec)
+                    seen = [arith.cmpf(arith.CmpFPredicate.UNE, weight, none) for weight in own] if hides else own
+                    for n in range(count):
+                        element = self._scalar(memory, arith.addi(place, arith.addi(at, index(n))))
+                        for v in range(self.vectors):
+                            i = n * self.vectors + v
+                            more = vector.fma(element, own[v], totals[i])
+                            totals[i] = arith.select(seen[v], more, totals[i]) if hides else more
+                scf.YieldOp(totals)
+            return list(inner.results)
 
         def some(at: ir.Value, count: int) -> None:
             start = []
@@ -138,20 +158,12 @@ class QueryTile:
                 values = self.load(sums, arith.addi(at, index(n)))
                 start += values if factors is None else [arith.mulf(a, f) for a, f in zip(values, factors, strict=True)]
             with loop(index(0), groups, index(1), start) as outer:
-                group = outer.induction_variable
-                with loop(index(0), index(each), index(4), list(outer.inner_iter_args)) as inner:
-                    totals = list(inner.inner_iter_args)
-                    for u in range(4):
-                        number = arith.addi(inner.induction_variable, index(u))
-                        memory, place = place_of(group, number)
-                        own = self.load(weights, arith.addi(arith.muli(group, index(each)), number))
-                        for n in range(count):
-                            element = self._scalar(memory, arith.addi(place, arith.addi(at, index(n))))
-                            for v in range(self.vectors):
-                                i = n * self.vectors + v
-                                totals[i] = vector.fma(element, own[v], totals[i])
-                    scf.YieldOp(totals)
-                scf.YieldOp(list(inner.results))
+                group, carried = outer.induction_variable, list(outer.inner_iter_args)
+                choice = scf.IfOp(partial(group), [self.vec] * len(carried), has_else=True)
+                for block, hides in ((choice.then_block, True), (choice.else_block, False)):
+                    with ir.InsertionPoint(block):
+                        scf.YieldOp(one(group, at, count, carried, hides))
+                scf.YieldOp(list(choice.results))
             for n in range(count):
                 self.store(outer.results[n * self.vectors : (n + 1) * self.vectors], sums, arith.addi(at, index(n)))
 

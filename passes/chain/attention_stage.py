@@ -16,6 +16,7 @@ from torch_mlir.dialects import arith, math, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
 from gossamer.passes.chain.stages import Frame, emit_transposed
+from gossamer.passes.finish.expand_math import exp_below_zero
 from gossamer.passes.loops.vectors import index, loop, lowest_of, splat_of, vector_of, widened, zeros
 
 _KEYS = 4  # keys, or features of the values, that share the loads of a vector of queries
@@ -142,11 +143,12 @@ class _Attention:
     def _exponentiate(self, highest: list[ir.Value]) -> list[ir.Value]:
         """scores = exp(scores - highest); returns the totals."""
         frame = self.frame
+        power = exp_below_zero if isinstance(frame.vec.element_type, ir.F32Type) else math.exp
         with loop(index(0), self.keys, index(1), [self.start] * frame.vectors) as js:
             totals = []
             for v, total in enumerate(js.inner_iter_args):
                 at = [js.induction_variable, frame.at(v)]
-                weight = math.exp(arith.subf(vector.load(frame.vec, self.scores, at), highest[v]))
+                weight = power(arith.subf(vector.load(frame.vec, self.scores, at), highest[v]))
                 vector.store(weight, self.scores, at)
                 totals.append(arith.addf(total, weight))
             scf.YieldOp(totals)
@@ -167,22 +169,43 @@ class _Attention:
                 origin, taken, stride = self._tile(tiles.induction_variable)
                 base = arith.addi(self.sequence.values, arith.muli(tiles.induction_variable, self.sequence.tile))
                 places = [arith.addi(base, arith.muli(r, stride)) for r in rows]
-                with loop(index(0), taken, index(1), list(tiles.inner_iter_args)) as js:
-                    j, sums = js.induction_variable, list(js.inner_iter_args)
-                    key = arith.addi(origin, j)
-                    weights = [vector.load(frame.vec, self.scores, [key, frame.at(v)]) for v in self.vectors]
-                    for a, place in enumerate(places):
-                        value = self._scalar(arith.addi(place, j))
-                        for v in self.vectors:
-                            sums[a * frame.vectors + v] = vector.fma(value, weights[v], sums[a * frame.vectors + v])
-                    scf.YieldOp(sums)
-                scf.YieldOp(list(js.results))
+                scf.YieldOp(self._add(origin, taken, places, list(tiles.inner_iter_args)))
             for a in range(step):
                 m = arith.addi(arith.addi(result, ds.induction_variable), index(a))
                 for v in self.vectors:
                     frame.store(
                         arith.mulf(tiles.results[a * frame.vectors + v], inverse[v]), self.op.operation.results[0], m, v
                     )
+
+    def _add(self, origin: ir.Value, taken: ir.Value, places: list[ir.Value], carried: list[ir.Value]) -> list[ir.Value]:
+        """Some sums and the values of a tile, weighed."""
+        if not self.causal:
+            return self._weighted(origin, taken, places, carried, False)
+        later = arith.cmpi(arith.CmpIPredicate.ugt, arith.addi(origin, taken), arith.addi(self.sequence.within, index(1)))
+        choice = scf.IfOp(later, [self.frame.vec] * len(carried), has_else=True)
+        for block, hides in ((choice.then_block, True), (choice.else_block, False)):
+            with ir.InsertionPoint(block):
+                scf.YieldOp(self._weighted(origin, taken, places, carried, hides))
+        return list(choice.results)
+
+    def _weighted(
+        self, origin: ir.Value, taken: ir.Value, places: list[ir.Value], carried: list[ir.Value], hides: bool
+    ) -> list[ir.Value]:
+        """The same; where it `hides` keys, a weight of 0 leaves out what may be NaN."""
+        frame, none = self.frame, self.start
+        with loop(index(0), taken, index(1), carried) as js:
+            j, sums = js.induction_variable, list(js.inner_iter_args)
+            key = arith.addi(origin, j)
+            weights = [vector.load(frame.vec, self.scores, [key, frame.at(v)]) for v in self.vectors]
+            seen = [arith.cmpf(arith.CmpFPredicate.UNE, weight, none) for weight in weights] if hides else weights
+            for a, place in enumerate(places):
+                value = self._scalar(arith.addi(place, j))
+                for v in self.vectors:
+                    i = a * frame.vectors + v
+                    more = vector.fma(value, weights[v], sums[i])
+                    sums[i] = arith.select(seen[v], more, sums[i]) if hides else more
+            scf.YieldOp(sums)
+        return list(js.results)
 
     def _scalar(self, at: ir.Value) -> ir.Value:
         """An element of keys or values for all queries."""

@@ -1,11 +1,12 @@
 """Scaled dot-product attention that computes only the tiles which a mask leaves.
 
-gossamer::attend_masked(q, k, v, mask, scale) -> (Tensor, Tensor)          the mask's tiles are found at the call
-gossamer::attend_tiles(q, k, v, table, scale) -> (Tensor, Tensor)          they are known
+gossamer::attend_masked(q, k, v, mask, scale, cap) -> (Tensor, Tensor)     the mask's tiles are found at the call
+gossamer::attend_tiles(q, k, v, table, scale, cap) -> (Tensor, Tensor)     they are known
 gossamer::attend_masked_backward, attend_tiles_backward                         the gradients of q, k and v
 
 They give what `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward give: the weighted values, the logarithm of
-each query's sum of exp(score), and the gradients. Queries that see no key get 0. The scores are kept by none of them.
+each query's sum of exp(score), and the gradients. With a cap a score is cap * tanh(scale * <q, k> / cap), before the mask
+adds to it. Queries that see no key get 0. The scores are kept by none of them.
 Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.dialects.attention import TILE_QUERIES, Step
+from gossamer.dialects.attention import TANH, TILE_QUERIES, Step
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
@@ -40,6 +41,11 @@ there."""
 def attention_kernel(what: str, head_size: int, scale: float, score: Sequence[Step] = ()) -> RegionKernel:
     """The kernel for heads of a size: "forward", or the gradients of "queries" or "keys". CompileError if it cannot be made."""
     return compile_region(attend_blocks(what, head_size, scale, score), schedule="blocks")
+
+
+def cap_steps(cap: float | None) -> tuple[Step, ...]:
+    """The steps of a soft cap."""
+    return () if cap is None else (1 / cap, TANH, cap)
 
 
 def attend(
@@ -72,9 +78,10 @@ def gradients(
     statistics: Tensor,
     tables: tuple[TileTable, TileTable],
     scale: float,
+    score: Sequence[Step] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of q, k and v for that of the result, of `attend(*given, table, scale)`. Two tables are needed: of the mask, and of
-    the mask with queries and keys in each other's place."""
+    """Those of q, k and v for that of the result, of `attend(*given, table, scale, score)`. Two tables are
+    needed: of the mask, and of the mask with queries and keys in each other's place."""
     q, k, _ = given
     of = tuple(_result(x, x.dtype) for x in given)
     if not out.numel() or not k.numel():
@@ -92,7 +99,7 @@ def gradients(
             *table.tensors,
             *sizes,
         ]
-        attention_kernel(what, q.shape[3], scale, table.steps).into(made, operands)
+        attention_kernel(what, q.shape[3], scale, table.steps if score is None else tuple(score)).into(made, operands)
     for x, computed in zip(of, wide, strict=True):
         if x is not computed:
             x.copy_(computed)
@@ -156,7 +163,7 @@ class Mask:
 
         def make() -> TileTable:
             mask = _expanded(self.value(), q, k)
-            return tile_table(mask.mT if turned else mask)
+            return tile_table(mask, turned)
 
         table: TileTable = self.known(sizes, make)
         return table
@@ -174,52 +181,93 @@ class Mask:
         return numbers
 
 
-def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
-    """`attend` where the mask leaves few tiles, else torch's own kernel."""
+def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, cap: float | None) -> tuple[Tensor, Tensor]:
+    """`attend` where the mask leaves few tiles or there is a cap, else torch's own kernel."""
     table = mask.table(q, k)
-    if table.share(k.shape[2]) <= MOST_SHARE:
-        return attend(q, k, v, table, scale)
+    if cap is not None or table.share(k.shape[2]) <= MOST_SHARE:
+        return attend(q, k, v, table, scale, (*cap_steps(cap), *table.steps))
     out, statistics = cpu_attention(q, k, v, 0.0, False, attn_mask=mask.added(q.dtype), scale=scale)
     like = torch.empty_like(q)
     return out if out.stride() == like.stride() else like.copy_(out), statistics.contiguous()
 
 
 def gradients_where(
-    upstream: Tensor, given: tuple[Tensor, Tensor, Tensor], out: Tensor, statistics: Tensor, mask: Mask, scale: float
+    upstream: Tensor,
+    given: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    statistics: Tensor,
+    mask: Mask,
+    scale: float,
+    cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`gradients` of `attend_where`."""
     q, k, _ = given
     table = mask.table(q, k)
-    if table.share(k.shape[2]) <= MOST_SHARE:
-        return gradients(upstream, given, out, statistics, (table, mask.table(q, k, turned=True)), scale)
+    if cap is not None or table.share(k.shape[2]) <= MOST_SHARE:
+        tables = table, mask.table(q, k, turned=True)
+        return gradients(upstream, given, out, statistics, tables, scale, (*cap_steps(cap), *table.steps))
     by_token = statistics.transpose(1, 2).contiguous().transpose(1, 2)
     found = cpu_attention_backward(upstream, *given, out, by_token, 0.0, False, attn_mask=mask.added(q.dtype), scale=scale)
     return tuple(_result(x, x.dtype).copy_(x) for x in found)  # type: ignore[return-value]
 
 
-def _mask(mask: Tensor) -> Mask:
+def _mask(mask: Tensor | None, k: Tensor) -> Mask:
+    if mask is None:
+        return _everything(k.shape[2])
     return Mask(lambda: mask, lambda more, make: _tables.get([mask], more, make))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    return attend_where(q, k, v, _mask(mask), scale)
+@lru_cache(16)
+def _everything(keys: int) -> Mask:
+    """The mask that hides nothing."""
+    found: dict[Sequence[Hashable], Any] = {}
+
+    def known(sizes: Sequence[Hashable], make: Callable[[], Any]) -> Any:
+        if sizes not in found:
+            found[sizes] = make()
+        return found[sizes]
+
+    return Mask(lambda: torch.ones(1, 1, 1, keys, dtype=torch.bool), known)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float | None) -> tuple[Tensor, Tensor]:
+    return attend_where(q, k, v, _mask(mask, k), scale, cap)
 
 
 def _attend_backward(
-    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor, scale: float
+    upstream: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    statistics: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return gradients_where(upstream, (q, k, v), out, statistics, _mask(mask), scale)
+    return gradients_where(upstream, (q, k, v), out, statistics, _mask(mask, k), scale, cap)
 
 
-def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, table: list[Tensor], scale: float) -> tuple[Tensor, Tensor]:
-    return attend(q, k, v, TileTable(*table), scale)
+def _attend_tiles(
+    q: Tensor, k: Tensor, v: Tensor, parts: list[Tensor], scale: float, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    table = TileTable(*parts)
+    return attend(q, k, v, table, scale, (*cap_steps(cap), *table.steps))
 
 
 def _attend_tiles_backward(
-    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, tables: list[Tensor], scale: float
+    upstream: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    statistics: Tensor,
+    parts: list[Tensor],
+    scale: float,
+    cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    pair = TileTable(*tables[:4]), TileTable(*tables[4:])
-    return gradients(upstream, (q, k, v), out, statistics, pair, scale)
+    tables = TileTable(*parts[:4]), TileTable(*parts[4:])
+    return gradients(upstream, (q, k, v), out, statistics, tables, scale, (*cap_steps(cap), *tables[0].steps))
 
 
 def fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
@@ -235,11 +283,11 @@ def fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
 _GIVEN = "Tensor q, Tensor k, Tensor v, "
 _SAVED = f"Tensor upstream, {_GIVEN}Tensor out, Tensor statistics, "
 for _name, _arguments, _results, _cpu, _meta in (
-    ("attend_masked", f"{_GIVEN}Tensor mask", 2, _attend, fake),
+    ("attend_masked", f"{_GIVEN}Tensor? mask", 2, _attend, fake),
     ("attend_tiles", f"{_GIVEN}Tensor[] table", 2, _attend_tiles, fake),
-    ("attend_masked_backward", f"{_SAVED}Tensor mask", 3, _attend_backward, fake_backward),
+    ("attend_masked_backward", f"{_SAVED}Tensor? mask", 3, _attend_backward, fake_backward),
     ("attend_tiles_backward", f"{_SAVED}Tensor[] tables", 3, _attend_tiles_backward, fake_backward),
 ):
-    LIBRARY.define(f"{_name}({_arguments}, float scale) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
+    LIBRARY.define(f"{_name}({_arguments}, float scale, float? cap) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)

@@ -58,18 +58,20 @@ class TileTable:
         return "\n".join("".join(" ░▒▓█"[ceil(x * 4)] for x in line) for line in small.tolist())
 
 
-def tile_table(mask: Tensor) -> TileTable:
+def tile_table(mask: Tensor, turned: bool = False) -> TileTable:
     """The table of a mask [batch or 1, heads or 1, queries or 1, keys]: True where a query sees a key, or what is added to its
     score, minus infinity where it does not see it.
 
-    Dimensions that are expanded are looked at once.
+    Dimensions that are expanded are looked at once. With `turned`, queries and keys are in each other's place in the table.
     """
-    for axis in range(3):
+    for axis in range(2 if turned else 3):
         if mask.stride(axis) == 0 and mask.shape[axis] > 1:
             mask = mask.narrow(axis, 0, 1)
-    batch, heads, queries, keys = mask.shape
-    rows, columns = ceil(queries / TILE_QUERIES), ceil(keys / TILE_KEYS)
     seen, added = (mask, None) if mask.dtype == torch.bool else _seen_and_added(mask)
+    if turned:
+        seen, added = seen.mT, added.mT if added is not None else None
+    batch, heads, queries, keys = seen.shape
+    rows, columns = ceil(queries / TILE_QUERIES), ceil(keys / TILE_KEYS)
     packed = np.packbits(seen.detach().cpu().numpy(), axis=-1, bitorder="little")
     words = np.zeros((batch, heads, rows * TILE_QUERIES, columns * 2), dtype=np.uint8)
     words[:, :, :queries, : packed.shape[-1]] = packed

@@ -346,3 +346,19 @@ def test_training_keeps_what_backward_needs() -> None:
     gradient, x.grad = x.grad, None
     module(x).sum().backward()
     assert_same(gradient, x.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("bad", "dtype"), [(float("nan"), torch.float32), (float("inf"), torch.float64)])
+def test_what_a_later_token_has_reaches_no_earlier_one(bad: float, dtype: torch.dtype) -> None:
+    module = model(PreNorm(causal=True)).to(dtype)
+    x = torch.randn(2, 70, D, dtype=dtype)
+    run = compile_and_run(module, x, regions=4)
+    assert {d.reason for d in run.regions} == {"in a chain of 4"}
+    for at in (0, 3, 31, 40, 69):
+        given = x.clone()
+        given[0, at, 5] = bad
+        with torch.no_grad():
+            out, clean = run.function(given), module(x)
+        assert_same(out[0, :at], clean[0, :at])
+        assert_same(out[1], clean[1])
+        assert out[0, at:].isnan().any(-1).all()

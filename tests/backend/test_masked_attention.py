@@ -63,7 +63,7 @@ def test_gradients_are_those_of_dense_attention(name: str, sizes: tuple[int, int
     given = (made(2, many, queries, size), made(2, keys, few, size).transpose(1, 2), made(2, few, keys, size + 1)[..., 1:])
     upstream, mask = made(2, queries, many, size).transpose(1, 2), MASKS[name](2, many, queries, keys)
     whole = mask.expand(*mask.shape[:2], queries, keys)
-    tables = tile_table(whole), tile_table(whole.mT)
+    tables = tile_table(whole), tile_table(whole, turned=True)
     found = gradients(upstream, given, *attend(*given, tables[0], 0.3), tables, 0.3)
     wide = [x.double().requires_grad_() for x in given]
     expected = torch.autograd.grad(dense(wide[0], wide[1], wide[2], mask, 0.3)[0], wide, upstream.double())
@@ -145,7 +145,9 @@ def packed(q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tensor:
 
 def test_masks_of_documents_are_looked_at_when_those_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     made_of = []
-    monkeypatch.setattr(masked_attention, "tile_table", lambda mask: (made_of.append(mask.shape), tile_table(mask))[1])
+    monkeypatch.setattr(
+        masked_attention, "tile_table", lambda mask, *turned: (made_of.append(mask.shape), tile_table(mask, *turned))[1]
+    )
     tensors, document = [made(2, 2, 256, 16).requires_grad_() for _ in range(3)], (torch.arange(256) // 40).repeat(2, 1)
     run = compile_and_run(packed, *tensors, document, regions=2, grad=True)
     assert "computed from is new" in run.regions[0].reason

@@ -100,7 +100,7 @@ def difference(case: Case) -> str | None:
         sees = sees | ~sees.any(-1, keepdim=True)  # where all is hidden, all would be seen
         numbers.zero_()
     mask = numbers.masked_fill(~sees, hidden) if case.added else sees
-    tables = tile_table(mask), tile_table(mask.mT)
+    tables = tile_table(mask), tile_table(mask, turned=True)
     scale = case.size**-0.5
     out, logarithms = attend(q, k, v, tables[0], scale, case.score)
     wide = [x.double().requires_grad_() for x in (q, k, v)]

@@ -51,7 +51,7 @@ func.func @twice(%x: tensor<?x8xf32>, %v: tensor<8x8xf32, #KB>, %w: tensor<8x8xf
 // for each tile. 8 rows of 4 tokens are 128 bytes; each thread has scratch memory for the scores of its queries.
 // CHECK:       kernel.tile_workspace = [4, 256, 128]
 // CHECK-LABEL: func.func private @attention_attend_tile4(
-// CHECK:         math.exp
+// CHECK:         math.roundeven
 // CHECK-LABEL: func.func @attention(
 // CHECK:           scf.parallel
 // CHECK:             call @attention_pack_tile4

@@ -1,0 +1,196 @@
+"""written-attention: attention that a model writes out becomes the one operation that others call.
+
+    %y = bmm(softmax(add(mul(bmm(%q, permute(%k)), 0.125), %mask)), %v)
+        →    %y = getitem(scaled_dot_product(%q, %k, %v, attn_mask=%mask, scale=0.125), 0)
+
+With a soft cap it becomes gossamer::attend_masked. So chains and masks are found however it was written, in training with the
+gradients. What is done to scores besides stays as it is.
+"""
+
+import operator
+from math import isinf
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.attention.score_function import Refused
+from gossamer.backend.attention.written_out import Gradients, Term, Written, softmax_before, written_attention
+from gossamer.backend.chains.masks import Constants
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.nodes import equal, hint
+from gossamer.backend.report.report import FAILED, Decision
+from gossamer.dialects.attention import ADD
+from gossamer.dialects.errors import CompileError
+from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
+from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel, cap_steps
+
+aten = torch.ops.aten
+
+_LEAST_QUERIES = 8
+"""Queries below which the kernel of soft caps, whose lanes are queries, is mostly idle."""
+
+
+class WrittenAttention:
+    """Softmax between two batched products on CPUs becomes attention."""
+
+    name: ClassVar[str] = "written-attention"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each that stays as it is."""
+        if context.options.schedule == "reference":
+            return []
+        constants, decisions, changed = Constants(graph), list[Decision](), False
+        empty: dict[fx.Node, fx.Node] = {}
+        for node in list(graph.nodes):
+            if softmax_before(node) is None or not node.meta["val"].is_cpu:
+                continue
+            try:
+                written = written_attention(node)
+                if written is not None:
+                    _check(written, context)
+                    _Replaced(written, constants, empty).emit()
+                    changed = True
+            except Refused as problem:
+                decisions.append(_dense(node, str(problem)))
+            except CompileError:
+                if context.options.strict:
+                    raise
+                decisions.append(_dense(node, FAILED))
+        if changed:
+            graph.eliminate_dead_code()
+        return decisions
+
+
+def _dense(node: fx.Node, reason: str) -> Decision:
+    size = tuple(hint(n) or 0 for n in node.meta["val"].shape[-2:])
+    return Decision(node.name, "attention", size, 1.0, None, None, False, reason, None)
+
+
+def _check(written: Written, context: GraphContext) -> None:
+    """Raises Refused for what the operation does not compute, or not faster."""
+    q, k, v = (x.meta["val"] for x in (written.q, written.k, written.v))
+    if not (q.dtype in (*TYPES, torch.float64) and q.dtype == k.dtype == v.dtype):
+        raise Refused(f"it is of {q.dtype}")
+    size = q.shape[-1]
+    if not (isinstance(size, int) and size == v.shape[-1]):
+        raise Refused(f"heads of {size} elements, and values of {v.shape[-1]}")
+    if any(t.hidden is None and t.value.meta["val"].dtype != q.dtype for t in written.terms):
+        raise Refused("its mask is of another type")
+    if written.cap is None:
+        return
+    if q.dtype not in TYPES or size > LARGEST_HEAD:
+        raise Refused(f"a soft cap of heads of {size} elements of {q.dtype}")
+    if (hint(q.shape[-2]) or 0) < _LEAST_QUERIES and context.options.min_gain > 0:
+        raise Refused(f"a soft cap for fewer than {_LEAST_QUERIES} queries")
+    parts = ("forward", *(("queries", "keys") if written.gradients is not None else ()))
+    for part in parts:
+        attention_kernel(part, size, written.scale, (*cap_steps(written.cap), *((ADD,) if written.terms else ())))
+
+
+class _Replaced:
+    """The operation in place of what was written."""
+
+    def __init__(self, written: Written, constants: Constants, empty: dict[fx.Node, fx.Node]) -> None:
+        self._written, self._constants, self._empty = written, constants, empty
+
+    def emit(self) -> None:
+        """Forward, and backward if there is one."""
+        written = self._written
+        emit = Emitter(written.product)
+        given = [self._four(emit, x) for x in (written.q, written.k, written.v)]
+        if written.turned:
+            given[1] = emit(aten.transpose.int, given[1], 2, 3)
+        mask = self._mask(emit, given)
+        if written.cap is None:
+            more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
+            node = emit(cpu_attention, *given, 0.0, False, **more)
+        else:
+            node = emit(torch.ops.gossamer.attend_masked.default, *given, mask, written.scale, written.cap)
+        out, logarithms = (emit(operator.getitem, node, n) for n in (0, 1))
+        if written.gradients is not None:
+            self._gradients(written.gradients, given, mask, out, logarithms)
+        result = emit(aten.clone.default, out, memory_format=torch.contiguous_format)
+        hidden = self._hidden_rows(emit, mask)
+        if hidden is not None:
+            result = emit(aten.masked_fill.Scalar, result, hidden, float("nan"))
+        written.product.replace_all_uses_with(self._as(emit, result, written.product))
+
+    def _gradients(self, gradients: Gradients, given: list[fx.Node], mask: Any, out: fx.Node, logarithms: fx.Node) -> None:
+        written, products = self._written, (gradients.q, gradients.k, gradients.v)
+        order = {node: n for n, node in enumerate(out.graph.nodes)}
+        emit = Emitter(min(products, key=order.__getitem__))
+        upstream = self._unfolded(emit, gradients.upstream, given[0], given[2])
+        if written.cap is None:
+            more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
+            node = emit(cpu_attention_backward, upstream, *given, out, logarithms, 0.0, False, **more)
+        else:
+            node = emit(
+                torch.ops.gossamer.attend_masked_backward.default,
+                upstream, *given, out, logarithms, mask, written.scale, written.cap,
+            )  # fmt: skip
+        for n, product in enumerate(products):
+            value = emit(operator.getitem, node, n)
+            if n < 2 and gradients.factor != 1:
+                value = emit(aten.div.Tensor, value, gradients.factor)
+            if n == 1:
+                value = emit(aten.transpose.int, value, 2, 3)
+            value = emit(aten.clone.default, value, memory_format=torch.contiguous_format)
+            product.replace_all_uses_with(self._as(emit, value, product))
+
+    def _four(self, emit: Emitter, node: fx.Node) -> fx.Node:
+        return node if node.meta["val"].dim() == 4 else emit(aten.unsqueeze.default, node, 0)
+
+    def _unfolded(self, emit: Emitter, node: fx.Node, q: fx.Node, v: fx.Node) -> fx.Node:
+        """A value [batch x heads, queries, size of values] with batch and heads in two dimensions."""
+        return emit(aten.reshape.default, node, [*emit.sizes(q, (0, 1, 2)), v.meta["val"].shape[3]])
+
+    def _as(self, emit: Emitter, node: fx.Node, replaced: fx.Node) -> fx.Node:
+        """A value with batch and heads in one dimension, as a product has them."""
+        return emit(aten.view.default, node, [-1, *emit.sizes(node, (2, 3))])
+
+    def _mask(self, emit: Emitter, given: list[fx.Node]) -> fx.Node | None:
+        """All that is added, as one value."""
+        total = None
+        for term in self._written.terms:
+            value = self._added(emit, term, given[0].meta["val"].dtype)
+            total = value if total is None else emit(aten.add.Tensor, total, value)
+        return total
+
+    def _added(self, emit: Emitter, term: Term, dtype: torch.dtype) -> fx.Node:
+        value = term.value
+        if term.hidden is not None:
+            shown, hidden = (emit(aten.full.default, [], number, dtype=dtype) for number in (0.0, term.factor))
+            value = emit(aten.where.self, value, hidden, shown) if term.hidden else emit(aten.where.self, value, shown, hidden)
+        elif term.factor != 1:
+            value = emit(aten.mul.Tensor, value, term.factor)
+        sizes = value.meta["val"].shape
+        if term.dims == 3 and self._written.q.meta["val"].dim() == 4 and len(sizes) == 3 and not equal(sizes[0], 1):
+            return emit(aten.reshape.default, value, [*emit.sizes(self._written.q, (0, 1)), *emit.sizes(value, (1, 2))])
+        while value.meta["val"].dim() < 4:
+            value = emit(aten.unsqueeze.default, value, 0)
+        return value
+
+    def _hidden_rows(self, emit: Emitter, mask: fx.Node | None) -> fx.Node | None:
+        """Which queries see no key, where there may be some: softmax gives them no number."""
+        terms = self._written.terms
+        if mask is None or (len(terms) == 1 and not _may_hide_all(terms[0], self._constants)):
+            return None
+        if mask not in self._empty:
+            self._empty[mask] = emit(
+                aten.logical_not.default, emit(aten.any.dim, emit(aten.ne.Scalar, mask, -torch.inf), -1, True)
+            )
+        return self._empty[mask]
+
+
+def _may_hide_all(term: Term, constants: Constants) -> bool:
+    if term.hidden is not None:
+        return isinf(term.factor)
+    known = constants.of(term.value)
+    if known is not None:
+        return bool(known.isneginf().all(-1).any())
+    if term.value.target is not aten.where.self:
+        return True
+    values = [constants.of(n) if isinstance(n, fx.Node) else None for n in term.value.args[1:]]
+    return any(value is None or bool(value.isneginf().any()) for value in values)

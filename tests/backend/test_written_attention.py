@@ -1,0 +1,164 @@
+"""Attention that models write out: which spellings are found, what comes out against dense float64, what stays as it is."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.backend.harness import assert_same, compile_and_run
+
+LOWEST, INF = torch.finfo(torch.float32).min, float("inf")
+
+
+def made(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def tensors(length: int = 70, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Of different values."""
+    q, k, v = made(3, 2, 4, length, 16).to(dtype)
+    return q, k, v
+
+
+def window(x: Tensor) -> Tensor:
+    i = torch.arange(x.shape[-2])
+    return (i[:, None] >= i) & (i[:, None] - i < 20)
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = 5 * torch.tanh(q @ k.transpose(2, 3) * 0.25 / 5)
+    hidden = torch.where(window(q), torch.zeros((), dtype=q.dtype), torch.finfo(q.dtype).min)[None, None]
+    return F.softmax(scores + hidden, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype) @ v
+
+
+def added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q / 4 @ k.mT + torch.where(window(q), 0.0, -INF).to(q.dtype), -1) @ v
+
+
+def filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill(~window(q), -INF).div(4).softmax(3) @ v
+
+
+def chosen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.where(window(q)[None, None], torch.matmul(q, k.mT), -1e9).softmax(-1).matmul(v)
+
+
+def folded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    mask = torch.where(window(q), 0.0, -INF).to(q.dtype).expand(len(q), -1, -1)
+    return torch.bmm(torch.baddbmm(mask, q, k.mT, alpha=0.25).softmax(-1), v)
+
+
+SPELLINGS: dict[str, Callable[..., Tensor]] = {f.__name__: f for f in (capped, added, filled, chosen, folded)}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_become_attention_with_gradients(name: str) -> None:
+    function, given = SPELLINGS[name], [x.requires_grad_() for x in tensors()]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    run = compile_and_run(function, *given, regions=1, grad=True)
+    assert run.regions[0].schedule == "blocks"
+    expected = function(*wide)
+    assert_same(run.output, expected.float())
+    upstream = made(*expected.shape)
+    ours, theirs = torch.autograd.grad(run.output, given, upstream), torch.autograd.grad(expected, wide, upstream.double())
+    for mine, exact in zip(ours, theirs, strict=True):
+        assert_same(mine, exact.float())
+
+
+def test_lengths_may_change_and_nan_stays_where_it_is() -> None:
+    given = tensors()
+    for x in given:
+        torch._dynamo.mark_dynamic(x, 2)
+    run = compile_and_run(capped, *given, regions=1)
+    for length in (70, 129, 33):
+        given = tensors(length)
+        assert_same(run.function(*given), capped(*(x.double() for x in given)).float())
+    given[0][0, 1, 7, 3], given[1][1, 1, 20, 2], given[2][1, 2, 20, 5] = float("nan"), float("nan"), INF
+    out = run.function(*given)
+    assert out[0, 1, 7].isnan().all()
+    assert not out[0, 1, 8:].isnan().any()
+    assert out[1, 1, 20:].isnan().all()
+    assert not out[1, 1, :20].isnan().any()
+    assert (out[1, 2, 20:, 5] == INF).all()
+    assert out[1, 2, :20].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types(dtype: torch.dtype) -> None:
+    given = tensors(dtype=dtype)
+    run = compile_and_run(capped, *given, regions=1)
+    assert_same(run.output, capped(*(x.double() for x in given)).to(dtype))
+
+
+def test_queries_without_keys_are_nan_and_double_stays_with_torchs_own() -> None:
+    def hides(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        return ((q @ k.mT).masked_fill(~seen, -INF)).softmax(-1) @ v
+
+    q, k, v = tensors()
+    seen = window(q).clone()
+    seen[9] = False
+    run = compile_and_run(hides, q, k, v, seen, regions=1)
+    assert run.output[:, :, 9].isnan().all()
+    expected = hides(q.double(), k.double(), v.double(), seen)
+    assert_same(run.output.nan_to_num(0), expected.nan_to_num(0).float())
+    compiled = compile_and_run(hides, q.double(), k.double(), v.double(), seen, regions=0)
+    torch.testing.assert_close(compiled.output, expected, equal_nan=True)
+
+
+def test_without_a_mask_a_cap_is_a_kernel() -> None:
+    def cap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (torch.tanh(q @ k.mT / 8) * 8).softmax(-1) @ v
+
+    given = tensors(40)
+    run = compile_and_run(cap, *given, dense="inductor", regions=1)
+    assert_same(run.output, cap(*(x.double() for x in given)).float())
+
+
+def test_what_stays_says_why() -> None:
+    gate, bias = torch.rand(4, 1, 1), made(1, 4, 70, 70)
+    cases: list[tuple[Callable[..., Any], str]] = [
+        (lambda q, k, v: F.dropout((q @ k.mT).softmax(-1), 0.1, True) @ v, "dropout"),
+        (lambda q, k, v: (gate * (q @ k.mT)).softmax(-1) @ v, "multiplied with a tensor"),
+        (lambda q, k, v: torch.relu(torch.tanh(q @ k.mT) + bias).softmax(-1) @ v, ""),
+        (lambda q, k, v: torch.tanh(q[:, :, :2] @ k.mT).softmax(-1) @ v, "fewer than 8 queries"),
+    ]
+    for function, reason in cases:
+        torch.compiler.reset()
+        given = tensors()
+        torch.manual_seed(0)
+        run = compile_and_run(function, *given, regions=0, min_gain=1.0)
+        reasons = [d.reason for d in run.decisions]
+        assert any(reason in r for r in reasons) if reason else not reasons
+        if reason != "dropout":
+            assert_same(run.output, function(*given))
+
+
+def test_weights_that_are_used_elsewhere_stay() -> None:
+    def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (q @ k.mT + torch.where(window(q), 0.0, -INF)).softmax(-1)
+        return weights @ v, weights
+
+    given = tensors()
+    run = compile_and_run(both, *given, regions=0)
+    assert_same(run.output[1], both(*given)[1])
+    assert "used elsewhere" in run.decisions[0].reason
+
+
+def test_models_that_write_it_out() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    grouped = {**sizes, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.Gemma2Config(
+        **grouped, attn_logit_softcapping=5.0, sliding_window=16, layer_types=["sliding_attention"]
+    )
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    dense, ids = copy.deepcopy(model).double(), torch.randint(0, 64, (2, 70), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        run = compile_and_run(lambda x: model(x, use_cache=False).last_hidden_state, ids, grad=False)
+        assert any("soft cap" in d.reason or "tiles" in d.reason for d in run.regions)
+        assert_same(run.output, dense(ids, use_cache=False).last_hidden_state.float())
