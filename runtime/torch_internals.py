@@ -227,6 +227,7 @@ PRIVATE = {
         "torch.autograd.forward_ad:_set_fwd_grad_enabled", "our own tangents", SPARSE_TENSORS
     ),
     "TensorVariable": Private("torch._dynamo.variables.tensor:TensorVariable", "what it takes apart", OPTIMIZERS, Absent),
+    "foreach_lerp": Private("torch:_foreach_lerp_", "what it takes apart", OPTIMIZERS),
     "functions_apart": Private(
         "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers", "what it takes apart", OPTIMIZERS, dict
     ),

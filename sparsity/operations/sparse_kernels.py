@@ -193,7 +193,7 @@ def pick(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
     there &= stored_entries.within(pattern.shape, at)  # what fills up blocks has the key of another entry
     if not source.values.numel():
         return torch.zeros_like(pattern.values)
-    return torch.where(there, source.values.index_select(0, found), 0)
+    return source.values.index_select(0, found).masked_fill(~there, 0)
 
 
 einsum_sparse = _compiled(_einsum_ir)

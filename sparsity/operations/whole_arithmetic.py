@@ -10,10 +10,9 @@ a number is dense.
 from functools import wraps
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import TensorVariable, functions_apart
+from gossamer.runtime.torch_internals import TensorVariable, foreach_lerp, functions_apart
 
 _TAKEN_APART = "method_addcdiv_", "method_addcmul_", "method_add_"
 
@@ -24,8 +23,8 @@ def leave_whole(kind: type[Tensor]) -> None:
         if (method := vars(TensorVariable).get(name)) is not None:
             setattr(TensorVariable, name, _unless(kind, method))
     functions = functions_apart()
-    if (handler := functions.get(torch._foreach_lerp_)) is not None:
-        functions[torch._foreach_lerp_] = _unless_listed(kind, handler)
+    if (handler := functions.get(foreach_lerp)) is not None:
+        functions[foreach_lerp] = _unless_listed(kind, handler)
 
 
 def _unless(kind: type[Tensor], method: Any) -> Any:

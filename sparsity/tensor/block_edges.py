@@ -37,7 +37,7 @@ def inside_of(tensor: SparseTensor) -> Tensor | None:
 def within(tensor: SparseTensor, values: Tensor) -> Tensor:
     """Values with 0 for those beyond the edge: 0 / 0 is none."""
     kept = inside_of(tensor)
-    return values if kept is None else torch.where(kept, values, 0)
+    return values if kept is None else values.masked_fill(~kept, 0)
 
 
 def summed_within(bound: Sequence[Bound], result: str) -> list[Bound]:

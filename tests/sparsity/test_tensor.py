@@ -295,3 +295,14 @@ def test_values_of_another_pattern_load_with_it() -> None:
 def test_the_bare_constructor_says_which_to_use(what: Any) -> None:
     with pytest.raises(FormatError, match=r"puts arrays together, got \w+: use SparseTensor\.from_torch, from_scipy"):
         SparseTensor(what)
+
+
+def test_truths_times_a_truth_are_truths_whatever_fills_up_blocks() -> None:
+    given = torch.rand(7, 5) > 0.8
+    given[:, 1:] &= ~given[:, :-1]
+    two_of_four = Format.parse(
+        "#sparse_tensor.encoding<{map = (i, j) -> (i : dense, j floordiv 4 : dense, j mod 4 : structured[2, 4])}>"
+    )
+    for format in (two_of_four, Format.bsr(2, 2)):
+        result = SparseTensor.from_dense(given, format) * True
+        assert result.dtype == torch.bool and torch.equal(result.to_dense(), given)
