@@ -190,7 +190,8 @@ def _holds_integers(stages: list[Stage]) -> bool:
     dtypes = {stage.output.meta["val"].dtype for stage in stages}
     if not quantized:
         return dtypes.isdisjoint({torch.int8})
-    if torch.float64 in dtypes or torch.int32 in dtypes:
+    given = {operand.node.meta["val"].dtype for stage in stages for operand in stage.operands}
+    if torch.float64 in dtypes | given or torch.int32 in dtypes:
         return False
     return all(
         user.target is aten._int_mm.default or is_identity(user)

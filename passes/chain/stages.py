@@ -21,7 +21,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.passes.chain.plan_chain import Place, Rounded, Tiled, columns, is_quantized
 from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
 from gossamer.passes.loops.epilogue import Epilogue, on_lanes, reads_tokens
-from gossamer.passes.loops.queries import dims
+from gossamer.passes.loops.queries import defining, dims
 from gossamer.passes.loops.vectors import (
     index,
     loop,
@@ -259,22 +259,34 @@ def _map_to_quads(result: ir.Value, body: "_Body", frame: Frame) -> None:
         for v in range(frame.vectors):
             line = zeros(words)
             for i in range(4):
+                place = vector.broadcast(words, arith.constant(words.element_type, 8 * i))
                 byte = arith.extui(words, body.at(arith.addi(first, index(i)), v))
-                line = arith.ori(line, arith.shli(byte, vector.broadcast(words, arith.constant(words.element_type, 8 * i))) if i else byte)
+                line = arith.ori(line, arith.shli(byte, place))
             stored = plus_128(vector.bitcast(vector_of(4 * frame.lanes, ir.IntegerType.get_signless(8)), line))
             vector.store(stored, frame.buffers[result], [quads.induction_variable, index(4 * frame.lanes * v)])
 
 
 def _reduce(op: Any, frame: Frame) -> None:
     """What comes of all features, the sums or the greatest, stays in registers."""
-    result, body, greatest = op.operation.results[0], _Body(op, frame), op.operation.name == "kernel.max"
-    vec = vector_of(frame.lanes, ir.RankedTensorType(result.type).element_type)
-    start, join = (splat_of(vec, -math.inf), arith.maximumf) if greatest else (zeros(vec), arith.addf)
+    result, body = op.operation.results[0], _Body(op, frame)
+    start, join = _joined(op, vector_of(frame.lanes, ir.RankedTensorType(result.type).element_type), body.result)
     with loop(index(0), index(ir.IntegerAttr(op.size).value), index(1), [start] * frame.vectors) as ns:
         values = [body.at(ns.induction_variable, v) for v in range(frame.vectors)]
         scf.YieldOp([join(a, b) for a, b in zip(ns.inner_iter_args, values, strict=True)])
     for v, total in enumerate(ns.results):
         frame.store(total, result, index(0), v)
+
+
+def _joined(op: Any, vec: ir.VectorType, value: ir.Value) -> tuple[ir.Value, Callable[[ir.Value, ir.Value], ir.Value]]:
+    """What a reduction of rows begins with, and how it goes on. Magnitudes are in the order of their bits, NaN the greatest: so
+    compared, they take one instruction instead of six."""
+    if op.operation.name == "kernel.sum":
+        return zeros(vec), arith.addf
+    source, element = defining(value), ir.FloatType(vec.element_type)
+    if source is None or source.name != "math.absf":
+        return splat_of(vec, -math.inf), arith.maximumf
+    bits = vector_of(vec.shape[0], ir.IntegerType.get_signless(element.width))
+    return zeros(vec), lambda a, b: vector.bitcast(vec, arith.maxsi(vector.bitcast(bits, a), vector.bitcast(bits, b)))
 
 
 class _Body:

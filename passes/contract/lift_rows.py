@@ -19,7 +19,6 @@ from torch_mlir import ir
 from gossamer.dialects.kernel import MapOp, MaxOp, ReadOp, SumOp, YieldOp
 from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, iterator_types, walk
 
-
 _REDUCTIONS = {"arith.addf": (SumOp, 0), "arith.maximumf": (MaxOp, -math.inf)}
 """By what ends the body of a reduction: the op, and where it starts."""
 
@@ -101,8 +100,9 @@ def _rows_of(op: ir.Operation) -> Reads | None:
         if None in at:
             return None
         if len(at) == 3:
-            is_rows = expanded is not None and expanded.name == "tensor.expand_shape" and ir.ShapedType(operand.type).shape[1] == 1
-            if at != [0, 1, 2] or expanded is None or not is_rows:
+            if expanded is None or expanded.name != "tensor.expand_shape":
+                return None
+            if at != [0, 1, 2] or ir.ShapedType(operand.type).shape[1] != 1:
                 return None
             operand, at = expanded.operands[0], [0, 2]
         if ir.RankedTensorType(operand.type).rank != len(at):
