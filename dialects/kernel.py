@@ -18,7 +18,7 @@ of `lanes` elements; `reduction` is the weight's dimension that is summed over.
 
 Between the products of a chain stand `kernel.map` (elementwise, [T, N] or [T, 1]), `kernel.sum` and `kernel.max` (of the rows
 of a matrix, to [T, 1]), whose bodies read all they need with `kernel.read`, `kernel.normalize` (each head by its norm),
-`kernel.rotate` (rotary position embedding) and `kernel.attend` (scaled dot-product attention among the tokens of each sequence).
+`kernel.rotate` (rotary position embedding) and `kernel.attend` (scaled dot-product attention among tokens of a sequence).
 `kernel.regroup` is for matrices whose rows come position by position.
 
     %total = "kernel.sum"() ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {size = 384} : () -> tensor<?x1xf32>

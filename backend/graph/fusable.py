@@ -58,7 +58,7 @@ def is_identity(node: fx.Node, axis: int = -1) -> bool:
 
 
 def is_row_reduction(node: fx.Node) -> bool:
-    """Whether this node sums, averages, normalizes along the last dimension of one tensor, or finds the greatest, and keeps it."""
+    """Whether this node sums, averages, normalizes or finds the greatest along the last dimension of a tensor, and keeps it."""
     if node.op != "call_function" or node.target not in _ROW_REDUCTIONS:
         return False
     x = node.args[0].meta["val"]  # type: ignore[union-attr]

@@ -4,8 +4,8 @@ A tile of tokens goes through all stages while it is in cache. Its values are fe
 tokens and nothing is transposed between products.
 
     stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps, sums
-             and greatest values of rows; a map to int8 gives quads) · normalize (heads) · rotate (heads, by position) · attend ·
-             unpack
+             and greatest values of rows; a map to int8 gives quads) · normalize (heads) · rotate (heads, by position) · attend
+             · unpack
     regroup  is no stage: rows that come position by position are packed and unpacked a step apart
     phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
              before the next begins
