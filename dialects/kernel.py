@@ -16,9 +16,9 @@ The factors' maps go over the result's dimensions, then the reduced ones; a `ker
 `kernel.spmm` says how: `schedule` is the family, `tile` the numbers that it goes by (the tokens of a tile first), on vectors
 of `lanes` elements; `reduction` is the weight's dimension that is summed over.
 
-Between the products of a chain stand `kernel.map` (elementwise, [T, N] or [T, 1]) and `kernel.sum` (of the rows of a matrix,
-to [T, 1]), whose bodies read all they need with `kernel.read`, `kernel.normalize` (each head by its norm), `kernel.rotate`
-(rotary position embedding) and `kernel.attend` (scaled dot-product attention among the tokens of each sequence).
+Between the products of a chain stand `kernel.map` (elementwise, [T, N] or [T, 1]), `kernel.sum` and `kernel.max` (of the rows
+of a matrix, to [T, 1]), whose bodies read all they need with `kernel.read`, `kernel.normalize` (each head by its norm),
+`kernel.rotate` (rotary position embedding) and `kernel.attend` (scaled dot-product attention among tokens of a sequence).
 `kernel.regroup` is for matrices whose rows come position by position.
 
     %total = "kernel.sum"() ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {size = 384} : () -> tensor<?x1xf32>
@@ -238,6 +238,16 @@ class MapOp(KernelOp, name="map", traits=[ext.Pure]):
 
 class SumOp(KernelOp, name="sum", traits=[ext.Pure]):
     """y[t, 0] = the sum of body over n < size."""
+
+    size: ir.IntegerAttr
+    result: ext.Result[Any]
+    body: ext.Region
+
+    verify_region_invariants = verified(_sum_problem)
+
+
+class MaxOp(KernelOp, name="max", traits=[ext.Pure]):
+    """y[t, 0] = the greatest of body over n < size; NaN if one is."""
 
     size: ir.IntegerAttr
     result: ext.Result[Any]

@@ -144,7 +144,11 @@ def _fits(
     if node.target is operator.getitem:
         return is_row_reduction(node.args[0])  # type: ignore[arg-type]
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype not in (*DTYPES, torch.bool) or not equal(rows_of(node), rows):
+    if not isinstance(value, torch.Tensor) or not equal(rows_of(node), rows):
+        return False
+    if value.dtype is torch.int8 and not is_identity(node):  # what a quantized product multiplies
+        return is_elementwise(node) and node.all_input_nodes[0].meta["val"].dtype in DTYPES
+    if value.dtype not in (*DTYPES, torch.bool, torch.int8):
         return False
     if is_identity(node):
         return equal(rows_of(node.all_input_nodes[0]), rows)

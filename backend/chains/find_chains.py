@@ -15,6 +15,7 @@ Where there is attention, tokens may change their order from sequence by sequenc
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
 from gossamer.backend.chains.attention import Attention, PerHead, find_attention
@@ -28,6 +29,8 @@ from gossamer.backend.graph.nodes import ancestors, equal, in_training
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
+
+aten = torch.ops.aten
 
 _MOST_KEYS = 1536
 """Keys that a query sees, on average, in attention inside of chains: of 2,048 tokens and causal a prefill gains 7 %, of 6,144
@@ -155,6 +158,8 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
         taken.update(found.members)
     groups = _groups([node for node in nodes if node not in taken])
     stages += [_rows(group) for group in groups if not all(_vanishes(node) for node in group)]
+    if not _holds_integers(stages):
+        return None
     outputs = {stage.output for stage in stages}
     order = {node: number for number, node in enumerate(nodes)}  # each reads what comes before its output
     stages = sorted((_resolved(stage, outputs, inside) for stage in stages), key=lambda stage: order[stage.output])
@@ -176,6 +181,24 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     by_position = frozenset(node for node in ends if orders.get(node, False))
     given = (first, *(o for o in inputs if o is not first))
     return Chain(tuple(stages), given, tuple(nodes), tuple(results), tuple(leaving), by_position)
+
+
+def _holds_integers(stages: list[Stage]) -> bool:
+    """Whether integers are where a chain has a place for them: quantized factors of its products, and nothing beside f32 that
+    is wider."""
+    quantized = [stage.contraction for stage in stages if stage.contraction is not None and stage.contraction.quantized]
+    dtypes = {stage.output.meta["val"].dtype for stage in stages}
+    if not quantized:
+        return dtypes.isdisjoint({torch.int8})
+    given = {operand.node.meta["val"].dtype for stage in stages for operand in stage.operands}
+    if torch.float64 in dtypes | given or torch.int32 in dtypes:
+        return False
+    return all(
+        user.target is aten._int_mm.default or is_identity(user)
+        for stage in stages
+        if stage.output.meta["val"].dtype is torch.int8
+        for user in stage.output.users
+    )
 
 
 def _leaving(nodes: list[fx.Node], outputs: Container[fx.Node]) -> list[list[fx.Node]] | None:

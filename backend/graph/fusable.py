@@ -18,14 +18,15 @@ ELEMENTWISE: set[OpOverload] = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default, aten.minimum.default),
     *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar, aten.pow.Tensor_Scalar),
     *(aten.neg.default, aten.abs.default, aten.exp.default, aten.erf.default, aten.tanh.default),
-    *(aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default),
+    *(aten.sqrt.default, aten.rsqrt.default, aten.reciprocal.default, aten.round.default),
     *(aten.relu.default, aten.sigmoid.default, aten.gelu.default, aten.silu.default, aten.leaky_relu.default),
     *(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.hardtanh.default),
     *(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.where.self),
     *(prims.convert_element_type.default, aten._to_copy.default),
 }
 _ROW_REDUCTIONS = {
-    aten.sum.dim_IntList, aten.mean.dim, aten.var_mean.correction, aten.native_layer_norm.default
+    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.var_mean.correction,
+    aten.native_layer_norm.default,
 }  # fmt: skip
 _MEMORY_FORMATS = (None, torch.contiguous_format, torch.preserve_format)
 
@@ -57,7 +58,7 @@ def is_identity(node: fx.Node, axis: int = -1) -> bool:
 
 
 def is_row_reduction(node: fx.Node) -> bool:
-    """Whether this node sums, averages or normalizes along the last dimension of one tensor and keeps the dimension."""
+    """Whether this node sums, averages, normalizes or finds the greatest along the last dimension of a tensor, and keeps it."""
     if node.op != "call_function" or node.target not in _ROW_REDUCTIONS:
         return False
     x = node.args[0].meta["val"]  # type: ignore[union-attr]

@@ -167,7 +167,7 @@ class GatherBody(_Body):
 
 
 class RowsBody(_Body):
-    """(*extras) → [T, N]: elementwise nodes, and sums, means and variances along the last dimension."""
+    """(*extras) → [T, N]: elementwise nodes, and sums, means, variances and greatest values along the last dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,6 +186,8 @@ class RowsBody(_Body):
             x = self._wide(self._operand(node.args[0], given.shape))  # type: ignore[arg-type]
             if node.target is aten.sum.dim_IntList:
                 self._copies[node] = self._rounded(self._sum(x))
+            elif node.target is aten.amax.default:
+                self._copies[node] = self._rounded(self._call(aten.amax.default, (x, [-1], True)))
             elif node.target is aten.mean.dim:
                 self._copies[node] = self._rounded(self._mean(x, size))
             elif node.target is aten.var_mean.correction:

@@ -25,6 +25,9 @@ from gossamer.dialects.errors import CompileError
 _NEARLY = 0.8
 """Share of the wanted gain from which on a product is tried in a chain: there it does not pay alone for what lies between."""
 
+_NEARLY_QUANTIZED = 0.5
+"""The same for products of int8: alone, they leave it to others to make integers of x, and a chain does that on the way."""
+
 Planned = tuple[Region | Chain, Built]
 
 
@@ -90,7 +93,8 @@ class _Planner:
         if contraction.weight.density == 1 and self.options.min_gain > 0:
             return
         refusal, gain = judge(contraction, self.options, self._renewed(contraction))
-        nearly = gain is not None and _NEARLY * self.options.min_gain <= gain < self.options.min_gain
+        share = _NEARLY_QUANTIZED if contraction.quantized else _NEARLY
+        nearly = gain is not None and share * self.options.min_gain <= gain < self.options.min_gain
         if refusal is not None and not nearly:
             self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), refusal, gain)
             return

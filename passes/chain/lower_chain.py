@@ -62,7 +62,7 @@ TILE_WORKSPACE = "kernel.tile_workspace"
 thread `scratch` bytes for each tile of a sequence."""
 
 _WRITE = "bufferization.materialize_in_destination"
-_KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.normalize", "kernel.rotate", "kernel.attend")
+_KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.max", "kernel.normalize", "kernel.rotate", "kernel.attend")
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class _Lowering:
             text.append(f"{op.operation.name} {attributes} {stored} {[order.get(v, '') for v in op.operation.operands]}")
             for region in op.operation.regions:
                 text += _body_text(region.blocks[0], order)
-        places = [(columns(v), p.rows, str(p.element), p.lines) for v, p in ((v, self.chain.places[v]) for v in tiled)]
+        places = [(columns(v), p.rows, str(p.element), p.beside) for v, p in ((v, self.chain.places[v]) for v in tiled)]
         return "\n".join([stage.kind, str(types), str(places), *text])
 
     def _function(self, name: str, stage: Stage, types: list[ir.Type], vectors: int) -> func.FuncOp:

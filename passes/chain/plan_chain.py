@@ -3,8 +3,9 @@
 A tile of tokens goes through all stages while it is in cache. Its values are feature-major, [N][tokens], so that lanes are
 tokens and nothing is transposed between products.
 
-    stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps and
-             sums of rows) · normalize (heads) · rotate (heads, by position) · attend · unpack
+    stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps, sums
+             and greatest values of rows; a map to int8 gives quads) · normalize (heads) · rotate (heads, by position) · attend
+             · unpack
     regroup  is no stage: rows that come position by position are packed and unpacked a step apart
     phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
              before the next begins
@@ -45,12 +46,12 @@ Tiled: TypeAlias = "ir.Value | Rounded"
 
 @dataclass(eq=False)
 class Place:
-    """A tile's part of a tensor: `rows` x tokens of `element`, or `lines` of pairs of rows, at `offset` in the tile's or the
-    thread's memory."""
+    """A tile's part of a tensor: `rows` x tokens of `element`, with so many neighbouring rows `beside` each other in a line, at
+    `offset` in the tile's or the thread's memory."""
 
     rows: int
     element: ir.Type
-    lines: bool
+    beside: int
     born: int = -1
     dies: int = -1
     shared: bool = False
@@ -58,7 +59,7 @@ class Place:
 
     def shape(self, tokens: int) -> list[int]:
         """How it lies in memory."""
-        return [self.rows // 2, 2 * tokens] if self.lines else [self.rows, tokens]
+        return [self.rows // self.beside, self.beside * tokens]
 
     def nbytes(self, tokens: int) -> int:
         """Bytes of it."""
@@ -123,7 +124,7 @@ def plan_chain(function: ir.Operation, ops: list[Any], returned: list[Result], l
     staged: list[Stage] = []
     for op in ops:
         name, phase = op.operation.name, phases[op.operation.results[0]]
-        if name in ("kernel.map", "kernel.sum"):
+        if name in ("kernel.map", "kernel.sum", "kernel.max"):
             if staged and staged[-1].kind == "rows" and staged[-1].phase == phase:
                 staged[-1].ops.append(op)
                 continue
@@ -205,8 +206,23 @@ def columns(tiled: Tiled) -> int:
     return ir.RankedTensorType(tensor.type).shape[1]
 
 
+def _held(value: Tiled, sum_type: ir.Type) -> tuple[ir.Type, int]:
+    """What a tile holds of a value, and how many rows lie beside each other."""
+    if isinstance(value, Rounded):
+        return ir.BF16Type.get(), 2 if value.layout == "lines" else 1
+    element = ir.RankedTensorType(value.type).element_type
+    return (element, 4) if is_quantized(element) else (sum_type, 1)
+
+
+def is_quantized(element: ir.Type) -> bool:
+    """Whether a tile holds the bytes themselves, in quads: as vpdpbusd multiplies them."""
+    return isinstance(element, ir.IntegerType) and ir.IntegerType(element).width == 8
+
+
 def _sum_type(ops: list[Any]) -> ir.Type:
-    types = {op.epilogue.blocks[0].arguments[0].type for op in ops if op.operation.name == "kernel.spmm"}
+    """The float that the tile holds: that of sums, f32 where these are integers."""
+    sums = [op.epilogue.blocks[0].arguments[0].type for op in ops if op.operation.name == "kernel.spmm"]
+    types = {ir.F32Type.get() if isinstance(each, ir.IntegerType) else each for each in sums}
     if len(types) != 1:
         raise CompileError(f"a chain sums in one type, this one in {', '.join(sorted(map(str, types))) or 'none'}")
     return types.pop()
@@ -277,9 +293,8 @@ def _place(chain: Chain, tokens: int) -> None:
             rows = -(-columns(value) // unit) * unit
             if stage.product is not None:
                 rows = max(rows, stage.product.groups * stage.product.height)
-            element = ir.BF16Type.get() if isinstance(value, Rounded) else chain.sum_type
-            lines = isinstance(value, Rounded) and value.layout == "lines"
-            chain.places[value] = Place(rows, element, lines, number, number)
+            element, beside = _held(value, chain.sum_type)
+            chain.places[value] = Place(rows, element, beside, number, number)
             born_in[value] = stage.phase
     for shared in (True, False):
         laid: list[Place] = []

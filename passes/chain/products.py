@@ -23,7 +23,8 @@ def chain_product(op: Any) -> ChainProduct:
 def runs_in_chains(schedule: str, matrix: Matrix) -> bool:
     """Whether a product with this weight can run in a chain by a schedule: none reads columns beyond the last one of x."""
     family = FAMILIES.get(schedule)
-    stored = family.stores(matrix) if family is not None and family.chain is not None else None
+    able = family is not None and family.chain is not None and family.needs <= matrix.features
+    stored = family.stores(matrix) if family is not None and able else None
     return stored is not None and matrix.columns % (stored.neighbours if isinstance(stored, Packing) else 1) == 0
 
 

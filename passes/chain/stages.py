@@ -3,12 +3,13 @@
     pack     buffer[n][t] = matrix[first + t, n], transposed in squares of one vector
     round    a buffer in bf16
     product  sums[m][t] = epilogue(sum_k w[m, k] x[k][t]), a few rows at a time
-    rows     sums and maps, sweep by sweep
+    rows     sums, greatest values and maps, sweep by sweep; a map to int8 makes quads of four features, each byte plus 128
     unpack   matrix[first + t, n] = buffer[n][t]
 
 Tokens past the last one of a tile repeat it, and are not stored. They may be a step apart in the matrix.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +17,17 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
-from gossamer.passes.chain.plan_chain import Place, Rounded, Tiled, columns
+from gossamer.dialects.errors import CompileError
+from gossamer.passes.chain.plan_chain import Place, Rounded, Tiled, columns, is_quantized
 from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
 from gossamer.passes.loops.epilogue import Epilogue, on_lanes, reads_tokens
-from gossamer.passes.loops.queries import dims
+from gossamer.passes.loops.queries import defining, dims
 from gossamer.passes.loops.vectors import (
     index,
     loop,
     mask_of,
     narrowed,
+    splat_of,
     transpose,
     vector_of,
     widened,
@@ -32,6 +35,7 @@ from gossamer.passes.loops.vectors import (
 )
 from gossamer.passes.weights_bf16.bf16_columns import LINE, round_columns, store_column, transpose_columns
 from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, store_line
+from gossamer.passes.weights_int8.byte_products import plus_128
 
 
 @dataclass(frozen=True)
@@ -151,13 +155,14 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
     """
     result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
     target = result if gives is None else Rounded(result, gives)
-    inner = product.inner(frame.outside[op.w], packed, frame.vec, frame.vectors)
+    sums_of = vector_of(frame.lanes, epilogue.sum.type)  # integers, of a quantized product
+    inner = product.inner(frame.outside[op.w], packed, sums_of, frame.vectors)
     if isinstance(inner, Stores):
         _emit_stored(inner, epilogue, product, target, columns(result), frame)
         return
     height = product.rows(frame.vectors)
     cuts, count = product.height // height, height * frame.vectors
-    types, places = [frame.vec] * count, [divmod(i, frame.vectors) for i in range(count)]
+    types, places = [sums_of] * count, [divmod(i, frame.vectors) for i in range(count)]
     low, high = (arith.muli(bound, index(cuts)) if cuts > 1 else bound for bound in (frame.low, frame.high))
     with loop(low, high, index(product.step * cuts)) as chunks:
         start = chunks.induction_variable
@@ -166,19 +171,19 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
             panel, group = panels.induction_variable, groups.induction_variable
             first = arith.muli(group, index(height)) if height > 1 else group
             rows = [arith.addi(first, index(r)) if r else first for r in range(height)]
-            sums = [zeros(frame.vec)] * count
+            sums = [zeros(sums_of)] * count
             if product.panels > 1:
                 old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)
                 with ir.InsertionPoint(old.then_block):
                     scf.YieldOp(sums)
                 with ir.InsertionPoint(old.else_block):
-                    scf.YieldOp([frame.load(result, rows[r], v) for r, v in places])
+                    scf.YieldOp([vector.bitcast(sums_of, frame.load(result, rows[r], v)) for r, v in places])
                 sums = list(old.results)
             totals = inner.add(panel, group, sums)
             if product.panels > 1:
                 last = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(product.panels - 1)), has_else=True)
                 with ir.InsertionPoint(last.else_block):
-                    _store(totals, rows, result, frame)
+                    _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
                     scf.YieldOp([])
                 with ir.InsertionPoint(last.then_block):
                     _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
@@ -231,25 +236,57 @@ def _finished(
 def emit_rows(ops: list[Any], frame: Frame) -> None:
     """Sums and maps, one sweep over the features each."""
     for op in ops:
-        (_sum if op.operation.name == "kernel.sum" else _map)(op, frame)
+        (_map if op.operation.name == "kernel.map" else _reduce)(op, frame)
 
 
 def _map(op: Any, frame: Frame) -> None:
     result, body = op.operation.results[0], _Body(op, frame)
+    if is_quantized(ir.RankedTensorType(result.type).element_type):
+        _map_to_quads(result, body, frame)
+        return
     with loop(index(0), index(columns(result)), index(1)) as ns:
         for v in range(frame.vectors):
             frame.store(body.at(ns.induction_variable, v), result, ns.induction_variable, v)
 
 
-def _sum(op: Any, frame: Frame) -> None:
-    """The sums of all tokens stay in registers."""
+def _map_to_quads(result: ir.Value, body: "_Body", frame: Frame) -> None:
+    """Bytes of four features side by side, token by token."""
+    if columns(result) % 4:
+        raise CompileError(f"a chain quantizes whole quads of features, not {columns(result)}")
+    words = vector_of(frame.lanes, ir.IntegerType.get_signless(32))
+    with loop(index(0), index(columns(result) // 4), index(1)) as quads:
+        first = arith.muli(quads.induction_variable, index(4))
+        for v in range(frame.vectors):
+            line = zeros(words)
+            for i in range(4):
+                place = vector.broadcast(words, arith.constant(words.element_type, 8 * i))
+                byte = arith.extui(words, body.at(arith.addi(first, index(i)), v))
+                line = arith.ori(line, arith.shli(byte, place))
+            stored = plus_128(vector.bitcast(vector_of(4 * frame.lanes, ir.IntegerType.get_signless(8)), line))
+            vector.store(stored, frame.buffers[result], [quads.induction_variable, index(4 * frame.lanes * v)])
+
+
+def _reduce(op: Any, frame: Frame) -> None:
+    """What comes of all features, the sums or the greatest, stays in registers."""
     result, body = op.operation.results[0], _Body(op, frame)
-    start = zeros(vector_of(frame.lanes, ir.RankedTensorType(result.type).element_type))
+    start, join = _joined(op, vector_of(frame.lanes, ir.RankedTensorType(result.type).element_type), body.result)
     with loop(index(0), index(ir.IntegerAttr(op.size).value), index(1), [start] * frame.vectors) as ns:
         values = [body.at(ns.induction_variable, v) for v in range(frame.vectors)]
-        scf.YieldOp([arith.addf(a, b) for a, b in zip(ns.inner_iter_args, values, strict=True)])
+        scf.YieldOp([join(a, b) for a, b in zip(ns.inner_iter_args, values, strict=True)])
     for v, total in enumerate(ns.results):
         frame.store(total, result, index(0), v)
+
+
+def _joined(op: Any, vec: ir.VectorType, value: ir.Value) -> tuple[ir.Value, Callable[[ir.Value, ir.Value], ir.Value]]:
+    """What a reduction of rows begins with, and how it goes on. Magnitudes are in the order of their bits, NaN the greatest: so
+    compared, they take one instruction instead of six."""
+    if op.operation.name == "kernel.sum":
+        return zeros(vec), arith.addf
+    source, element = defining(value), ir.FloatType(vec.element_type)
+    if source is None or source.name != "math.absf":
+        return splat_of(vec, -math.inf), arith.maximumf
+    bits = vector_of(vec.shape[0], ir.IntegerType.get_signless(element.width))
+    return zeros(vec), lambda a, b: vector.bitcast(vec, arith.maxsi(vector.bitcast(bits, a), vector.bitcast(bits, b)))
 
 
 class _Body:

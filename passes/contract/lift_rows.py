@@ -1,4 +1,4 @@
-"""lift-rows: what stands between the products of a chain, from linalg to `kernel.map` and `kernel.sum`.
+"""lift-rows: what stands between the products of a chain, from linalg to `kernel.map`, `kernel.sum` and `kernel.max`.
 
 before   %1 = linalg.generic {parallel, reduction} ins(%x) outs(%zeros) { in + out }        [T, 384] -> [T, 1]
          %2 = linalg.generic {parallel, parallel} ins(%x, %1, %g) outs(%0) { (in - in_1) * in_2 }
@@ -6,34 +6,38 @@ after    %1 = "kernel.sum"() ({ kernel.read(%x) }) {size = 384}
          %2 = "kernel.map"() ({ (kernel.read(%x) - kernel.read(%1)) * kernel.read(%g) })
 
 Expects generic ops (after linalg-generalize-named-ops and linalg-fuse-elementwise-ops) and contractions that fuse-epilogue has
-taken. Of generics over two dimensions, tokens first, it takes those that are elementwise, and sums over the second; others
-stay.
+taken. Of generics over two dimensions, tokens first, it takes those that are elementwise, and sums and greatest values over the
+second; others stay.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch_mlir import ir
 
-from gossamer.dialects.kernel import MapOp, ReadOp, SumOp, YieldOp
-from gossamer.passes.loops.queries import clone_into, defining, filled_with, iterator_types, walk
+from gossamer.dialects.kernel import MapOp, MaxOp, ReadOp, SumOp, YieldOp
+from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, iterator_types, walk
+
+_REDUCTIONS = {"arith.addf": (SumOp, 0), "arith.maximumf": (MaxOp, -math.inf)}
+"""By what ends the body of a reduction: the op, and where it starts."""
 
 
 @dataclass(frozen=True)
 class LiftRows:
-    """Turn elementwise generics and sums of rows into kernel.map and kernel.sum."""
+    """Turn elementwise generics and reductions of rows into kernel.map, kernel.sum and kernel.max."""
 
     name: ClassVar[str] = "lift-rows"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "linalg.generic"):
             iterators = iterator_types(op)
-            if len(op.results) != 1 or len(op.operands) < 2 or len(iterators) != 2 or _sparse(op):
+            if len(op.results) != 1 or len(op.operands) < 2 or _sparse(op):
                 continue
             if iterators == ["parallel", "parallel"]:
                 _lift_map(op)
-            elif iterators == ["parallel", "reduction"]:
-                _lift_sum(op)
+            elif iterators in (["parallel", "reduction"], ["parallel", "parallel", "reduction"]):
+                _lift_reduction(op)
 
 
 def _sparse(op: ir.Operation) -> bool:
@@ -48,26 +52,27 @@ def _lift_map(op: ir.Operation) -> None:
         lifted = MapOp(result=op.results[0].type)
         body = ir.Block.create_at_start(lifted.body, [], [])
         with ir.InsertionPoint(body):
-            YieldOp(clone_into(block, _reads(op))[0])
+            YieldOp(clone_into(block, _reads(op, _as_they_are(op)))[0])
     op.results[0].replace_all_uses_with(lifted.result)
     op.erase()
 
 
-def _lift_sum(op: ir.Operation) -> None:
-    """A sum of rows: a body that ends in `out + expression`, from 0."""
+def _lift_reduction(op: ir.Operation) -> None:
+    """A reduction of rows: a body that ends in `out + expression` from 0, or in the greater of the two."""
     block, result = op.regions[0].blocks[0], ir.RankedTensorType(op.results[0].type)
     old, init = block.arguments[len(op.operands) - 1], op.operands[len(op.operands) - 1]
-    total, size = defining(list(block.operations)[-1].operands[0]), _summed_size(op)
-    if total is None or total.name != "arith.addf" or size is None or filled_with(init) != 0:
+    total, size, reads = defining(list(block.operations)[-1].operands[0]), _summed_size(op), _rows_of(op)
+    lifted_op, start = _REDUCTIONS.get(total.name if total is not None else "", (None, 0))
+    if total is None or lifted_op is None or size is None or reads is None or filled_with(init) != start:
         return
     others = [v for v in total.operands if v != old]
     if len(others) != 1 or result.rank != 2 or result.shape[1] != 1:
         return
     with ir.InsertionPoint(op), op.location:
-        lifted = SumOp(ir.IntegerAttr.get(ir.IntegerType.get_signless(64), size), result=result)
+        lifted = lifted_op(ir.IntegerAttr.get(ir.IntegerType.get_signless(64), size), result=result)
         body = ir.Block.create_at_start(lifted.body, [], [])
         with ir.InsertionPoint(body):
-            mapping = _reads(op)
+            mapping = _reads(op, reads)
             clone_into(block, mapping)
             YieldOp(mapping.get(others[0], others[0]))
             next(o for o in body.operations if any(v == old for v in o.operands)).operation.erase()
@@ -75,15 +80,49 @@ def _lift_sum(op: ir.Operation) -> None:
     op.erase()
 
 
-def _reads(op: ir.Operation) -> dict[ir.Value, ir.Value]:
+Reads = list[tuple[ir.Value, ir.AffineMap]]
+"""For each input a tensor, and where it is read, by token and feature."""
+
+
+def _as_they_are(op: ir.Operation) -> Reads:
+    return list(zip(op.operands, _maps(op), strict=True))[:-1]
+
+
+def _rows_of(op: ir.Operation) -> Reads | None:
+    """What a reduction reads; of one whose rows have been made [T, 1, N], as torch-mlir makes those of the greatest, the rows
+    themselves. None for what these are not."""
+    if len(iterator_types(op)) == 2:
+        return _as_they_are(op)
+    places = [ir.AffineExpr.get_dim(0), ir.AffineExpr.get_constant(0), ir.AffineExpr.get_dim(1)]
+    found: Reads = []
+    for operand, affine_map in _as_they_are(op):
+        expanded, at = defining(operand), dims(affine_map)
+        if None in at:
+            return None
+        if len(at) == 3:
+            if expanded is None or expanded.name != "tensor.expand_shape":
+                return None
+            if at != [0, 1, 2] or ir.ShapedType(operand.type).shape[1] != 1:
+                return None
+            operand, at = expanded.operands[0], [0, 2]
+        if ir.RankedTensorType(operand.type).rank != len(at):
+            return None
+        found.append((operand, ir.AffineMap.get(2, 0, [places[d] for d in at if d is not None])))
+    return found
+
+
+def _reads(op: ir.Operation, inputs: Reads) -> dict[ir.Value, ir.Value]:
     """A kernel.read at the insertion point for each block argument that stands for an input."""
-    maps = [ir.AffineMapAttr(a) for a in ir.ArrayAttr(op.attributes["indexing_maps"])]
     arguments = list(op.regions[0].blocks[0].arguments)[:-1]
     return {
-        argument: ReadOp(operand, affine_map, result=argument.type).result
-        for argument, operand, affine_map in zip(arguments, op.operands, maps, strict=False)
+        argument: ReadOp(operand, ir.AffineMapAttr.get(affine_map), result=argument.type).result
+        for argument, (operand, affine_map) in zip(arguments, inputs, strict=True)
         if _used(argument)
     }
+
+
+def _maps(op: ir.Operation) -> list[ir.AffineMap]:
+    return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes["indexing_maps"])]
 
 
 def _used(value: ir.Value) -> bool:
@@ -91,11 +130,11 @@ def _used(value: ir.Value) -> bool:
 
 
 def _summed_size(op: ir.Operation) -> int | None:
-    """The static size of dimension 1."""
-    maps = [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes["indexing_maps"])]
-    for operand, affine_map in zip(op.operands, maps, strict=True):
+    """The static size of the last dimension."""
+    last = len(iterator_types(op)) - 1
+    for operand, affine_map in zip(op.operands, _maps(op), strict=True):
         shape = ir.RankedTensorType(operand.type).shape
         for axis, expr in enumerate(affine_map.results):
-            if isinstance(expr, ir.AffineDimExpr) and ir.AffineDimExpr(expr).position == 1 and shape[axis] > 0:
+            if isinstance(expr, ir.AffineDimExpr) and ir.AffineDimExpr(expr).position == last and shape[axis] > 0:
                 return shape[axis]
     return None

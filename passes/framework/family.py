@@ -108,6 +108,7 @@ class Family:
                there between products, but the sums of all rows of a tile take turns in the second-level cache. Measured, on
                tiles that are whole vectors of tokens.
     integers   whether it multiplies quantized elements, and no floats
+    needs      instructions of the target without which it does not run in chains
     """
 
     name: str
@@ -118,6 +119,7 @@ class Family:
     chain: Callable[[Any], ChainProduct] | None = None
     gain: Callable[[Matrix, int], float] = _tiles_gain
     integers: bool = False
+    needs: frozenset[str] = frozenset()
 
     def stores(self, matrix: Matrix) -> Format | Packing | None:
         """`storage`, for elements that it multiplies."""

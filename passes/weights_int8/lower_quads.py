@@ -22,8 +22,9 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, Quads
+from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.product import lanes_of, products, stored_of
+from gossamer.passes.loops.product import lanes_of, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index
 from gossamer.passes.weights.row_groups import RowGroups
 from gossamer.passes.weights.token_tile import TokenTile, tile_bytes
@@ -85,7 +86,17 @@ def _share(matrix: Matrix, rows: int) -> float:
     return 1 - max(0.0, 1 - matrix.density / matrix.fill) ** blocks
 
 
-QUADS = Family("quads", _storage, _tile, _cycles, integers=True)
+def _in_chain(op: Any) -> ChainProduct:
+    """The tile has x as bytes."""
+    (rows, columns), stored, words = shape_of(op), stored_of(op, Quads), integers(op.tile)[2] == 2
+    if words:
+        raise CompileError("a chain has quantized products of bytes only")
+    groups = -(-rows // stored.rows)
+    inner = partial(QuadRows, storage=stored, groups=groups, words=words)
+    return ChainProduct(integers(op.tile)[0], stored.rows, groups, -(-columns // stored.width), None, inner)
+
+
+QUADS = Family("quads", _storage, _tile, _cycles, chain=_in_chain, integers=True, needs=frozenset({"vnni"}))
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ def quantize(model: Model, *, only: Layers | None = None, skip: Layers = ()) -> 
     - A layer stays the same object and an nn.Linear (`QuantizedLinear`): `weight_int8` and `weight_scale` are buffers, `weight`
       is computed from them and has no gradient; that of the input goes straight through. A token with a NaN or an infinity
       gives NaN.
-    - `torch.compile(model, backend="sparse")` gives these layers kernels for int8 where the CPU has AVX2 and they are predicted
-      to be faster than torch's own (`torch._int_mm`), which computes the others.
+    - `torch.compile(model, backend="sparse")` gives these layers, alone or in chains, int8 kernels where the CPU has AVX2 and
+      they are predicted to be faster than torch's own (`torch._int_mm`), which computes the others.
 
     OptionError if a name or pattern is no layer's; GossamerError for a weight that is not finite, before anything is changed.
     """

@@ -1,6 +1,6 @@
 """`QuantizedLinear`: an nn.Linear whose weight is int8, a scale for each row, and whose input is quantized at every call.
 
-y[t, m] = step[t] scale[m] sum_k q[t, k] w[m, k] + bias[m]       q[t, k] = round(x[t, k] / step[t])
+y[t, m] = step[t] scale[m] sum_k q[t, k] w[m, k] + bias[m]       q[t, k] = round(x[t, k] (1 / step[t]))
                                                                  step[t] = max_k |x[t, k]| / 127
 
 Both are symmetric and sums are exact, so that zeros stay zeros and a kernel has nothing to correct. A step for each token, and
@@ -94,7 +94,7 @@ def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
     rows = x.reshape(-1, weight.shape[1]).float()
     most = rows.abs().amax(1, keepdim=True)
     step = (most / _MOST).clamp_min(_LEAST) + most * 0  # NaN for a token that is not finite
-    q = (rows / step).round().to(torch.int8)
+    q = (rows * (1 / step)).round().to(torch.int8)
     # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
     sums = torch.ops.aten._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
     y = sums.float() * step * scale

@@ -20,6 +20,7 @@ from gossamer.sparsity.quantization.quantized_linear import quantized_linear
 from tests.backend.harness import compile_and_run, prune_, pruned
 
 pytestmark = pytest.mark.skipif(host().vector_bits < 256, reason="int8 kernels are for x86 with AVX2")
+in_chains = pytest.mark.skipif("vnni" not in host().instructions, reason="chains multiply bytes, by VNNI")
 SCHEDULES = ["quads", *(["expand8"] if {"vnni", "avx512vbmi2"} <= host().instructions else []), "reference"]
 
 
@@ -162,6 +163,48 @@ def test_training_goes_straight_through() -> None:
     torch.testing.assert_close(model[0].bias.grad, reference[0].bias.grad, rtol=1e-3, atol=1e-4)
     names = ["0.weight_int8", "0.weight_scale", "2.weight_int8", "2.weight_scale"]  # sums of integers, and gradients
     assert sorted(d.name for d in run.regions) == names
+
+
+@in_chains
+@torch.no_grad()
+def test_chains_make_integers_of_x_where_it_lies() -> None:
+    torch.manual_seed(0)
+    wide = nn.Linear(64, 1200)  # of so many columns the next one takes several panels
+    model = prune_(nn.Sequential(wide, nn.GELU(), nn.Linear(1200, 40), nn.LayerNorm(40), nn.Linear(40, 24))).eval()
+    gossamer.quantize(model, skip=["4"])
+    x = torch.randn(2, 9, 64)
+    torch._dynamo.mark_dynamic(x, 1)
+    run = compile_and_run(model, x, regions=3)
+    assert [d.reason for d in run.regions] == ["in a chain of 3"] * 3
+    assert [d.schedule for d in run.regions][:2] == ["quads", "quads"]
+    for tokens in (9, 65, 2, 130, 0):
+        x = torch.randn(2, tokens, 64)
+        x[:, 1:2] = 0
+        torch.testing.assert_close(run.function(x), model(x), rtol=1e-4, atol=1e-4)
+    x = torch.randn(2, 9, 64)
+    x[1, 3, 5], x[0, 2, 7] = torch.nan, -torch.inf
+    y = run.function(x)
+    assert y.isnan().any(2).nonzero().tolist() == [[0, 2], [1, 3]]
+    torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+    model[0].weight_int8.copy_(model[0].weight_int8.roll(1, 1))
+    model[2].weight_scale.mul_(2)
+    torch.testing.assert_close(run.function(x), model(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        run.function(torch.randn(2, 33, 64))
+
+
+@in_chains
+@torch.no_grad()
+@pytest.mark.parametrize(("dtype", "chained"), [(torch.bfloat16, True), (torch.float64, False)])
+def test_chains_of_other_types(dtype: torch.dtype, chained: bool) -> None:
+    torch.manual_seed(0)
+    model = prune_(nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 40))).eval().to(dtype)
+    gossamer.quantize(model)
+    x = torch.randn(20, 64).to(dtype)
+    run = compile_and_run(model, x, regions=2)
+    assert ["chain" in d.reason for d in run.regions] == [chained] * 2
+    tolerance = 3e-2 if chained else 1e-6  # within a chain nothing is rounded between
+    torch.testing.assert_close(run.output, model(x), rtol=tolerance, atol=tolerance)
 
 
 @torch.no_grad()

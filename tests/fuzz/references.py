@@ -19,7 +19,7 @@ _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def by_integers(x: Tensor, layer: QuantizedLinear) -> Tensor:
     """The formula of a quantized layer, sums in int64."""
     step = (x.float().abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    quantized = (x.float() / step).round()
+    quantized = (x.float() * (1 / step)).round()
     finite = quantized.isfinite().all(-1, keepdim=True)
     sums = quantized.nan_to_num(0, 0, 0).long() @ layer.weight_int8.long().t()
     y = sums.double() * step * layer.weight_scale

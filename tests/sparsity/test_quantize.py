@@ -25,7 +25,7 @@ def by_integers(x: Tensor, layer: QuantizedLinear) -> Tensor:
     w, rows = layer.weight_int8.long(), []
     for token in x.reshape(-1, x.shape[-1]).float():
         step = max(float(token.abs().max()) / 127, torch.finfo(torch.float32).tiny)
-        q = (token / torch.tensor(step)).round().long()
+        q = (token * (1 / torch.tensor(step))).round().long()
         row = (w @ q).float() * torch.tensor(step) * layer.weight_scale
         rows.append(row if layer.bias is None else row + layer.bias.float())
     return torch.stack(rows).view(*x.shape[:-1], -1)

@@ -68,3 +68,31 @@ func.func @kinds(%x: tensor<?x8xf32>, %i: tensor<?x1xf32>) -> (tensor<?x1xf32>, 
   } -> tensor<?x1xf32>
   return %squares, %highest : tensor<?x1xf32>, tensor<?x1xf32>
 }
+
+// -----
+
+// The greatest of a row, as torch-mlir makes it once its reshape is fused.
+// CHECK-LABEL: func.func @greatest(
+// CHECK:         "kernel.max"() ({
+// CHECK-NEXT:      %[[IN:.*]] = "kernel.read"(%arg0) {map = #map}
+// CHECK-NEXT:      %[[ABS:.*]] = math.absf %[[IN]] : f32
+// CHECK-NEXT:      "kernel.yield"(%[[ABS]])
+// CHECK-NEXT:    }) {size = 8 : i64} : () -> tensor<?x1xf32>
+#P = affine_map<(d0, d1, d2) -> (d0, d1, d2)>
+#R = affine_map<(d0, d1, d2) -> (d0, d1)>
+func.func @greatest(%x: tensor<?x8xf32>) -> tensor<?x1xf32> {
+  %c0 = arith.constant 0 : index
+  %least = arith.constant 0xFF800000 : f32
+  %t = tensor.dim %x, %c0 : tensor<?x8xf32>
+  %e1 = tensor.empty(%t) : tensor<?x1xf32>
+  %init = linalg.fill ins(%least : f32) outs(%e1 : tensor<?x1xf32>) -> tensor<?x1xf32>
+  %rows = tensor.expand_shape %x [[0, 1], [2]] output_shape [%t, 1, 8] : tensor<?x8xf32> into tensor<?x1x8xf32>
+  %y = linalg.generic {indexing_maps = [#P, #R], iterator_types = ["parallel", "parallel", "reduction"]}
+    ins(%rows : tensor<?x1x8xf32>) outs(%init : tensor<?x1xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %0 = math.absf %in : f32
+    %1 = arith.maximumf %0, %out : f32
+    linalg.yield %1 : f32
+  } -> tensor<?x1xf32>
+  return %y : tensor<?x1xf32>
+}
