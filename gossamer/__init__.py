@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gossamer.sparsity.tensor.extension import implements, register_format
     from gossamer.sparsity.tensor.graph_attention import graph_attention
     from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+    from gossamer.sparsity.training.data_parallel import data_parallel
     from gossamer.sparsity.training.distill import DistillationLoss, distill
     from gossamer.sparsity.training.gradual_masks import GradualMasks
     from gossamer.sparsity.training.recipe import Recipe, Sparsifier
@@ -58,6 +59,7 @@ _HOMES = {
     "graph_attention": "gossamer.sparsity.tensor.graph_attention",
     "implements": "gossamer.sparsity.tensor.extension",
     "load": "gossamer.sparsity.checkpoints.save_load",
+    "data_parallel": "gossamer.sparsity.training.data_parallel",
     "distill": "gossamer.sparsity.training.distill",
     "DistillationLoss": "gossamer.sparsity.training.distill",
     "GradualMasks": "gossamer.sparsity.training.gradual_masks",
@@ -106,6 +108,7 @@ __all__ = [
     "Stepwise",
     "__version__",
     "calibrate",
+    "data_parallel",
     "distill",
     "einsum",
     "explain",

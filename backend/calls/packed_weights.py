@@ -56,6 +56,7 @@ class _Weight:
     calls     that this packing has served, and `before` those of earlier versions
     changes   versions in a row that served a single call
     places    see `StoredMatrix.places`, and `masked` `MaskedValues`; None until they are needed
+    whole     whether stored zeros have their places in `packed`, too, for they may become others
     """
 
     packed: Packed | None = None
@@ -66,6 +67,7 @@ class _Weight:
     changes: int = 0
     places: torch.Tensor | None = None
     masked: MaskedValues | None = None
+    whole: bool = False
 
 
 class Packings(Remembered[_Weight]):
@@ -134,7 +136,7 @@ class Packings(Remembered[_Weight]):
             if old is not None and not again:
                 changes = old.changes + 1 if old.calls - old.before <= 1 else 0
                 if self._stored is not None and old.packed is not None and written == [len(leaves) - 1]:
-                    weight = self._taken_over(old, leaves, changes)
+                    weight = self._taken_over(old, leaves, densest, changes)
                 elif self._masked is not None and old.packed is not None and len(written) == 1:
                     weight = self._gathered(old, leaves, written[0], changes) or self._refreshed(old, leaves, changes)
                 elif old.packed is None or (changes >= _RESTLESS and not renew):
@@ -161,10 +163,12 @@ class Packings(Remembered[_Weight]):
         density, packed = nonzeros / value.numel(), _adopted(old.packed, leaves)
         return _Weight(packed, old.nonzeros, density, old.calls, old.calls, changes)
 
-    def _taken_over(self, old: _Weight, leaves: Sequence[torch.Tensor], changes: int) -> _Weight:
+    def _taken_over(self, old: _Weight, leaves: Sequence[torch.Tensor], densest: float, changes: int) -> _Weight:
         """The weight with new stored values of the same structure."""
         assert self._stored is not None and old.packed is not None
         places = self._stored.places(old.packed, leaves) if old.places is None else old.places
+        if old.places is None and not old.whole and not self._stored.has_all(places, leaves):
+            return replace(self._packed(leaves, densest, whole=True), calls=old.calls, before=old.calls, changes=changes)
         self._stored.renew(old.packed, leaves, places)
         return replace(old, before=old.calls, changes=changes, places=places)
 
@@ -179,19 +183,23 @@ class Packings(Remembered[_Weight]):
         masked.renew(old.packed, leaves)
         return replace(old, before=old.calls, changes=changes, masked=masked)
 
-    def _packed(self, leaves: Sequence[torch.Tensor], densest: float) -> _Weight:
+    def _packed(self, leaves: Sequence[torch.Tensor], densest: float, whole: bool = False) -> _Weight:
         self._unsettled += 1
         value = run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()
-        packed = _adopted(self._stored_of(value, leaves, nonzeros), leaves) if density <= densest else None
-        return _Weight(packed, nonzeros, density)
+        packed = _adopted(self._stored_of(value, leaves, nonzeros, whole), leaves) if density <= densest else None
+        return _Weight(packed, nonzeros, density, whole=whole)
 
-    def _stored_of(self, value: torch.Tensor, leaves: Sequence[torch.Tensor], nonzeros: int) -> Packed:
-        """A matrix, packed: its nonzeros, or all that a mask keeps, so that zeros among it may train."""
-        mask = mask_of(leaves) if self._masked is not None else None
+    def _stored_of(self, value: torch.Tensor, leaves: Sequence[torch.Tensor], nonzeros: int, whole: bool) -> Packed:
+        """A matrix, packed: its nonzeros, or all that a mask keeps or is stored, so that zeros among it may train."""
+        mask, kept = mask_of(leaves) if self._masked is not None else None, None
         if mask is not None and self._masked is not None and nonzeros < count_nonzeros(mask):
-            packed = pack((self._masked(mask) != 0).to(value.dtype).cpu(), self.format).to(value.device)
+            kept = self._masked(mask)
+        elif whole:
+            kept = run(self.evaluate, [*leaves[:-1], torch.ones_like(leaves[-1])])
+        if kept is not None:
+            packed = pack((kept != 0).to(value.dtype).cpu(), self.format).to(value.device)
             if packed.refresh(value):
                 return packed
         return pack(value.cpu(), self.format).to(value.device)

@@ -56,6 +56,14 @@ class StoredMatrix:
         entries[at[0] * filled[1] + at[1]] = torch.arange(at[0].numel(), dtype=torch.int32, device=source.device)
         return entries.index_select(0, source)
 
+    def has_all(self, places: Tensor, leaves: Sequence[Tensor]) -> bool:
+        """Whether every stored value of the matrix has a place in what was packed: those that were zero then have none."""
+        stored = torch.zeros(leaves[-1].numel(), dtype=torch.bool, device=places.device)
+        stored[places[places >= 0].long()] = True
+        missing = [at[~stored] for at in coordinates(self.format, self.sizes, leaves)]
+        inside = [at < size for at, size in zip(missing, self.sizes, strict=True)]
+        return not bool((inside[0] & inside[1]).any())
+
     def renew(self, packed: Packed, leaves: Sequence[Tensor], places: Tensor) -> None:
         """Takes over the stored values, which are at these `places`."""
         take(leaves[-1].detach().contiguous(), places, packed.values)

@@ -80,3 +80,5 @@ class StoredWeight(Masked):
             self.parameter.grad = own
         else:
             self.parameter.grad.add_(own)
+        for hook in (self.parameter._post_accumulate_grad_hooks or {}).values():
+            hook(self.parameter)

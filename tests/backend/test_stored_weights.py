@@ -191,3 +191,24 @@ def test_batches_of_any_size_empty_ones_and_nan() -> None:
     x[7] = torch.nan
     y = run.function(x)
     assert bool(y[7].isnan().all()) and not bool(y[:7].isnan().any()) and not bool(y[8:].isnan().any())
+
+
+def test_stored_zeros_train_on_though_no_kernel_had_them_first() -> None:
+    """Packed for inference a weight has its nonzeros alone; the first new values bring its zeros in."""
+    models = masked(), gossamer.store_sparse(masked())
+    for model in models:
+        with torch.no_grad():
+            if isinstance(model[0].weight, SparseTensor):
+                model[0].weight.values()[::2] = 0
+                model[2].weight.values().zero_()
+            else:
+                stored = model[0].parametrizations.weight[0].mask.bool()
+                zero = stored.flatten().nonzero().flatten()[::2]
+                model[0].parametrizations.weight.original.view(-1)[zero] = 0
+                model[2].parametrizations.weight.original.zero_()
+    run = compile_and_run(models[1], torch.randn(48, 64), grad=True, regions=None)
+    found, expected = (
+        losses(model, call, OPTIMIZERS["sgd"]) for model, call in ((models[1], run.function), (models[0], models[0]))
+    )
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    assert torch.count_nonzero(models[1][2].weight.values()) > 0

@@ -1,0 +1,70 @@
+"""`gossamer.data_parallel`: DistributedDataParallel for models whose weights store their nonzeros alone.
+
+model = gossamer.data_parallel(gossamer.store_sparse(model))          before the optimizer is made and before torch.compile
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+
+def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
+    """DistributedDataParallel(model, **options) in which gradients of stored weights are averaged by their values.
+
+    DistributedDataParallel by itself puts gradients into flat buffers, which a SparseTensor does not have. Here all
+    processes get the values of the first, and a gradient of stored values (4 bytes a nonzero in f32) is averaged as soon as it
+    is there; in `no_sync()` it stays as it is, as those of other parameters. `train_sparse` takes what is returned.
+
+    OptionError where processes store other elements than the first one.
+    """
+    stored = {name: weight for name, weight in model.named_parameters() if isinstance(weight, SparseTensor)}
+    ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *stored]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    wrapped = DistributedDataParallel(model, **options)
+    for name, weight in stored.items():
+        _take_from_the_first(name, weight, wrapped)
+        if weight.requires_grad:
+            weight.register_post_accumulate_grad_hook(_averaging(wrapped))
+    return wrapped
+
+
+@torch.no_grad()
+def _take_from_the_first(name: str, weight: SparseTensor, wrapped: DistributedDataParallel) -> None:
+    group, (*structure, values) = wrapped.process_group, weight.components
+    size = torch.tensor([weight.nnz])
+    _broadcast(size, group)
+    same = torch.tensor([int(size.item() == weight.nnz)])
+    dist.all_reduce(same, dist.ReduceOp.MIN, group=group)
+    if same.item():  # so that all can send and receive their arrays
+        for array in structure:
+            first = array.clone()
+            _broadcast(first, group)
+            same &= int(torch.equal(first, array))
+        _broadcast(values, group)
+        dist.all_reduce(same, dist.ReduceOp.MIN, group=group)
+    if not same.item():
+        raise OptionError(
+            f"processes store other elements of '{name}': prune with the same seed on all, or load the same weights, before "
+            "gossamer.data_parallel"
+        )
+
+
+def _broadcast(tensor: Tensor, group: Any) -> None:
+    dist.broadcast(tensor, dist.get_global_rank(group, 0), group=group)
+
+
+def _averaging(wrapped: DistributedDataParallel) -> Any:
+    def average(weight: Tensor) -> None:
+        if wrapped.require_backward_grad_sync:
+            assert isinstance(weight.grad, SparseTensor)
+            values = weight.grad.components[-1]
+            dist.all_reduce(values, group=wrapped.process_group)
+            values.div_(wrapped.process_group.size())
+
+    return average

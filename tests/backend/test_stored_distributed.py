@@ -1,0 +1,88 @@
+"""Stored weights under `gossamer.data_parallel`: two processes make the steps that one makes with both batches."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer
+from gossamer import OptionError, SparseTensor
+from gossamer.backend.report.report import collect
+from tests.backend.harness import prune_
+
+STEPS, RANKS = 12, 2
+X = torch.randn(64, 24, generator=torch.Generator().manual_seed(1))
+Y = X[:, :8].argmax(1)
+
+
+class Network(nn.Module):
+    """What Dynamo compiles within DistributedDataParallel: a bare Sequential it skips, as all code of torch.nn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(24, 48), nn.Linear(48, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(torch.relu(self.first(x)))
+        return y
+
+
+def network(seed: int = 0) -> Network:
+    torch.manual_seed(seed)
+    return gossamer.store_sparse(prune_(Network(), 0.2))  # type: ignore[type-var, return-value]
+
+
+def train(model: nn.Module, run: nn.Module, rows: slice, steps: int = STEPS) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
+    gossamer.train_sparse(model, optimizer, "rigl", steps=STEPS, sparsity=0.8, every=4)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(run(X[rows]), Y[rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def dense(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.detach().to_dense() if isinstance(parameter, SparseTensor) else parameter.detach()
+
+
+def worker(rank: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{directory}/meet", rank=rank, world_size=RANKS)
+    rows = slice(rank * 32, rank * 32 + 32)
+    alone = network()
+    train(alone, alone, slice(0, 64))
+    for compiled in (False, True):
+        inner = network()
+        with torch.no_grad():
+            inner.last.weight.mul_(1.0 + rank)
+        model = gossamer.data_parallel(inner)
+        assert isinstance(model, DistributedDataParallel)
+        run = (
+            torch.compile(model, backend="sparse", options={"dense": "eager", "min_gain": 0, "strict": True})
+            if compiled
+            else model
+        )
+        with collect() as collected:
+            train(model, run, rows)
+        assert bool([d for d in collected.decisions if d.sparse]) == compiled, collected.decisions
+        for ours, theirs in zip(inner.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(dense(ours), dense(theirs), rtol=1e-3, atol=1e-4)
+    with model.no_sync():
+        model(X[rows]).sum().backward()
+        kept = inner.first.weight.grad.values().clone()  # type: ignore[union-attr]
+    inner(X[rows]).sum().backward()
+    inner.zero_grad()
+    others = [torch.empty_like(kept) for _ in range(RANKS)]
+    dist.all_gather(others, kept)
+    assert not torch.equal(*others)
+    with pytest.raises(OptionError, match="processes store other elements of"):
+        gossamer.data_parallel(network(rank))
+    dist.destroy_process_group()
+
+
+def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(worker, (str(tmp_path),), nprocs=RANKS)
