@@ -19,6 +19,7 @@ from gossamer.backend.attention.written_out import Gradients, Term, Written, sof
 from gossamer.backend.chains.masks import Constants
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import zero_heavy
 from gossamer.backend.graph.nodes import equal, hint
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD
@@ -30,6 +31,10 @@ aten = torch.ops.aten
 
 _LEAST_QUERIES = 8
 """Queries below which the kernel of soft caps, whose lanes are queries, is mostly idle."""
+
+_LEAST_CAPPED, _LEAST_SCORES = 64 * 64, 256 * 256
+"""Queries times keys below which Inductor takes less time for products and softmax than the operation, with a cap and without;
+unless a chain may take the latter."""
 
 
 class WrittenAttention:
@@ -79,14 +84,22 @@ def _check(written: Written, context: GraphContext) -> None:
     if any(t.hidden is None and t.value.meta["val"].dtype != q.dtype for t in written.terms):
         raise Refused("its mask is of another type")
     if written.cap is None:
+        if not any(zero_heavy(each.tensor) for each in context.inputs.statics.values()):
+            _check_scores(q, v, _LEAST_SCORES, context)
         return
     if q.dtype not in TYPES or size > LARGEST_HEAD:
         raise Refused(f"a soft cap of heads of {size} elements of {q.dtype}")
     if (hint(q.shape[-2]) or 0) < _LEAST_QUERIES and context.options.min_gain > 0:
         raise Refused(f"a soft cap for fewer than {_LEAST_QUERIES} queries")
+    _check_scores(q, v, _LEAST_CAPPED, context)
     parts = ("forward", *(("queries", "keys") if written.gradients is not None else ()))
     for part in parts:
         attention_kernel(part, size, written.scale, (*cap_steps(written.cap), *((ADD,) if written.terms else ())))
+
+
+def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphContext) -> None:
+    if (hint(q.shape[-2]) or 0) * (hint(v.shape[-2]) or 0) < least and context.options.min_gain > 0:
+        raise Refused(f"with fewer than {least} pairs of a query and a key it is faster as it is written")
 
 
 class _Replaced:
@@ -101,7 +114,7 @@ class _Replaced:
         emit = Emitter(written.product)
         given = [self._four(emit, x) for x in (written.q, written.k, written.v)]
         if written.turned:
-            given[1] = emit(aten.transpose.int, given[1], 2, 3)
+            given[1] = emit(aten.permute.default, given[1], [0, 1, 3, 2])
         mask = self._mask(emit, given)
         if written.cap is None:
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
@@ -114,7 +127,10 @@ class _Replaced:
         result = emit(aten.clone.default, out, memory_format=torch.contiguous_format)
         hidden = self._hidden_rows(emit, mask)
         if hidden is not None:
-            result = emit(aten.masked_fill.Scalar, result, hidden, float("nan"))
+            nothing = emit(
+                aten.full.default, [], float("nan"), dtype=result.meta["val"].dtype, device=result.meta["val"].device
+            )
+            result = emit(aten.where.self, hidden, nothing, result)
         written.product.replace_all_uses_with(self._as(emit, result, written.product))
 
     def _gradients(self, gradients: Gradients, given: list[fx.Node], mask: Any, out: fx.Node, logarithms: fx.Node) -> None:
@@ -135,7 +151,7 @@ class _Replaced:
             if n < 2 and gradients.factor != 1:
                 value = emit(aten.div.Tensor, value, gradients.factor)
             if n == 1:
-                value = emit(aten.transpose.int, value, 2, 3)
+                value = emit(aten.permute.default, value, [0, 1, 3, 2])
             value = emit(aten.clone.default, value, memory_format=torch.contiguous_format)
             product.replace_all_uses_with(self._as(emit, value, product))
 

@@ -310,7 +310,7 @@ def test_a_dense_layer_parts_a_chain() -> None:
     x = torch.randn(3, 40, D)
     with torch.no_grad():
         run = compile_and_run(function, x)
-        assert [d.reason for d in run.regions] == ["in a chain of 2"] * 4
+        assert [d.reason for d in run.regions if d.op == "linear"] == ["in a chain of 2"] * 4
         assert_same(run.output, function(x))
 
 

@@ -149,3 +149,15 @@ def test_a_snapshot_restores_values_and_descriptors() -> None:
     graph.lint()
     assert [n.target for n in graph.nodes] == [n.target for n in before.graph.nodes]
     assert [dict(n.meta) for n in graph.nodes] == metas and len(text) > 0
+
+
+def test_what_passes_emit_inductor_can_lower() -> None:
+    """Their graphs are decomposed already: what Inductor decomposes itself has no lowering there, and would end compilation."""
+    from torch._inductor.decomposition import decompositions
+    from torch._inductor.lowering import lowerings
+
+    emitted = re.compile(r"emit\(\s*(aten|prims)\.(\w+)\.(\w+)")
+    found = {match for path in (ROOT / "backend").rglob("*.py") for match in emitted.findall(path.read_text())}
+    assert len(found) > 20
+    operators = {getattr(getattr(getattr(torch.ops, space), name), overload) for space, name, overload in found}
+    assert [str(each) for each in operators if each in decompositions and each not in lowerings] == []
