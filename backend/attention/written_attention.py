@@ -32,6 +32,9 @@ aten = torch.ops.aten
 _LEAST_QUERIES = 8
 """Queries below which the kernel of soft caps, whose lanes are queries, is mostly idle."""
 
+_LOW = -1e3
+"""Numbers below are taken to hide what they are added to."""
+
 _LEAST_CAPPED, _LEAST_SCORES = 64 * 64, 256 * 256
 """Queries times keys below which Inductor takes less time for products and softmax than the operation, with a cap and without;
 unless a chain may take the latter."""
@@ -55,6 +58,8 @@ class WrittenAttention:
                 written = written_attention(node)
                 if written is not None:
                     _check(written, context)
+                    if written.gradients is not None and any(_may_lower_all(term, constants) for term in written.terms):
+                        raise Refused("in training, where its mask may hide all keys of a query by adding a low number")
                     _Replaced(written, constants, empty).emit()
                     changed = True
             except Refused as problem:
@@ -210,3 +215,19 @@ def _may_hide_all(term: Term, constants: Constants) -> bool:
         return True
     values = [constants.of(n) if isinstance(n, fx.Node) else None for n in term.value.args[1:]]
     return any(value is None or bool(value.isneginf().any()) for value in values)
+
+
+def _may_lower_all(term: Term, constants: Constants) -> bool:
+    """Whether a finite number may hide all keys of a query. Their weights are equal then, but the sum of exponentials, which is
+    kept for the gradients, is absorbed in that number."""
+    known = constants.of(term.value)
+    if term.hidden is not None:
+        low = not isinf(term.factor) and term.factor < _LOW
+        return low and (known is None or bool((known == term.hidden).all(-1).any()))
+    if known is not None:
+        low = known * term.factor < _LOW
+        return bool((low.all(-1) & known.isfinite().any(-1)).any())
+    if term.value.target is not aten.where.self:
+        return True
+    values = [constants.of(n) if isinstance(n, fx.Node) else None for n in term.value.args[1:]]
+    return any(value is None or bool(((value * term.factor < _LOW) & value.isfinite()).any()) for value in values)

@@ -164,3 +164,24 @@ def test_models_that_write_it_out() -> None:
         run = compile_and_run(lambda x: model(x, use_cache=False).last_hidden_state, ids, grad=False)
         assert any("soft cap" in d.reason or "tiles" in d.reason for d in run.regions)
         assert_same(run.output, dense(ids, use_cache=False).last_hidden_state.float())
+
+
+@pytest.mark.parametrize("cap", [False, True])
+def test_queries_without_keys_train_as_written(cap: bool) -> None:
+    """Keys that are all hidden by the lowest number have equal weights, of which what is kept for gradients says nothing."""
+    padding = torch.zeros(2, 1, 70, 70).masked_fill(torch.arange(70) < 20, LOWEST)
+    padding = torch.minimum(padding, torch.full((70, 70), LOWEST).triu(1))
+
+    def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        scores = q @ k.mT / 4
+        return ((5 * torch.tanh(scores / 5) if cap else scores) + mask).softmax(-1) @ v
+
+    given = [x.requires_grad_() for x in tensors()]
+    run = compile_and_run(function, *given, padding, regions=0, grad=True)
+    assert any("may hide all keys of a query" in d.reason for d in run.decisions)
+    upstream = torch.randn_like(run.output)
+    ours, theirs = (torch.autograd.grad(y, given, upstream, retain_graph=True) for y in (run.output, function(*given, padding)))
+    for one, same in zip(ours, theirs, strict=True):
+        assert_same(one, same)
+    with torch.no_grad():
+        assert_same(compile_and_run(function, *given, padding, regions=int(cap)).output, function(*given, padding))
