@@ -222,8 +222,8 @@ def _may_lower_all(term: Term, constants: Constants) -> bool:
     kept for the gradients, is absorbed in that number."""
     known = constants.of(term.value)
     if term.hidden is not None:
-        low = not isinf(term.factor) and term.factor < _LOW
-        return low and (known is None or bool((known == term.hidden).all(-1).any()))
+        lowers = not isinf(term.factor) and term.factor < _LOW
+        return lowers and (known is None or bool((known == term.hidden).all(-1).any()))
     if known is not None:
         low = known * term.factor < _LOW
         return bool((low.all(-1) & known.isfinite().any(-1)).any())
