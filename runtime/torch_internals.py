@@ -42,6 +42,7 @@ SPARSE_TENSORS = "gossamer.SparseTensor"
 COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
 EXPORT = "torch.export of what gives a SparseTensor"
 TRANSFORMS = "torch.func on operations of SparseTensors"
+DDP = "gossamer.data_parallel"
 OPTIMIZERS = "compiled steps of optimizers on SparseTensors"
 SHORT_WAY = "operations of SparseTensors without torch's dispatcher"
 SPARSE_SUM = "torch.sparse.sum of a SparseTensor"
@@ -228,6 +229,9 @@ PRIVATE = {
     ),
     "TensorVariable": Private("torch._dynamo.variables.tensor:TensorVariable", "what it takes apart", OPTIMIZERS, Absent),
     "foreach_lerp": Private("torch:_foreach_lerp_", "what it takes apart", OPTIMIZERS),
+    "leave_to_us": Private(
+        "torch.nn.parallel:DistributedDataParallel._set_params_and_buffers_to_ignore_for_model", "what it does not reduce", DDP
+    ),
     "functions_apart": Private(
         "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers", "what it takes apart", OPTIMIZERS, dict
     ),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.dialects.errors import OptionError
+from gossamer.runtime.torch_internals import leave_to_us
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
@@ -25,7 +26,7 @@ def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
     """
     stored = {name: weight for name, weight in model.named_parameters() if isinstance(weight, SparseTensor)}
     ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *stored]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    leave_to_us(model, ignored)
     wrapped = DistributedDataParallel(model, **options)
     for name, weight in stored.items():
         _take_from_the_first(name, weight, wrapped)
