@@ -59,12 +59,13 @@ class Program:
             made = {name: each.double() if each.is_floating_point() else each for name, each in made.items()}
         return made
 
-    def function(self) -> Callable[..., Any]:
-        """The steps, as a function of the operands."""
+    def function(self, signed_zeros: bool = True) -> Callable[..., Any]:
+        """The steps, as a function of the operands; without signed zeros, each step's negative zeros become positive."""
 
         def run(**operands: Tensor) -> Any:
             for step in self.codes():
-                operands["a"] = eval(step, NAMES | operands)
+                a = eval(step, NAMES | operands)
+                operands["a"] = a if signed_zeros else _without_negative_zeros(a)
             return operands["a"]
 
         return run
@@ -77,3 +78,9 @@ class Program:
         """The same as the text of a Python function, for Dynamo."""
         names = ", ".join([*self.sparse, *self.dense])
         return "\n".join([f"def program({names}):", *(f"    a = {step}" for step in self.steps), "    return a"])
+
+
+def _without_negative_zeros(a: Any) -> Any:
+    if isinstance(a, SparseTensor):
+        return a.with_values(a.values() + 0)
+    return a + 0 if isinstance(a, Tensor) and a.is_floating_point() else a

@@ -212,6 +212,9 @@ def index(m: Maker, v: Tensor) -> str:
     parts = [one(extent) for extent in v.shape[: rng.randrange(0, v.dim() + 1) or v.dim()]]
     if rng.random() < 0.1:
         parts.append(one(3))
+    if "..." in parts:  # torch reads a second one in its own way, NumPy refuses it
+        first = parts.index("...")
+        parts[first + 1 :] = [":" if part == "..." else part for part in parts[first + 1 :]]
     if rng.random() < 0.05:
         return "a[a > 0]" if rng.random() < 0.5 else f"a[{m.dense(tuple(v.shape), torch.bool)}]"
     return f"a[{', '.join(parts)}]" if parts else "a[...]"
