@@ -5,6 +5,7 @@ Operands are SparseTensors of one pattern, and numbers. Everything else is refus
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from gossamer.runtime.torch_internals import (
     FunctionalTensor,
     SetExcludeDispatchKeyGuard,
     return_and_correct_aliasing,
-    tree_leaves,
     tree_map_only,
 )
 from gossamer.sparsity.operations.dispatch import transformed
@@ -51,10 +51,21 @@ def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     first = _pattern(func, args, kwargs)
     if kwargs.get("layout") not in (None, torch.strided):
         raise PatternError(f"{func._schema.name} of a SparseTensor in {kwargs['layout']}: use to_sparse(layout=) on the result")
-    with nullcontext() if _traced(first) else SetExcludeDispatchKeyGuard(_COUNTING, False):
-        values = func(*_values(args), **_values(kwargs))
+    traced = _traced(first)
+    with nullcontext() if traced else SetExcludeDispatchKeyGuard(_COUNTING, False):
+        values = func(*map(_of_values, args), **{name: _of_values(each) for name, each in kwargs.items()})
+    written, shared = _aliases(func)
+    if written and not traced:
+        return args[0]
     result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))
-    return return_and_correct_aliasing(func, args, kwargs, result)
+    return return_and_correct_aliasing(func, args, kwargs, result) if traced or shared else result
+
+
+@cache
+def _aliases(func: Any) -> tuple[bool, bool]:
+    """Whether an operator writes to its first operand and returns it; whether its result shares memory with an operand at all."""
+    first = func._schema.arguments[0].alias_info
+    return first is not None and first.is_write, any(each.alias_info is not None for each in func._schema.returns)
 
 
 def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -103,7 +114,7 @@ def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _pattern(func: Any, args: Any, kwargs: Any) -> SparseTensor:
     """The first SparseTensor; PatternError if another operand is no number and has no such pattern."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
     first = next(tensor for tensor in tensors if isinstance(tensor, SparseTensor))
     for tensor in tensors:
         if isinstance(tensor, SparseTensor):
@@ -136,6 +147,10 @@ def _traced(tensor: SparseTensor) -> bool:
 
 def _values(tree: Any) -> Any:
     return tree_map_only(SparseTensor, _own_values, tree)
+
+
+def _of_values(operand: Any) -> Any:
+    return _own_values(operand) if isinstance(operand, SparseTensor) else operand
 
 
 def _own_values(tensor: SparseTensor) -> Tensor:
