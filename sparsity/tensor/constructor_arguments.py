@@ -27,11 +27,11 @@ def tensor_of(given: Any, what: str) -> Tensor:
 
 
 def format_of(given: Any) -> Format:
-    """A Format, or the one of a name such as "CSR" or of an encoding's text."""
+    """A Format, or the one of a name such as "CSR", in any case, or of an encoding's text."""
     if isinstance(given, Format):
         return given
     if isinstance(given, str):
-        found: Format = getattr(Format, given) if given in _NAMED else Format.parse(given)
+        found: Format = getattr(Format, given.upper()) if given.upper() in _NAMED else Format.parse(given)
         return found
     names = ", ".join(f"Format.{name}" for name in _NAMED)
     raise FormatError(f"the format must be a Format, such as {names} or Format.bsr(4, 4), got {type(given).__name__}")

@@ -58,6 +58,12 @@ def test_the_arrays_are_those_that_packing_makes(name: str) -> None:
         assert torch.equal(ours, packed)
 
 
+def test_names_of_formats_are_read_in_any_case() -> None:
+    a = SparseTensor.from_dense(torch.eye(3), "csr")
+    assert a.format == Format.CSR
+    assert a.to_format("Coo").format == Format.COO
+
+
 def test_tensors_without_elements() -> None:
     for name in ("COO", "CSR", "DCSR", "BSR"):
         for shape in ((0, 4), (4, 0), (0, 0)):
