@@ -48,6 +48,7 @@ class Convolutions:
         failures = list[CompileError]()
         judged = list[Judgement]()
         static = computed_from(graph, values)
+        _spell_out(graph)
         instead = of_forward(graph, static)
         gradients, whole = take_apart(graph, static) if in_training(graph) else ([], {})
         instead += gradients
@@ -98,6 +99,17 @@ class Convolutions:
         if claimed or instead:
             graph.eliminate_dead_code()
         return decisions
+
+
+def _spell_out(graph: fx.Graph) -> None:
+    """One number for all dimensions, as padding="valid" gives, becomes one for each."""
+    for target, kernel in ((aten.convolution.default, 1), (aten.convolution_backward.default, 2)):
+        for node in graph.find_nodes(op="call_function", target=target):
+            given: list[Any] = list(node.args)
+            dims, first = given[kernel].meta["val"].dim() - 2, kernel + 2
+            for at in (first, first + 1, first + 2, first + 4):  # stride, padding, dilation, padding of the output
+                given[at] = [*given[at]] * dims if len(given[at]) == 1 else given[at]
+            node.args = tuple(given)
 
 
 def _left_whole(found: Convolution, whole: dict[fx.Node, str], statics: dict[fx.Node, Static]) -> Iterator[Decision]:

@@ -1,14 +1,14 @@
 """Random convolutions, pruned or depthwise, against float64: python -m tests.fuzz.convolutions --count 2000 --seed 0.
 
-Each case has a kernel, stride, padding (some of it by a pad before it), dilation, groups, channels, batch, size and element
-type of its own, in one to three dimensions, some transposed, some with open sizes, an epilogue, and blocks of channels and a
-tile that no cost model would choose.
+Each case has a kernel, stride, padding (some of it by a pad of any mode before it, some by name), dilation, groups, channels,
+batch (maybe none), size, pattern of zeros and element type of its own, in one to three dimensions, some transposed, some with open
+sizes, an epilogue, a weight that changes, and blocks of channels and a tile that no cost model would choose.
 """
 
 import argparse
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
@@ -58,24 +58,53 @@ def given_by(chance: random.Random, dims: int, most: int, largest: int) -> Given
         filters, stride = groups, (*stride[:-1], min(2, stride[-1]))
     elif groups == channels > 1:
         filters = 2 * groups
+    named = chance.choice(["valid", "same"]) if not transposed and chance.random() < 0.15 else None
+    if named == "same":
+        stride = ones
+    if named is not None:
+        padding = (0,) * dims
     reach = [d * (k - 1) + 1 - 2 * p for k, d, p in zip(kernel, dilation, padding, strict=True)]
     least = [max(1, 2 - n if transposed else n) for n in reach]
     sizes = [n + chance.randint(0, 24 if dims < 3 else 5) for n in least]
     dtype = chance.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16])
-    x = torch.randn(chance.randint(1, 3), channels, *sizes, dtype=dtype)
+    x = torch.randn(chance.choice([0, 1, 1, 2, 2, 3, 3, 3]), channels, *sizes, dtype=dtype)
     shape = (channels, filters // groups) if transposed else (filters, channels // groups)
-    w = torch.randn(*shape, *kernel, dtype=dtype)
-    w *= torch.rand_like(w) < chance.choice([0.0, 0.05, 0.3, 0.9])
+    w = torch.randn(*shape, *kernel, dtype=dtype) * kept(chance, shape, kernel)
     more = [chance.randint(0, max(s, d) - 1) if transposed else 0 for s, d in zip(stride, dilation, strict=True)]
     torchs = CONVOLUTIONS[transposed][dims]
 
     def call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
         if transposed:
             return torchs(x, w, b, stride, padding, more, groups, dilation)
-        return torchs(x, w, b, stride, padding, dilation, groups)
+        return torchs(x, w, b, stride, named or padding, dilation, groups)
 
-    window = f"{kernel} {groups=} {stride=} {padding=} {dilation=} {transposed=} {more=}"
+    window = f"{kernel} {groups=} {stride=} padding={named or padding} {dilation=} {transposed=} {more=}"
     return Given(f"{tuple(x.shape)} -> {filters}, {window} {dtype}", x, w, call, filters, channels // groups, depthwise)
+
+
+def kept(chance: random.Random, shape: tuple[int, int], kernel: Sequence[int]) -> torch.Tensor:
+    """Ones where a weight is not zero: anywhere, in whole filters or channels, in blocks of filters, or two of four channels."""
+    density, (filters, channels) = chance.choice([0.0, 0.05, 0.3, 0.9]), shape
+    way = chance.choice(["any", "any", "filters", "channels", "both", "blocks", "two of four"])
+    if way == "any":
+        return torch.rand(*shape, *kernel) < density
+    rows, columns = torch.rand(filters) < max(density, 0.3), torch.rand(channels) < max(density, 0.3)
+    if way == "blocks":
+        edge = chance.choice([4, 16])
+        there = (torch.rand(-(-filters // edge), channels, *kernel) < density).repeat_interleave(edge, 0)[:filters]
+    elif way == "two of four":
+        ranks = torch.rand(filters, -(-channels // 4), 4, *kernel).argsort(2).argsort(2)
+        there = (ranks < 2).flatten(1, 2)[:, :channels]
+    else:
+        there = torch.rand(*shape, *kernel) < max(density, 0.3)
+        there &= (rows if way != "channels" else torch.ones_like(rows)).view(-1, 1, *[1] * len(kernel))
+        there &= (columns if way != "filters" else torch.ones_like(columns)).view(-1, *[1] * len(kernel))
+    return there
+
+
+def far(found: torch.Tensor, wide: torch.Tensor) -> float:
+    """The largest difference relative to the largest number, one at least."""
+    return float((found - wide).abs().max()) / max(1.0, float(wide.abs().max())) if wide.numel() else 0.0
 
 
 def difference(seed: int) -> tuple[float, str]:
@@ -87,8 +116,10 @@ def difference(seed: int) -> tuple[float, str]:
     dtype, filters = given.x.dtype, given.filters
     around = [chance.randint(0, 2) for _ in range(2 * dims)] if chance.random() < 0.3 else [0] * 2 * dims
     b = torch.randn(filters, dtype=dtype) if chance.random() < 0.5 else None
+    small = max(around) >= min(given.x.shape[2:])
+    mode = "constant" if small else chance.choice(["constant", "constant", "reflect", "replicate", "circular"])
     scale, shift = torch.rand(filters, *[1] * dims, dtype=dtype), torch.randn(filters, *[1] * dims, dtype=dtype)
-    which, opened = chance.randint(0, 3), chance.random() < 0.3
+    which, opened = chance.randint(0, 6), chance.random() < 0.3
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -97,24 +128,36 @@ def difference(seed: int) -> tuple[float, str]:
 
         def forward(self, x: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
             if any(around):
-                x = F.pad(x, around)
+                x = F.pad(x, around, mode)
             y = given.call(x, self.w.to(x), None if b is None else b.to(x))
+            if which == 4:
+                return F.relu6(F.batch_norm(y, shift.flatten().to(x), scale.flatten(), training=False))
+            if which == 5:
+                return F.gelu(y) + residual
+            if which == 6:
+                return F.max_pool1d(y.flatten(2), 1) + y.mean(1, keepdim=True).flatten(2)
             return (y, F.silu(y * scale + shift.to(x)), F.relu(y + residual), F.hardswish(y) * scale)[which]
 
     layer, x = Layer(), given.x
     images = [x, torch.randn(x.shape[0] + 1, x.shape[1], *(n + 3 for n in x.shape[2:]), dtype=dtype)][: 1 + opened]
-    if chance.random() < 0.3 and dims == 2:
-        images = [each.contiguous(memory_format=torch.channels_last) for each in images]
+    if chance.random() < 0.3 and dims > 1:
+        last = torch.channels_last if dims == 2 else torch.channels_last_3d
+        images = [each.contiguous(memory_format=last) for each in images]
+    if chance.random() < 0.3:
+        images.append(images[-1])  # under another weight
     block, vectors = max(2, chance.randint(1, given.channels)), chance.choice([1, 2, 4])
 
     def cut(found: convolution.Convolution) -> Window:
         return replace(found.window, channels=block, vectors=vectors)
 
-    worst, function = 0.0, None
+    worst, function, seen = 0.0, None, None
     torch._dynamo.reset()
     for each in images:
         with torch.no_grad():
-            dense = given.call(F.pad(each, around), given.w, b)
+            if each is seen:
+                layer.w.copy_(torch.randn_like(given.w) * kept(chance, (given.w.shape[0], given.w.shape[1]), given.w.shape[2:]))
+            seen = each
+            dense = given.call(F.pad(each, around, mode), layer.w, b)
             residual = torch.randn_like(dense)
             wide = layer(*(t.double() for t in (each, residual, scale)))
         if function is None:
@@ -129,8 +172,8 @@ def difference(seed: int) -> tuple[float, str]:
             with torch.no_grad():
                 actual = function(each, residual, scale)
         assert actual.shape == wide.shape and actual.dtype == dtype
-        worst = max(worst, float((actual - wide).abs().max()) / max(1.0, float(wide.abs().max())))
-    told = f"{given.told} {around=} {block=} {vectors=} {opened=}"
+        worst = max(worst, far(actual, wide))
+    told = f"{given.told} {around=} {mode} {block=} {vectors=} {opened=}"
     return worst / PRECISION[dtype], f"seed {seed}: {told} epilogue {which}"
 
 
@@ -162,7 +205,7 @@ def trained_difference(seed: int) -> tuple[float, str]:
     worst = 0.0
     for one, other in zip((leaf, *layer.parameters()), (twin, *wide.parameters()), strict=True):
         assert one.grad is not None and other.grad is not None and one.grad.shape == other.grad.shape
-        worst = max(worst, float((one.grad - other.grad).abs().max()) / max(1.0, float(other.grad.abs().max())))
+        worst = max(worst, far(one.grad, other.grad))
     return worst / PRECISION[dtype], f"seed {seed}: trained, {given.told}"
 
 
