@@ -1,18 +1,19 @@
 """lower-match-keys: a `kernel.match_keys` becomes, for each shift, a walk through two copies of the same sorted keys.
 
 before   %into, %out, %counts = "kernel.match_keys"(%keys, %shifts)
-after    scf.parallel (%s) = ...                                    // a shift each
-           while p < n and o < n
+after    scf.parallel (%s) = ...                                    // some shifts each, whose walks do not wait for each other
+           while p < n and o < n, for all of them, and then for each
              into[s, found], out[s, found] = p, o                   // whether they match or not: the next ones overwrite them
              found += keys[p] == keys[o] + shift
              p += keys[p] <= keys[o] + shift, o += keys[p] >= keys[o] + shift
            counts[s] = found
 
-Without a branch that depends on the keys: which of the two goes on is random. Runs on functions whose storage is exposed
-(expose-storage).
+Without a branch that depends on the keys: which of the two goes on is random. A step waits for the one before it, so that
+several walks take about as long as one. Runs on functions whose storage is exposed (expose-storage).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import ClassVar
 
 from torch_mlir import ir
@@ -22,6 +23,18 @@ from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, parallel
 from gossamer.passes.points.pair_tile import below
+
+_TOGETHER = 4
+"""Walks at once: as many as a core has instructions for."""
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """row: of what is written; state: where it is in either copy, and how many it has found."""
+
+    row: ir.Value
+    shift: ir.Value
+    state: tuple[ir.Value, ...]
 
 
 @dataclass(frozen=True)
@@ -41,31 +54,44 @@ def _lower(op: ir.Operation) -> None:
     into, out, counts = storage.outputs
     keys, shifts = (buffer_of(each) for each in op.operands)
     with ir.InsertionPoint(op):
-        number = memref.dim(keys, index(0))
-        with parallel(memref.dim(shifts, index(0))) as s:
-            found = _walk(keys, number, memref.load(shifts, [s]), (into, out), s)
-            _store(found, counts, [s])
+        number, many = (memref.dim(each, index(0)) for each in (keys, shifts))
+        with parallel(arith.ceildivui(many, index(_TOGETHER))) as group:
+            first, last = arith.muli(group, index(_TOGETHER)), arith.subi(many, index(1))
+            rows = [arith.minui(arith.addi(first, index(n)), last) for n in range(_TOGETHER)]  # the last one more than once
+            walks = [_Walk(row, memref.load(shifts, [row]), (index(0),) * 3) for row in rows]
+            for each in _walked(walks, keys, number, (into, out)):
+                (whole,) = _walked([each], keys, number, (into, out))
+                _store(whole.state[2], counts, [whole.row])
     storage.erase()
 
 
-def _walk(keys: ir.Value, number: ir.Value, shift: ir.Value, made: tuple[ir.Value, ir.Value], s: ir.Value) -> ir.Value:
-    kinds = [ir.IndexType.get()] * 3
-    search = scf.WhileOp(kinds, [index(0)] * 3)
+def _walked(walks: list[_Walk], keys: ir.Value, number: ir.Value, made: tuple[ir.Value, ir.Value]) -> list[_Walk]:
+    """The walks until one of them is at its end."""
+    start = [value for each in walks for value in each.state]
+    kinds = [ir.IndexType.get()] * len(start)
+    search = scf.WhileOp(kinds, start)
     location = search.operation.location
-    with ir.InsertionPoint(ir.Block.create_at_start(search.before, kinds, [location] * 3)) as point:
+    with ir.InsertionPoint(ir.Block.create_at_start(search.before, kinds, [location] * len(kinds))) as point:
         both = list(point.block.arguments)
-        scf.ConditionOp(arith.andi(below(both[0], number), below(both[1], number)), both)
-    with ir.InsertionPoint(ir.Block.create_at_start(search.after, kinds, [location] * 3)) as point:
-        p, o, found = point.block.arguments
-        for value, memory in zip((p, o), made, strict=True):
-            _store(value, memory, [s, found])
-        key, wanted = memref.load(keys, [p]), arith.addi(memref.load(keys, [o]), shift)
-        steps = [
-            arith.index_castui(ir.IndexType.get(), arith.cmpi(kind, key, wanted))
-            for kind in (arith.CmpIPredicate.sle, arith.CmpIPredicate.sge, arith.CmpIPredicate.eq)
-        ]
-        scf.YieldOp([arith.addi(a, b) for a, b in zip((p, o, found), steps, strict=True)])
-    return search.results[2]
+        inside = [below(both[at + side], number) for at in range(0, len(both), 3) for side in (0, 1)]
+        scf.ConditionOp(reduce(arith.andi, inside), both)
+    with ir.InsertionPoint(ir.Block.create_at_start(search.after, kinds, [location] * len(kinds))) as point:
+        given = list(point.block.arguments)
+        scf.YieldOp([value for n, each in enumerate(walks) for value in _step(each, given[3 * n : 3 * n + 3], keys, made)])
+    found = list(search.results)
+    return [replace(each, state=tuple(found[3 * n : 3 * n + 3])) for n, each in enumerate(walks)]
+
+
+def _step(walk: _Walk, state: list[ir.Value], keys: ir.Value, made: tuple[ir.Value, ir.Value]) -> list[ir.Value]:
+    p, o, found = state
+    for value, memory in zip((p, o), made, strict=True):
+        _store(value, memory, [walk.row, found])
+    key, wanted = memref.load(keys, [p]), arith.addi(memref.load(keys, [o]), walk.shift)
+    steps = [
+        arith.index_castui(ir.IndexType.get(), arith.cmpi(kind, key, wanted))
+        for kind in (arith.CmpIPredicate.sle, arith.CmpIPredicate.sge, arith.CmpIPredicate.eq)
+    ]
+    return [arith.addi(a, b) for a, b in zip((p, o, found), steps, strict=True)]
 
 
 def _store(value: ir.Value, memory: ir.Value, at: list[ir.Value]) -> None:

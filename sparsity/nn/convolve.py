@@ -3,6 +3,8 @@
 gossamer::coarse_sites(...) -> Tensor                 the sites that windows lead to
 gossamer::convolve_sites(...) -> Tensor               y[o] = bias + the sum over the pairs (i, o) of offset k of x[i] weight[k]
 gossamer::convolve_sites_weight(...) -> Tensor        the gradient of the weight
+gossamer::sum_sites(...) -> Tensor                    y[o] = the sum over the pairs (i, o) of x[i]
+gossamer::largest_sites(...) -> Tensor                the row i of the largest x[i] among the pairs (i, o), for each channel
 
 A convolution reads sites and writes sites: the same ones ("same": Graham et al., "3D semantic segmentation with submanifold
 sparse convolutional networks", 2018), those that its window leads to ("down"), or, from those, the ones it came from ("up"). So
@@ -10,8 +12,9 @@ the gradient of x is a convolution too. The sites are given as the coordinates t
 lead from there: whatever a graph computes in between, the maps are found by what does not change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ from gossamer.sparsity.nn.sites import PairMap
 from gossamer.sparsity.nn.windows import Window
 from gossamer.sparsity.operations.derivatives import differentiable
 
+_TILES = 16  # of a map, for torch's operations
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -84,6 +88,11 @@ def _check_shape(name: str, x: Tensor, *shape: int) -> None:
         raise GossamerError(f"convolution of sites: {name} is {x.dtype} {list(x.shape)}, must be floats {list(shape)}")
 
 
+def _check_rows(pairs: PairMap, rows: int) -> None:
+    if rows != len(pairs.rows):
+        raise GossamerError(f"convolution of sites: the result has {rows} rows, there are {len(pairs.rows)} sites")
+
+
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *sites: Any) -> Tensor:
     *where, rows = sites
     pairs, wide = _map(*where), _wide(x.dtype)
@@ -92,8 +101,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *sites: Any) -> Te
     _check_shape("the weight", weight, offsets, channels, filters)
     if bias is not None:
         _check_shape("the bias", bias, filters)
-    if rows != len(pairs.rows):
-        raise GossamerError(f"convolution of sites: the result has {rows} rows, there are {len(pairs.rows)} sites")
+    _check_rows(pairs, rows)
     out = empty((rows, filters), wide)
     if out.numel():
         added = torch.zeros(filters, dtype=wide) if bias is None else _ready(bias, wide)
@@ -113,6 +121,42 @@ def _of_weight(x: Tensor, gradient: Tensor, *where: Any) -> Tensor:
     return out
 
 
+def _pooled(pairs: PairMap) -> Iterator[tuple[Tensor, Tensor]]:
+    """The pairs (inputs, outputs), some tiles of an offset at a time: what is made of them stays in a cache."""
+    inputs, outputs = pairs.inputs.long(), pairs.outputs.long()
+    ends = pairs.positions[:, -1:]
+    for bounds in torch.cat([pairs.positions[:, :-1:_TILES], ends], 1).tolist():
+        for first, last in pairwise(bounds):
+            if last > first:
+                yield inputs[first:last], outputs[first:last]
+
+
+def _sum(x: Tensor, *sites: Any) -> Tensor:
+    *where, rows = sites
+    pairs = _map(*where)
+    _check_shape("x", x, pairs.read, *x.shape[1:2])
+    _check_rows(pairs, rows)
+    out, given = torch.zeros(rows, x.shape[1], dtype=_wide(x.dtype)), _ready(x, _wide(x.dtype))
+    for into, to in _pooled(pairs):
+        out.index_add_(0, to, given.index_select(0, into))
+    return out.to(x.dtype)
+
+
+def _largest(x: Tensor, *sites: Any) -> Tensor:
+    *where, rows = sites
+    pairs, given = _map(*where), x.detach().contiguous()
+    _check_shape("x", x, pairs.read, *x.shape[1:2])
+    _check_rows(pairs, rows)
+    largest = torch.full((rows, x.shape[1]), -torch.inf, dtype=x.dtype)
+    found = torch.full((rows, x.shape[1]), -1)
+    for into, to in _pooled(pairs):
+        new, old, row = given.index_select(0, into), largest.index_select(0, to), found.index_select(0, to)
+        better = (new > old) | (row < 0) | (new.isnan() & ~old.isnan())
+        largest.index_copy_(0, to, torch.where(better, new, old))
+        found.index_copy_(0, to, torch.where(better, into[:, None], row))
+    return found
+
+
 def _coarse(indices: Tensor, shape: Sequence[int], batch: int, path: Sequence[int]) -> Tensor:
     return site_maps(indices, shape, batch).sites(Window.parse_several(path, len(shape))).places.clone()
 
@@ -128,6 +172,14 @@ def _fake_of_weight(x: Tensor, gradient: Tensor, _indices: Tensor, shape: Sequen
     return x.new_empty((count, x.shape[1], gradient.shape[1]), dtype=_wide(x.dtype))
 
 
+def _fake_sum(x: Tensor, *sites: Any) -> Tensor:
+    return x.new_empty((sites[-1], x.shape[1]))
+
+
+def _fake_largest(x: Tensor, *sites: Any) -> Tensor:
+    return x.new_empty((sites[-1], x.shape[1]), dtype=torch.int64)
+
+
 def _fake_coarse(indices: Tensor, *_: Any) -> Tensor:
     return indices.new_empty((torch.library.get_ctx().new_dynamic_size(), indices.shape[1]))
 
@@ -138,12 +190,15 @@ for _name, _arguments, _cpu, _meta in (
     ("coarse_sites", _WHERE, _coarse, _fake_coarse),
     ("convolve_sites", f"Tensor x, Tensor weight, Tensor? bias, {_PAIRS}, SymInt rows", _convolve, _fake_convolve),
     ("convolve_sites_weight", f"Tensor x, Tensor gradient, {_PAIRS}", _of_weight, _fake_of_weight),
+    ("sum_sites", f"Tensor x, {_PAIRS}, SymInt rows", _sum, _fake_sum),
+    ("largest_sites", f"Tensor x, {_PAIRS}, SymInt rows", _largest, _fake_largest),
 ):
     LIBRARY.define(f"{_name}({_arguments}) -> Tensor", tags=TAGS)
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
 
 coarse_sites = torch.ops.gossamer.coarse_sites.default
+largest_sites = torch.ops.gossamer.largest_sites.default
 
 
 # Derivatives
@@ -216,5 +271,24 @@ def _tangent_weight(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | Non
     return sum(parts[1:], parts[0]) if parts else None
 
 
+def _setup_sum(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    x, indices, *ctx.where, ctx.rows = inputs
+    ctx.read = x.shape[0]
+    return (indices,)
+
+
+def _gradients_sum(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+    (indices,) = ctx.saved_tensors
+    *geometry, kind = ctx.where
+    return [sum_sites(gradient, indices, *geometry, _BACK[kind], ctx.read) if ctx.needs_input_grad[2] else None, None]
+
+
+def _tangent_sum(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    (indices,) = ctx.saved_tensors
+    (of_x, *_) = tangents
+    return None if of_x is None else sum_sites(of_x, indices, *ctx.where, ctx.rows)
+
+
 convolve_sites = differentiable("convolve_sites", _setup, _gradients, _tangent)
 convolve_sites_weight = differentiable("convolve_sites_weight", _setup_weight, _gradients_weight, _tangent_weight)
+sum_sites = differentiable("sum_sites", _setup_sum, _gradients_sum, _tangent_sum)

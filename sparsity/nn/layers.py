@@ -2,6 +2,7 @@
 
 SubMConv{1,2,3,4}d          from sites to the same sites
 SparseConv{1,2,3,4}d        to every site that a window leads to
+SparseConvTranspose{…}d     the same, with strides that make the grid finer
 SparseInverseConv{1,2,3,4}d from those back to the sites that the convolution of the same indice_key came from
 SparseSequential, ToDense   modules one after the other; layers of torch take the features
 """
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.sparsity.nn.convolve import convolve_sites
-from gossamer.sparsity.nn.sparse_conv_tensor import SparseConvTensor
+from gossamer.sparsity.nn.sparse_conv_tensor import Level, SparseConvTensor
 from gossamer.sparsity.nn.windows import Sizes, Window
 from gossamer.sparsity.operations.argument_check import ArgumentError
 
-_Size = int | Sequence[int]
+Size = int | Sequence[int]
 
 
 class SparseModule(nn.Module):
@@ -28,24 +29,25 @@ class SparseModule(nn.Module):
 
 class _Convolution(SparseModule):
     dimensions: ClassVar[int]
+    transposed: ClassVar[bool] = False
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: _Size,
-        stride: _Size = 1,
-        padding: _Size = 0,
-        dilation: _Size = 1,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: Size = 1,
+        groups: int = 1,
         bias: bool = True,
         indice_key: str | None = None,
     ) -> None:
         super().__init__()
-        sizes = [_sizes(name, value, self.dimensions) for name, value in (
-            ("kernel_size", kernel_size), ("stride", stride), ("padding", padding), ("dilation", dilation),
-        )]  # fmt: skip
+        if groups != 1:
+            raise GossamerError(f"{type(self).__name__}: groups is {groups!r}, must be 1, as in spconv")
         self.in_channels, self.out_channels, self.indice_key = in_channels, out_channels, indice_key
-        self.window = Window(*sizes)
+        self.window = window_of(self.dimensions, kernel_size, stride, padding, dilation, self.transposed)
         self.weight = nn.Parameter(torch.empty(out_channels, *self.window.kernel, in_channels))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
@@ -57,7 +59,7 @@ class _Convolution(SparseModule):
             nn.init.uniform_(parameter, -bound, bound)
 
     def extra_repr(self) -> str:
-        shape = ", ".join(f"{name}={list(value)}" for name, value in vars(self.window).items())
+        shape = described(self.window)
         key = "" if self.indice_key is None else f", indice_key={self.indice_key!r}"
         return f"{self.in_channels}, {self.out_channels}, {shape}{key}"
 
@@ -99,31 +101,22 @@ class _SparseConv(_Convolution):
     """To every site that the window leads to from one that is there."""
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
-        to = x.led(self.window)
-        if torch.compiler.is_compiling():
-            # BatchNorm asks this of a size that is known only when the graph runs.
-            torch._check(
-                to.indices.shape[0] > int(self.training),
-                lambda: "SparseConv in a graph needs a site, for training more than one",
-            )
-        y = x.at(self._convolved(x, x.level.where, self.window, "down", to.indices.shape[0]), to)
-        if self.indice_key is not None:
-            y.passed[self.indice_key] = x.level
-        return y
+        to = led(self, x, self.window, self.indice_key)
+        return x.at(self._convolved(x, x.level.where, self.window, "down", to.indices.shape[0]), to)
 
 
 class _SparseInverseConv(_Convolution):
     """Back to the sites that the convolution with the same `indice_key` came from."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: _Size, indice_key: str, bias: bool = True) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, indice_key: str, bias: bool = True) -> None:
         super().__init__(in_channels, out_channels, kernel_size, bias=bias, indice_key=indice_key)
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         to = x.passed.get(self.indice_key or "")
         if to is None:
             raise GossamerError(f"{type(self).__name__}: no SparseConv with the indice_key {self.indice_key!r} came before")
-        numbers = x.level.path[len(to.path) :]
-        window = Window.parse(numbers) if len(numbers) == 4 * self.dimensions else None
+        windows = Window.parse_several(x.level.path[len(to.path) :], len(to.shape))
+        window = windows[0] if len(windows) == 1 else None
         if window is None or x.level.path[: len(to.path)] != to.path or window.kernel != self.window.kernel:
             raise GossamerError(
                 f"{type(self).__name__}: the SparseConv with the indice_key {self.indice_key!r} does not lead to these sites "
@@ -132,7 +125,38 @@ class _SparseInverseConv(_Convolution):
         return x.at(self._convolved(x, to.where, window, "up", to.indices.shape[0]), to)
 
 
-def _sizes(name: str, value: _Size, dimensions: int) -> Sizes:
+class _SparseConvTranspose(_SparseConv):
+    """To every site that the window leads to the other way round: output i * stride - padding + k * dilation of input i."""
+
+    transposed = True
+
+
+def window_of(dimensions: int, kernel: Size, stride: Size, padding: Size, dilation: Size, transposed: bool = False) -> Window:
+    """With a number each dimension. GossamerError."""
+    names = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    return Window(*(_sizes(name, value, dimensions) for name, value in names.items()), transposed)
+
+
+def described(window: Window) -> str:
+    """As `repr` of a module shows it."""
+    return ", ".join(f"{name}={list(value)}" for name, value in vars(window).items() if name != "transposed")
+
+
+def led(module: nn.Module, x: SparseConvTensor, window: Window, indice_key: str | None) -> Level:
+    """The level to which a module's window leads, from which the key leads back."""
+    to = x.led(window)
+    if torch.compiler.is_compiling():
+        # BatchNorm asks this of a size that is known only when the graph runs.
+        torch._check(
+            to.indices.shape[0] > int(module.training),
+            lambda: "a convolution to other sites in a graph needs a site to lead to, for training more than one",
+        )
+    if indice_key is not None:
+        x.passed[indice_key] = x.level
+    return to
+
+
+def _sizes(name: str, value: Size, dimensions: int) -> Sizes:
     sizes = (value,) * dimensions if isinstance(value, int) else tuple(value)
     least = 0 if name == "padding" else 1
     if len(sizes) != dimensions or min(sizes) < least:
@@ -184,6 +208,30 @@ class SparseConv3d(_SparseConv):
 
 class SparseConv4d(_SparseConv):
     """See SparseConv3d."""
+
+    dimensions = 4
+
+
+class SparseConvTranspose1d(_SparseConvTranspose):
+    """See SparseConvTranspose3d."""
+
+    dimensions = 1
+
+
+class SparseConvTranspose2d(_SparseConvTranspose):
+    """See SparseConvTranspose3d."""
+
+    dimensions = 2
+
+
+class SparseConvTranspose3d(_SparseConvTranspose):
+    """What torch.nn.ConvTranspose3d computes at the sites that a window leads to, in ascending order of their indices."""
+
+    dimensions = 3
+
+
+class SparseConvTranspose4d(_SparseConvTranspose):
+    """See SparseConvTranspose3d."""
 
     dimensions = 4
 

@@ -4,7 +4,7 @@ A site's coordinates are one number, the last dimension fastest, and the numbers
 a number too, so the neighbours of all sites are found by going through the same sorted numbers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -16,6 +16,7 @@ from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.points import TILE
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.nn.windows import Sizes, Window
 
 _MOST = 2**31 - 1
@@ -76,21 +77,22 @@ def _check_range(indices: Tensor, sizes: Sizes) -> None:
     _check_places(sizes)
     if len(indices) > _MOST:
         raise GossamerError(f"indices: {len(indices)} rows, there are kernels for up to {_MOST}")
+    if not len(indices):
+        return
+    least, most = indices.amin(0).tolist(), indices.amax(0).tolist()
+    if min(least) >= 0 and all(n < size for n, size in zip(most, sizes, strict=True)):
+        return
     wrong = ((indices < 0) | (indices >= torch.tensor(sizes))).any(1).nonzero()
-    if len(wrong):
-        row = int(wrong[0])
-        raise GossamerError(
-            f"indices: row {row} is {indices[row].tolist()}, must be at least 0 and below {list(sizes)} "
-            f"(batch_size, then spatial_shape); {len(wrong)} of {len(indices)} rows are outside"
-        )
+    row = int(wrong[0])
+    raise GossamerError(
+        f"indices: row {row} is {indices[row].tolist()}, must be at least 0 and below {list(sizes)} "
+        f"(batch_size, then spatial_shape); {len(wrong)} of {len(indices)} rows are outside"
+    )
 
 
 def _numbers(places: Tensor, sizes: Sizes) -> Tensor:
     """sum of places[:, d] * (the product of the sizes behind d), int64"""
-    total = places[:, 0].to(torch.int64, copy=True)
-    for d, size in enumerate(sizes[1:], 1):
-        total = total.mul_(size).add_(places[:, d])
-    return total
+    return places.long() @ torch.tensor([prod(sizes[d:]) for d in range(1, len(sizes) + 1)])
 
 
 @dataclass(frozen=True)
@@ -118,20 +120,21 @@ Ranks = tuple[Tensor, Tensor]
 """The pairs of an offset: which input and which output, both ascending, int32, by their places in the order of sites."""
 
 
-def pair_map(ranks: Iterable[Ranks], read: Sites, written: Sites) -> PairMap:
+def pair_map(ranks: Sequence[Ranks], read: Sites, written: Sites) -> PairMap:
     """The map of pairs that come offset by offset."""
     tiles = torch.arange(-(-len(written) // TILE) + 1, dtype=torch.int32) * TILE
-    inputs, outputs, positions, start = [], [], [], 0
-    for into, out in ranks:
-        inputs.append(into if read.ascending else read.order[into])
-        outputs.append(out if written.ascending else written.order[out])
+    positions, start = [], 0
+    for _, out in ranks:
         positions.append(torch.searchsorted(out, tiles) + start)
         start += len(out)
     if start > _MOST:
         raise GossamerError(
             f"a convolution of {start} pairs of sites, there are kernels for up to {_MOST}: make smaller batches"
         )
-    return PairMap(torch.cat(inputs), torch.cat(outputs), written.order, torch.stack(positions).int(), len(read))
+    inputs, outputs = (torch.cat(each) for each in zip(*ranks, strict=True))
+    inputs = inputs if read.ascending else read.order.index_select(0, inputs)
+    outputs = outputs if written.ascending else written.order.index_select(0, outputs)
+    return PairMap(inputs, outputs, written.order, torch.stack(positions).int(), len(read))
 
 
 def neighbours(sites: Sites, window: Window) -> list[Ranks]:
@@ -158,7 +161,7 @@ def _steps(shape: Sizes, margin: Sequence[int]) -> list[int]:
 
 def _matches(keys: Tensor, shifts: Tensor) -> list[Ranks]:
     """The pairs of each shift, see kernel.match_keys."""
-    into, out = torch.empty(2, len(shifts), len(keys), dtype=torch.int32)
+    into, out = empty((2, len(shifts), len(keys)), torch.int32)
     counts = torch.zeros(len(shifts), dtype=torch.int32)
     if into.numel():
         _match_kernel().into([into, out, counts], [keys, shifts])
@@ -182,21 +185,32 @@ def coarser(sites: Sites, window: Window) -> tuple[Sites, list[Ranks]]:
     """The sites that a window leads to from some of these, and the pairs."""
     shape = window.shape_of(sites.shape)
     _check_places((sites.batch, *shape))
-    found = [_led_to(sites, window, offset, shape) for offset in window.offsets]
-    keys = torch.unique(torch.cat([key for _, key in found]))
+    found = _led_to(sites, window, shape)
+    keys, ranks = torch.unique(torch.cat([key for _, key in found]), return_inverse=True)
     places, left = [], keys
     for size in reversed(shape):
         places.append(left % size)
         left = left // size
     indices = torch.stack([left, *reversed(places)], 1).int()
     made = Sites(shape, sites.batch, torch.arange(len(keys), dtype=torch.int32), indices, True)
-    return made, [(into.int(), torch.searchsorted(keys, key, out_int32=True)) for into, key in found]
+    outputs = ranks.int().split([len(into) for into, _ in found])
+    return made, [(into, out) for (into, _), out in zip(found, outputs, strict=True)]
 
 
-def _led_to(sites: Sites, window: Window, offset: Sizes, shape: Sizes) -> tuple[Tensor, Tensor]:
-    """Of the sites that an offset leads from, which they are, and the numbers of the outputs: both ascending."""
-    moved = sites.places[:, 1:] + (torch.tensor(window.padding) - torch.tensor(offset))
-    stride = torch.tensor(window.stride)
-    at = moved.div(stride, rounding_mode="floor")
-    into = ((at * stride == moved) & (at >= 0) & (at < torch.tensor(shape))).all(1).nonzero()[:, 0]
-    return into, _numbers(torch.cat([sites.places[into, :1], at[into]], 1), (sites.batch, *shape))
+def _led_to(sites: Sites, window: Window, shape: Sizes) -> list[tuple[Tensor, Tensor]]:
+    """For each offset the sites that it leads from, and the numbers of the outputs: both ascending.
+
+    Dimension by dimension: what a tap of one leads nowhere is not looked at along the next.
+    """
+    batch, *columns = sites.places.t().to(torch.int64, memory_format=torch.contiguous_format)
+    found = [(torch.arange(len(sites), dtype=torch.int32), batch)]
+    for dimension, size in enumerate(shape):
+        taps = window.led_to(columns[dimension], dimension, size)
+        found = [_kept(rows, keys, at, size) for rows, keys in found for at in taps]
+    return found
+
+
+def _kept(rows: Tensor, keys: Tensor, at: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    place = at.index_select(0, rows)
+    kept = (place >= 0).nonzero()[:, 0]
+    return rows.index_select(0, kept), keys.index_select(0, kept).mul_(size).add_(place.index_select(0, kept))

@@ -1,0 +1,128 @@
+"""Pooling of features at sites, with spconv's names and arguments.
+
+SparseMaxPool{1,2,3,4}d     the largest of each channel among the sites that a window shows
+SparseAvgPool{1,2,3,4}d     the mean over those: places without a site do not count
+SparseGlobalMaxPool, SparseGlobalAvgPool    the same over all sites of a grid, as a tensor [batch, C]
+"""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.nn.convolve import largest_sites, sum_sites
+from gossamer.sparsity.nn.layers import Size, SparseModule, described, led, window_of
+from gossamer.sparsity.nn.sparse_conv_tensor import SparseConvTensor
+
+
+class _Pool(SparseModule):
+    dimensions: ClassVar[int]
+
+    def __init__(
+        self,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        dilation: Size = 1,
+        indice_key: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.indice_key = indice_key
+        self.window = window_of(self.dimensions, kernel_size, kernel_size if stride is None else stride, padding, dilation)
+
+    def extra_repr(self) -> str:
+        return described(self.window)
+
+    def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        if len(x.level.shape) != self.dimensions:
+            raise GossamerError(f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions")
+        to = led(self, x, self.window, self.indice_key)
+        return x.at(self._pooled(x.features, (*x.level.where, self.window.numbers, "down", to.indices.shape[0])), to)
+
+    def _pooled(self, features: Tensor, where: tuple[Any, ...]) -> Tensor:
+        raise NotImplementedError
+
+
+class _MaxPool(_Pool):
+    """A NaN is larger than any number, as in torch; of equals the first one gets the gradient."""
+
+    def _pooled(self, features: Tensor, where: tuple[Any, ...]) -> Tensor:
+        return features.gather(0, largest_sites(features.detach(), *where))
+
+
+class _AvgPool(_Pool):
+    def _pooled(self, features: Tensor, where: tuple[Any, ...]) -> Tensor:
+        sums: Tensor = sum_sites(features, *where)
+        return sums / sum_sites(features.new_ones(features.shape[0], 1), *where)
+
+
+class _GlobalPool(SparseModule):
+    """Features [N, C] of a batch of grids → [batch, C], zeros for a grid without sites."""
+
+    way: ClassVar[str]
+
+    def forward(self, x: SparseConvTensor) -> Tensor:
+        features = x.features
+        grid = x.indices[:, :1].long().expand_as(features)
+        empty = features.new_zeros(x.batch_size, features.shape[1])
+        return empty.scatter_reduce(0, grid, features, self.way, include_self=False)
+
+
+class SparseGlobalMaxPool(_GlobalPool):
+    """The largest of each channel; equals share the gradient."""
+
+    way = "amax"
+
+
+class SparseGlobalAvgPool(_GlobalPool):
+    """The mean of each channel."""
+
+    way = "mean"
+
+
+class SparseMaxPool1d(_MaxPool):
+    """See SparseMaxPool3d."""
+
+    dimensions = 1
+
+
+class SparseMaxPool2d(_MaxPool):
+    """See SparseMaxPool3d."""
+
+    dimensions = 2
+
+
+class SparseMaxPool3d(_MaxPool):
+    """What torch.nn.MaxPool3d computes of the sites that there are, at those that the window leads to."""
+
+    dimensions = 3
+
+
+class SparseMaxPool4d(_MaxPool):
+    """See SparseMaxPool3d."""
+
+    dimensions = 4
+
+
+class SparseAvgPool1d(_AvgPool):
+    """See SparseAvgPool3d."""
+
+    dimensions = 1
+
+
+class SparseAvgPool2d(_AvgPool):
+    """See SparseAvgPool3d."""
+
+    dimensions = 2
+
+
+class SparseAvgPool3d(_AvgPool):
+    """The mean of the sites that a window shows, at those that it leads to."""
+
+    dimensions = 3
+
+
+class SparseAvgPool4d(_AvgPool):
+    """See SparseAvgPool3d."""
+
+    dimensions = 4
