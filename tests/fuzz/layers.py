@@ -160,13 +160,26 @@ def points(chance: random.Random) -> str:
     layers, keys, now = [], [], list(shape)
     for c, made in pairwise(channels[: chance.randint(2, 5)]):
         bias = f"bias={chance.random() < 0.5}"
-        kind = chance.choice(("SubM", "SubM", "Sparse", "Inverse"))
+        kind = chance.choice(("SubM", "SubM", "Sparse", "Sparse", "Inverse", "Transpose", "Max", "Avg"))
         if kind == "Inverse" and not keys:
             kind = "SubM"
         if kind == "SubM":
             kernel, dilation = ([chance.choice(known) for _ in range(dims)] for known in ((1, 3, 3, 5), (1, 2)))
             numbers = f"{kernel}, dilation={dilation}"
             layers.append(f"spconv.SubMConv{dims}d({c}, {made}, {numbers}, {bias})")
+        elif kind == "Transpose":
+            kernel = [chance.randint(1, 3) for _ in now]
+            stride = [chance.randint(1, 2) if n < 9 else 1 for n in now]
+            now = [(n - 1) * s + k for n, k, s in zip(now, kernel, stride, strict=True)]
+            keys.clear()
+            layers.append(f"spconv.SparseConvTranspose{dims}d({c}, {made}, {kernel}, {stride}, {bias})")
+        elif kind in ("Max", "Avg"):
+            kernel = [chance.randint(1, min(3, n)) for n in now]
+            stride, padding = [chance.randint(1, 2) for _ in now], [chance.randint(0, k // 2) for k in kernel]
+            now = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(now, padding, kernel, stride, strict=True)]
+            keys.clear()
+            layers.append(f"spconv.Sparse{kind}Pool{dims}d({kernel}, {stride}, {padding})")
+            layers.append(f"spconv.SubMConv{dims}d({c}, {made}, 1, {bias})")
         elif kind == "Sparse":
             kernel = [chance.randint(1, min(3, n)) for n in now]
             stride, padding = ([chance.randint(low, high) for _ in now] for low, high in ((1, 2), (0, 1)))

@@ -14,6 +14,7 @@ Points = tuple[Tensor, Tensor, tuple[int, ...]]
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+_MAXIMA = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 
 
 def by_integers(x: Tensor, layer: QuantizedLinear) -> Tensor:
@@ -41,8 +42,11 @@ def on_grids(layers: nn.Module, features: Tensor, indices: Tensor, shape: tuple[
         if not isinstance(layer, spconv.SparseModule):
             features = layer(features)
             continue
-        weight, window = layer.weight.double().movedim(-1, 1), layer.window
-        grid = _grid(features, at, shape, batch)
+        window, grid = layer.window, _grid(features, at, shape, batch)
+        if "Pool" in type(layer).__name__:
+            features, at, shape = _pooled(layer, features, at, shape, batch)
+            continue
+        weight = layer.weight.double().movedim(-1, 1)
         bias = None if layer.bias is None else layer.bias.double()
         if "Inverse" in type(layer).__name__:
             first, at, to = passed[layer.indice_key]
@@ -52,6 +56,12 @@ def on_grids(layers: nn.Module, features: Tensor, indices: Tensor, shape: tuple[
             steps_back = (window.stride, window.padding, rest, 1, window.dilation)
             full = _TRANSPOSED[dims - 1](grid, weight.transpose(0, 1), bias, *steps_back)
             shape = to
+        elif window.transposed:
+            steps_back = (window.stride, window.padding, 0, 1, window.dilation)
+            full = _TRANSPOSED[dims - 1](grid, weight.transpose(0, 1), bias, *steps_back)
+            there = _grid(torch.ones(len(at), 1), at, shape, batch)
+            ones = torch.ones(1, 1, *window.kernel, dtype=torch.float64)
+            at, shape = (_TRANSPOSED[dims - 1](there, ones, None, *steps_back)[:, 0] > 0.5).nonzero(), tuple(full.shape[2:])
         else:
             full = _CONVOLUTIONS[dims - 1](grid, weight, bias, window.stride, window.padding, window.dilation)
             if "SubM" not in type(layer).__name__:
@@ -62,6 +72,23 @@ def on_grids(layers: nn.Module, features: Tensor, indices: Tensor, shape: tuple[
                 at, shape = (reached[:, 0] > 0.5).nonzero(), tuple(full.shape[2:])
         features = full.movedim(1, -1)[tuple(at.long().t())]
     return features, at, shape
+
+
+def _pooled(layer: spconv.SparseModule, features: Tensor, at: Tensor, shape: tuple[int, ...], batch: int) -> Points:
+    """What of the sites there are a window shows: the largest, or their mean."""
+    window, dims = layer.window, len(shape)
+    there = _grid(torch.ones(len(at), 1), at, shape, batch)
+    ones = torch.ones(1, 1, *window.kernel, dtype=torch.float64)
+    reached = _CONVOLUTIONS[dims - 1](there, ones, None, window.stride, window.padding)
+    if "Max" in type(layer).__name__:
+        lowest = _grid(features, at, shape, batch).masked_fill(there == 0, -torch.inf)
+        full = _MAXIMA[dims - 1](lowest, window.kernel, window.stride, window.padding)
+    else:
+        filters = ones.expand(features.shape[1], 1, *window.kernel)
+        grid = _grid(features, at, shape, batch)
+        full = _CONVOLUTIONS[dims - 1](grid, filters, None, window.stride, window.padding, 1, features.shape[1]) / reached
+    at = (reached[:, 0] > 0.5).nonzero()
+    return full.movedim(1, -1)[tuple(at.long().t())], at, tuple(full.shape[2:])
 
 
 def _grid(features: Tensor, at: Tensor, shape: tuple[int, ...], batch: int) -> Tensor:
