@@ -181,10 +181,15 @@ def ours_us(convolution: Convolution, density: float | None = None) -> float:
         us += device_of(c.weight.device).transpose_us(c.m * pixels * c.weight.dtype.itemsize)
     if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
         us += device_of(c.weight.device).transpose_us((c.channels + c.m) * pixels * c.weight.dtype.itemsize)
-    if not c.depthwise and in_training(c.node.graph):  # new values at every step
-        share = matrix.density if arrangement_of(c.weight.evaluate) is not None else 1.0
-        us += device_of(c.weight.device).renewal_us(int(c.m * c.k * share)) * threads
+    if not c.depthwise:
+        us += _renewal_us(c, matrix.density if arrangement_of(c.weight.evaluate) is not None else 1.0) * threads
     return us / threads + machine.call_us
+
+
+def _renewal_us(convolution: Convolution, share: float) -> float:
+    """The same of taking over so many of a weight's values, which in training are new at every step."""
+    c = convolution
+    return device_of(c.weight.device).renewal_us(int(c.m * c.k * share)) if in_training(c.node.graph) else 0.0
 
 
 def _compact_us(convolution: Convolution) -> float:
@@ -194,7 +199,8 @@ def _compact_us(convolution: Convolution) -> float:
     filters, channels = c.occupied
     share = filters * channels * c.window.taps / (c.m * c.k)
     bytes_ = (channels + c.m) * c.pixels * c.weight.dtype.itemsize
-    return dense_us(c) * share * _SMALLER + copied_us(bytes_) / torch.get_num_threads() + 2 * this_machine().call_us
+    copied = copied_us(bytes_) / torch.get_num_threads() + _renewal_us(c, 1.0)
+    return dense_us(c) * share * _SMALLER + copied + 2 * this_machine().call_us
 
 
 def dense_us(convolution: Convolution) -> float:
@@ -291,7 +297,7 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor], instead: Al
     )  # fmt: skip
     if depthwise:
         return found
-    simple = groups == 1 and instead is None and weight.density < 1 and not in_training(node.graph)
+    simple = groups == 1 and (instead is None or prod(instead.stride) == 1) and weight.density < 1
     occupied = _occupied(weight, window, values) if simple else None
     return replace(found, window=planned(found), occupied=occupied)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.transposed import Alternative, padded, slid, spread
+from gossamer.backend.convolution.transposed import Alternative, padded, slid, spread, whole
 from gossamer.backend.graph.emit import Emitter
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -56,9 +56,15 @@ def _of_images(backward: fx.Node, torchs: fx.Node) -> Alternative | str:
     ones, none = [1] * len(taps), [0] * len(taps)
     if transposed:
         found = emit(aten.convolution.default, g, w, None, stride, padding, dilation, False, none, groups)
-        steps, result = (1,) * len(taps), padded(emit, found, none, [-(n // s) for n, s in zip(more, stride, strict=True)])
+        cropped = padded(emit, found, none, [-(n // s) for n, s in zip(more, stride, strict=True)])
+        steps, result = (1,) * len(taps), whole(emit, cropped)
     elif any(s != 1 for s in stride) and not known:
-        return "no sparse gradient behind a stride for images of open sizes"
+        if groups != 1 and groups == kernel[0] == sizes[1]:
+            return "no sparse gradient behind a stride of a depthwise convolution for images of open sizes"
+        found, result = slid(emit, g, w, stride, padding, dilation, [s - 1 for s in stride], groups)
+        for axis, size in enumerate(emit.sizes(x, tuple(range(2, len(sizes)))), 2):  # the last step may go beyond the images
+            result = emit(aten.slice.Tensor, result, axis, 0, size)
+        result = whole(emit, result)
     else:
         depthwise = groups != 1 and groups == kernel[0] == sizes[1]
         pointwise = all(k == 1 for k in taps) and not any(padding)

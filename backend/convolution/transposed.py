@@ -120,7 +120,16 @@ def slid(
     for axis, (begin, surplus) in enumerate(crops, 2):
         if begin or surplus:
             result = emit(aten.slice.Tensor, result, axis, begin, -surplus if surplus else (1 << 63) - 1)
-    return found, result
+    return found, whole(emit, result)
+
+
+def whole(emit: Emitter, images: fx.Node) -> fx.Node:
+    """Images whose lines lie one after the other, as those of torch's convolutions do: views may follow."""
+    return (
+        images
+        if images.meta["val"].is_contiguous()
+        else emit(aten.clone.default, images, memory_format=torch.contiguous_format)
+    )
 
 
 def padded(emit: Emitter, x: fx.Node, before: Sequence[int], after: Sequence[int]) -> fx.Node:
@@ -161,8 +170,8 @@ def _interleaved(emit: Emitter, y: fx.Node, stride: Sequence[int]) -> fx.Node:
     assert isinstance(filters, int)
     y = emit(aten.reshape.default, y, [images, filters // prod(stride), *stride, *sizes])
     y = emit(aten.permute.default, y, [0, 1, *(axis for n in range(dims) for axis in (2 + dims + n, 2 + n))])
-    whole = [n * s if isinstance(n, int) else emit(operator.mul, n, s) for n, s in zip(sizes, stride, strict=True)]
-    return emit(aten.reshape.default, y, [images, filters // prod(stride), *whole])
+    sizes = [n * s if isinstance(n, int) else emit(operator.mul, n, s) for n, s in zip(sizes, stride, strict=True)]
+    return emit(aten.reshape.default, y, [images, filters // prod(stride), *sizes])
 
 
 def spread(emit: Emitter, images: fx.Node, axis: int, step: int, size: int) -> fx.Node:

@@ -186,15 +186,61 @@ def test_gradients_of_other_kinds_of_layers(dtype: torch.dtype) -> None:
     assert_same_gradients(run, model, x)
 
 
+class Strided(nn.Module):
+    """Kernels with strides, of images of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(6, 8, 3, 2, 1), nn.Conv2d(8, 9, (5, 2), (3, 2), (2, 0), (1, 2))
+        self.shortcut, self.grouped = nn.Conv2d(6, 9, 1, 2), nn.Conv2d(9, 6, 3, (1, 2), 1, groups=3)
+        for layer in self.children():
+            parametrize.register_parametrization(layer, "weight", Mask((torch.rand_like(layer.weight) < 0.3).float()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(F.relu(self.first(x))).square().sum()
+        return y + self.grouped(F.relu(self.shortcut(x))).square().sum()
+
+
+def test_gradients_behind_strides_for_images_of_open_sizes() -> None:
+    torch.manual_seed(0)
+    model, x = Strided(), torch.randn(2, 6, 23, 30, requires_grad=True)
+    for axis in (0, 2, 3):
+        torch._dynamo.mark_dynamic(x, axis)
+    run = compile_and_run(model, x, grad=True, regions=8)
+    assert sum(d.op.endswith("backward") for d in run.regions) == 4
+    for shape in ((2, 6, 23, 30), (3, 6, 24, 31), (1, 6, 40, 17), (0, 6, 22, 41)):
+        assert_same_gradients(run, model, torch.randn(shape), steps=1)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_filters_and_channels_of_zeros_are_left_out(transposed: bool) -> None:
+    """Forward and in the gradient of the images; under other masks later others."""
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose2d(48, 64, 3, padding=1) if transposed else nn.Conv2d(48, 64, 3, padding=1)
+    mask = torch.ones_like(layer.weight)
+    mask[torch.randperm(len(mask))[: len(mask) // 2]] = 0
+    mask[:, torch.randperm(mask.shape[1])[: mask.shape[1] // 4]] = 0
+    parametrize.register_parametrization(layer, "weight", Mask(mask))
+    model, x = _Squared(layer), torch.randn(2, 48, 31, 29)
+    run = compile_and_run(model, x.clone().requires_grad_(), grad=True, regions=2)
+    assert [d.schedule for d in run.regions] == ["compact"] * 2
+    left = "48 of 64 filters and 24 of 48 channels" if transposed else "32 of 64 filters and 36 of 48 channels"
+    assert run.regions[0].reason.startswith(left)
+    assert_same_gradients(run, model, x)
+    kept = layer.parametrizations.weight[0].mask
+    for other in (mask.roll(1, 0), torch.ones_like(mask), torch.zeros_like(mask)):
+        kept.copy_(other)
+        assert_same_gradients(run, model, x, steps=1)
+
+
 def test_gradients_that_stay_with_torch_say_why() -> None:
-    model, x = nn.Conv2d(6, 8, 3, stride=2, padding=1), torch.randn(1, 6, 12, 12, requires_grad=True)
+    model, x = nn.Conv2d(6, 6, 3, stride=2, padding=1, groups=6), torch.randn(1, 6, 12, 12, requires_grad=True)
     parametrize.register_parametrization(model, "weight", Mask((torch.rand_like(model.weight) < 0.2).float()))
     for axis in (2, 3):
         torch._dynamo.mark_dynamic(x, axis)
-    run = compile_and_run(model, x, grad=True)
-    assert [(d.op, d.reason) for d in run.decisions if not d.sparse] == [
-        ("conv 3x3 backward", "no sparse gradient behind a stride for images of open sizes")
-    ]
+    run = compile_and_run(model, x, grad=True, regions=0)
+    why = "no sparse gradient behind a stride of a depthwise convolution for images of open sizes"
+    assert [d.reason for d in run.decisions if d.op == "conv 3x3 depthwise backward"] == [why]
     run.output.square().sum().backward()
     found, x.grad = x.grad, None
     model(x).square().sum().backward()
