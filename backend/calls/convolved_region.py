@@ -62,28 +62,18 @@ def slid_over(window: Window, given: torch.Size) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class ConvolvedRegion:
-    """A convolution that can run, sparse or dense; the fields are those of `CompiledRegion`.
-
-    body     computes the region from (x, weight as a matrix, *extras), densely
-    window   what slides over the images
-    """
+class OnImages:
+    """What a kernel computes of images of any size with a window that slides over them."""
 
     kernel: Kernel
-    packings: Packings
-    body: Callable[..., torch.Tensor]
     window: Window
-    leaves: int
-    densest: float
-    verify: bool
-    m: int
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_shapes", Shapes(self._shape))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ConvolvedRegion, tuple(getattr(self, each.name) for each in fields(self))
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -95,20 +85,41 @@ class ConvolvedRegion:
         return self._shape(x.shape)
 
     def _shape(self, given: torch.Size) -> tuple[int, ...]:
-        return given[0], self.m, *slid_over(self.window, given)
+        raise NotImplementedError
 
-    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
-        x, given = operands[0], 1 + self.leaves
-        look_up = self.packings.verified if self.verify else self.packings.current
-        packed = look_up(operands[1:given], self.densest)
-        if packed is None:
-            return self.dense(operands)
+    def computed(self, x: torch.Tensor, weight: Any, extras: Sequence[torch.Tensor], dims: int) -> torch.Tensor:
+        """The result, by a kernel that takes the last so many of depth, height and width."""
         shape, strides, read, written, sizes = self._shapes[x.shape]  # type: ignore[attr-defined]
         out = allocate(shape, strides, self.dtype)
         if out.numel():
-            extras = [pixels(extra, written) for extra in operands[given:]]
-            self.kernel([pixels(x, read), packed, *extras, *sizes], out.view(written))
+            others = [pixels(extra, written) for extra in extras]
+            self.kernel([pixels(x, read), weight, *others, *sizes[3 - dims :]], out.view(written))
         return out
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolvedRegion(OnImages):
+    """A convolution that can run, sparse or dense; the fields are those of `CompiledRegion`.
+
+    body     computes the region from (x, weight as a matrix, *extras), densely
+    window   what slides over the images
+    """
+
+    packings: Packings
+    body: Callable[..., torch.Tensor]
+    leaves: int
+    densest: float
+    verify: bool
+    m: int
+
+    def _shape(self, given: torch.Size) -> tuple[int, ...]:
+        return given[0], self.m, *slid_over(self.window, given)
+
+    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
+        given = 1 + self.leaves
+        look_up = self.packings.verified if self.verify else self.packings.current
+        packed = look_up(operands[1:given], self.densest)
+        return self.dense(operands) if packed is None else self.computed(operands[0], packed, operands[given:], 3)
 
     def dense(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The same in plain torch."""

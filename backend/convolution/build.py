@@ -55,8 +55,8 @@ def build(
     known = region_op.find(key)
     if known is None:
         known = ConvolvedRegion(
-            kernel, packings, on_images(region.body, window, dims), window, len(leaves), densest, options.verify == "full",
-            found.m, out.dtype,
+            kernel, window, out.dtype, packings, on_images(region.body, window, dims), len(leaves), densest,
+            options.verify == "full", found.m,
         )  # fmt: skip
     region_op.add(key, known)
     packed = packings.current(leaves, densest)

@@ -133,8 +133,9 @@ class _SparseConvTranspose(_SparseConv):
 
 def window_of(dimensions: int, kernel: Size, stride: Size, padding: Size, dilation: Size, transposed: bool = False) -> Window:
     """With a number each dimension. GossamerError."""
-    names = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
-    return Window(*(_sizes(name, value, dimensions) for name, value in names.items()), transposed)
+    sizes = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    kernel, stride, padding, dilation = (_sizes(name, value, dimensions) for name, value in sizes.items())
+    return Window(kernel, stride, padding, dilation, transposed)
 
 
 def described(window: Window) -> str:
