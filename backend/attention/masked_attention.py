@@ -17,14 +17,14 @@ from torch import fx
 
 from gossamer.backend.calls import mask_ops
 from gossamer.backend.chains.masks import Constants
-from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.emit import Emitter, constant
 from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.nodes import COPIES, ancestors, hint, same
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, detect_fake_mode
+from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, MOST_SHARE, TYPES, attention_kernel, cap_steps
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 
@@ -138,7 +138,7 @@ def _replace(
         forward = [list(expression.leaves), list(expression.numbers), scale, cap, key]
         name, gradient = "attend_under", forward
     elif known_tables is not None:
-        parts = [_constant(node, part) for each in known_tables for part in each.tensors]
+        parts = [constant(node, part) for each in known_tables for part in each.tensors]
         name, forward, gradient = "attend_tiles", [parts[:4], scale, cap], [parts, scale, cap]
     ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *forward)
     if backward is not None:
@@ -233,18 +233,3 @@ def _condition(mask: fx.Node, constants: Constants) -> fx.Node | None:
     shown, hidden = values
     same = condition.meta["val"].shape == mask.meta["val"].shape
     return condition if same and bool((shown == 0).all()) and bool(hidden.isneginf().all()) else None  # type: ignore[union-attr]
-
-
-def _constant(before: fx.Node, value: torch.Tensor) -> Any:
-    """A node for a tensor that the graph holds from now on."""
-    module = before.graph.owning_module
-    assert module is not None
-    number = 0
-    while hasattr(module, name := f"_tiles_{number}"):
-        number += 1
-    module.register_buffer(name, value)
-    with before.graph.inserting_before(before):
-        node = before.graph.call_function(aten.lift_fresh_copy.default, (before.graph.get_attr(name),))  # as tracing has them
-    mode = detect_fake_mode([before.meta["val"]])
-    node.meta["val"] = mode.from_tensor(value)
-    return node
