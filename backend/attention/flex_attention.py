@@ -1,10 +1,10 @@
 """flex-attention: FlexAttention computes the tiles that its BlockMask and mask_mod leave, with score_mod in the kernel.
 
-    %o, %l = flex_attention(%q, %k, %v, @score, (%blocks.., @mask))  →  %o, %l = gossamer::attend_flex(%q, %k, %v, %blocks.., key)
+    %o, %l = flex_attention(%q, %k, %v, @score, (%blocks.., @mask))  →  %o, %l = gossamer::attend_flex(%q, %k, %v, %blocks..)
 
 The tiles are found when what they are computed from is new: the blocks and the buffers that the functions read. The function of
 a score becomes steps of the kernel, as far as it is a soft cap, a factor, or something added that depends on places; gradients
-likewise. What the kernel does not compute stays with Inductor, or, where that does not compute it on CPUs either, is written out.
+likewise. What the kernel does not compute stays with Inductor, or, where that does not compute it on CPUs, is written out.
 """
 
 import operator

@@ -23,13 +23,12 @@ _TIMES = {aten.mul.Tensor, aten.mul.Scalar}
 _DIVIDED = {aten.div.Tensor, aten.div.Scalar}
 _PLUS = {aten.add.Tensor: 1.0, aten.add.Scalar: 1.0, aten.sub.Tensor: -1.0, aten.sub.Scalar: -1.0}
 _CHOICES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
-_AT_ONCE = {
-    aten.scalar_tensor.default, aten.full.default, aten.full_like.default, aten.new_ones.default, aten.new_zeros.default,
-    aten.new_full.default, aten.ones_like.default, aten.zeros_like.default, aten.index.Tensor, aten.select.int,
-    aten.slice.Tensor, aten.unsqueeze.default, aten.squeeze.dim, aten.view.default, aten.expand.default, aten.sum.dim_IntList, aten.sum.default,
-    aten.any.default, aten.any.dim, aten.all.default, aten.all.dim, aten.amax.default, aten.amin.default, aten.stack.default,
+_NUMBERS = {
+    aten.scalar_tensor.default, aten.full.default, aten.full_like.default, aten.new_full.default, aten.new_ones.default,
+    aten.new_zeros.default, aten.ones_like.default, aten.zeros_like.default, aten._to_copy.default,
+    aten.floor_divide.default, aten.lift_fresh_copy.default,
 }  # fmt: skip
-"""What torch.vmap computes for all places at once, besides pointwise operations."""
+"""What gives a number for a number, besides pointwise operations."""
 _SMALL = 4096  # elements of a tensor that a function has as a constant
 _SAME = {aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default}
 
@@ -166,19 +165,36 @@ def with_constants(function: fx.GraphModule, first: int, given: Sequence[Any]) -
     arguments = [node for node in function.graph.nodes if node.op == "placeholder"]
     for node, value in zip(arguments, [None] * first + list(given), strict=True):
         number = fixed_size(value) if isinstance(value, fx.Node) else value
-        copies[node] = graph.placeholder(node.name) if number is None else number
+        copies[node] = number
+        if number is None:
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta = dict(node.meta)
     graph.output(graph.graph_copy(function.graph, copies))
-    return fx.GraphModule({}, graph), [x for x in given if isinstance(x, fx.Node) and fixed_size(x) is None]
+    return fx.GraphModule(function, graph), [x for x in given if isinstance(x, fx.Node) and fixed_size(x) is None]
 
 
 def _copied(node: fx.Node, of_places: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """What a node calls, and with what; of what depends on places, only what runs for many of them at once."""
-    if node.op == "get_attr":
+    """What a node calls, and with what. What depends on places must compute a number of numbers, for it will be given arrays
+    of them, of any shape."""
+    if of_places and node.target is aten.index.Tensor:
+        indices: list[Any] = []
+        buffer: Any = node
+        while isinstance(buffer, fx.Node) and buffer.target is aten.index.Tensor:
+            buffer, before = buffer.args
+            indices = [*before, *indices]  # type: ignore[misc]
+        if buffer.meta["val"].dim() == len(indices) and None not in indices:
+            return node.target, (buffer, indices), {}
+    elif of_places and is_pure(node):
+        value = node.meta["val"]
+        pointwise = not isinstance(node.target, OpOverload) or torch.Tag.pointwise in node.target.tags
+        if (pointwise or node.target in _NUMBERS) and not (isinstance(value, torch.Tensor) and value.dim()):
+            return node.target, node.args, dict(node.kwargs)
+    elif not of_places and is_pure(node):
+        return node.target, node.args, dict(node.kwargs)
+    elif node.op == "get_attr":
         value = getattr(node.graph.owning_module, str(node.target))
         if isinstance(value, torch.Tensor) and value.numel() <= _SMALL and value.device.type == "cpu":
             return torch.tensor, (value.tolist(),), {"dtype": value.dtype}
-    elif is_pure(node) and (not of_places or node.target in _AT_ONCE or _is_pointwise(node)):
-        return node.target, node.args, dict(node.kwargs)
     raise Refused(f"its functions have {node.op} {node.target}")
 
 
@@ -189,10 +205,6 @@ def _depending(graph: fx.Graph, on: Sequence[fx.Node]) -> set[fx.Node]:
         if not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    return not isinstance(node.target, OpOverload) or torch.Tag.pointwise in node.target.tags
 
 
 def _module(module: fx.GraphModule, places: Sequence[fx.Node], result: Any) -> fx.GraphModule:

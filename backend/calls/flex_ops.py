@@ -144,10 +144,9 @@ def _uses(function: fx.GraphModule, axis: int) -> bool:
 
 def _everywhere(function: fx.GraphModule, buffers: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
     """The values [n, queries, keys] of a function of batches [n], heads [n], queries [n, queries] and keys [n, keys]."""
-    over: Callable[..., Tensor] = lambda *given: torch.as_tensor(function(*given))
-    for axes in ((None, None, None, 0), (None, None, 0, None), (0, 0, 0, 0)):
-        over = torch.vmap(over, (*axes, *[None] * len(buffers)))
-    return over(*places, *buffers)
+    batch, head, query, key = places
+    value = torch.as_tensor(function(batch[:, None, None], head[:, None, None], query[:, :, None], key[:, None], *buffers))
+    return value.expand(len(query), query.shape[1], key.shape[1])
 
 
 def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: tuple[int, int]) -> Tensor:

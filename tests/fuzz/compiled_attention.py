@@ -30,8 +30,8 @@ GRAPHS = (
     (4, 1, 64, F32, False, True, True),
     (4, 4, 32, F16, True, True, True),
 )
-"""Heads of queries and of keys, elements of a head, type, whether tokens come before heads in memory, whether masks have a batch,
-and heads."""
+"""Heads of queries and of keys, elements of a head, type, whether tokens come before heads in memory, and whether masks have a
+batch and heads."""
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 
 Function = Callable[..., Tensor]
