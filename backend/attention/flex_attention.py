@@ -39,6 +39,10 @@ _LEAST_QUERIES = 8
 """Queries below which the kernel, whose lanes are queries, is mostly idle."""
 
 
+class _Unlowered(Refused):
+    """What Inductor does not compile either."""
+
+
 class FlexAttention:
     """FlexAttention on CPUs takes the schedule `blocks`."""
 
@@ -81,7 +85,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         if isinstance(problem, CompileError) and context.options.strict:
             raise
         reason = FAILED if isinstance(problem, CompileError) else str(problem)
-        return decision(False, reason + write_out(node, backward))
+        return decision(False, reason + write_out(node, backward, always=isinstance(problem, _Unlowered)))
     shared = mask.shared(key := mask.key)
     given = leaves, numbers, scale, key
     ours = Emitter(node)(attend_flex, *node.args[:3], *given)
@@ -137,7 +141,7 @@ def _flex_mask(
         raise Refused("what its functions read is computed with chance, or in place")
     own = set(ancestors([q, k, v], lambda each: each in inputs))
     if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind if _is_tensor(each)):
-        raise Refused("what its functions read is computed with activations")
+        raise _Unlowered("what its functions read is computed with activations")
     expression = cut(places, inputs)
     compared: Compared = "all" if context.options.verify == "full" else "uncounted"
     block = query_block, key_block
