@@ -218,7 +218,7 @@ def _module(module: fx.GraphModule, places: Sequence[fx.Node], result: Any) -> f
             return node
         if node not in copies:
             target, args, kwargs = _copied(node, node in of_places)
-            copies[node] = graph.call_function(target, *fx.map_arg((args, kwargs), copy))  # type: ignore[arg-type]
+            copies[node] = graph.call_function(target, *fx.map_arg((args, kwargs), copy))
         return copies[node]
 
     graph.output(result(graph, copy))

@@ -21,13 +21,13 @@ def trace_flex_gradients(backend: object) -> None:
     original: Any = FunctionType(validate_flex_device.__code__, validate_flex_device.__globals__, "_validate_device")
     setattr(validate_flex_device, _MARK, True)
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @torch.compiler.assume_constant_result
     def is_traced_by_us() -> bool:
         translator = InstructionTranslator.current_tx()
         compiler = getattr(translator.output, "compiler_fn", None)
         return getattr(compiler, "compiler_fn", compiler) is backend
 
-    @torch.compiler.substitute_in_graph(validate_flex_device)  # type: ignore[untyped-decorator]
+    @torch.compiler.substitute_in_graph(validate_flex_device)
     def _validate_device(query: Tensor, key: Tensor, value: Tensor) -> None:
         if query.device.type != "cpu" or not is_traced_by_us():
             original(query, key, value)

@@ -149,7 +149,7 @@ def _everywhere(function: fx.GraphModule, buffers: Sequence[Tensor], places: Seq
     return value.expand(len(query), query.shape[1], key.shape[1])
 
 
-def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: tuple[int, int]) -> Tensor:
+def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: Sequence[int]) -> Tensor:
     """Batch, head, row and column [n, 4] of the blocks that are listed; those of no query are left out."""
     listed_here = torch.arange(indices.shape[-1]) < counts[..., None]
     b, h, row, at = listed_here.nonzero(as_tuple=True)
@@ -204,7 +204,7 @@ _SAVED = f"Tensor upstream, Tensor? of_logarithms, {mask_ops.GIVEN}, Tensor out,
 _LEAVES = "Tensor[] leaves, SymInt[] numbers, float scale"
 for _name, _arguments, _results, _cpu, _meta in (
     ("attend_flex", mask_ops.GIVEN, 2, _attend, fake),
-    ("attend_flex_backward", _SAVED, 3, _attend_backward, lambda _upstream, _of, *given: fake_backward(None, *given)),
+    ("attend_flex_backward", _SAVED, 3, _attend_backward, lambda upstream, _, *given: fake_backward(upstream, *given)),
 ):
     LIBRARY.define(f"{_name}({_arguments}, {_LEAVES}, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
     implement(_name, _cpu)

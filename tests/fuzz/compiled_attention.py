@@ -112,7 +112,7 @@ def _flexed(q: Tensor, k: Tensor, v: Tensor, document: Tensor, block_mask: Any, 
     def bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + SLOPES[h] * (j - i)
 
-    return flex_attention(q, k, v, score_mod=bias if alibi else None, block_mask=block_mask, enable_gqa=True)  # type: ignore[return-value]
+    return flex_attention(q, k, v, score_mod=bias if alibi else None, block_mask=block_mask, enable_gqa=True)
 
 
 def _bools(case: Case, sees: Tensor, draw: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -173,7 +173,7 @@ class Compiled:
 
     def of(self, name: str) -> Function:
         if name not in self._found:
-            options = {"dense": self._dense, "min_gain": 0, "strict": True}
+            options: Any = {"dense": self._dense, "min_gain": 0, "strict": True}
             function = SPELLINGS[name].function
             self._found[name] = torch.compile(function, backend=sparse, fullgraph=True, dynamic=True, options=options)
         return self._found[name]
@@ -201,7 +201,7 @@ def difference(seed: int, compiled: Compiled) -> tuple[str, str | None]:
     def made(count: int, tokens: int) -> Tensor:
         x = torch.randn(case.batch, tokens, count, case.size, generator=draw).to(dtype)
         x = (x.transpose(1, 2) if case.by_token else x.transpose(1, 2).contiguous()).requires_grad_(grad)
-        torch._dynamo.mark_static(x, (1, 3))
+        torch._dynamo.mark_static(x, [1, 3])
         return x
 
     tensors = made(heads, queries), made(kv_heads, keys), made(kv_heads, keys)
