@@ -25,7 +25,14 @@ from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
-from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, MOST_SHARE, TYPES, attention_kernel, cap_steps
+from gossamer.sparsity.attention.masked_attention import (
+    LARGEST_HEAD,
+    MOST_SHARE,
+    TYPES,
+    attend_masked,
+    attention_kernel,
+    cap_steps,
+)
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 
 aten = torch.ops.aten
@@ -34,9 +41,8 @@ _LEAST = 2e8
 """Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
 _LONGEST = 64  # nodes of a mask: what takes more of the graph is a part of the model
 
-_ATTEND = torch.ops.gossamer.attend_masked.default
 _BACKWARD = torch.ops.gossamer.attend_masked_backward.default
-"""Attention with a soft cap, and its gradients."""
+"""The gradients of attention with a soft cap."""
 
 _Tables = tuple[TileTable, TileTable]
 """Of a mask, and of it with queries and keys in each other's place."""
@@ -54,8 +60,8 @@ class MaskedAttention:
         constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node | None, _Tables | None]()
         for node in list(graph.nodes):
             mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else None
-            mask = node.args[3] if node.target is _ATTEND else mask
-            if (isinstance(mask, fx.Node) and _supported(node, mask)) or node.target is _ATTEND:
+            mask = node.args[3] if node.target is attend_masked else mask
+            if (isinstance(mask, fx.Node) and _supported(node, mask)) or node.target is attend_masked:
                 decisions.append(_replace(node, mask, constants, tables, context))
         if any(decision.sparse for decision in decisions):
             graph.eliminate_dead_code()
@@ -173,8 +179,8 @@ def _of_activations(given: fx.Node) -> bool:
     while pending:
         node = pending.pop()
         for user in node.users:
-            if user.target in (cpu_attention, cpu_attention_backward, _ATTEND, _BACKWARD, *mask_ops.OPERATIONS):
-                count = 3 if user.target is _ATTEND else 6 if user.target is _BACKWARD else None
+            if user.target in (cpu_attention, cpu_attention_backward, attend_masked, _BACKWARD, *mask_ops.OPERATIONS):
+                count = 3 if user.target is attend_masked else 6 if user.target is _BACKWARD else None
                 if node in user.args[:count]:  # and not the mask, or a leaf of it
                     return True
             elif user.op == "output":
@@ -198,7 +204,7 @@ def _steps(table: TileTable | None, added: fx.Node | None) -> tuple[Step, ...]:
 
 def _numbers(node: fx.Node, q: torch.Tensor) -> tuple[float, float | None]:
     """Scale and soft cap."""
-    if node.target is _ATTEND:
+    if node.target is attend_masked:
         return node.args[4:]  # type: ignore[return-value]
     given: Any = node.kwargs.get("scale")
     return float(given or q.shape[3] ** -0.5), None

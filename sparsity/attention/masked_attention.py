@@ -294,3 +294,6 @@ for _name, _arguments, _results, _cpu, _meta in (
     LIBRARY.define(f"{_name}({_arguments}, float scale, float? cap) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+
+attend_masked = torch.ops.gossamer.attend_masked.default
+"""Attention that looks at its mask at every call, and may have a soft cap."""

@@ -256,11 +256,11 @@ def test_a_model_whose_lengths_and_documents_change_is_compiled_a_few_times() ->
         return flex_attention(q, k, v, block_mask=block_mask).transpose(1, 2).flatten(2)  # type: ignore[union-attr]
 
     draw, compiled, before = torch.Generator().manual_seed(0), None, torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    for number in range(12):
-        batch, length = 2 + number % 2, 40 + 13 * (number * 7 % 20)
-        x, ids = torch.randn(batch, length, 16, generator=draw), torch.rand(batch, length, generator=draw).lt(0.1).cumsum(1)
+    for number in range(8):
+        length = 40 + 13 * (number * 7 % 20)
+        x, ids = torch.randn(2, length, 16, generator=draw), torch.rand(2, length, generator=draw).lt(0.1).cumsum(1)
 
-        block_mask = create_block_mask(within(ids), batch, None, length, length, device="cpu")
+        block_mask = create_block_mask(within(ids), 2, None, length, length, device="cpu")
         if compiled is None:
             compiled = compile_and_run(model, x, block_mask, grad=True).function
         out = compiled(x, block_mask)
@@ -269,7 +269,7 @@ def test_a_model_whose_lengths_and_documents_change_is_compiled_a_few_times() ->
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2)
         assert_same(out, expected)
         assert_same(*(torch.autograd.grad(y.square().sum(), project.weight)[0] / 100 for y in (out, expected)))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before <= 4
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before <= 3
 
 
 def test_lengths_may_change() -> None:

@@ -179,12 +179,17 @@ class Compiled:
         return self._found[name]
 
 
+def plan(choose: random.Random) -> tuple[str, bool, int]:
+    """A spelling, whether it is trained, and which of GRAPHS it is."""
+    return choose.choice(list(SPELLINGS)), choose.random() < 0.5, choose.randrange(len(GRAPHS))
+
+
 def difference(seed: int, compiled: Compiled) -> tuple[str, str | None]:
     """The spelling of a seed, and what is wrong with it, if anything."""
     choose = random.Random(seed)
-    name = choose.choice(list(SPELLINGS))
-    spelling, grad = SPELLINGS[name], choose.random() < 0.5
-    heads, kv_heads, size, dtype, by_token, mask_batch, mask_heads = choose.choice(GRAPHS)
+    name, grad, graph = plan(choose)
+    spelling = SPELLINGS[name]
+    heads, kv_heads, size, dtype, by_token, mask_batch, mask_heads = GRAPHS[graph]
     case = make(seed)
     queries = choose.choice((2, 17, 64, 100, choose.randint(2, 300)))
     keys = queries if spelling.square else choose.choice((queries, choose.randint(2, 300)))
@@ -247,6 +252,8 @@ def main() -> int:
         if problem:
             print(f"seed {seed}, {name}: {problem}", flush=True)
         seed += 1
+        if (seed - given.seed) % 100 == 0:
+            print(f"{seed - given.seed} cases, {how['wrong']} wrong, {time.monotonic() - begin:.0f} s", flush=True)
     print(f"{seed - given.seed} cases from {given.seed} on: {how['wrong']} wrong, {how['right']} right")
     print(torch._dynamo.utils.counters["stats"]["unique_graphs"], "graphs")
     print(*(f"{count:6} {name}" for name, count in how.items()), sep="\n")
