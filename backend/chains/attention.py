@@ -91,13 +91,11 @@ def _mask_of(node: fx.Node) -> Any:
 
 def _match(node: fx.Node, constants: Constants) -> Attention | None:
     q, k = (node.args[n].meta["val"] for n in (0, 1))  # type: ignore[union-attr]
-    mask, dropout, causal, cap, scale = _mask_of(node), 0.0, False, None, node.kwargs.get("scale")
-    if node.target is attend_masked:
-        scale, cap = node.args[4:]
-    else:
-        dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
-        causal = node.args[4] if len(node.args) > 4 else node.kwargs.get("is_causal", False)
-    if dropout != 0 or not equal(q.shape[2], k.shape[2]) or not isinstance(q.shape[3], int):
+    mask, given = _mask_of(node), dict[str, Any](node.kwargs)
+    names = ("mask", "scale", "cap") if node.target is attend_masked else ("dropout_p", "is_causal")
+    given |= zip(names, node.args[3:], strict=False)
+    dropout, causal, scale, cap = (given.get(name) for name in ("dropout_p", "is_causal", "scale", "cap"))
+    if dropout or not equal(q.shape[2], k.shape[2]) or not isinstance(q.shape[3], int):
         return None
     sources = [_heads_of(argument) for argument in node.args[:3]]  # type: ignore[arg-type]
     joined = _joined(node)
@@ -120,8 +118,8 @@ def _match(node: fx.Node, constants: Constants) -> Attention | None:
         q.shape[1],
         kv_heads.pop(),
         q.shape[3],
-        float(scale) if scale is not None else q.shape[3] ** -0.5,  # type: ignore[arg-type]
-        cap,  # type: ignore[arg-type]
+        float(scale) if scale is not None else q.shape[3] ** -0.5,
+        cap,
         bool(causal) or (mask is not None and hides_later_keys(mask, constants)),
         mask,
         output,
