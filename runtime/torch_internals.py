@@ -218,7 +218,6 @@ PRIVATE = {
     "sparse_sum": Private("torch:_sparse_sum", "what torch.sparse.sum, a Python function, calls", SPARSE_SUM, torch.sum),
     "stored_entries": Private("torch:Tensor._nnz", "how torch.sparse calls them", SPARSE_TENSORS),
     "tree_map_only": Private("torch.utils._pytree:tree_map_only", "arguments in lists", SPARSE_TENSORS),
-    "tree_leaves": Private("torch.utils._pytree:tree_leaves", "arguments in lists", SPARSE_TENSORS),
     "FunctionalTensor": Private(
         "torch._subclasses.functional_tensor:FunctionalTensor", "arrays without content", SPARSE_TENSORS, Absent
     ),
