@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import fx
 
+from gossamer.backend.attention.trace_gradients import trace_flex_gradients
 from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.calls.profile_marks import leave_out_profile_marks
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
@@ -60,5 +61,6 @@ def sparse(
     return compiled
 
 
+trace_flex_gradients(sparse)
 watch_for_generate(sparse)
 watch_for_sparse(sparse)  # a model that breaks at its first line never gets as far as calling the backend

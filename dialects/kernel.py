@@ -264,6 +264,7 @@ class AttendOp(KernelOp, name="attend", traits=[ext.Pure]):
     mask       none, or one tensor that is added to the scores: [T, length], or [sequences, length] for all queries alike,
                which `key_mask` says
     kv_heads   heads of k and v, each of which serves heads / kv_heads heads of q
+    cap        bounds the scores before the mask is added: cap * tanh(scale * <q, k> / cap); 0 does not
     """
 
     q: ext.Operand[Any]
@@ -276,6 +277,7 @@ class AttendOp(KernelOp, name="attend", traits=[ext.Pure]):
     head_size: ir.IntegerAttr
     offsets: ir.ArrayAttr
     scale: ir.FloatAttr
+    cap: ir.FloatAttr
     causal: ir.IntegerAttr
     key_mask: ir.IntegerAttr
     result: ext.Result[Any]

@@ -114,6 +114,7 @@ def _in_transform() -> bool:
 _AOT, _SHAPES = "torch._functorch._aot_autograd.descriptors", "torch.fx.experimental.symbolic_shapes"
 _CODEGEN, _FUNCTORCH = "torch._inductor.codegen", "torch._C._functorch"
 _CACHES, _FRAMES = "torch.compiler._cache", "torch._C._dynamo.eval_frame"
+_FLEX = "torch._higher_order_ops.flex_attention"
 _ATEN = "torch:ops.aten"
 _UNCOUNTED = lambda *_: -1
 _YES = lambda *_: True
@@ -217,7 +218,6 @@ PRIVATE = {
     "sparse_sum": Private("torch:_sparse_sum", "what torch.sparse.sum, a Python function, calls", SPARSE_SUM, torch.sum),
     "stored_entries": Private("torch:Tensor._nnz", "how torch.sparse calls them", SPARSE_TENSORS),
     "tree_map_only": Private("torch.utils._pytree:tree_map_only", "arguments in lists", SPARSE_TENSORS),
-    "tree_leaves": Private("torch.utils._pytree:tree_leaves", "arguments in lists", SPARSE_TENSORS),
     "FunctionalTensor": Private(
         "torch._subclasses.functional_tensor:FunctionalTensor", "arrays without content", SPARSE_TENSORS, Absent
     ),
@@ -279,8 +279,20 @@ PRIVATE = {
         f"{_ATEN}._scaled_dot_product_flash_attention_for_cpu_backward.default", "its gradients", ATTENTION, Absent
     ),
     "flex_attention": Private(
-        "torch._higher_order_ops.flex_attention:flex_attention", "what FlexAttention is in graphs", ATTENTION, Absent
+        f"{_FLEX}:flex_attention", "what FlexAttention is in graphs", ATTENTION, Absent
     ),
+    "flex_attention_backward": Private(f"{_FLEX}:flex_attention_backward", "its gradients", ATTENTION, Absent),
+    "validate_flex_device": Private(
+        "torch.nn.attention.flex_attention:_validate_device", "what refuses gradients on CPUs", ATTENTION
+    ),
+    "InstructionTranslator": Private(
+        "torch._dynamo.symbolic_convert:InstructionTranslator", "the backend that is traced for", ATTENTION
+    ),
+    "flex_in_full": Private(f"{_FLEX}:sdpa_dense", "what it computes", ATTENTION),
+    "flex_backward_in_full": Private(f"{_FLEX}:sdpa_dense_backward", "what its gradients are", ATTENTION),
+    "make_fx": Private("torch.fx.experimental.proxy_tensor:make_fx", "that as a graph", ATTENTION),
+    "tree_flatten": Private("torch.utils._pytree:tree_flatten", "its arguments in a list", ATTENTION),
+    "tree_unflatten": Private("torch.utils._pytree:tree_unflatten", "and back", ATTENTION),
     "tensor_references": Private("torch:Tensor._use_count", "whether others have its values", COPIES, _UNCOUNTED),
     "storage_references": Private("torch._C:_storage_Use_Count", "whether others have their memory", COPIES, _UNCOUNTED),
 }  # fmt: skip

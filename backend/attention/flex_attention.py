@@ -1,30 +1,46 @@
 """flex-attention: FlexAttention computes the tiles that its BlockMask and mask_mod leave, with score_mod in the kernel.
 
-    %o = flex_attention(%q, %k, %v, @score, (%blocks.., @mask))     →    %o = gossamer::attend_flex(%q, %k, %v, %blocks.., key)
+    %o, %l = flex_attention(%q, %k, %v, @score, (%blocks.., @mask))  →  %o, %l = gossamer::attend_flex(%q, %k, %v, %blocks..)
 
 The tiles are found when what they are computed from is new: the blocks and the buffers that the functions read. The function of
-a score becomes steps of the kernel, as far as it is a soft cap, a factor, or something added that depends on places. On CPUs
-torch refuses to trace gradients of FlexAttention, so forward is all there is to replace.
+a score becomes steps of the kernel, as far as it is a soft cap, a factor, or something added that depends on places; gradients
+likewise. What the kernel does not compute stays with Inductor, or, where that does not compute it on CPUs, is written out.
 """
 
+import operator
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
-from gossamer.backend.attention.score_function import Refused, ScoreFunction, function_of_places, score_function
-from gossamer.backend.calls.flex_ops import FlexMask, attend_flex
+from gossamer.backend.attention.score_function import (
+    Refused,
+    ScoreFunction,
+    function_of_places,
+    score_function,
+    with_constants,
+)
+from gossamer.backend.attention.written_flex import write_out
+from gossamer.backend.calls.flex_ops import FlexMask, attend_flex, attend_flex_backward
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.nodes import ancestors, equal_sizes, hint
+from gossamer.backend.graph.nodes import ancestors, equal_sizes, hint, same
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.remembered import Compared
-from gossamer.runtime.torch_internals import flex_attention
+from gossamer.runtime.torch_internals import flex_attention, flex_attention_backward
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel
 from gossamer.sparsity.attention.tile_table import TileTable
+
+_LEAST_QUERIES = 8
+"""Queries below which the kernel, whose lanes are queries, is mostly idle."""
+
+
+class _Unlowered(Refused):
+    """What Inductor does not compile either."""
 
 
 class FlexAttention:
@@ -38,7 +54,7 @@ class FlexAttention:
             return []
         found = [node for node in graph.nodes if node.target is flex_attention and node.args[0].meta["val"].is_cpu]
         decisions = [_replace(node, context) for node in found]
-        if any(decision.sparse for decision in decisions):
+        if found:
             graph.eliminate_dead_code()
         return decisions
 
@@ -57,34 +73,46 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
             node.name, "attention", size, share, kind, schedule, sparse, reason, None, picture=picture, kernels=tuple(kernels)
         )
 
+    backward = _backward_of(node)
     try:
-        used = _only_output(node)
-        mask, leaves, numbers = _flex_mask(node, context)
+        if size[0] < _LEAST_QUERIES and context.options.min_gain > 0:
+            raise Refused(f"it has fewer than {_LEAST_QUERIES} queries")
+        mask, leaves, numbers = _flex_mask(node, backward, context)
         scale = float(node.args[5])  # type: ignore[arg-type]
-        kernels.append(attention_kernel("forward", q.shape[3], scale, mask.score).key)
-    except Refused as problem:
-        return decision(False, str(problem))
-    except CompileError:
-        if context.options.strict:
+        parts = ("forward", *(("queries", "keys") if backward else ()))
+        kernels += [attention_kernel(part, q.shape[3], scale, mask.score).key for part in parts]
+    except (Refused, CompileError) as problem:
+        if isinstance(problem, CompileError) and context.options.strict:
             raise
-        return decision(False, FAILED)
+        reason = FAILED if isinstance(problem, CompileError) else str(problem)
+        return decision(False, reason + write_out(node, backward, always=isinstance(problem, _Unlowered)))
     shared = mask.shared(key := mask.key)
-    ours = Emitter(used)(attend_flex, *node.args[:3], leaves, numbers, scale, key)
-    used.replace_all_uses_with(ours)
-    given = context.inputs.given_now(leaves, numbers, (q, k))
-    table = None if given is None else shared.table(given, (), q, k)
+    given = leaves, numbers, scale, key
+    ours = Emitter(node)(attend_flex, *node.args[:3], *given)
+    node.replace_all_uses_with(ours)
+    for each in backward:
+        upstream, of_logarithms = (each.args[5], each.args[6])
+        emit = Emitter(each)
+        if upstream is None:
+            upstream = emit(torch.ops.aten.zeros_like.default, each.args[3])
+        each.replace_all_uses_with(emit(attend_flex_backward, upstream, of_logarithms, *each.args[:5], *given))
+    now = context.inputs.given_now(leaves, numbers, (q, k))
+    table = None if now is None else shared.table(now, (), q, k)
     return decision(True, "the tiles that its mask leaves are found when what it is computed from is new", table)
 
 
-def _only_output(node: fx.Node) -> fx.Node:
-    """The node of the weighted values, if nothing else of the result is used."""
-    used = [user for user in node.users if user.users]
-    if len(used) != 1 or used[0].args[1] != 0:
-        raise Refused("its statistics are used")
-    return used[0]
+def _backward_of(node: fx.Node) -> list[fx.Node]:
+    """The operations for its gradients."""
+    return [
+        each
+        for each in node.graph.nodes
+        if each.target is flex_attention_backward and same(each.args[4]).args[:1] == (node,)  # its logarithms
+    ]
 
 
-def _flex_mask(node: fx.Node, context: GraphContext) -> tuple[FlexMask, list[fx.Node], list[fx.Node]]:
+def _flex_mask(
+    node: fx.Node, backward: Sequence[fx.Node], context: GraphContext
+) -> tuple[FlexMask, list[fx.Node], list[fx.Node]]:
     """What it does with scores, and what that is computed from. Raises Refused."""
     arguments: Any = node.args
     q, k, v, score, blocks, scale, _options, of_score, of_mask, *_ = arguments
@@ -93,23 +121,27 @@ def _flex_mask(node: fx.Node, context: GraphContext) -> tuple[FlexMask, list[fx.
     lists = blocks[2:6]
     if any(isinstance(number, fx.Node) for number in (query_block, key_block, scale)):
         raise Refused("its scale or the size of its blocks is not fixed")
-    if query_block % TILE_QUERIES or key_block % TILE_KEYS:
+    edge = max(TILE_QUERIES, TILE_KEYS)
+    if query_block % edge or key_block % edge:
         raise Refused(f"its blocks of {query_block}x{key_block} are none of whole tiles")
+    if any(user.users for each in backward for user in _results(each, 3)):
+        raise Refused("what its functions read has a gradient")
+    if any(user.users for user in _results(node, 2)):
+        raise Refused("its largest scores are used")
     module: Any = node.graph.owning_module
-    function = score_function(getattr(module, score.target))
-    visible = function_of_places(getattr(module, mask.target))
+    scored, of_score = with_constants(getattr(module, score.target), 5, of_score)
+    masked, of_mask = with_constants(getattr(module, mask.target), 4, of_mask)
+    function = score_function(scored)
+    visible = function_of_places(masked)
     sees, mask_buffers = _with(visible, list(of_mask), function, list(of_score))
-    buffers = [*mask_buffers, *(of_score if function.added is not None else ())]
-    places = [*lists, *buffers]
-    if any(place is not None and not isinstance(place, fx.Node) for place in places):
-        raise Refused("its functions take numbers that are no tensors")
+    places = [*lists, *mask_buffers, *(of_score if function.added is not None else ())]
     inputs = {each for each in node.graph.nodes if each.op == "placeholder"}
     behind = ancestors([place for place in places if place is not None], lambda each: each in inputs)
     if not computed_from(node.graph, inputs, of_several=True).issuperset(behind):
         raise Refused("what its functions read is computed with chance, or in place")
     own = set(ancestors([q, k, v], lambda each: each in inputs))
-    if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind):
-        raise Refused("what its functions read is computed with activations")
+    if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind if _is_tensor(each)):
+        raise _Unlowered("what its functions read is computed with activations")
     expression = cut(places, inputs)
     compared: Compared = "all" if context.options.verify == "full" else "uncounted"
     block = query_block, key_block
@@ -117,6 +149,17 @@ def _flex_mask(node: fx.Node, context: GraphContext) -> tuple[FlexMask, list[fx.
         expression.evaluate, len(mask_buffers), sees, function.added, function.hides, function.steps, block, compared
     )
     return made, list(expression.leaves), list(expression.numbers)
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _results(node: fx.Node, number: int) -> list[fx.Node]:
+    """The nodes of one of its results, and of its parts if it is several."""
+    found = [user for user in node.users if user.target is operator.getitem and user.args[1] == number]
+    several = [part for each in found for part in each.users if part.target is operator.getitem]
+    return several or found
 
 
 def _check_sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -17,15 +17,22 @@ from torch import fx
 
 from gossamer.backend.calls import mask_ops
 from gossamer.backend.chains.masks import Constants
-from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.emit import Emitter, constant
 from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.nodes import COPIES, ancestors, hint, same
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, detect_fake_mode
-from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, MOST_SHARE, TYPES, attention_kernel, cap_steps
+from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
+from gossamer.sparsity.attention.masked_attention import (
+    LARGEST_HEAD,
+    MOST_SHARE,
+    TYPES,
+    attend_masked,
+    attention_kernel,
+    cap_steps,
+)
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
 
 aten = torch.ops.aten
@@ -34,9 +41,8 @@ _LEAST = 2e8
 """Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
 _LONGEST = 64  # nodes of a mask: what takes more of the graph is a part of the model
 
-_ATTEND = torch.ops.gossamer.attend_masked.default
 _BACKWARD = torch.ops.gossamer.attend_masked_backward.default
-"""Attention with a soft cap, and its gradients."""
+"""The gradients of attention with a soft cap."""
 
 _Tables = tuple[TileTable, TileTable]
 """Of a mask, and of it with queries and keys in each other's place."""
@@ -54,8 +60,8 @@ class MaskedAttention:
         constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node | None, _Tables | None]()
         for node in list(graph.nodes):
             mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else None
-            mask = node.args[3] if node.target is _ATTEND else mask
-            if (isinstance(mask, fx.Node) and _supported(node, mask)) or node.target is _ATTEND:
+            mask = node.args[3] if node.target is attend_masked else mask
+            if (isinstance(mask, fx.Node) and _supported(node, mask)) or node.target is attend_masked:
                 decisions.append(_replace(node, mask, constants, tables, context))
         if any(decision.sparse for decision in decisions):
             graph.eliminate_dead_code()
@@ -138,7 +144,7 @@ def _replace(
         forward = [list(expression.leaves), list(expression.numbers), scale, cap, key]
         name, gradient = "attend_under", forward
     elif known_tables is not None:
-        parts = [_constant(node, part) for each in known_tables for part in each.tensors]
+        parts = [constant(node, part) for each in known_tables for part in each.tensors]
         name, forward, gradient = "attend_tiles", [parts[:4], scale, cap], [parts, scale, cap]
     ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *forward)
     if backward is not None:
@@ -173,8 +179,8 @@ def _of_activations(given: fx.Node) -> bool:
     while pending:
         node = pending.pop()
         for user in node.users:
-            if user.target in (cpu_attention, cpu_attention_backward, _ATTEND, _BACKWARD, *mask_ops.OPERATIONS):
-                count = 3 if user.target is _ATTEND else 6 if user.target is _BACKWARD else None
+            if user.target in (cpu_attention, cpu_attention_backward, attend_masked, _BACKWARD, *mask_ops.OPERATIONS):
+                count = 3 if user.target is attend_masked else 6 if user.target is _BACKWARD else None
                 if node in user.args[:count]:  # and not the mask, or a leaf of it
                     return True
             elif user.op == "output":
@@ -198,7 +204,7 @@ def _steps(table: TileTable | None, added: fx.Node | None) -> tuple[Step, ...]:
 
 def _numbers(node: fx.Node, q: torch.Tensor) -> tuple[float, float | None]:
     """Scale and soft cap."""
-    if node.target is _ATTEND:
+    if node.target is attend_masked:
         return node.args[4:]  # type: ignore[return-value]
     given: Any = node.kwargs.get("scale")
     return float(given or q.shape[3] ** -0.5), None
@@ -233,18 +239,3 @@ def _condition(mask: fx.Node, constants: Constants) -> fx.Node | None:
     shown, hidden = values
     same = condition.meta["val"].shape == mask.meta["val"].shape
     return condition if same and bool((shown == 0).all()) and bool(hidden.isneginf().all()) else None  # type: ignore[union-attr]
-
-
-def _constant(before: fx.Node, value: torch.Tensor) -> Any:
-    """A node for a tensor that the graph holds from now on."""
-    module = before.graph.owning_module
-    assert module is not None
-    number = 0
-    while hasattr(module, name := f"_tiles_{number}"):
-        number += 1
-    module.register_buffer(name, value)
-    with before.graph.inserting_before(before):
-        node = before.graph.call_function(aten.lift_fresh_copy.default, (before.graph.get_attr(name),))  # as tracing has them
-    mode = detect_fake_mode([before.meta["val"]])
-    node.meta["val"] = mode.from_tensor(value)
-    return node

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.backend.graph.expressions import is_pure
+from gossamer.backend.graph.nodes import COPIES, fixed_size
 from gossamer.dialects.attention import ADD, TANH, Step
 from gossamer.runtime.torch_internals import OpOverload
 
@@ -21,7 +23,13 @@ _TIMES = {aten.mul.Tensor, aten.mul.Scalar}
 _DIVIDED = {aten.div.Tensor, aten.div.Scalar}
 _PLUS = {aten.add.Tensor: 1.0, aten.add.Scalar: 1.0, aten.sub.Tensor: -1.0, aten.sub.Scalar: -1.0}
 _CHOICES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
-_NUMBERS = {aten.scalar_tensor.default, aten.full.default, aten.new_ones.default, aten.new_zeros.default, aten._to_copy.default}
+_NUMBERS = {
+    aten.scalar_tensor.default, aten.full.default, aten.full_like.default, aten.new_full.default, aten.new_ones.default,
+    aten.new_zeros.default, aten.ones_like.default, aten.zeros_like.default, aten._to_copy.default,
+    aten.floor_divide.default, aten.lift_fresh_copy.default,
+}  # fmt: skip
+"""What gives a number for a number, besides pointwise operations."""
+_SMALL = 4096  # elements of a tensor that a function has as a constant
 _SAME = {aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default}
 
 
@@ -31,7 +39,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class ScoreFunction:
-    """Both functions are of batch, head, query and key, without dimensions, and of buffers.
+    """Both functions are of batch, head, query and key, tensors without dimensions, and of buffers.
 
     steps  from the scaled product to the score
     added  what the step "add" adds; None if there is none
@@ -50,10 +58,7 @@ def score_function(module: fx.GraphModule) -> ScoreFunction:
     graph = module.graph
     score, *places = [node for node in graph.nodes if node.op == "placeholder"]
     (result,) = next(node for node in graph.nodes if node.op == "output").args
-    of_score = {score}
-    for node in graph.nodes:
-        if of_score.intersection(node.all_input_nodes):
-            of_score.add(node)
+    of_score = _depending(graph, [score])
     steps: list[Step] = []
     terms: list[tuple[Any, float]] = []
     conditions: list[tuple[Any, bool]] = []
@@ -86,10 +91,10 @@ def _follow(
         steps.append(TANH)
     elif user.target is aten.neg.default:
         steps.append(-1.0)
-    elif user.target in _TIMES and isinstance(others[0], int | float):
-        steps.append(float(others[0]))
-    elif user.target in _DIVIDED and user.args[0] is at and isinstance(others[0], int | float):
-        steps.append(1 / others[0])
+    elif user.target in _TIMES and (factor := number_of(others[0])) is not None:
+        steps.append(factor)
+    elif user.target in _DIVIDED and user.args[0] is at and (divisor := number_of(others[0])):
+        steps.append(1 / divisor)
     elif user.target in _PLUS and user.kwargs.get("alpha", 1) == 1:
         sign = _PLUS[user.target]
         if sign < 0 and user.args[0] is not at:
@@ -101,17 +106,22 @@ def _follow(
         terms.append((others[0], sign))
     elif user.target in _CHOICES and user.args[0] is not at and len(user.args) == 3:
         condition, shown, hidden = user.args
-        if _number(hidden if shown is at else shown) != -inf:
+        if number_of(hidden if shown is at else shown) != -inf:
             raise Refused("its score_mod chooses between scores")
         conditions.append((condition, shown is at))
     else:
         raise Refused(f"its score_mod has {user.target}")
 
 
-def _number(value: Any) -> float | None:
-    """A number, or that of a tensor that is made of one."""
+def number_of(value: Any) -> float | None:
+    """A number, or that of a tensor that is full of it."""
     if isinstance(value, fx.Node) and value.target in (aten.scalar_tensor.default, aten.full.default):
         value = value.args[0 if value.target is aten.scalar_tensor.default else 1]
+    elif isinstance(value, fx.Node) and value.target in COPIES and isinstance(value.args[0], fx.Node):
+        source = value.args[0]
+        module: Any = source.graph.owning_module
+        held = getattr(module, str(source.target), None) if source.op == "get_attr" else None
+        value = held.item() if isinstance(held, torch.Tensor) and held.numel() == 1 else None
     return float(value) if isinstance(value, int | float) else None
 
 
@@ -143,39 +153,72 @@ def _all(graph: fx.Graph, copy: Any, conditions: Sequence[tuple[Any, bool]]) -> 
 
 
 def function_of_places(module: fx.GraphModule) -> fx.GraphModule:
-    """A function (batch, head, query, key, buffers...) for places that are broadcast. Raises Refused."""
+    """A function (batch, head, query, key, buffers...). Raises Refused."""
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
     (result,) = next(node for node in module.graph.nodes if node.op == "output").args
     return _module(module, places, lambda graph, copy: copy(result))
 
 
-def _broadcast(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a node that computes a number, where the numbers that it reads may be arrays of any shape."""
-    if node.target is aten.index.Tensor:
+def with_constants(function: fx.GraphModule, first: int, given: Sequence[Any]) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """A function whose arguments from `first` on are given; those that are numbers are put in. What remains is given, too."""
+    graph, copies = fx.Graph(), dict[fx.Node, Any]()
+    arguments = [node for node in function.graph.nodes if node.op == "placeholder"]
+    for node, value in zip(arguments, [None] * first + list(given), strict=True):
+        number = fixed_size(value) if isinstance(value, fx.Node) else value
+        copies[node] = number
+        if number is None:
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta = dict(node.meta)
+    graph.output(graph.graph_copy(function.graph, copies))
+    return fx.GraphModule(function, graph), [x for x in given if isinstance(x, fx.Node) and fixed_size(x) is None]
+
+
+def _copied(node: fx.Node, of_places: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What a node calls, and with what. What depends on places must compute a number of numbers, for it will be given arrays
+    of them, of any shape."""
+    if of_places and node.target is aten.index.Tensor:
         indices: list[Any] = []
         buffer: Any = node
         while isinstance(buffer, fx.Node) and buffer.target is aten.index.Tensor:
             buffer, before = buffer.args
             indices = [*before, *indices]  # type: ignore[misc]
-        if buffer.op == "placeholder" and buffer.meta["val"].dim() == len(indices) and None not in indices:
-            return (buffer, indices), {}
-    elif isinstance(node.target, OpOverload) and (torch.Tag.pointwise in node.target.tags or node.target in _NUMBERS):
+        if buffer.meta["val"].dim() == len(indices) and None not in indices:
+            return node.target, (buffer, indices), {}
+    elif of_places and is_pure(node):
         value = node.meta["val"]
-        if isinstance(value, torch.Tensor) and value.dim() == 0:
-            return node.args, dict(node.kwargs)
+        pointwise = not isinstance(node.target, OpOverload) or torch.Tag.pointwise in node.target.tags
+        if (pointwise or node.target in _NUMBERS) and not (isinstance(value, torch.Tensor) and value.dim()):
+            return node.target, node.args, dict(node.kwargs)
+    elif not of_places and is_pure(node):
+        return node.target, node.args, dict(node.kwargs)
+    elif node.op == "get_attr":
+        value = getattr(node.graph.owning_module, str(node.target))
+        if isinstance(value, torch.Tensor) and value.numel() <= _SMALL and value.device.type == "cpu":
+            return torch.tensor, (value.tolist(),), {"dtype": value.dtype}
     raise Refused(f"its functions have {node.op} {node.target}")
+
+
+def _depending(graph: fx.Graph, on: Sequence[fx.Node]) -> set[fx.Node]:
+    """Some nodes, and all that is computed from them."""
+    found = set(on)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _module(module: fx.GraphModule, places: Sequence[fx.Node], result: Any) -> fx.GraphModule:
     """A function of the places and buffers, whose result is made of copies of nodes that need no score."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in places}
+    of_places = _depending(module.graph, places[:4])
 
     def copy(node: Any) -> Any:
         if not isinstance(node, fx.Node):
             return node
         if node not in copies:
-            copies[node] = graph.call_function(node.target, *fx.map_arg(_broadcast(node), copy))  # type: ignore[arg-type]
+            target, args, kwargs = _copied(node, node in of_places)
+            copies[node] = graph.call_function(target, *fx.map_arg((args, kwargs), copy))
         return copies[node]
 
     graph.output(result(graph, copy))

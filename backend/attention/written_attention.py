@@ -25,7 +25,7 @@ from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
-from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel, cap_steps
+from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attend_masked, attention_kernel, cap_steps
 
 aten = torch.ops.aten
 
@@ -125,7 +125,7 @@ class _Replaced:
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
             node = emit(cpu_attention, *given, 0.0, False, **more)
         else:
-            node = emit(torch.ops.gossamer.attend_masked.default, *given, mask, written.scale, written.cap)
+            node = emit(attend_masked, *given, mask, written.scale, written.cap)
         out, logarithms = (emit(operator.getitem, node, n) for n in (0, 1))
         if written.gradients is not None:
             self._gradients(written.gradients, given, mask, out, logarithms)

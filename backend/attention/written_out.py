@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.attention.score_function import Refused
+from gossamer.backend.attention.score_function import Refused, number_of
 from gossamer.backend.graph.dropout import dropout_at
 from gossamer.backend.graph.nodes import COPIES, SPREADS, VIEWS, equal_sizes, same, same_shape
 
@@ -249,22 +249,10 @@ def _chosen(node: fx.Node, factor: float) -> tuple[fx.Node, Term]:
         at, value = (a, b) if shown else (b, a)
     else:
         (at, condition, value), shown = node.args, False
-    number = _number(value)
+    number = number_of(value)
     if number is None or not number * factor < -1e4:
         raise Refused("its scores are replaced by others")
     return at, Term(condition, node.meta["val"].dim(), number * factor, not shown)  # type: ignore[arg-type, return-value]
-
-
-def _number(value: Any) -> float | None:
-    """A number, or that of a tensor that is full of it."""
-    if isinstance(value, fx.Node) and value.target in (aten.scalar_tensor.default, aten.full.default):
-        value = value.args[0 if value.target is aten.scalar_tensor.default else 1]
-    elif isinstance(value, fx.Node) and value.target in COPIES and isinstance(value.args[0], fx.Node):
-        source = value.args[0]
-        module: Any = source.graph.owning_module
-        held = getattr(module, str(source.target), None) if source.op == "get_attr" else None
-        value = held.item() if isinstance(held, torch.Tensor) and held.numel() == 1 else None
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _operand(node: Any) -> fx.Node:

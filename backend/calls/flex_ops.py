@@ -1,14 +1,16 @@
 """FlexAttention by tiles: the tiles that a BlockMask and its functions leave are found when what they are computed from is new.
 
-    gossamer::attend_flex(q, k, v, leaves, numbers, scale, key) → out
+    gossamer::attend_flex(q, k, v, leaves, numbers, scale, key) → out, logarithms
+    gossamer::attend_flex_backward(upstream, of_logarithms, q, k, v, out, logarithms, leaves, numbers, scale, key) → gradients
 
 `leaves` and `numbers` are what the mask's blocks and the buffers of its functions are computed from, `key` is the hash under
-which this process knows how. Queries that see no key get 0. See torch.nn.attention.flex_attention.
+which this process knows how. Queries that see no key get 0, and minus infinity as the logarithm (to base 2, f32) of the sum of
+exponentials. See torch.nn.attention.flex_attention.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from math import ceil
+from math import ceil, inf, log
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,11 @@ from gossamer.backend.graph.expressions import content_key, evaluated
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES, Step
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Compared, Remembered
-from gossamer.sparsity.attention.masked_attention import attend, fake
+from gossamer.sparsity.attention.masked_attention import attend, fake, fake_backward, gradients
 from gossamer.sparsity.attention.tile_table import TileTable, listed
 
 _AT_ONCE = 1 << 20  # pairs of queries and keys whose mask is in memory
+_EDGE = 256  # queries or keys of the parts of a block that has all of them; whole tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,7 @@ class FlexMask(mask_ops.Shared):
     compared: Compared
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_tables", Remembered[TileTable](self.compared, most=16))
+        object.__setattr__(self, "_known", Remembered[Any](self.compared, most=16))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FlexMask, tuple(getattr(self, field.name) for field in fields(self))
@@ -63,60 +66,76 @@ class FlexMask(mask_ops.Shared):
         more = self.mask.code, added, self.buffers, self.hides, self.score, self.block, self.compared
         return content_key(self.evaluate, *more)
 
-    def table(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor) -> TileTable:
-        """The tiles for these leaves, and for tensors of these sizes."""
+    def table(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
+        """The tiles for these leaves, and for tensors of these sizes; `turned` has queries and keys in each other's place."""
         size = *q.shape[:3], k.shape[2]
-        tables: Remembered[TileTable] = self._tables  # type: ignore[attr-defined]
-        return tables.get(leaves, (*numbers, *size), lambda: self._listed(leaves, numbers, size))
+        found: TileTable = self._remembered(
+            leaves, (*numbers, *size, turned), lambda: self._listed(leaves, numbers, size, turned)
+        )
+        return found
 
-    def _listed(self, leaves: Sequence[Tensor], numbers: Sequence[int], size: Sequence[int]) -> TileTable:
-        batch, heads, queries, keys = size
+    def unseeing(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor) -> Tensor:
+        """Which queries see no key: bools [batch or 1, heads or 1, queries]"""
+        table, size = self.table(leaves, numbers, q, k), (*q.shape[:3], k.shape[2])
+        found: Tensor = self._remembered(leaves, (*numbers, *size, "unseeing"), lambda: table.unseeing()[..., : q.shape[2]])
+        return found
+
+    def _remembered(self, leaves: Sequence[Tensor], more: Sequence[Any], make: Callable[[], Any]) -> Any:
+        return self._known.get(leaves, more, make)  # type: ignore[attr-defined]
+
+    def _listed(self, leaves: Sequence[Tensor], numbers: Sequence[int], size: Sequence[int], turned: bool) -> TileTable:
+        batch, heads, *lengths = size
         masked, indices, seen, seen_indices, *buffers = evaluated(self.evaluate, leaves, numbers)
         functions = [(self.mask, buffers[: self.buffers]), (self.added, buffers[self.buffers :])]
         shape = [
             whole if any(function is not None and _uses(function, axis) for function, _ in functions) else masked.shape[axis]
             for axis, whole in enumerate((batch, heads))
         ]
-        block = [
-            min(b, ceil(n / t) * t) for b, n, t in zip(self.block, (queries, keys), (TILE_QUERIES, TILE_KEYS), strict=True)
-        ]
+        block = [b if b < n else _EDGE for b, n in zip(self.block, lengths, strict=True)]  # one block is taken in parts
         found: list[tuple[Any, ...]] = []
         with torch.no_grad():
             for counts, at, is_masked in ((masked, indices, True), (seen, seen_indices, False)):
                 if counts is not None:
-                    blocks = _blocks(counts.expand(*shape, -1), at.expand(*shape, -1, -1), block, (queries, keys))
+                    blocks = _blocks(counts.expand(*shape, -1), at.expand(*shape, -1, -1), self.block, lengths)
+                    blocks = _parted(blocks, self.block, lengths)
                     used = functions if is_masked else [None, functions[1]]
                     parts = blocks.split(max(1, _AT_ONCE // (block[0] * block[1])))
-                    found += [self._tiles(part, block, (queries, keys), used) for part in parts]
+                    found += [self._tiles(part, block, lengths, used, turned) for part in parts]
         there, words, floats = (np.concatenate([each[i] for each in found], axis=1 if i == 0 else 0) for i in range(3))
         order = np.lexsort(there[::-1])
-        rows = ceil(queries / TILE_QUERIES)
+        rows = ceil(lengths[turned] / TILE_QUERIES)
         return listed(
             (shape[0], shape[1], rows), tuple(there[:, order]), words[order], floats[order] if self.added is not None else None
         )
 
-    def _tiles(self, blocks: Tensor, block: Sequence[int], size: tuple[int, int], functions: Sequence[Any]) -> tuple[Any, ...]:
+    def _tiles(
+        self, blocks: Tensor, block: Sequence[int], lengths: Sequence[int], functions: Sequence[Any], turned: bool
+    ) -> tuple[Any, ...]:
         """Of blocks [n, 4] the places of their tiles [4, tiles], words and floats."""
-        queries, keys = size
-        query = blocks[:, 2:3] * block[0] + torch.arange(block[0])
-        key = blocks[:, 3:4] * block[1] + torch.arange(block[1])
-        places = [x.int() for x in (blocks[:, 0], blocks[:, 1], query.clamp(max=queries - 1), key.clamp(max=keys - 1))]
-        mask, added = (None if f is None or f[0] is None else _everywhere(f[0], f[1], places) for f in functions)
-        inside = (query // TILE_QUERIES < ceil(queries / TILE_QUERIES))[:, :, None]  # with those that fill up the last tile
-        sees = inside & (key < keys)[:, None]
-        sees = sees if mask is None else sees & mask
-        if added is not None and self.hides:
-            sees = sees & ~added.isneginf()
-        inner = block[0] // TILE_QUERIES, TILE_QUERIES, block[1] // TILE_KEYS, TILE_KEYS
+        places = [blocks[:, 2 + axis, None] * block[axis] + torch.arange(block[axis]) for axis in (0, 1)]
+        within = [place.clamp(max=length - 1).int() for place, length in zip(places, lengths, strict=True)]
+        of_heads = blocks[:, 0].int(), blocks[:, 1].int()
+        mask, added = (None if f is None or f[0] is None else _everywhere(f[0], f[1], (*of_heads, *within)) for f in functions)
+        row, column = (1, 0) if turned else (0, 1)  # axes of places
+        inside = (places[row] // TILE_QUERIES < ceil(lengths[row] / TILE_QUERIES))[
+            :, :, None
+        ]  # with what fills up the last tile
+        sees = inside & (places[column] < lengths[column])[:, None]
+        if mask is not None:
+            sees = sees & (mask.mT if turned else mask)
+        if added is not None:
+            added = added.mT if turned else added
+            sees = sees & ~added.isneginf() if self.hides else sees
+        inner = block[row] // TILE_QUERIES, TILE_QUERIES, block[column] // TILE_KEYS, TILE_KEYS
         words = np.packbits(sees.numpy().reshape(-1, *inner), axis=-1, bitorder="little").view(np.uint16)[..., 0]
         words = words.transpose(0, 1, 3, 2)
-        n, row, column = np.nonzero(words.any(-1))
-        b, h, first_row, first_column = blocks.numpy()[n].T
-        there = np.stack([b, h, first_row * inner[0] + row, first_column * inner[2] + column])
+        n, of_row, of_column = np.nonzero(words.any(-1))
+        first = blocks.numpy()[n].T
+        there = np.stack([*first[:2], first[2 + row] * inner[0] + of_row, first[2 + column] * inner[2] + of_column])
         if added is None:
-            return there, words[n, row, column], np.zeros((len(n), 0))
-        shown = added.float().where(sees, 0).numpy().reshape(-1, *inner)[n, row, :, column]
-        return there, words[n, row, column], shown.transpose(0, 2, 1)
+            return there, words[n, of_row, of_column], np.zeros((len(n), 0))
+        shown = added.float().where(sees, 0).numpy().reshape(-1, *inner)[n, of_row, :, of_column]
+        return there, words[n, of_row, of_column], shown.transpose(0, 2, 1)
 
 
 def _uses(function: fx.GraphModule, axis: int) -> bool:
@@ -124,14 +143,13 @@ def _uses(function: fx.GraphModule, axis: int) -> bool:
 
 
 def _everywhere(function: fx.GraphModule, buffers: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """The values [n, queries, keys] of a function of batch, head, query and key."""
-
+    """The values [n, queries, keys] of a function of batches [n], heads [n], queries [n, queries] and keys [n, keys]."""
     batch, head, query, key = places
     value = torch.as_tensor(function(batch[:, None, None], head[:, None, None], query[:, :, None], key[:, None], *buffers))
     return value.expand(len(query), query.shape[1], key.shape[1])
 
 
-def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: tuple[int, int]) -> Tensor:
+def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: Sequence[int]) -> Tensor:
     """Batch, head, row and column [n, 4] of the blocks that are listed; those of no query are left out."""
     listed_here = torch.arange(indices.shape[-1]) < counts[..., None]
     b, h, row, at = listed_here.nonzero(as_tuple=True)
@@ -144,12 +162,52 @@ def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: tuple[i
     return blocks[row * block[0] < size[0]]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, key: str) -> Tensor:
+def _parted(blocks: Tensor, block: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """Blocks [n, 4], where those as long as all queries or keys are taken in parts of _EDGE."""
+    for axis in (0, 1):
+        if block[axis] >= lengths[axis]:
+            parts = torch.arange(ceil(lengths[axis] / _EDGE))
+            blocks, numbers = blocks.repeat_interleave(len(parts), 0), parts.repeat(len(blocks))
+            blocks[:, 2 + axis] = numbers
+    return blocks
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, key: str
+) -> tuple[Tensor, Tensor]:
     mask: FlexMask = mask_ops.known(key)
-    return attend(q, k, v, mask.table(leaves, numbers, q, k), scale, mask.score)[0]
+    out, statistics = attend(q, k, v, mask.table(leaves, numbers, q, k), scale, mask.score)
+    return out, (statistics / log(2)).masked_fill_(mask.unseeing(leaves, numbers, q, k), -inf)
 
 
-LIBRARY.define(f"attend_flex({mask_ops.GIVEN}, {mask_ops.LEAVES}, str key) -> Tensor", tags=TAGS)
-implement("attend_flex", _attend)
-torch.library.register_fake("gossamer::attend_flex", lambda q, *_: fake(q)[0], lib=LIBRARY)
-mask_ops.OPERATIONS.add(attend_flex := torch.ops.gossamer.attend_flex.default)
+def _attend_backward(
+    upstream: Tensor,
+    of_logarithms: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logarithms: Tensor,
+    leaves: list[Tensor],
+    numbers: list[int],
+    scale: float,
+    key: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    mask: FlexMask = mask_ops.known(key)
+    tables = mask.table(leaves, numbers, q, k), mask.table(leaves, numbers, q, k, turned=True)
+    statistics = (logarithms * log(2)).masked_fill_(logarithms.isneginf(), 0)
+    more = None if of_logarithms is None else of_logarithms / log(2)
+    return gradients(upstream, (q, k, v), out, statistics, tables, scale, mask.score, more)
+
+
+_SAVED = f"Tensor upstream, Tensor? of_logarithms, {mask_ops.GIVEN}, Tensor out, Tensor logarithms"
+_LEAVES = "Tensor[] leaves, SymInt[] numbers, float scale"
+for _name, _arguments, _results, _cpu, _meta in (
+    ("attend_flex", mask_ops.GIVEN, 2, _attend, fake),
+    ("attend_flex_backward", _SAVED, 3, _attend_backward, lambda upstream, _, *given: fake_backward(upstream, *given)),
+):
+    LIBRARY.define(f"{_name}({_arguments}, {_LEAVES}, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
+    implement(_name, _cpu)
+    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+attend_flex, attend_flex_backward = torch.ops.gossamer.attend_flex.default, torch.ops.gossamer.attend_flex_backward.default
+mask_ops.OPERATIONS.update((attend_flex, attend_flex_backward))

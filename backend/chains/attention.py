@@ -4,7 +4,7 @@
     %k  = view(clone(expand(unsqueeze(%k', 2), ...)), ...)     fewer heads of keys and values, repeated (layout.py)
     %qn = %w * %q * rsqrt(mean(%q ** 2) + 1e-6)                each head by its norm (head_norm.py)
     %qr = %qn * %cos + cat([-%qn[D/2:], %qn[:D/2]]) * %sin     rotated by position (rotary.py)
-    %a  = getitem(scaled_dot_product(%qr, %k, %v, attn_mask=%mask, scale=0.125), 0)
+    %a  = getitem(scaled_dot_product(%qr, %k, %v, attn_mask=%mask, scale=0.125), 0), or gossamer::attend_masked with a soft cap
     %y  = view(permute(%a, [0, 2, 1, 3]), [B, S, H D])
 
 An `Attention` is all of it: a function of three matrices with a token a row. Their rows come sequence by sequence, [B, S], or
@@ -25,6 +25,7 @@ from gossamer.backend.chains.rotary import find_rotation
 from gossamer.backend.graph.layout import Layout, follow, is_view, path, spans
 from gossamer.backend.graph.nodes import Size, equal, only_user
 from gossamer.runtime.torch_internals import cpu_attention
+from gossamer.sparsity.attention.masked_attention import attend_masked
 
 aten = torch.ops.aten
 
@@ -50,6 +51,7 @@ class Attention:
     kv_heads: int
     head_size: int
     scale: float
+    cap: float | None
     causal: bool
     mask: fx.Node | None
     output: fx.Node
@@ -69,7 +71,7 @@ class Attention:
     @property
     def outside(self) -> list[fx.Node]:
         """What it takes that has no token a row, or not in order; the mask in the graph, even if it is not needed."""
-        given = self.node.kwargs.get("attn_mask")
+        given = _mask_of(self.node)
         found = [given] if isinstance(given, fx.Node) else []
         for step in self.per_head:
             found += [extra.node for extra in step.extras]
@@ -79,19 +81,25 @@ class Attention:
 def find_attention(graph: fx.Graph) -> list[Attention]:
     """All attention of the graph that can be computed on matrices."""
     constants = Constants(graph)
-    return [found for node in graph.nodes if node.target is cpu_attention and (found := _match(node, constants)) is not None]
+    called = [node for node in graph.nodes if node.target in (cpu_attention, attend_masked)]
+    return [found for node in called if (found := _match(node, constants)) is not None]
+
+
+def _mask_of(node: fx.Node) -> Any:
+    return node.args[3] if node.target is attend_masked else node.kwargs.get("attn_mask")
 
 
 def _match(node: fx.Node, constants: Constants) -> Attention | None:
     q, k = (node.args[n].meta["val"] for n in (0, 1))  # type: ignore[union-attr]
-    dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
-    causal = node.args[4] if len(node.args) > 4 else node.kwargs.get("is_causal", False)
-    mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
-    if dropout != 0 or not equal(q.shape[2], k.shape[2]) or not isinstance(q.shape[3], int):
+    mask, given = _mask_of(node), dict[str, Any](node.kwargs)
+    names = ("mask", "scale", "cap") if node.target is attend_masked else ("dropout_p", "is_causal")
+    given |= zip(names, node.args[3:], strict=False)
+    dropout, causal, scale, cap = (given.get(name) for name in ("dropout_p", "is_causal", "scale", "cap"))
+    if dropout or not equal(q.shape[2], k.shape[2]) or not isinstance(q.shape[3], int):
         return None
     sources = [_heads_of(argument) for argument in node.args[:3]]  # type: ignore[arg-type]
     joined = _joined(node)
-    if joined is None or any(s is None for s in sources) or not (mask is None or _readable(mask, q)):  # type: ignore[arg-type]
+    if joined is None or any(s is None for s in sources) or not (mask is None or _readable(mask, q)):
         return None
     output, by_position, after = joined
     found = [s for s in sources if s is not None]
@@ -100,7 +108,7 @@ def _match(node: fx.Node, constants: Constants) -> Attention | None:
     kv_heads = {heads.count for heads, _, _ in found[1:]}
     if None in sizes or found[0][0].count != q.shape[1] or len(kv_heads) > 1:
         return None
-    if mask is not None and is_causal(constants.of(mask)):  # type: ignore[arg-type]
+    if mask is not None and is_causal(constants.of(mask)):
         mask, causal = None, True
     return Attention(
         node,
@@ -110,9 +118,10 @@ def _match(node: fx.Node, constants: Constants) -> Attention | None:
         q.shape[1],
         kv_heads.pop(),
         q.shape[3],
-        float(scale) if scale is not None else q.shape[3] ** -0.5,  # type: ignore[arg-type]
-        bool(causal) or (mask is not None and hides_later_keys(mask, constants)),  # type: ignore[arg-type]
-        mask,  # type: ignore[arg-type]
+        float(scale) if scale is not None else q.shape[3] ** -0.5,
+        cap,
+        bool(causal) or (mask is not None and hides_later_keys(mask, constants)),
+        mask,
         output,
         by_position,
         (*before, node, *after),

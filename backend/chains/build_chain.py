@@ -109,7 +109,8 @@ def _content(stage: Stage) -> str:
         return f"{done} {step.heads.count} {step.heads.offset} {step.size}"
     found = stage.attention
     assert found is not None
-    return f"{found.heads} {found.kv_heads} {found.head_size} {found.scale} {found.causal} {found.key_mask} {found.offsets}"
+    scores = f"{found.scale} {found.cap} {found.causal} {found.key_mask}"
+    return f"{found.heads} {found.kv_heads} {found.head_size} {scores} {found.offsets}"
 
 
 def _width(node: object, kind: str) -> object:

@@ -117,6 +117,7 @@ def _attend(attention: Attention, operands: list[ir.Value], length: ir.Value) ->
         head_size=ir.IntegerAttr.get(i64, attention.head_size),
         offsets=ir.ArrayAttr.get(offsets),
         scale=ir.FloatAttr.get(ir.F64Type.get(), attention.scale),
+        cap=ir.FloatAttr.get(ir.F64Type.get(), attention.cap or 0.0),
         causal=ir.IntegerAttr.get(i1, attention.causal),
         key_mask=ir.IntegerAttr.get(i1, attention.key_mask),
         result=_type(attention.output, "matrix"),

@@ -23,14 +23,15 @@ class DenseAttention:
     size: int
     offsets: tuple[int, ...]
     causal: bool
-    scale: float | None
+    scale: float
+    cap: float | None
     key_mask: bool
 
     @classmethod
     def of(cls, found: "Attention") -> "DenseAttention":
         """The same without the graph."""
         offsets = tuple(found.offsets)
-        return cls(found.heads, found.kv_heads, found.head_size, offsets, found.causal, found.scale, found.key_mask)
+        return cls(found.heads, found.kv_heads, found.head_size, offsets, found.causal, found.scale, found.cap, found.key_mask)
 
     def __call__(self, length: int, *matrices: torch.Tensor) -> torch.Tensor:
         q, k, v = (
@@ -43,6 +44,13 @@ class DenseAttention:
             if self.causal:
                 mask = mask + torch.full((length, length), float("-inf"), dtype=mask.dtype).triu(1)
         causal = self.causal and mask is None
+        if self.cap is not None:
+            k, v = (x.repeat_interleave(self.heads // self.kv_heads, 1) for x in (k, v))
+            scores = torch.tanh(q @ k.mT * (self.scale / self.cap)) * self.cap
+            scores = scores if mask is None else scores + mask
+            hidden = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else torch.zeros((), dtype=torch.bool)
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).nan_to_num(0)
+            return (weights @ v).transpose(1, 2).reshape(-1, self.heads * self.size)
         y = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=self.heads != self.kv_heads
         )

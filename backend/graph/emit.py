@@ -26,7 +26,7 @@ class Emitter:
         args = tree_map_only(torch.SymInt, _number, args)
         with self._before.graph.inserting_before(self._before):
             node = self._before.graph.call_function(target, args, options)
-        node.meta = {k: v for k, v in self._before.meta.items() if k not in _OWN}
+        node.meta = provenance(self._before)
         with self._mode:
             node.meta["val"] = target(*fx.map_arg(args, _value), **fx.map_arg(options, _value))
         return node
@@ -51,3 +51,23 @@ def _number(size: Any) -> Any:
 
 def _value(node: fx.Node) -> Any:
     return node.meta["val"]
+
+
+def provenance(node: fx.Node) -> dict[str, Any]:
+    """What nodes made for a node have of its metadata."""
+    return {k: v for k, v in node.meta.items() if k not in _OWN}
+
+
+def constant(before: fx.Node, value: torch.Tensor) -> fx.Node:
+    """A node before another one for a tensor that the graph holds from now on."""
+    module = before.graph.owning_module
+    assert module is not None
+    number = 0
+    while hasattr(module, name := f"_held_{number}"):
+        number += 1
+    module.register_buffer(name, value)
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(aten.lift_fresh_copy.default, (before.graph.get_attr(name),))  # as tracing has them
+    mode = detect_fake_mode([before.meta["val"]])
+    node.meta["val"] = mode.from_tensor(value)
+    return node

@@ -45,7 +45,7 @@ def computed_from(graph: fx.Graph, leaves: Iterable[fx.Node], of_several: bool =
     takes those with several results, too."""
     found = set(leaves)
     for node in graph.nodes:
-        if _is_pure(node, of_several) and all(n in found or fixed_size(n) is not None for n in node.all_input_nodes):
+        if is_pure(node, of_several) and all(n in found or fixed_size(n) is not None for n in node.all_input_nodes):
             found.add(node)
     return found
 
@@ -80,7 +80,8 @@ def evaluated(evaluate: Callable[..., T], leaves: Sequence[torch.Tensor], number
         return evaluate(*leaves, *numbers)
 
 
-def _is_pure(node: fx.Node, of_several: bool) -> bool:
+def is_pure(node: fx.Node, of_several: bool = False) -> bool:
+    """Whether a node computes something of its arguments, without side effects or chance."""
     if node.op != "call_function":
         return False
     if node.target in _ON_SIZES or (of_several and node.target is operator.getitem):

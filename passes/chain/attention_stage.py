@@ -118,9 +118,11 @@ class _Attention:
         return list(tiles.results)
 
     def _masked(self, total: ir.Value, key: ir.Value, v: int) -> ir.Value:
-        """The score of a key: scaled, the mask added, minus infinity where there is no such key or it comes later."""
+        """The score of a key: scaled, bounded, the mask added, minus infinity where there is no such key or it comes later."""
         frame, vec = self.frame, self.frame.vec
-        score = arith.mulf(total, splat_of(vec, ir.FloatAttr(self.op.scale).value))
+        scale, cap = (ir.FloatAttr(a).value for a in (self.op.scale, self.op.cap))
+        score = arith.mulf(total, splat_of(vec, scale / (cap or 1.0)))
+        score = arith.mulf(math.tanh(score), splat_of(vec, cap)) if cap else score
         exists = arith.cmpi(arith.CmpIPredicate.ult, key, self.keys)
         safe = arith.minui(key, arith.subi(self.keys, index(1)))
         if self.mask is not None:

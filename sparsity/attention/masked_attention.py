@@ -79,9 +79,10 @@ def gradients(
     tables: tuple[TileTable, TileTable],
     scale: float,
     score: Sequence[Step] | None = None,
+    of_statistics: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of q, k and v for that of the result, of `attend(*given, table, scale, score)`. Two tables are
-    needed: of the mask, and of the mask with queries and keys in each other's place."""
+    """Those of q, k and v for that of the result, of `attend(*given, table, scale, score)`, and for that of the statistics.
+    Two tables are needed: of the mask, and of the mask with queries and keys in each other's place."""
     q, k, _ = given
     of = tuple(_result(x, x.dtype) for x in given)
     if not out.numel() or not k.numel():
@@ -89,6 +90,8 @@ def gradients(
     wide = [x if x.dtype == torch.float32 else _result(x, torch.float32) for x in of]
     read = [_streamed(x) for x in (*given, upstream)]
     delta = (read[3] * out).sum(-1, dtype=torch.float32).contiguous()
+    if of_statistics is not None:
+        delta -= of_statistics
     for what, table, made in (("queries", tables[0], wide[:1]), ("keys", tables[1], wide[1:])):
         sizes = _sizes(q, k, table, q.shape[2] if what == "queries" else k.shape[2], [*read, *made])
         operands: list[Tensor | SparseOperand | int] = [
@@ -291,3 +294,6 @@ for _name, _arguments, _results, _cpu, _meta in (
     LIBRARY.define(f"{_name}({_arguments}, float scale, float? cap) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+
+attend_masked = torch.ops.gossamer.attend_masked.default
+"""Attention that looks at its mask at every call, and may have a soft cap."""

@@ -46,6 +46,16 @@ class TileTable:
         rows = self.positions.shape[0] * self.positions.shape[1] * (self.positions.shape[2] - 1)
         return self.tiles.shape[0] / max(1, rows * ceil(keys / TILE_KEYS))
 
+    def unseeing(self) -> Tensor:
+        """Which queries see no key: bools [batch or 1, heads or 1, rows of tiles * TILE_QUERIES]"""
+        counts = self.positions.diff().flatten()
+        words = np.full((len(self.tiles), TILE_QUERIES), _ALL, dtype=np.uint16)
+        partial = (self.tiles[:, 0] & 1).bool().numpy()
+        words[partial] = self.words.numpy().view(np.uint16)
+        seen = torch.zeros(len(counts), TILE_QUERIES, dtype=torch.bool)
+        seen.index_add_(0, torch.arange(len(counts)).repeat_interleave(counts), torch.from_numpy(words != 0))
+        return ~seen.view(*self.positions.shape[:2], -1)
+
     def picture(self, keys: int, size: int = 24) -> str:
         """The tiles of the first batch and head, a character for as many as fit: " " none, "░▒▓" some, "█" all."""
         begin, end = (int(self.positions[0, 0, at]) for at in (0, -1))

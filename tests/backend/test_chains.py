@@ -192,6 +192,36 @@ def test_masks_are_added_to_the_scores(shape: tuple[int, ...]) -> None:
     assert_same(run.output, module(x, mask))
 
 
+class Capped(Attention):
+    """Written out, its scores bounded before the mask is added, as Gemma 2 has it."""
+
+    def forward(self, x: Tensor, sees: Tensor | None = None) -> Tensor:
+        b, s, _ = x.shape
+        q, k, v = (p(x).view(b, s, HEADS, D // HEADS).transpose(1, 2) for p in self.project)
+        scores = torch.tanh(q @ k.mT * (D // HEADS) ** -0.5 / 2) * 2
+        if sees is not None:
+            scores = scores + torch.where(sees, torch.zeros((), dtype=x.dtype), torch.finfo(x.dtype).min)
+        y = scores.softmax(-1) @ v
+        return self.out(y.transpose(1, 2).reshape(b, s, D))
+
+
+CAUSAL = torch.ones(1, 1, 70, 70, dtype=torch.bool).tril()
+PADDED = torch.arange(70) < torch.tensor([70, 40, 7])[:, None, None, None]
+
+
+@pytest.mark.parametrize("sees", [None, CAUSAL, PADDED], ids=["all", "causal", "padded"])
+def test_soft_caps_are_part_of_a_chain(sees: Tensor | None) -> None:
+    module, x = model(Capped()), torch.randn(3, 70, D)
+    run = compile_and_run(module, x, sees, regions=4)
+    assert {d.reason for d in run.regions} == {"in a chain of 4"}
+    expected = module.double()(x.double(), sees).float()
+    assert_same(run.output, expected)
+    module.float()
+    with torch.no_grad():
+        module.out.weight.normal_(std=0.3)  # too dense for its kernel
+    assert_same(run.function(x, sees), module(x, sees))
+
+
 def test_one_mask_for_all_sequences_where_the_batch_is_left_to_the_view() -> None:
     class Inferred(Attention):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, create_block_mask, flex_attention, or_masks
 
 from gossamer.backend.calls import flex_ops
 from tests.backend.harness import assert_same, compile_and_run
@@ -134,8 +134,142 @@ def test_what_has_no_steps_stays_with_torch() -> None:
         assert reason in run.decisions[0].reason
         assert_same(run.output, dense(q, k, v, None, score))
         torch.compiler.reset()
-    run = compile_and_run(lambda q, k, v: flex_attention(q, k, v, enable_gqa=True, return_lse=True), q, k, v, regions=0)
-    assert "statistics" in run.decisions[0].reason
+
+
+@pytest.mark.parametrize("name", ["documents, ALiBi", "another mask a head and batch", "a soft cap of a sum"])
+def test_gradients(name: str) -> None:
+    mask, score = CASES[name]
+    block_mask, given = blocks(mask), [x.requires_grad_() for x in tensors()]
+    run = compile_and_run(
+        lambda q, k, v: flex_attention(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=True),
+        *given,
+        regions=1,
+        grad=True,
+    )
+    upstream = torch.randn(run.output.shape, generator=torch.Generator().manual_seed(0))
+    theirs = torch.autograd.grad(dense(*given, mask, score), given, upstream)
+    for mine, expected in zip(torch.autograd.grad(run.output, given, upstream), theirs, strict=True):
+        assert_same(mine, expected)
+
+
+def late(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q > 40) & (k <= q)
+
+
+@pytest.mark.parametrize("remainder", ["eager", "inductor"])
+def test_logarithms_and_their_gradients(remainder: str) -> None:
+    block_mask, given = blocks(late), [x.requires_grad_() for x in tensors()]
+
+    def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, more = flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True, return_aux=AuxRequest(lse=True))
+        return out * 2, more.lse
+
+    run = compile_and_run(both, *given, regions=1, grad=True, dense=remainder)
+    q, k, v = (x.detach().double().requires_grad_() for x in given)
+    scores = (q @ k.repeat_interleave(2, 1).mT / 4).masked_fill(
+        ~late(0, 0, torch.arange(300)[:, None], torch.arange(300)), -INF
+    )
+    expected = scores.softmax(-1).nan_to_num(0) @ v.repeat_interleave(2, 1) * 2, scores.logsumexp(-1)
+    assert_same(run.output[0], expected[0].float())
+    assert_same(run.output[1], expected[1].float())
+    sums = [out.sum() + lse[:, :, 41:].square().sum() for out, lse in (run.output, expected)]
+    for mine, exact in zip(torch.autograd.grad(sums[0], given), torch.autograd.grad(sums[1], (q, k, v)), strict=True):
+        assert_same(mine, exact.float())
+
+
+def test_what_inductor_has_no_way_for_is_written_out() -> None:
+    bias = torch.nn.Parameter(SINK.clone())
+    cases: list[tuple[torch.dtype, str, Function | None]] = [
+        (torch.float64, "inductor", None),
+        (torch.float32, "eager", lambda s, b, h, q, k: s + bias[h, k]),
+    ]
+    for dtype, remainder, score in cases:
+        given = [x.to(dtype).requires_grad_() for x in tensors()]
+        block_mask = blocks(window)
+        run = compile_and_run(
+            lambda q, k, v, b=block_mask, f=score: flex_attention(q, k, v, score_mod=f, block_mask=b, enable_gqa=True),
+            *given,
+            regions=0,
+            grad=True,
+            dense=remainder,
+        )
+        assert "written out" in run.decisions[0].reason
+        expected, of = dense(*given, window, score), [*given, *([bias] if score else [])]
+        assert_same(run.output, expected)
+        sums = run.output.square().sum(), expected.square().sum()
+        for mine, theirs in zip(*(torch.autograd.grad(x, of) for x in sums), strict=True):
+            assert_same(mine, theirs)
+
+
+def test_others_refuse_gradients_as_ever() -> None:
+    given = [x.requires_grad_() for x in tensors(64, 64)]
+    run = compile_and_run(lambda q, k, v: flex_attention(q, k, v, enable_gqa=True), *given, grad=True)
+    assert run.output.requires_grad
+    for function in (flex_attention, torch.compile(flex_attention, backend="aot_eager")):
+        with pytest.raises(NotImplementedError, match="backward on CPU"):
+            function(*given, enable_gqa=True)
+
+
+def grid(b: Any, h: Any, q: Any, k: Any) -> Any:
+    row, column = (q // 20).clamp(2, 12), (q % 20).clamp(2, 17)
+    return ((row - k // 20).abs() <= 2) & ((column - k % 20).abs() <= 2)
+
+
+def bucketed(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    distance = (q - k).clamp(min=0)
+    far = (8 + torch.log(distance.float().clamp(min=1) / 8) * 3).to(torch.int64).clamp(max=15)
+    return score + SINK[h, torch.where(distance < 8, distance, far)]
+
+
+def test_functions_of_places() -> None:
+    given = tensors()
+    layout = torch.rand(10, 10, generator=torch.Generator().manual_seed(1)) < 0.5
+    two = torch.stack([DOCUMENT, torch.arange(300) // 70])
+    masks: list[Function] = [
+        grid,
+        and_masks(documents, lambda b, h, q, k: q >= k),
+        or_masks(lambda b, h, q, k: layout[q // 32, k // 32], lambda b, h, q, k: q == k),
+        lambda b, h, q, k: two[b, q] == two[b, k],
+        lambda b, h, q, k: torch.where(q < 100, k <= q, (k >= q - 50) & ((q - k) % 3 == 0)),
+    ]
+    for mask in masks:
+        torch.compiler.reset()
+        block_mask = create_block_mask(mask, 2, None, 300, 300, device="cpu")
+        run = compile_and_run(
+            lambda q, k, v, b=block_mask: flex_attention(q, k, v, score_mod=bucketed, block_mask=b, enable_gqa=True),
+            *given,
+            regions=1,
+        )
+        assert_same(run.output, dense(*given, mask, bucketed))
+
+
+def within(ids: Tensor) -> Function:
+    """Earlier tokens of the same document."""
+    return lambda b, h, i, j: (ids[b, i] == ids[b, j]) & (i >= j)
+
+
+def test_a_model_whose_lengths_and_documents_change_is_compiled_a_few_times() -> None:
+    project = torch.nn.Linear(16, 48)
+
+    def model(x: Tensor, block_mask: BlockMask) -> Tensor:
+        q, k, v = project(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return flex_attention(q, k, v, block_mask=block_mask).transpose(1, 2).flatten(2)  # type: ignore[union-attr]
+
+    draw, compiled, before = torch.Generator().manual_seed(0), None, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for number in range(8):
+        length = 40 + 13 * (number * 7 % 20)
+        x, ids = torch.randn(2, length, 16, generator=draw), torch.rand(2, length, generator=draw).lt(0.1).cumsum(1)
+
+        block_mask = create_block_mask(within(ids), 2, None, length, length, device="cpu")
+        if compiled is None:
+            compiled = compile_and_run(model, x, block_mask, grad=True).function
+        out = compiled(x, block_mask)
+        q, k, v = project(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        seen = (ids[:, None, :, None] == ids[:, None, None]) & torch.ones(length, length, dtype=torch.bool).tril()
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2)
+        assert_same(out, expected)
+        assert_same(*(torch.autograd.grad(y.square().sum(), project.weight)[0] / 100 for y in (out, expected)))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before <= 3
 
 
 def test_lengths_may_change() -> None:

@@ -4,13 +4,14 @@ What fails is printed as a program, by `python -m tests.fuzz` as well.
 """
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz import attention, layers
+from tests.fuzz import attention, compiled_attention, layers
 
 SECONDS = os.environ.get("GOSSAMER_FUZZ_SECONDS")
 CASES = {"eager": 250, "compiled": 6, "gradients": 40, "models": 3}  # without it
@@ -38,6 +39,15 @@ def test_programs_give_what_dense_ones_give(how: str, tmp_path: Path) -> None:
 def test_attention_is_that_of_dense_masks() -> None:
     cases = [case for case in map(attention.make, range(200)) if case.size == 17]  # few kernels to compile
     assert not [(case, problem) for case in cases if (problem := attention.difference(case)) is not None]
+
+
+def test_compiled_attention_is_that_of_float64() -> None:
+    compiled = compiled_attention.Compiled("eager")
+    plans = (("bools", False, 1), ("flex", True, 1), ("einsum", False, 1))  # few graphs to compile
+    seeds = [seed for seed in range(1500) if compiled_attention.plan(random.Random(seed)) in plans]
+    wrong = [found for seed in seeds if (found := compiled_attention.difference(seed, compiled))[1] is not None]
+    assert len(seeds) > 20
+    assert not wrong
 
 
 @pytest.mark.filterwarnings("ignore")

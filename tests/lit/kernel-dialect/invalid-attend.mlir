@@ -6,7 +6,7 @@ func.func @heads(%q: tensor<?x8xf32>, %length: index) -> tensor<?x6xf32> {
   // expected-error @below {{2 heads of 4 make 8 columns}}
   %y = "kernel.attend"(%q, %q, %q, %length) {
     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, heads = 2 : i64, kv_heads = 2 : i64, head_size = 4 : i64,
-    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, key_mask = false
+    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, cap = 0.0 : f64, key_mask = false
   } : (tensor<?x8xf32>, tensor<?x8xf32>, tensor<?x8xf32>, index) -> tensor<?x6xf32>
   return %y : tensor<?x6xf32>
 }
@@ -18,7 +18,7 @@ func.func @groups(%q: tensor<?x12xf32>, %length: index) -> tensor<?x12xf32> {
   // expected-error @below {{has 3 heads for 2 of keys and values}}
   %y = "kernel.attend"(%q, %q, %q, %length) {
     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, heads = 3 : i64, kv_heads = 2 : i64, head_size = 4 : i64,
-    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, key_mask = false
+    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, cap = 0.0 : f64, key_mask = false
   } : (tensor<?x12xf32>, tensor<?x12xf32>, tensor<?x12xf32>, index) -> tensor<?x12xf32>
   return %y : tensor<?x12xf32>
 }
@@ -30,7 +30,7 @@ func.func @columns(%q: tensor<?x8xf32>, %length: index) -> tensor<?x8xf32> {
   // expected-error @below {{reads columns 4 to 11 of v, which is}}
   %y = "kernel.attend"(%q, %q, %q, %length) {
     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, heads = 2 : i64, kv_heads = 2 : i64, head_size = 4 : i64,
-    offsets = [0, 0, 4], scale = 0.5 : f64, causal = false, key_mask = false
+    offsets = [0, 0, 4], scale = 0.5 : f64, causal = false, cap = 0.0 : f64, key_mask = false
   } : (tensor<?x8xf32>, tensor<?x8xf32>, tensor<?x8xf32>, index) -> tensor<?x8xf32>
   return %y : tensor<?x8xf32>
 }

@@ -34,7 +34,7 @@ func.func @rotated(
     : (tensor<?x8xf32>, tensor<?x2xf32>, tensor<?x2xf32>) -> tensor<?x4xf32>
   %y = "kernel.attend"(%r, %k, %k, %length) {
     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, heads = 2 : i64, kv_heads = 1 : i64, head_size = 4 : i64,
-    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, key_mask = false
+    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, cap = 0.0 : f64, key_mask = false
   } : (tensor<?x8xf32>, tensor<?x4xf32>, tensor<?x4xf32>, index) -> tensor<?x8xf32>
   return %y : tensor<?x8xf32>
 }
@@ -61,7 +61,7 @@ func.func @strided(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>, %length: index
   }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<8x8xf32, #KB>) -> tensor<?x8xf32>
   %y = "kernel.attend"(%q, %q, %q, %length) {
     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, heads = 2 : i64, kv_heads = 2 : i64, head_size = 4 : i64,
-    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, key_mask = false
+    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, cap = 0.0 : f64, key_mask = false
   } : (tensor<?x8xf32>, tensor<?x8xf32>, tensor<?x8xf32>, index) -> tensor<?x8xf32>
   %o = "kernel.regroup"(%y, %length) {inverse = true} : (tensor<?x8xf32>, index) -> tensor<?x8xf32>
   return %o : tensor<?x8xf32>

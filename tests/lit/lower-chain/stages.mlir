@@ -51,6 +51,8 @@ func.func @twice(%x: tensor<?x8xf32>, %v: tensor<8x8xf32, #KB>, %w: tensor<8x8xf
 // for each tile. 8 rows of 4 tokens are 128 bytes; each thread has scratch memory for the scores of its queries.
 // CHECK:       kernel.tile_workspace = [4, 256, 128]
 // CHECK-LABEL: func.func private @attention_attend_tile4(
+// CHECK:         %[[BOUNDED:.*]] = math.tanh
+// CHECK:         arith.mulf %[[BOUNDED]]
 // CHECK:         math.roundeven
 // CHECK-LABEL: func.func @attention(
 // CHECK:           scf.parallel
@@ -69,7 +71,7 @@ func.func @attention(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>, %length: ind
   }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<8x8xf32, #KB>) -> tensor<?x8xf32>
   %y = "kernel.attend"(%q, %x, %x, %length) {
     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, heads = 2 : i64, kv_heads = 2 : i64, head_size = 4 : i64,
-    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, key_mask = false
+    offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, cap = 5.0 : f64, key_mask = false
   } : (tensor<?x8xf32>, tensor<?x8xf32>, tensor<?x8xf32>, index) -> tensor<?x8xf32>
   return %y : tensor<?x8xf32>
 }

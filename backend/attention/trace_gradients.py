@@ -1,0 +1,36 @@
+"""FlexAttention whose gradients are wanted, on CPUs: what torch refuses to trace is traced where the graph is compiled by us.
+
+torch.nn.attention.flex_attention raises NotImplementedError for queries, keys or values on CPUs that require gradients, before
+there is a graph, since no backend of its own has them. Ours does. Eager code and other backends raise as ever.
+"""
+
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.runtime.torch_internals import ATTENTION, InstructionTranslator, off, validate_flex_device
+
+
+def trace_flex_gradients(backend: object) -> None:
+    """Lets Dynamo trace them where it traces for `backend`."""
+
+    if off(ATTENTION) or hasattr(validate_flex_device, _MARK):
+        return
+    original: Any = FunctionType(validate_flex_device.__code__, validate_flex_device.__globals__, "_validate_device")
+    setattr(validate_flex_device, _MARK, True)
+
+    @torch.compiler.assume_constant_result
+    def is_traced_by_us() -> bool:
+        translator = InstructionTranslator.current_tx()
+        compiler = getattr(translator.output, "compiler_fn", None)
+        return getattr(compiler, "compiler_fn", compiler) is backend
+
+    @torch.compiler.substitute_in_graph(validate_flex_device)
+    def _validate_device(query: Tensor, key: Tensor, value: Tensor) -> None:
+        if query.device.type != "cpu" or not is_traced_by_us():
+            original(query, key, value)
+
+
+_MARK = "_gossamer_traces_gradients"
