@@ -57,8 +57,8 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
     - If the model has attention or transformer layers of torch.nn, their fused inference path, which makes nested tensors
       of padded batches, is turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
     - Linear layers of `torch.ao.quantization.quantize_dynamic` that have a tenth of zeros or more become layers of
-      `gossamer.quantize`, with the same int8 weights and scales; inputs are then quantized token by token, which loses less. In the
-      state dict `_packed_params` becomes `weight_int8`, `weight_scale` and `bias`; load checkpoints before. The other
+      `gossamer.quantize`, with the same int8 weights and scales; inputs are then quantized token by token, which loses less.
+      In the state dict `_packed_params` becomes `weight_int8`, `weight_scale` and `bias`; load checkpoints before. The other
       layers stay, and Dynamo breaks the graph at them.
     - The signature of `forward` stays, for who reads it (a Trainer of Hugging Face drops columns that are not in it).
       `torch.export` works. `finalize` turns all of this back, but for the zeros.

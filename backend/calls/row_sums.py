@@ -1,6 +1,6 @@
 """gossamer::row_sums(weight): the sum of each row of a matrix of int8, as f32; found when the matrix is new.
 
-    weight [M, K], int8, on CPUs    →    [M], float32
+weight [M, K], int8, on CPUs    →    [M], float32
 """
 
 import torch

@@ -1,12 +1,14 @@
-"""dequantized-products: products of floats that were int8 become products of int8, as PyTorch's quantization by export means it.
+"""dequantized-products: products of floats that were int8 become products of int8, as quantization by export means it.
 
     %x = dequantize_per_tensor(%q, s, z)          uint8 or int8 [..., K]
     %w = dequantize_per_channel(%w8, %sw, 0)      int8 [M, K], many zeros
     addmm(%bias, %x, permute(%w))
-                                             →    (_int_mm(int8(%q - 128), permute(%w8)) + (128 - z) row_sums(%w8)) * s * %sw + %bias
+
+    →   (_int_mm(int8(%q - 128), permute(%w8)) + (128 - z) row_sums(%w8)) * s * %sw + %bias
 
 Without the 128 where %q is int8. Sums are exact, so that the result is that of floats up to their rounding. What is predicted
-to be slower than the product of floats, dense or sparse, stays as it is.
+to be slower than the product of floats, dense or sparse, stays as it is. That a weight's zero points are 0, as symmetric
+quantizers have them, is seen when the graph is compiled.
 """
 
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from gossamer.backend.calls.row_sums import row_sums
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Static, density
-from gossamer.backend.graph.nodes import COPIES, VIEWS
+from gossamer.backend.graph.nodes import COPIES, VIEWS, same
 from gossamer.backend.regions.contractions import Contraction, contraction_at
 from gossamer.backend.regions.cost import predicted
 from gossamer.backend.regions.decide import judge
@@ -98,7 +100,9 @@ def _rescaled(emit: Emitter, product: fx.Node, factors: _Factors) -> fx.Node:
     zero, step, scale = factors.zero, real(factors.step), real(factors.scale)
     y = emit(prims.convert_element_type.default, product, torch.float32)
     if isinstance(zero, fx.Node) or zero != middle:
-        shift = emit(aten.sub.Tensor, emit(aten.neg.default, real(zero)), -middle) if isinstance(zero, fx.Node) else middle - zero
+        shift = (
+            emit(aten.sub.Tensor, emit(aten.neg.default, real(zero)), -middle) if isinstance(zero, fx.Node) else middle - zero
+        )
         y = emit(aten.add.Tensor, y, emit(aten.mul.Tensor, emit(row_sums, factors.weight), shift))
     if isinstance(scale, fx.Node):
         y = emit(aten.mul.Tensor, y, emit(aten.mul.Tensor, scale, step))
@@ -115,10 +119,10 @@ def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
     if isinstance(bias, fx.Node) and bias.meta["val"].dim() != 1:
         return None
     left, right = node.args[-2:]
-    x, weight = _before(left), _before(right)
-    if weight.target not in (aten.t.default, aten.permute.default):
+    x, turned = _before(left), same(right)
+    if turned.target is not aten.t.default and (turned.target is not aten.permute.default or turned.args[1] != [1, 0]):
         return None
-    weight = _before(weight.args[0])
+    weight = same(turned.args[0])
     if _name(x) != _BY_TENSOR or _name(weight) not in (_BY_TENSOR, _BY_ROW):
         return None
     given, step, zero = x.args[:3]
@@ -130,9 +134,9 @@ def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
     if not _is_zero(offset, statics) or (by_row and weight.args[3] != 0):
         return None
     # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
-    if static.tensor.shape[1] < 2 or density(static.tensor) == 1 or given.meta["val"].dtype not in (torch.int8, torch.uint8):  # type: ignore[union-attr]
+    if static.tensor.shape[1] < 2 or density(static.tensor) == 1:
         return None
-    if given.meta["val"].device.type != "cpu":  # type: ignore[union-attr]
+    if given.meta["val"].dtype not in (torch.int8, torch.uint8) or given.meta["val"].device.type != "cpu":
         return None
     return _Factors(given, step, zero, integers, scale, bias)  # type: ignore[arg-type]
 

@@ -28,8 +28,8 @@ def _take(layer: Any) -> None:
     if scale is None or not is_sparse(weight.int_repr()):
         return
     del layer._modules["_packed_params"], layer.scale, layer.zero_point
-    layer.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-    QuantizedLinear.become(layer, weight.int_repr(), scale, torch.float32)
+    made = QuantizedLinear.become(layer, weight.int_repr(), scale, torch.float32)
+    made.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
 
 
 def _scale(weight: Tensor) -> Tensor | None:

@@ -48,7 +48,7 @@ class QuantizedLinear(nn.Linear):
 
     @classmethod
     def become(cls, linear: nn.Module, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Self:
-        """Turns a linear layer that has its bias, and no weight any more, into one of this weight; `dtype` is that of floats."""
+        """Turns a linear layer whose own weight is gone into one of this weight, in place; `dtype` is what it stands for."""
         linear.__class__ = cls
         made: Any = linear
         made._dtype = dtype
