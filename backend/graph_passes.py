@@ -21,6 +21,7 @@ GRAPH_PASSES = {
     "stored-weights": "weights.stored_weights:StoredWeights",
     "fuse-rows": "operations.fuse_rows:FuseRows",
     "unsigned-products": "weights.unsigned_products:UnsignedProducts",
+    "dequantized-products": "weights.dequantized_products:DequantizedProducts",
     "written-attention": "attention.written_attention:WrittenAttention",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
     "masked-gradients": "weights.masked_gradients:MaskedGradients",

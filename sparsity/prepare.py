@@ -19,6 +19,7 @@ from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.sparsity.adjacency import take_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
 from gossamer.sparsity.pruning.stored_layers import make_dense
+from gossamer.sparsity.quantization.dynamic_layers import take_dynamic
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -55,6 +56,10 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
       the model as it was load. Layers of PyTorch Geometric take an adjacency (rows are targets) for an `edge_index`.
     - If the model has attention or transformer layers of torch.nn, their fused inference path, which makes nested tensors
       of padded batches, is turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
+    - Linear layers of `torch.ao.quantization.quantize_dynamic` that have a tenth of zeros or more become layers of
+      `gossamer.quantize`, with the same int8 weights and scales; inputs are then quantized token by token, which loses less.
+      In the state dict `_packed_params` becomes `weight_int8`, `weight_scale` and `bias`; load checkpoints before. The other
+      layers stay, and Dynamo breaks the graph at them.
     - The signature of `forward` stays, for who reads it (a Trainer of Hugging Face drops columns that are not in it).
       `torch.export` works. `finalize` turns all of this back, but for the zeros.
     - With `free_dense`, for inference: the weight of every linear layer that has a tenth of zeros or more is kept dense only
@@ -71,6 +76,7 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
             torch.backends.mha.set_fastpath_enabled(False)
     if free_dense:
         _free_dense(model)
+    take_dynamic(model)
     take_sparse(model)
     return model
 

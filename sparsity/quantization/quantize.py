@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.runtime.nonzeros import count_nonzeros
@@ -33,7 +33,7 @@ def quantize(model: Model, *, only: Layers | None = None, skip: Layers = ()) -> 
     layers = [
         layer
         for layer in chosen_layers(model, only, skip)
-        if isinstance(layer, nn.Linear) and (only is not None or is_stored(layer) or _is_sparse(layer))
+        if isinstance(layer, nn.Linear) and (only is not None or is_stored(layer) or is_sparse(layer.weight.detach()))
     ]
     for layer in layers:
         check_finite(layer.weight.values() if is_stored(layer) else layer.weight)
@@ -45,6 +45,6 @@ def quantize(model: Model, *, only: Layers | None = None, skip: Layers = ()) -> 
     return model
 
 
-def _is_sparse(layer: nn.Linear) -> bool:
-    weight = layer.weight.detach()
+def is_sparse(weight: Tensor) -> bool:
+    """Whether a weight has enough zeros to be quantized without having been asked for."""
     return count_nonzeros(weight) <= (1 - _ZEROS) * weight.numel()

@@ -44,9 +44,14 @@ class QuantizedLinear(nn.Linear):
         weight = linear.weight.detach()
         values, scale = quantized(weight)
         del linear._parameters["weight"]
+        return cls.become(linear, values, scale, weight.dtype)
+
+    @classmethod
+    def become(cls, linear: nn.Module, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Self:
+        """Turns a linear layer whose own weight is gone into one of this weight, in place; `dtype` is what it stands for."""
         linear.__class__ = cls
         made: Any = linear
-        made._dtype = weight.dtype
+        made._dtype = dtype
         made.register_buffer("weight_int8", values)
         made.register_buffer("weight_scale", scale)
         return made

@@ -1,0 +1,159 @@
+"""dequantized-products: products of floats that were int8 become products of int8, as quantization by export means it.
+
+    %x = dequantize_per_tensor(%q, s, z)          uint8 or int8 [..., K]
+    %w = dequantize_per_channel(%w8, %sw, 0)      int8 [M, K], many zeros
+    addmm(%bias, %x, permute(%w))
+
+    →   (_int_mm(int8(%q - 128), permute(%w8)) + (128 - z) row_sums(%w8)) * s * %sw + %bias
+
+Without the 128 where %q is int8. Sums are exact, so that the result is that of floats up to their rounding. What is predicted
+to be slower than the product of floats, dense or sparse, stays as it is. That a weight's zero points are 0, as symmetric
+quantizers have them, is seen when the graph is compiled.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls.row_sums import row_sums
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import Static, density
+from gossamer.backend.graph.nodes import COPIES, VIEWS, same
+from gossamer.backend.regions.contractions import Contraction, contraction_at
+from gossamer.backend.regions.cost import predicted
+from gossamer.backend.regions.decide import judge
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Decision
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_BY_TENSOR, _BY_ROW = "quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel"
+_MIDDLE = 128
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """What a product of floats was made of.
+
+    x        [..., K], uint8 or int8; its floats are `step` (x - `zero`), both numbers or tensors of one element
+    weight   [M, K], int8; its floats are `scale` times it, a number or [M]
+    """
+
+    x: fx.Node
+    step: Any
+    zero: Any
+    weight: fx.Node
+    scale: Any
+    bias: fx.Node | None
+
+
+class DequantizedProducts:
+    """Products of dequantized factors become products of int8."""
+
+    name: ClassVar[str] = "dequantized-products"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """No decision: sparse-weights decides about what this makes."""
+        statics = context.inputs.match(graph)
+        values = {node: static.tensor for node, static in statics.items()}
+        for node in list(graph.nodes):
+            factors = _factors(node, statics)
+            if factors is None:
+                continue
+            floats = contraction_at(node, values)
+            emit = Emitter(node)
+            product = _product(emit, factors)
+            result = _rescaled(emit, product, factors)
+            integers = contraction_at(product, values)
+            if floats is not None and integers is not None and _pays(integers, floats, context.options):
+                node.replace_all_uses_with(result)
+        graph.eliminate_dead_code()
+        return []
+
+
+def _pays(integers: Contraction, floats: Contraction, options: Options) -> bool:
+    refused, _ = judge(integers, options)
+    faster = predicted(integers, integers.tokens).sparse_us <= predicted(floats, floats.tokens).sparse_us
+    return refused is None and (faster or options.min_gain == 0)
+
+
+def _product(emit: Emitter, factors: _Factors) -> fx.Node:
+    """The exact sums, int32 [T, M]."""
+    x = factors.x
+    if x.meta["val"].dtype is torch.uint8:
+        wide = emit(aten.sub.Tensor, emit(prims.convert_element_type.default, x, torch.int32), _MIDDLE)
+        x = emit(prims.convert_element_type.default, wide, torch.int8)
+    rows = emit(aten.reshape.default, x, [-1, factors.weight.meta["val"].shape[1]])
+    return emit(aten._int_mm.default, rows, emit(aten.permute.default, factors.weight, [1, 0]))
+
+
+def _rescaled(emit: Emitter, product: fx.Node, factors: _Factors) -> fx.Node:
+    """The sums as the floats that they stand for, float32 [T, M]."""
+
+    def real(given: Any) -> Any:
+        return emit(prims.convert_element_type.default, given, torch.float32) if isinstance(given, fx.Node) else given
+
+    middle = _MIDDLE if factors.x.meta["val"].dtype is torch.uint8 else 0
+    zero, step, scale = factors.zero, real(factors.step), real(factors.scale)
+    y = emit(prims.convert_element_type.default, product, torch.float32)
+    if isinstance(zero, fx.Node) or zero != middle:
+        shift = (
+            emit(aten.sub.Tensor, emit(aten.neg.default, real(zero)), -middle) if isinstance(zero, fx.Node) else middle - zero
+        )
+        y = emit(aten.add.Tensor, y, emit(aten.mul.Tensor, emit(row_sums, factors.weight), shift))
+    if isinstance(scale, fx.Node):
+        y = emit(aten.mul.Tensor, y, emit(aten.mul.Tensor, scale, step))
+    else:
+        y = emit(aten.mul.Tensor, y, emit(aten.mul.Tensor, step, scale) if isinstance(step, fx.Node) else step * scale)
+    return y if factors.bias is None else emit(aten.add.Tensor, y, factors.bias)
+
+
+def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
+    """What a node multiplies, if that are int8 of which one is a weight with zeros."""
+    if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs or node.meta["val"].dtype is not torch.float32:
+        return None
+    bias = node.args[0] if node.target is aten.addmm.default else None
+    if isinstance(bias, fx.Node) and bias.meta["val"].dim() != 1:
+        return None
+    left, right = node.args[-2:]
+    x, turned = _before(left), same(right)
+    if turned.target is not aten.t.default and (turned.target is not aten.permute.default or turned.args[1] != [1, 0]):
+        return None
+    weight = same(turned.args[0])
+    if _name(x) != _BY_TENSOR or _name(weight) not in (_BY_TENSOR, _BY_ROW):
+        return None
+    given, step, zero = x.args[:3]
+    integers, scale, offset = weight.args[:3]
+    static = statics.get(integers)  # type: ignore[arg-type]
+    if static is None or static.tensor.dtype is not torch.int8 or static.tensor.dim() != 2:
+        return None
+    by_row = _name(weight) == _BY_ROW
+    if not _is_zero(offset, statics) or (by_row and weight.args[3] != 0):
+        return None
+    # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
+    if static.tensor.shape[1] < 2 or density(static.tensor) == 1:
+        return None
+    if given.meta["val"].dtype not in (torch.int8, torch.uint8) or given.meta["val"].device.type != "cpu":
+        return None
+    return _Factors(given, step, zero, integers, scale, bias)  # type: ignore[arg-type]
+
+
+def _before(node: Any) -> Any:
+    """A value before views and copies of it."""
+    while node.target in VIEWS | COPIES:
+        node = node.args[0]
+    return node
+
+
+def _name(node: fx.Node) -> str:
+    """Of an operator, without its overload; these are defined by who quantizes, after Gossamer was imported."""
+    return getattr(getattr(node.target, "_schema", None), "name", "")
+
+
+def _is_zero(offset: Any, statics: dict[fx.Node, Static]) -> bool:
+    if isinstance(offset, fx.Node):
+        return offset in statics and not bool(statics[offset].tensor.any())
+    return bool(offset == 0)

@@ -1,0 +1,41 @@
+"""Layers of `torch.ao.quantization.quantize_dynamic` as `QuantizedLinear`, since Dynamo cannot look into what they pack."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.sparsity.quantization.quantize import is_sparse
+from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
+
+_MODULE = "torch.ao.nn.quantized.dynamic.modules.linear"
+
+
+def take_dynamic(model: nn.Module) -> None:
+    """Has the dynamically quantized linear layers of a model that have many zeros run as `QuantizedLinear`; in place.
+
+    Weights and their scales stay exactly what they are. Layers whose weight is asymmetric, float16 or dense stay, too.
+    """
+    for layer in model.modules():
+        kind = type(layer)  # torch.ao takes a second to import, and is where such a module is
+        if kind.__name__ == "Linear" and kind.__module__ == _MODULE:
+            _take(layer)
+
+
+def _take(layer: Any) -> None:
+    weight, bias = layer.weight(), layer.bias()
+    scale = _scale(weight) if weight.dtype is torch.qint8 else None
+    if scale is None or not is_sparse(weight.int_repr()):
+        return
+    del layer._modules["_packed_params"], layer.scale, layer.zero_point
+    made = QuantizedLinear.become(layer, weight.int_repr(), scale, torch.float32)
+    made.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
+
+
+def _scale(weight: Tensor) -> Tensor | None:
+    """A scale for each row of a quantized matrix; None where its zeros are not 0, or a row has several."""
+    if weight.qscheme() is torch.per_tensor_affine:
+        return torch.full(weight.shape[:1], weight.q_scale()) if weight.q_zero_point() == 0 else None
+    if weight.qscheme() is not torch.per_channel_affine or weight.q_per_channel_axis() != 0:
+        return None
+    return None if bool(weight.q_per_channel_zero_points().any()) else weight.q_per_channel_scales().float()
