@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.fast_paths import IN_PARTS
+from gossamer.backend.graph.strides import orders, restore
 from gossamer.backend.report.options import did_you_mean
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import OptionError
@@ -71,15 +72,18 @@ def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrit
     def run(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(graph.forward)
 
+    def rewritten(module: fx.GraphModule) -> fx.GraphModule:
+        traced = orders(module.graph)
+        rewrite(module.graph)
+        restore(module.graph, traced)
+        module.recompile()
+        return module
+
     def infer(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        rewrite(graph.graph)
-        graph.recompile()
-        return run(graph, examples)
+        return run(rewritten(graph), examples)
 
     def partition(joint: fx.GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:
-        rewrite(joint.graph)
-        joint.recompile()
-        return default_partition(joint, examples, **kwargs)
+        return default_partition(rewritten(joint), examples, **kwargs)
 
     backend = aot_autograd(fw_compiler=run, inference_compiler=infer, partition_fn=partition, decompositions=_DECOMPOSITIONS)
     return backend(module, inputs)

@@ -27,9 +27,13 @@ class Emitter:
         with self._before.graph.inserting_before(self._before):
             node = self._before.graph.call_function(target, args, options)
         node.meta = provenance(self._before)
-        with self._mode:
-            node.meta["val"] = target(*fx.map_arg(args, _value), **fx.map_arg(options, _value))
+        node.meta["val"] = self.evaluated(node)
         return node
+
+    def evaluated(self, node: fx.Node) -> Any:
+        """What a node computes from the fake values of its operands."""
+        with self._mode:
+            return node.target(*fx.map_arg(node.args, _value), **fx.map_arg(node.kwargs, _value))  # type: ignore[operator]
 
     def now(self, node: Any) -> Any:
         """The node that computes this value now; a number stays what it is."""

@@ -63,7 +63,7 @@ def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 @cache
 def _aliases(func: Any) -> tuple[bool, bool]:
-    """Whether an operator writes to its first operand and returns it; whether its result shares memory with an operand at all."""
+    """Whether an operator writes to its first operand and returns it; whether its result shares memory with one at all."""
     first = func._schema.arguments[0].alias_info
     return first is not None and first.is_write, any(each.alias_info is not None for each in func._schema.returns)
 

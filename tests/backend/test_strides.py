@@ -1,0 +1,45 @@
+"""What stands in the place of convolutions lies in memory as they did, for what runs op by op behind it."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.backend.harness import assert_same, compile_and_run
+
+
+class Block(nn.Module):
+    """Images that attention has made, with channels innermost, through a norm and a convolution, and looked at as a matrix."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.mix, self.norm, self.back = nn.Linear(8, 8), nn.GroupNorm(2, 8), nn.Linear(8, 8)
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1, groups=groups), nn.Conv2d(8, 8, 1)
+        with torch.no_grad():
+            for layer in (self.first, self.second):
+                layer.weight.mul_(torch.rand_like(layer.weight) < 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.mix(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        y = y + self.first(F.silu(self.norm(y)))
+        return self.back(self.second(y).flatten(2).transpose(1, 2).reshape(-1, 8))
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("trained", [False, True])
+def test_norms_and_views_around_convolutions_of_images_with_channels_innermost(groups: int, trained: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Block(groups), torch.randn(2, 8, 6, 6)
+    wide = copy.deepcopy(model).double()
+    run = compile_and_run(model, x, grad=trained)
+    assert {decision.op for decision in run.regions} >= {"conv2d"}
+    expected = wide(x.double())
+    assert_same(run.output, expected.float())
+    if trained:
+        run.output.square().mean().backward()
+        expected.square().mean().backward()
+        for ours, theirs in zip(model.parameters(), wide.parameters(), strict=True):
+            assert ours.grad is not None and theirs.grad is not None
+            assert_same(ours.grad, theirs.grad.float())
