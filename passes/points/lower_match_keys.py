@@ -24,8 +24,8 @@ from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, parallel
 from gossamer.passes.points.pair_tile import below
 
-_TOGETHER = 4
-"""Walks at once: as many as a core has instructions for."""
+_TOGETHER = 3
+"""Walks at once: as many as have what changes in registers."""
 
 
 @dataclass(frozen=True)

@@ -44,18 +44,18 @@ class Sites:
         sizes = (batch, *shape)
         _check_range(indices, sizes)
         keys = _numbers(indices, sizes)
-        steps = keys.diff()
-        if bool((steps > 0).all()):
+        if bool((keys[1:] > keys[:-1]).all()):
             return Sites(tuple(shape), batch, torch.arange(len(keys), dtype=torch.int32), indices.clone(), True)
         keys, order = keys.sort()
-        same = (keys.diff() == 0).nonzero()
-        if len(same):
+        repeated = keys[1:] == keys[:-1]
+        if bool(repeated.any()):
+            same = repeated.nonzero()
             first, second = sorted(order[int(same[0]) :][:2].tolist())
             raise GossamerError(
                 f"indices: rows {first} and {second} are both {indices[first].tolist()}, {len(same)} rows repeat another: "
                 "a place has one row of features; take the mean or the first of those that fall into it"
             )
-        return Sites(tuple(shape), batch, order.int(), indices[order], False)
+        return Sites(tuple(shape), batch, order.int(), indices.index_select(0, order), False)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -131,10 +131,23 @@ def pair_map(ranks: Sequence[Ranks], read: Sites, written: Sites) -> PairMap:
         raise GossamerError(
             f"a convolution of {start} pairs of sites, there are kernels for up to {_MOST}: make smaller batches"
         )
-    inputs, outputs = (torch.cat(each) for each in zip(*ranks, strict=True))
-    inputs = inputs if read.ascending else read.order.index_select(0, inputs)
-    outputs = outputs if written.ascending else written.order.index_select(0, outputs)
+    known: dict[tuple[int, int], Tensor] = {}
+    inputs, outputs = (
+        _rows(places, sites, start, known) for places, sites in zip(zip(*ranks, strict=True), (read, written), strict=True)
+    )
     return PairMap(inputs, outputs, written.order, torch.stack(positions).int(), len(read))
+
+
+def _rows(ranks: Sequence[Tensor], sites: Sites, count: int, known: dict[tuple[int, int], Tensor]) -> Tensor:
+    """The user's rows, `count` of them, offset by offset; those of ranks that opposite offsets share are looked up once."""
+    rows = empty((count,), torch.int32)
+    for each, part in zip(ranks, rows.split([len(each) for each in ranks]), strict=True):
+        found = known.setdefault((id(each), id(sites)), part)
+        if sites.ascending or found is not part:
+            part.copy_(each if sites.ascending else found)
+        else:
+            torch.index_select(sites.order, 0, each, out=part)
+    return rows
 
 
 def neighbours(sites: Sites, window: Window) -> list[Ranks]:
