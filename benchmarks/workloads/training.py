@@ -1,7 +1,8 @@
-"""A step of training: forward, backward and fused AdamW, of models whose Linears are pruned.
+"""A step of training: forward, backward and fused AdamW, of models whose Linears, or convolutions, are pruned.
 
-mlp    1024 -> 4096 -> 1024 with gelu, for a batch of 128
-gpt    4 layers of 384 with causal attention, for 16 texts of 64 tokens
+mlp         1024 -> 4096 -> 1024 with gelu, for a batch of 128
+gpt         4 layers of 384 with causal attention, for 16 texts of 64 tokens
+mobilenet1  and the other networks of `convnet`, for 4 images of 224 x 224: their pointwise and k x k convolutions are pruned
 
 What is checked is the first step's gradients of the weights that are kept, which are the same under masks and without them.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace, _ActionsContainer
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,10 +25,12 @@ from benchmarks.arguments import add_list, shares, some_of
 from benchmarks.contenders.sparse import grouped, missing
 from benchmarks.models import largest_error
 from benchmarks.pruning import prune_linears
-from benchmarks.registry import Case, Contender, Prepared, Work, Workload
+from benchmarks.registry import Case, Contender, Prepared, Unsupported, Work, Workload
+from benchmarks.workloads.convnet import GFLOP, PIXELS, classifier, prune_convolutions
 from benchmarks.workloads.transformer import GptLayer
 
-_WIDTH = 384
+_WIDTH, _IMAGES = 384, 4
+_LEAST_ZEROS = 0.1
 
 
 def mlp() -> tuple[nn.Module, Tensor]:
@@ -38,42 +41,57 @@ def gpt() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*(GptLayer(_WIDTH, 6) for _ in range(4)), nn.LayerNorm(_WIDTH)), torch.randn(16, 64, _WIDTH)
 
 
-MODELS = {"mlp": mlp, "gpt": gpt}
+def convnet(name: str) -> tuple[nn.Module, Tensor]:
+    """Without its dropout, which would give each contender other gradients."""
+    model = classifier(name)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model, torch.randn(_IMAGES, 3, PIXELS, PIXELS)
+
+
+MODELS = {"mlp": mlp, "gpt": gpt} | {name: partial(convnet, name) for name in GFLOP}
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A model with zeros in the weights of its Linears, and what it learns."""
+    """A model with zeros in the weights of the layers of these names, and what it learns."""
 
     model: nn.Module
+    layers: tuple[str, ...]
     x: Tensor
     target: Tensor
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"f32": 1e-4})
     precision: str = "f32"
 
     def reference(self) -> tuple[Tensor, Work]:
-        """The gradients in float64; three products a Linear."""
-        model = copy.deepcopy(self.model).double()
+        """The gradients in float64; three products a layer."""
+        model, rows = copy.deepcopy(self.model).double(), dict[nn.Module, int]()
+
+        def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            rows[layer] = output.numel() // len(layer.weight)  # type: ignore[arg-type]
+
+        for layer in pruned(model, self.layers):
+            layer.register_forward_hook(count)
         with torch.enable_grad():
             F.mse_loss(model(self.x.double()), self.target.double()).backward()
-        weights = [layer.weight for layer in linears(self.model)]
-        rows = self.x.numel() // self.x.shape[-1]
-        flops = 6.0 * rows * sum(weight.numel() for weight in weights)
-        kept = 6.0 * rows * sum(int(weight.count_nonzero()) for weight in weights)
-        return gradients(model), Work(flops, kept, sum(weight.nbytes for weight in weights), 2 * self.x.nbytes)
+        weights: list[tuple[int, Tensor]] = [(rows[layer], layer.weight) for layer in pruned(model, self.layers)]
+        flops = sum(6.0 * many * weight.numel() for many, weight in weights)
+        kept = sum(6.0 * many * int(weight.count_nonzero()) for many, weight in weights)
+        return gradients(model, self.layers), Work(flops, kept, sum(w.nbytes // 2 for _, w in weights), 2 * self.x.nbytes)
 
     def error(self, result: Tensor, expected: Tensor) -> float:
         return largest_error(result, expected)
 
 
-def linears(model: nn.Module) -> list[nn.Linear]:
-    return [module for module in model.modules() if isinstance(module, nn.Linear)]
+def pruned(model: nn.Module, layers: Sequence[str]) -> list[Any]:
+    return [model.get_submodule(name) for name in layers]
 
 
-def gradients(model: nn.Module) -> Tensor:
+def gradients(model: nn.Module, layers: Sequence[str]) -> Tensor:
     """Those of the weights that are not zero."""
     found = []
-    for layer in linears(model):
+    for layer in pruned(model, layers):
         (weight,) = (p for name, p in layer.named_parameters() if "bias" not in name)  # maybe that of a parametrization
         gradient: Any = weight.grad
         # A SparseTensor has its own.
@@ -85,7 +103,7 @@ def steps(
     problem: Training,
     model: nn.Module,
     call: Callable[[Tensor], Tensor],
-    gradients: Callable[[nn.Module], Tensor] = gradients,
+    gradients: Callable[[nn.Module, Sequence[str]], Tensor] = gradients,
 ) -> Prepared:
     """Takes a step of training at each call, and gives the gradients of the first."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -95,7 +113,7 @@ def steps(
             F.mse_loss(call(problem.x), problem.target).backward()
 
     backward()
-    first = gradients(model)
+    first = gradients(model, problem.layers)
 
     def step() -> Tensor:
         optimizer.zero_grad()
@@ -121,7 +139,7 @@ class Masked(nn.Module):
 
 def under_masks(problem: Training) -> nn.Module:
     model = copy.deepcopy(problem.model)
-    for layer in linears(model):
+    for layer in pruned(model, problem.layers):
         parametrize.register_parametrization(layer, "weight", Masked(layer.weight.detach()))
     return model
 
@@ -136,9 +154,9 @@ def inductor(problem: Training) -> Prepared:
     return steps(problem, model, torch.compile(model), partial(_where_kept, problem))
 
 
-def _where_kept(problem: Training, model: nn.Module) -> Tensor:
-    pairs = zip(linears(model), linears(problem.model), strict=True)
-    return torch.cat([layer.weight.grad[given.weight != 0] for layer, given in pairs])  # type: ignore[index]
+def _where_kept(problem: Training, model: nn.Module, layers: Sequence[str]) -> Tensor:
+    pairs = zip(pruned(model, layers), pruned(problem.model, layers), strict=True)
+    return torch.cat([layer.weight.grad[given.weight != 0] for layer, given in pairs])
 
 
 def masked(compiled: bool, problem: Training) -> Prepared:
@@ -191,14 +209,21 @@ class CsrLinear(nn.Module):
         return y.reshape(*x.shape[:-1], -1) + self.bias
 
 
+def only_linears(problem: Training) -> None:
+    """Unsupported if convolutions are pruned."""
+    if any(isinstance(layer, nn.Conv2d) for layer in pruned(problem.model, problem.layers)):
+        raise Unsupported("Linears only")
+
+
 def csr(problem: Training) -> Prepared:
+    only_linears(problem)
     model = copy.deepcopy(problem.model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(parent, name, CsrLinear(child))
 
-    def gradients(model: nn.Module) -> Tensor:
+    def gradients(model: nn.Module, layers: Sequence[str]) -> Tensor:
         found = [module.values.grad for module in model.modules() if isinstance(module, CsrLinear)]
         return torch.cat([each.clone() for each in found if each is not None])
 
@@ -209,6 +234,8 @@ def ours(stored: bool, problem: Training) -> Prepared:
     import gossamer
     from gossamer.backend.report.report import collect
 
+    if stored:
+        only_linears(problem)
     model = under_masks(problem) if not stored else gossamer.store_sparse(copy.deepcopy(problem.model))
     compiled = torch.compile(model, backend="sparse", fullgraph=True)
     with collect() as collected:
@@ -220,18 +247,31 @@ def ours(stored: bool, problem: Training) -> Prepared:
 def build(name: str, sparsity: float) -> Training:
     torch.manual_seed(0)
     model, x = MODELS[name]()
-    prune_linears(model, "unstructured", sparsity)
-    return Training(model, x, torch.randn_like(x))
+    if name in GFLOP:
+        prune_convolutions(model, sparsity)
+    else:
+        prune_linears(model, "unstructured", sparsity)
+    layers = [
+        path
+        for path, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d) and (layer.weight == 0).double().mean() >= _LEAST_ZEROS
+    ]
+    return Training(model, tuple(layers), x, torch.randn_like(model(x)), {"f32": 0.1 if name in GFLOP else 1e-4})
 
 
 def add_arguments(parser: _ActionsContainer) -> None:
-    add_list(parser, "--models", some_of(*MODELS), ",".join(MODELS), "of which")
+    add_list(parser, "--models", some_of(*MODELS), "mlp,gpt", "of which")
     add_list(parser, "--sparsity", shares, ".8,.9,.95", "shares of zeros")
 
 
 def cases(args: Namespace) -> list[Case]:
     return [
-        Case(f"{name} {sparsity:.0%}", {"model": name, "sparsity": sparsity}, partial(build, name, sparsity), 7.0)
+        Case(
+            f"{name} {sparsity:.0%}",
+            {"model": name, "sparsity": sparsity},
+            partial(build, name, sparsity),
+            3.0 * _IMAGES * GFLOP.get(name, 0.6),
+        )
         for name in args.models
         for sparsity in args.sparsity
     ]
