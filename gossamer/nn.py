@@ -21,6 +21,7 @@ from gossamer.sparsity.nn.layers import (
     SubMConv4d,
     ToDense,
 )
+from gossamer.sparsity.nn.neighbours import neighbours
 from gossamer.sparsity.nn.pooling import (
     SparseAvgPool1d,
     SparseAvgPool2d,
@@ -66,4 +67,5 @@ __all__ = [
     "SubMConv3d",
     "SubMConv4d",
     "ToDense",
+    "neighbours",
 ]

@@ -64,22 +64,10 @@ class _Convolution(SparseModule):
         return f"{self.in_channels}, {self.out_channels}, {shape}{key}"
 
     def _convolved(self, x: SparseConvTensor, where: tuple[Any, ...], window: Window, kind: str, rows: int) -> Tensor:
-        if self.weight.device != x.features.device:  # or torch takes what is on "meta" for a graph that is being made
-            raise GossamerError(
-                f"{type(self).__name__}: the weight is on {self.weight.device}, features are on {x.features.device}"
-            )
-        if self.weight.dtype != x.features.dtype:
-            raise ArgumentError(
-                f"{type(self).__name__}: features are {x.features.dtype}, the weight {self.weight.dtype}: use .to()"
-            )
-        if x.features.shape[1] != self.in_channels:
-            raise GossamerError(
-                f"{type(self).__name__}: {x.features.shape[1]} channels come in, in_channels is {self.in_channels}"
-            )
         if len(x.level.shape) != self.dimensions:
             raise GossamerError(f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions")
         weight = self.weight.flatten(1, -2).permute(1, 2, 0)
-        return convolve_sites(x.features, weight, self.bias, *where, window.numbers, kind, rows)
+        return convolved(self, x.features, weight, self.bias, (*where, window.numbers, kind, rows))
 
 
 class _SubMConv(_Convolution):
@@ -115,9 +103,8 @@ class _SparseInverseConv(_Convolution):
         to = x.passed.get(self.indice_key or "")
         if to is None:
             raise GossamerError(f"{type(self).__name__}: no SparseConv with the indice_key {self.indice_key!r} came before")
-        windows = Window.parse_several(x.level.path[len(to.path) :], len(to.shape))
-        window = windows[0] if len(windows) == 1 else None
-        if window is None or x.level.path[: len(to.path)] != to.path or window.kernel != self.window.kernel:
+        window = way_from(to, x.level)
+        if window is None or window.kernel != self.window.kernel:
             raise GossamerError(
                 f"{type(self).__name__}: the SparseConv with the indice_key {self.indice_key!r} does not lead to these sites "
                 f"with a kernel_size of {list(self.window.kernel)}"
@@ -131,11 +118,37 @@ class _SparseConvTranspose(_SparseConv):
     transposed = True
 
 
+def convolved(module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[Any, ...]) -> Tensor:
+    """A module's weight [offsets, C, D] over features [N, C], in the type of torch.autocast if that is on. GossamerError."""
+    name = type(module).__name__
+    if weight.device != x.device:  # or torch takes what is on "meta" for a graph that is being made
+        raise GossamerError(f"{name}: the weight is on {weight.device}, features are on {x.device}")
+    if x.shape[1] != weight.shape[1] == module.in_channels:
+        raise GossamerError(f"{name}: {x.shape[1]} channels come in, in_channels is {module.in_channels}")
+    x, weight = as_autocast(x), as_autocast(weight)
+    if weight.dtype != x.dtype:
+        raise ArgumentError(f"{name}: features are {x.dtype}, the weight {weight.dtype}: use .to() or torch.autocast")
+    return convolve_sites(x, weight, None if bias is None else as_autocast(bias), *where)
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """What torch.autocast makes of an operand of a product: its lower precision, but for float64."""
+    if not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64 or not x.is_floating_point():
+        return x
+    return x.to(torch.get_autocast_dtype("cpu"))
+
+
 def window_of(dimensions: int, kernel: Size, stride: Size, padding: Size, dilation: Size, transposed: bool = False) -> Window:
     """With a number each dimension. GossamerError."""
     sizes = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
     kernel, stride, padding, dilation = (_sizes(name, value, dimensions) for name, value in sizes.items())
     return Window(kernel, stride, padding, dilation, transposed)
+
+
+def way_from(fine: Level, coarse: Level) -> Window | None:
+    """The only window that leads from one level to another, if that is how it came about."""
+    windows = Window.parse_several(coarse.path[len(fine.path) :], len(fine.shape))
+    return windows[0] if len(windows) == 1 and coarse.path[: len(fine.path)] == fine.path else None
 
 
 def described(window: Window) -> str:

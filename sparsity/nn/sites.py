@@ -156,15 +156,19 @@ def neighbours(sites: Sites, window: Window) -> list[Ranks]:
     Offsets k and -k have the same pairs, turned round.
     """
     centre = [(k // 2) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
-    reach = [min(c, n) for c, n in zip(centre, sites.shape, strict=True)]  # beyond a grid there is nothing
-    keys, steps = sites.keys(reach), _steps(sites.shape, reach)
-    everyone, offsets = torch.arange(len(sites), dtype=torch.int32), window.offsets
-    half = offsets[: len(offsets) // 2]
-    shifts = [
-        sum(max(-r, min(r, o - c)) * s for o, c, r, s in zip(offset, centre, reach, steps, strict=True)) for offset in half
-    ]
-    before = _matches(keys, torch.tensor(shifts, dtype=torch.int64))
+    half = [[o - c for o, c in zip(offset, centre, strict=True)] for offset in window.offsets[: len(window.offsets) // 2]]
+    everyone = torch.arange(len(sites), dtype=torch.int32)
+    before = at_offsets(sites, half)
     return [*before, (everyone, everyone), *((out, into) for into, out in reversed(before))]
+
+
+def at_offsets(sites: Sites, offsets: Sequence[Sequence[int]]) -> list[Ranks]:
+    """For each offset the pairs of sites that are so far apart: input = output + offset."""
+    largest = [max((abs(o) for o in along), default=0) for along in zip(*offsets, strict=True)] or [0] * len(sites.shape)
+    reach = [min(c, n) for c, n in zip(largest, sites.shape, strict=True)]  # beyond a grid there is nothing
+    keys, steps = sites.keys(reach), _steps(sites.shape, reach)
+    shifts = [sum(max(-r, min(r, o)) * s for o, r, s in zip(offset, reach, steps, strict=True)) for offset in offsets]
+    return _matches(keys, torch.tensor(shifts, dtype=torch.int64))
 
 
 def _steps(shape: Sizes, margin: Sequence[int]) -> list[int]:
