@@ -11,6 +11,7 @@ from gossamer.backend.calls.compact_region import CompactRegion
 from gossamer.backend.calls.convolved_region import ConvolvedRegion, on_images
 from gossamer.backend.calls.depthwise_region import DepthwiseRegion
 from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.calls.reference_region import ReferenceRegion
 from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.regions.build_region import content_hash
@@ -24,7 +25,7 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.region_kernel import RegionKernel, recall_region
 from gossamer.runtime.versions import source_hash
 
-_SCHEDULE = "convolve"
+_SCHEDULE, REFERENCE = "convolve", "reference"
 _Observer = Callable[[str, str, str], None]  # stage, file suffix, text
 _kernels: WeakValueDictionary[str, RegionKernel] = WeakValueDictionary()
 
@@ -38,12 +39,14 @@ def build(
     context: GraphContext,
 ) -> tuple[str, Decision]:
     """The key under which `gossamer::region` finds what runs the region, and what is told of it. CompileError."""
-    options, kernel = context.options, _compiled(name, found, region, context.dump)
+    options = context.options
+    schedule = REFERENCE if options.schedule == REFERENCE else _SCHEDULE
+    kernel = _compiled(name, found, region, schedule, context.dump)
     out = region.output.meta["val"]
     if found.depthwise:
         key = content_hash(kernel.key, found.window)
         region_op.add(key, region_op.find(key) or DepthwiseRegion(kernel, found.window, out.dtype))
-        return key, _told(name, found, region, None, gain, 0)
+        return key, _told(name, found, region, None, schedule, gain, 0)
     leaves = [values[leaf] for leaf in found.weight.leaves]
     weight, window = found.weight, found.window
     format = next(f for f in kernel.formats if f is not None)
@@ -54,13 +57,13 @@ def build(
     key = content_hash(kernel.key, weight.key, format, window, dims, densest, options.verify, signature(region.body))
     known = region_op.find(key)
     if known is None:
-        known = ConvolvedRegion(
+        known = (ReferenceRegion if schedule == REFERENCE else ConvolvedRegion)(
             kernel, window, out.dtype, packings, on_images(region.body, window, dims), len(leaves), densest,
             options.verify == "full", found.m,
         )  # fmt: skip
     region_op.add(key, known)
     packed = packings.current(leaves, densest)
-    return key, _told(name, found, region, format.name, gain, packed.nbytes if packed is not None else 0)
+    return key, _told(name, found, region, format.name, schedule, gain, packed.nbytes if packed is not None else 0)
 
 
 def build_compact(name: str, found: Convolution, gain: float | None, context: GraphContext) -> tuple[str, Decision]:
@@ -79,38 +82,47 @@ def build_compact(name: str, found: Convolution, gain: float | None, context: Gr
     )  # fmt: skip
 
 
-def _compiled(name: str, found: Convolution, region: Region, dump: Dump | None) -> RegionKernel:
+def _compiled(name: str, found: Convolution, region: Region, schedule: str, dump: Dump | None) -> RegionKernel:
     """The kernel of a region, if need be from the cache on disk. CompileError."""
     matrix = matrix_of(found)
-    parts = (_SCHEDULE, signature(region.body), matrix, found.window, found.depthwise, source_hash("gossamer.backend"))
+    parts = (schedule, signature(region.body), matrix, found.window, found.depthwise, source_hash("gossamer.backend"))
     request = "\n".join(map(str, parts))
     shown = dump is None or request in dump.written
     known = (_kernels.get(request) or recall_region(request)) if shown else None
     if known is None:
         stages = None if dump is None else dump.stages(name)
-        known = _anew(name, found, region, request, stages)
+        known = _anew(name, found, region, schedule, request, stages)
     if dump is not None:
         dump.written.add(request)
     _kernels[request] = known
     return known
 
 
-def _anew(name: str, found: Convolution, region: Region, request: str, stages: _Observer | None) -> RegionKernel:
+def _anew(name: str, found: Convolution, region: Region, schedule: str, request: str, stages: _Observer | None) -> RegionKernel:
     from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
     from gossamer.sparsity.kernels.compile_kernel import compile_region
 
     if stages is not None:
         stages("fx", "py", region.body.code.strip() + "\n")
     try:
-        contract = import_region(region.body, matrix_of(found), None, found.window, found.depthwise)
+        window = None if schedule == REFERENCE else found.window
+        contract = import_region(region.body, matrix_of(found), None, window, found.depthwise)
         if stages is not None:
             stages("contract", "mlir", contract)
-        return compile_region(contract, schedule=_SCHEDULE, observer=stages, request=request)
+        return compile_region(contract, schedule=schedule, observer=stages, request=request)
     except CompileError as error:
         raise CompileError(f"region {name}: {error}") from error
 
 
-def _told(name: str, found: Convolution, region: Region, format: str | None, gain: float | None, packed_bytes: int) -> Decision:
+def _told(
+    name: str,
+    found: Convolution,
+    region: Region,
+    format: str | None,
+    schedule: str,
+    gain: float | None,
+    packed_bytes: int,
+) -> Decision:
     fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
     weight = found.weight
     if found.depthwise:
@@ -118,5 +130,5 @@ def _told(name: str, found: Convolution, region: Region, format: str | None, gai
         return Decision(name, found.op, weight.shape, found.density, None, None, False, reason, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
     return Decision(
-        name, found.op, weight.shape, found.density, format, _SCHEDULE, True, fused, gain, False, dense_bytes, packed_bytes,
+        name, found.op, weight.shape, found.density, format, schedule, True, fused, gain, False, dense_bytes, packed_bytes,
     )  # fmt: skip

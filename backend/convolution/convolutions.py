@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls import region_op
-from gossamer.backend.convolution.build import build, build_compact
+from gossamer.backend.convolution.build import REFERENCE, build, build_compact
 from gossamer.backend.convolution.convolution import Convolution, Judgement, find, gain_of
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
 from gossamer.backend.convolution.planar import together
@@ -130,14 +130,16 @@ def _judged(found: Convolution, options: Options) -> Judgement:
     reason = refusal(found)
     if reason is None and (x.dtype not in _TYPES or not x.is_cpu):
         reason = f"no sparse kernel for convolutions in {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
-    if reason is None and options.schedule not in ("auto", "reference"):
+    if reason is None and options.schedule not in ("auto", REFERENCE):
         reason = f"schedule {options.schedule} is not for convolutions"
+    if reason is None and options.schedule == REFERENCE and (found.depthwise or found.window.groups != 1):
+        reason = "schedule reference is not for convolutions with groups"
     if reason is not None:
         return Judgement(found, False, reason, None)
     if found.depthwise:
         return Judgement(found, True, None, None)
     gain = gain_of(found)
-    if found.occupied is not None:
+    if found.occupied is not None and options.schedule != REFERENCE:
         compact = replace(found, compact=True)
         if gain_of(compact) > gain:
             found, gain = compact, gain_of(compact)
