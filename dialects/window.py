@@ -110,6 +110,11 @@ class Window:
         down, across = (range(0, d * k, d) for d, k in zip(self.dilation[1:], self.kernel[1:], strict=True))
         return [(i, j) for i in down for j in across]
 
+    def vectors_of(self, phase: Pair, lanes: int) -> int:
+        """Those of a phase that taps read for a tile of outputs; what is behind them is not packed."""
+        last = max(shift for place, shift in self.places(lanes) if place == phase)
+        return -(-(last + max(self.offsets(lanes)) + lanes) // lanes)
+
     def width(self, lanes: int) -> int:
         """Pixels of a phase that a tile of outputs reads, whole vectors."""
         if self.strip is not None:

@@ -237,7 +237,7 @@ def _cycles(matrix: Matrix, window: Window, results: Sizes) -> float:
     vectors through the epilogue; and what is packed of each channel. A tile has the rows and channels of one group."""
     v, lanes = window.vectors, matrix.lanes
     channels = matrix.columns // window.taps
-    read = channels * window.kernel[0] * len(window.phases) * window.width(lanes) / lanes
+    read = channels * window.kernel[0] * sum(window.vectors_of(phase, lanes) for phase in window.phases)
     pack = read * (_PACK if window.stride[1:] == (1, 1) else _GATHER)
     rows = matrix.rows / window.groups * (_ROW * -(-channels // window.channels) + _STORE * v)
     each = matrix.nonzeros / window.groups * (_NONZERO[0] + _NONZERO[1] * v) + rows + pack

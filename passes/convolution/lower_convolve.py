@@ -214,7 +214,7 @@ class _Convolution(Product):
             source = [place.image, arith.addi(low, channel)]
             seen = self._seen(place, tiles, tap, read)
             for p, phase in enumerate(seen):
-                for u, pixels in enumerate(phase):
+                for u, pixels in enumerate(phase[: self.window.vectors_of(self.window.phases[p], self.lanes)]):
                     loaded = widened(pixels.load(narrow, x, source), self.vec)
                     at = arith.addi(arith.muli(plane, index(len(read) * self.width)), index(p * self.width + u * self.lanes))
                     where = [plane, index(u * self.lanes)] if self.window.pointwise else [at]

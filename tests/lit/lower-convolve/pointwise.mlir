@@ -7,7 +7,7 @@
 // CHECK-NOT:     vector.expandload
 // CHECK:         vector.maskedload %[[X]]
 // CHECK:         vector.fma
-// CHECK-NOT:     vector.compressstore
+// CHECK-NOT:     vector.compress
 // CHECK:         vector.maskedstore
 #KB = #sparse_tensor.encoding<{
   map = (d0, d1) -> (d1 floordiv 6 : dense, d0 : dense, d1 mod 6 : compressed), posWidth = 32, crdWidth = 16

@@ -12,7 +12,7 @@
 // CHECK-COUNT-8:   vector.maskedload %[[X]]
 // CHECK:         scf.for
 // CHECK-COUNT-2:   vector.fma
-// CHECK-NOT:     vector.compressstore
+// CHECK-NOT:     vector.compress
 // CHECK-COUNT-2: vector.maskedstore
 #KB = #sparse_tensor.encoding<{
   map = (d0, d1) -> (d1 floordiv 54 : dense, d0 : dense, d1 mod 54 : compressed), posWidth = 32, crdWidth = 16
