@@ -45,6 +45,7 @@ from gossamer.passes.loops.vectors import (
 from gossamer.passes.weights.kblock_loop import KBlockRows
 
 _LINE = 64  # bytes of a cache line
+_AVX512 = 64  # bytes of its vectors
 
 
 @dataclass(frozen=True)
@@ -270,9 +271,10 @@ class _Convolution(Product):
     def _store(self, operands: Operands, at: list[ir.Value], totals: list[ir.Value], stored: list[Pixels]) -> None:
         """The sums of a row of the weight, through the epilogue, into the result."""
         out = vector_of(self.lanes, ir.MemRefType(operands.memory.out.type).element_type)
+        compresses = self.lanes * byte_width(self.sum_type) == _AVX512
         for total, pixels in zip(totals, stored, strict=True):
             result = self.epilogue.whole(total, partial(_read, operands, at, pixels))
-            pixels.store(narrowed(result, out), operands.memory.out, at)
+            pixels.store(narrowed(result, out), operands.memory.out, at, compresses)
 
 
 def _split(number: ir.Value, count: ir.Value) -> tuple[ir.Value, ir.Value]:

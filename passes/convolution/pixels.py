@@ -1,9 +1,9 @@
 """Which pixels of an image the lanes of a vector are, and how they are read and stored.
 
 Lanes are consecutive outputs of a `Window`. Where its images have known sizes, some of them are no pixels: those between the
-rows of an image. Those that are lie behind each other in memory, so a load expands, and what is stored is compressed, in a
-register: an instruction that does both takes more than a hundred cycles on AMD's Zen 4. Where a stride lies between them, they
-are gathered. Lanes of other windows are pixels as they lie in a row, or past its end.
+rows of an image. Those that are lie behind each other in memory, so a load expands and a store compresses; with AVX-512 in a
+register, for the instruction that does both takes more than a hundred cycles on AMD's Zen 4. Where a stride lies between them,
+they are gathered. Lanes of other windows are pixels as they lie in a row, or past its end.
 """
 
 from collections.abc import Sequence
@@ -42,10 +42,11 @@ class Pixels:
         load: Any = vector.maskedload if self.as_lie else vector.expandload
         return load(type_, images, [*at, self.start], self.mask, zeros(type_))
 
-    def store(self, values: ir.Value, images: ir.Value, at: list[ir.Value]) -> None:
-        """images[*at, pixels] = values"""
-        if self.as_lie:
-            vector.maskedstore(images, [*at, self.start], self.mask, values)
+    def store(self, values: ir.Value, images: ir.Value, at: list[ir.Value], compresses: bool) -> None:
+        """images[*at, pixels] = values; `compresses` says whether the target compresses registers."""
+        if self.as_lie or not compresses:
+            store: Any = vector.maskedstore if self.as_lie else vector.compressstore
+            store(images, [*at, self.start], self.mask, values)
             return
         count = vector.reduction(
             ir.IntegerType.get_signless(32), vector.CombiningKind.ADD, arith.extui(Integers(_lanes(values)).type, self.mask)

@@ -11,8 +11,7 @@
 // CHECK:           scf.for
 // CHECK:             memref.load {{.*}} : memref<36xi32>
 // CHECK-COUNT-2:     vector.fma
-// CHECK:             llvm.call_intrinsic "llvm.experimental.vector.compress.v4i32"
-// CHECK:             vector.maskedstore
+// CHECK:             vector.compressstore
 #KB = #sparse_tensor.encoding<{
   map = (d0, d1) -> (d1 floordiv 36 : dense, d0 : dense, d1 mod 36 : compressed), posWidth = 32, crdWidth = 16
 }>
