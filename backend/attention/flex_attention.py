@@ -78,7 +78,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         if size[0] < _LEAST_QUERIES and context.options.min_gain > 0:
             raise Refused(f"it has fewer than {_LEAST_QUERIES} queries")
         mask, leaves, numbers = _flex_mask(node, backward, context)
-        scale = float(node.args[5])  # type: ignore[arg-type]
+        scale = float(_fixed(node.args[5]))
         parts = ("forward", *(("queries", "keys") if backward else ()))
         kernels += [attention_kernel(part, q.shape[3], scale, mask.score).key for part in parts]
     except (Refused, CompileError) as problem:
@@ -118,6 +118,7 @@ def _flex_mask(
     q, k, v, score, blocks, scale, _options, of_score, of_mask, *_ = arguments
     _check_sizes(*(argument.meta["val"] for argument in (q, k, v)))
     *_, query_block, key_block, mask = blocks
+    query_block, key_block, scale = (_fixed(number) for number in (query_block, key_block, scale))
     lists = blocks[2:6]
     if any(isinstance(number, fx.Node) for number in (query_block, key_block, scale)):
         raise Refused("its scale or the size of its blocks is not fixed")
@@ -149,6 +150,14 @@ def _flex_mask(
         expression.evaluate, len(mask_buffers), sees, function.added, function.hides, function.steps, block, compared
     )
     return made, list(expression.leaves), list(expression.numbers)
+
+
+def _fixed(number: Any) -> Any:
+    """A number that graphs with open sizes take as an argument, after a guard on its value, as Inductor has one."""
+    value = number.meta.get("val") if isinstance(number, fx.Node) else number
+    if isinstance(value, torch.SymInt | torch.SymFloat) and value.node.hint is not None:
+        return int(value) if isinstance(value, torch.SymInt) else float(value)
+    return number
 
 
 def _is_tensor(node: fx.Node) -> bool:

@@ -25,7 +25,9 @@ from gossamer.runtime.torch_internals import (
 )
 
 _LOWERED = (torch.float32, torch.bfloat16, torch.float16)  # by Inductor
-_SCORE_BUFFERS = 12  # what the function of a score reads, among the arguments of the operation for gradients
+_JOINT, _SCORE_BUFFERS = 8, 12
+"""The gradients of the function of a score, and what that reads, among the arguments of the operation for gradients."""
+_PLACES = 5  # a score, batch, head, query and key, of which that function's other gradients come first
 _LOGARITHMS = "OUTPUT_LOGSUMEXP"
 
 
@@ -53,8 +55,8 @@ def _inline(node: fx.Node) -> None:
         whole = [known[a] if isinstance(a, fx.Node) else a for a in arguments]
         return (flex_in_full if node.target is flex_attention else flex_backward_in_full)(*tree_unflatten(whole, structure))
 
-    read: Any = () if node.target is flex_attention else node.args[_SCORE_BUFFERS]
-    examples = [_with_gradient(a.meta["val"]) if a in read else a.meta["val"] for a in given]
+    wanted = () if node.target is flex_attention else _with_gradients(node)
+    examples = [a.meta["val"].detach().requires_grad_() if a in wanted else a.meta["val"] for a in given]
     with detect_fake_mode(examples), torch.no_grad():
         traced = make_fx(run, decomposition_table=select_decomp_table())(*examples)
     inner = [each for each in traced.graph.nodes if each.op == "placeholder"]
@@ -70,10 +72,13 @@ def _inline(node: fx.Node) -> None:
     _give(node, fx.map_arg(results, copies.__getitem__))
 
 
-def _with_gradient(value: Any) -> Any:
-    """An example of which the operation computes a gradient, if it can have one."""
-    differentiable = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.detach().requires_grad_() if differentiable else value
+def _with_gradients(node: fx.Node) -> list[Any]:
+    """What the function of a score reads and has a gradient, by the operation for gradients; integers have none."""
+    module: Any = node.graph.owning_module
+    joint: Any = node.args[_JOINT]
+    (results,) = next(each for each in getattr(module, joint.target).graph.nodes if each.op == "output").args
+    read: Any = node.args[_SCORE_BUFFERS]
+    return [each for each, result in zip(read, results[_PLACES:], strict=True) if result is not None]
 
 
 def _give(node: fx.Node, results: Any) -> None:

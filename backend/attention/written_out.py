@@ -250,6 +250,8 @@ def _chosen(node: fx.Node, factor: float) -> tuple[fx.Node, Term]:
     else:
         (at, condition, value), shown = node.args, False
     number = number_of(value)
+    if number is not None:  # -1e9 is minus infinity in float16
+        number = torch.tensor(number, dtype=torch.float64).to(node.meta["val"].dtype).item()
     if number is None or not number * factor < -1e4:
         raise Refused("its scores are replaced by others")
     return at, Term(condition, node.meta["val"].dim(), number * factor, not shown)  # type: ignore[arg-type, return-value]

@@ -201,6 +201,46 @@ def test_what_inductor_has_no_way_for_is_written_out() -> None:
             assert_same(mine, theirs)
 
 
+@pytest.mark.parametrize("remainder", ["eager", "inductor"])
+def test_blocks_are_an_input_of_a_graph_with_open_sizes(remainder: str) -> None:
+    def run(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask) -> Tensor:
+        return flex_attention(q, k, v, score_mod=CASES["documents, ALiBi"][1], block_mask=block_mask, enable_gqa=True)
+
+    compiled = None
+    for length in (300, 170):
+        q, k, v = given = [x.requires_grad_() for x in tensors(length, length)]
+        for x in given:
+            torch._dynamo.mark_static(x, [1, 3])
+        block_mask = blocks(window, length, length)
+        if compiled is None:
+            first = compile_and_run(run, *given, block_mask, dynamic=True, regions=1, grad=True, dense=remainder)
+            compiled, output = first.function, first.output
+        else:
+            with torch.compiler.set_stance("fail_on_recompile"):
+                output = compiled(*given, block_mask)
+        expected = dense(q, k, v, window, CASES["documents, ALiBi"][1])
+        assert_same(output, expected)
+        sums = output.square().sum(), expected.square().sum()
+        for mine, theirs in zip(*(torch.autograd.grad(x, given) for x in sums), strict=True):
+            assert_same(mine, theirs)
+
+
+def test_written_out_where_only_some_of_what_is_read_has_a_gradient() -> None:
+    bias, given = torch.nn.Parameter(SINK.clone()), [x.requires_grad_() for x in tensors()]
+
+    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s + SLOPES[h] * (k - q) + bias[h, k]
+
+    run = compile_and_run(
+        lambda q, k, v: flex_attention(q, k, v, score_mod=score, enable_gqa=True), *given, regions=0, grad=True, dynamic=True
+    )
+    expected, of = dense(*given, None, score), [*given, bias]
+    assert_same(run.output, expected)
+    sums = run.output.square().sum(), expected.square().sum()
+    for mine, theirs in zip(*(torch.autograd.grad(x, of) for x in sums), strict=True):
+        assert_same(mine, theirs)
+
+
 def test_others_refuse_gradients_as_ever() -> None:
     given = [x.requires_grad_() for x in tensors(64, 64)]
     run = compile_and_run(lambda q, k, v: flex_attention(q, k, v, enable_gqa=True), *given, grad=True)

@@ -188,3 +188,16 @@ def test_queries_without_keys_train_as_written(cap: bool) -> None:
         assert_same(one, same)
     with torch.no_grad():
         assert_same(compile_and_run(function, *given, padding, regions=int(cap)).output, function(*given, padding))
+
+
+def test_a_number_below_those_of_float16_hides_as_minus_infinity_does() -> None:
+    sees = torch.ones(70, 70, dtype=torch.bool).tril(-1)  # the first query sees no key
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
+        return torch.where(sees, q @ k.mT / 4, -1e9).softmax(-1) @ v
+
+    given = tensors(dtype=torch.float16)
+    run = compile_and_run(attend, *given, sees, regions=1)
+    assert run.output[:, :, 0].isnan().all() and attend(*given, sees)[:, :, 0].isnan().all()
+    exact = attend(*(x.double() for x in given), sees)[:, :, 1:]
+    assert_same(run.output[:, :, 1:], exact.half())
