@@ -71,9 +71,7 @@ def _aliases(func: Any) -> tuple[bool, bool]:
 def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Apply an operator on lists of tensors (torch._foreach_…, fused optimizers) to the stored values."""
     lists = [each for each in args if isinstance(each, list | tuple)]
-    for operands in zip(*lists, strict=False):
-        if any(isinstance(operand, SparseTensor) for operand in operands):
-            _pattern(func, operands, {})
+    patterns = [_pattern_of_several(func, operands) for operands in zip(*lists, strict=False)]
     results = func(*_values(args), **_values(kwargs))
     for argument, given in zip(func._schema.arguments, args, strict=False):
         if argument.is_write and isinstance(given, list | tuple):  # which fused optimizers do not count themselves
@@ -81,7 +79,7 @@ def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             torch.autograd.graph.increment_version(each._stored for each in written)
     if not isinstance(results, list | tuple):
         return results
-    return [_like(given, made) for given, made in zip(lists[0], results, strict=True)]
+    return [_like(pattern, made) for pattern, made in zip(patterns, results, strict=True)]
 
 
 def convert(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -128,6 +126,10 @@ def _pattern(func: Any, args: Any, kwargs: Any) -> SparseTensor:
     return first
 
 
+def _pattern_of_several(func: Any, operands: Sequence[Any]) -> SparseTensor | None:
+    return _pattern(func, operands, {}) if any(isinstance(operand, SparseTensor) for operand in operands) else None
+
+
 def _shares_pattern(left: SparseTensor, right: SparseTensor) -> bool:
     if left.format != right.format or left.shape != right.shape:
         return False
@@ -164,10 +166,10 @@ _BY_VALUES = (
 )
 
 
-def _like(given: Any, made: Any) -> Any:
-    if not isinstance(given, SparseTensor):
+def _like(pattern: SparseTensor | None, made: Any) -> Any:
+    if pattern is None or made.shape != pattern._stored.shape:  # a norm is a number
         return made
-    return SparseTensor(given.format, given.shape, (*given.components[:-1], made))
+    return SparseTensor(pattern.format, pattern.shape, (*pattern.components[:-1], made))
 
 
 for _name in ON_VALUES:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.sparsity.calls.optimizer_steps import at_entries_of, in_step, on_pattern, writes_entries
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.pointwise import PatternError
@@ -25,6 +26,8 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
         with torch.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     except PatternError:
+        if writes_entries(func, args):
+            return at_entries_of(func, args, kwargs)
         plain = _out_of_place(func.__name__)
         if plain is None and not func.__name__.endswith("_"):
             return densified(func, args, kwargs)  # a function under a name that `computes` does not know
@@ -65,6 +68,8 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
     if not torch.can_cast(result.dtype, input.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {input.dtype}")
     result = result.to(input.dtype)
+    if in_step():
+        result = on_pattern(input, result)
     if isinstance(result, SparseTensor) and result.format == input.format:
         structures = zip(result.components[:-1], input.components[:-1], strict=True)
         if all(a is b for a, b in structures):
