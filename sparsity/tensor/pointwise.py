@@ -32,10 +32,10 @@ _COUNTING = torch.DispatchKey.ADInplaceOrView
 # Operators that can be applied to the stored values alone; with a number only where 0 stays 0, or in place, which is said to
 # work on stored values.
 ON_VALUES = (
-    "abs", "abs_", "add", "add_", "addcdiv_", "addcmul_", "alias", "clone", "copy_", "detach",
-    "div", "div_", "empty_like", "fill_", "lerp_", "maximum", "minimum", "mul", "mul_", "neg",
-    "neg_", "reciprocal_", "relu", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh", "threshold_backward", "zero_",
-    "zeros_like",
+    "abs", "abs_", "add", "add_", "addcdiv_", "addcmul_", "alias", "cauchy_", "clone", "copy_", "detach", "div", "div_",
+    "empty_like", "erfinv_", "exponential_", "fill_", "geometric_", "lerp_", "log_normal_", "maximum", "minimum", "mul", "mul_",
+    "neg", "neg_", "normal_", "random_", "reciprocal_", "relu", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh",
+    "threshold_backward", "uniform_", "zero_", "zeros_like",
 )  # fmt: skip
 
 

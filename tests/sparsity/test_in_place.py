@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer import Format, GossamerError, SparseTensor
 from gossamer.backend import sparse as backend
@@ -134,3 +134,16 @@ def test_in_a_graph_where_the_pattern_stays() -> None:
     dense = matrix(4, 6)
     ours = torch.compile(function, backend=backend, fullgraph=True)(sparse(dense))
     torch.testing.assert_close(ours.to_dense(), function(dense))
+
+
+@pytest.mark.parametrize("format", ["CSR", "CSC", "COO", Format.bsr(4, 4)], ids=str)
+@pytest.mark.parametrize("fill", [nn.init.kaiming_uniform_, nn.init.xavier_normal_, nn.init.trunc_normal_, nn.init.ones_])
+def test_initialisation_draws_new_stored_values(fill: Callable[[Tensor], Tensor], format: str | Format) -> None:
+    torch.manual_seed(0)
+    pruned = torch.randn(42, 61) * (torch.rand(42, 61) < 0.3)
+    weight = nn.Parameter(SparseTensor.from_dense(pruned, format))
+    stored = weight.detach().fill_(1).to_dense() != 0
+    fill(weight)
+    expected, found = fill(torch.empty(42, 61)), weight.to_dense().detach()
+    assert torch.equal(found != 0, stored)
+    torch.testing.assert_close(found[stored].std(), expected.std(), rtol=0.1, atol=1e-6)
