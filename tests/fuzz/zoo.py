@@ -126,7 +126,8 @@ def run(model: Any, calls: list[dict[str, Tensor]], training: bool, function: An
         here = {f"output {n}": x.detach() for n, x in enumerate(values)}
         if training:
             model.zero_grad()
-            sum(x.square().mean() for x in values if x.requires_grad).backward()  # type: ignore[union-attr]
+            # Of directions of its own each: what a norm gives has squares that do not change.
+            sum((x * torch.randn(x.shape).to(x)).mean() for x in values if x.requires_grad).backward()  # type: ignore[union-attr]
             here |= {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         found.append(here)
     return found
