@@ -229,6 +229,7 @@ PRIVATE = {
     ),
     "TensorVariable": Private("torch._dynamo.variables.tensor:TensorVariable", "what it takes apart", OPTIMIZERS, Absent),
     "foreach_lerp": Private("torch:_foreach_lerp_", "what it takes apart", OPTIMIZERS),
+    "traced_stack": Private("torch._guards:TracingContext.extract_stack", "whose step is traced", OPTIMIZERS, list),
     "leave_to_us": Private(
         "torch.nn.parallel:DistributedDataParallel._set_params_and_buffers_to_ignore_for_model", "what it does not reduce", DDP
     ),

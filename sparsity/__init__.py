@@ -1,13 +1,13 @@
 """What users hold in their hands: sparse tensors and what can be computed with them, pruned models made ready to compile."""
 
 from gossamer.sparsity import cuda_operations
+from gossamer.sparsity.calls import calling, torch_refusals
 from gossamer.sparsity.edges import attention_derivatives
 from gossamer.sparsity.operations import tall_product
 from gossamer.sparsity.prepare import Mask, prepare
 from gossamer.sparsity.tensor import (
     arithmetic,
     broadcasting,
-    calling,
     densify,
     joining,
     layouts,
@@ -18,7 +18,6 @@ from gossamer.sparsity.tensor import (
     shapes,
     slices,
     softmax,
-    torch_refusals,
 )
 from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor

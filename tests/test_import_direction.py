@@ -23,8 +23,8 @@ INSIDE = {
         "graph", "devices", "report",
     ],
     "sparsity": [
-        "nn", "checkpoints", "training", "quantization", "pruning", "tensor", "edges", "attention", "operations", "arrays",
-        "kernels",
+        "nn", "checkpoints", "training", "quantization", "pruning", "calls", "tensor", "edges", "attention", "operations",
+        "arrays", "kernels",
     ],
     "passes": [
         "convolution", "contract", "chain", "attention", "points", "operands", "finish", "schedules", "weights_gpu",

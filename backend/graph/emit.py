@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import fixed_value
+from gossamer.backend.graph.nodes import equal, fixed_value
+from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import detect_fake_mode, tree_map_only
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ class Emitter:
         self._mode = detect_fake_mode([before.meta["val"]])
 
     def __call__(self, target: Any, *args: Any, **options: Any) -> fx.Node:
-        args = tree_map_only(torch.SymInt, _number, args)
+        args = tree_map_only(torch.SymInt, self._size, args)
         with self._before.graph.inserting_before(self._before):
             node = self._before.graph.call_function(target, args, options)
         node.meta = provenance(self._before)
@@ -46,9 +47,26 @@ class Emitter:
         numbers = [_number(shape[a]) for a in axes]
         return [s if isinstance(s, int) else self(aten.sym_size.int, node, a) for a, s in zip(axes, numbers, strict=True)]
 
+    def _size(self, size: torch.SymInt) -> int | fx.Node:
+        """A size as an argument, since a graph holds no symbols: the number that guards have fixed, or a node that has it."""
+        number = _number(size)
+        if isinstance(number, int):
+            return number
+        for node in self._before.graph.nodes:
+            if node is self._before:
+                break
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and equal(value, size):
+                return node
+            if isinstance(value, torch.Tensor):
+                axis = next((a for a, extent in enumerate(value.shape) if equal(extent, size)), None)
+                if axis is not None:
+                    return self(aten.sym_size.int, node, axis)
+        raise GossamerError(f"no value before {self._before} has the size {size}")
+
 
 def _number(size: Any) -> Any:
-    """A size; a number where guards have fixed it, since a graph holds no symbols."""
+    """A size; a number where guards have fixed it."""
     fixed = fixed_value(size)
     return size if fixed is None else fixed
 

@@ -32,13 +32,14 @@ _COUNTING = torch.DispatchKey.ADInplaceOrView
 # Operators that can be applied to the stored values alone; with a number only where 0 stays 0, or in place, which is said to
 # work on stored values.
 ON_VALUES = (
-    "abs", "abs_", "add", "add_", "addcdiv_", "addcmul_", "alias", "clone", "copy_", "detach",
-    "div", "div_", "empty_like", "fill_", "lerp_", "maximum", "minimum", "mul", "mul_", "neg",
-    "neg_", "reciprocal_", "relu", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh", "threshold_backward", "zero_",
-    "zeros_like",
+    "abs", "abs_", "add", "add_", "addcdiv_", "addcmul_", "alias", "cauchy_", "clone", "copy_", "detach", "div", "div_",
+    "empty_like", "erfinv_", "exponential_", "fill_", "geometric_", "lerp_", "log_normal_", "maximum", "minimum", "mul", "mul_",
+    "neg", "neg_", "normal_", "random_", "reciprocal_", "relu", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh",
+    "threshold_backward", "uniform_", "zero_", "zeros_like",
 )  # fmt: skip
 
 
+_SHARING = (aten.detach.default, aten.alias.default)  # `.data`, too: methods that write to it write to the tensor itself
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 
@@ -58,6 +59,8 @@ def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if written and not traced:
         return args[0]
     result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))
+    if func in _SHARING and not traced:
+        result._detached_from = first
     return return_and_correct_aliasing(func, args, kwargs, result) if traced or shared else result
 
 
@@ -71,9 +74,7 @@ def _aliases(func: Any) -> tuple[bool, bool]:
 def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Apply an operator on lists of tensors (torch._foreach_…, fused optimizers) to the stored values."""
     lists = [each for each in args if isinstance(each, list | tuple)]
-    for operands in zip(*lists, strict=False):
-        if any(isinstance(operand, SparseTensor) for operand in operands):
-            _pattern(func, operands, {})
+    patterns = [_pattern_of_several(func, operands) for operands in zip(*lists, strict=False)]
     results = func(*_values(args), **_values(kwargs))
     for argument, given in zip(func._schema.arguments, args, strict=False):
         if argument.is_write and isinstance(given, list | tuple):  # which fused optimizers do not count themselves
@@ -81,7 +82,7 @@ def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             torch.autograd.graph.increment_version(each._stored for each in written)
     if not isinstance(results, list | tuple):
         return results
-    return [_like(given, made) for given, made in zip(lists[0], results, strict=True)]
+    return [_like(pattern, made) for pattern, made in zip(patterns, results, strict=True)]
 
 
 def convert(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -128,6 +129,10 @@ def _pattern(func: Any, args: Any, kwargs: Any) -> SparseTensor:
     return first
 
 
+def _pattern_of_several(func: Any, operands: Sequence[Any]) -> SparseTensor | None:
+    return _pattern(func, operands, {}) if any(isinstance(operand, SparseTensor) for operand in operands) else None
+
+
 def _shares_pattern(left: SparseTensor, right: SparseTensor) -> bool:
     if left.format != right.format or left.shape != right.shape:
         return False
@@ -164,10 +169,10 @@ _BY_VALUES = (
 )
 
 
-def _like(given: Any, made: Any) -> Any:
-    if not isinstance(given, SparseTensor):
+def _like(pattern: SparseTensor | None, made: Any) -> Any:
+    if pattern is None or made.shape != pattern._stored.shape:  # a norm is a number
         return made
-    return SparseTensor(given.format, given.shape, (*given.components[:-1], made))
+    return SparseTensor(pattern.format, pattern.shape, (*pattern.components[:-1], made))
 
 
 for _name in ON_VALUES:

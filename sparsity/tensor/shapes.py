@@ -105,9 +105,9 @@ def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None
 
 
 @implements(torch.Tensor.reshape_as, torch.Tensor.view_as)
-def reshape_as(input: SparseTensor, other: Tensor) -> SparseTensor:
-    """`reshape` to the shape of another tensor."""
-    return reshape(input, *other.shape)
+def reshape_as(input: Tensor, other: Tensor) -> Tensor:
+    """`reshape` to the shape of another tensor; either may be sparse."""
+    return reshape(input, *other.shape) if isinstance(input, SparseTensor) else input.reshape(other.shape)
 
 
 @implements(torch.flatten, torch.Tensor.flatten, torch.ravel, torch.Tensor.ravel)

@@ -63,6 +63,7 @@ class SparseTensor(torch.Tensor):
     _arrays: tuple[str, ...]
     _stored: Tensor
     _repeated: Any = None  # what an earlier product has left behind, see repeated_matmul.py
+    _detached_from: "SparseTensor | None" = None
 
     @staticmethod
     def __new__(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.sparsity.tensor.in_place import overwrite
+from gossamer.sparsity.calls.in_place import overwrite
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 from gossamer.sparsity.training.masked import Masked
 

@@ -139,6 +139,13 @@ def test_layers_on_graphs_of_any_size(name: str, how: str) -> None:
             assert counters["stats"]["unique_graphs"] <= (1 if how in ("dynamic", "marked") else 2)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_layers_whose_features_are_open_too(training: bool) -> None:
+    """No parameter says how many features there are, so that they are a symbol that no node of the rewritten part has."""
+    g = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    assert follows_eager(g.AGNNConv(requires_grad=False), "dynamic", training)
+
+
 def test_relations_whose_edges_are_selected() -> None:
     g = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
 

@@ -1,13 +1,16 @@
 """Methods that write to a SparseTensor: it has the contents that a dense tensor would have, in whatever pattern they need."""
 
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import gossamer
 from gossamer import Format, GossamerError, SparseTensor
 from gossamer.backend import sparse as backend
+from tests.backend.harness import prune_
 from tests.sparsity.made import matrix, sparse
 
 pytestmark = pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
@@ -134,3 +137,86 @@ def test_in_a_graph_where_the_pattern_stays() -> None:
     dense = matrix(4, 6)
     ours = torch.compile(function, backend=backend, fullgraph=True)(sparse(dense))
     torch.testing.assert_close(ours.to_dense(), function(dense))
+
+
+@pytest.mark.parametrize("format", ["CSR", "CSC", "COO", Format.bsr(4, 4)], ids=str)
+@pytest.mark.parametrize("fill", [nn.init.kaiming_uniform_, nn.init.xavier_normal_, nn.init.trunc_normal_, nn.init.ones_])
+def test_initialisation_draws_new_stored_values(fill: Callable[[Tensor], Tensor], format: str | Format) -> None:
+    torch.manual_seed(0)
+    pruned = torch.randn(42, 61) * (torch.rand(42, 61) < 0.3)
+    weight = nn.Parameter(SparseTensor.from_dense(pruned, format))
+    stored = weight.detach().fill_(1).to_dense() != 0
+    fill(weight)
+    expected, found = fill(torch.empty(42, 61)), weight.to_dense().detach()
+    assert torch.equal(found != 0, stored)
+    torch.testing.assert_close(found[stored].std(), expected.std(), rtol=0.1, atol=1e-6)
+
+
+@pytest.mark.parametrize("values", ["the same pattern", "another one", "dense", "dense, within the pattern"])
+def test_data_is_assigned(values: str) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(sparse(matrix(9, 7)))
+    before = weight.to_dense().detach()
+    data = {
+        "the same pattern": lambda: weight.data * 2,
+        "another one": lambda: SparseTensor.from_dense(torch.eye(9, 7)),
+        "dense": lambda: torch.eye(9, 7) + before,
+        "dense, within the pattern": lambda: torch.where(before > 0, before, 0),
+    }[values]()
+    expected, stored = data.to_dense(), weight.nnz  # type: ignore[attr-defined]
+    weight.data = data
+    assert isinstance(weight, SparseTensor)
+    assert weight.requires_grad
+    torch.testing.assert_close(weight.to_dense().detach(), expected)
+    assert values in ("another one", "dense") or weight.nnz == stored
+    (weight @ torch.ones(7)).sum().backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad.to_dense(), (weight.detach().fill_(1).to_dense() != 0).float())
+
+
+def test_data_of_another_shape_is_refused() -> None:
+    weight = nn.Parameter(sparse(matrix(9, 7)))
+    with pytest.raises(GossamerError, match=r"\.data = torch.float32 \[7, 9\] on cpu .* make a new parameter"):
+        weight.data = torch.ones(7, 9)
+    with pytest.raises(GossamerError, match=r"torch.float64"):
+        weight.data = torch.ones(9, 7, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("detach", [lambda w: w.data, lambda w: w.detach()], ids=["data", "detach"])
+def test_what_is_written_to_detached_tensors_reaches_the_parameter(detach: Callable[[Tensor], Tensor]) -> None:
+    weight = nn.Parameter(sparse(matrix(9, 7)))
+    detach(weight).copy_(torch.eye(9, 7))
+    torch.testing.assert_close(weight.to_dense().detach(), torch.eye(9, 7))
+    detach(weight)[0] = 3.0
+    assert float(weight.sum()) == 6 + 3 * 7
+    detach(weight).mul_(2)
+    assert float(weight.sum()) == 2 * (6 + 3 * 7)
+
+
+def test_vectors_become_parameters() -> None:
+    torch.manual_seed(0)
+    dense = prune_(nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 4)), 0.3)
+    stored, x = gossamer.store_sparse(copy.deepcopy(dense)), torch.randn(5, 12)
+    vector = nn.utils.parameters_to_vector(stored.parameters()).detach() * 2
+    for model in (dense, stored):
+        nn.utils.vector_to_parameters(vector, model.parameters())
+    torch.testing.assert_close(stored(x), dense(x))
+
+
+def test_lbfgs_on_stored_weights() -> None:
+    torch.manual_seed(0)
+    model, x = gossamer.store_sparse(prune_(nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 4)), 0.3)), torch.randn(5, 12)
+    patterns = [p.nnz for p in model.parameters() if isinstance(p, SparseTensor)]
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=20)
+    losses = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = (model(x) - 1).square().mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        return loss
+
+    optimizer.step(closure)
+    assert losses[-1] < 0.01 * losses[0]
+    assert [p.nnz for p in model.parameters() if isinstance(p, SparseTensor)] == patterns

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.sparsity.calls.optimizer_steps import at_entries_of, in_step, on_pattern, writes_entries
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.pointwise import PatternError
@@ -25,6 +26,8 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
         with torch.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     except PatternError:
+        if writes_entries(func, args):
+            return at_entries_of(func, args, kwargs)
         plain = _out_of_place(func.__name__)
         if plain is None and not func.__name__.endswith("_"):
             return densified(func, args, kwargs)  # a function under a name that `computes` does not know
@@ -65,6 +68,8 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
     if not torch.can_cast(result.dtype, input.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {input.dtype}")
     result = result.to(input.dtype)
+    if in_step():
+        result = on_pattern(input, result)
     if isinstance(result, SparseTensor) and result.format == input.format:
         structures = zip(result.components[:-1], input.components[:-1], strict=True)
         if all(a is b for a, b in structures):
@@ -74,11 +79,41 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (input.requires_grad or result.requires_grad)):
         where = "in a graph" if torch.compiler.is_compiling() else "where autograd looks on"
         raise unsupported(f"{name}, which changes the pattern, {where}", "use the same without the underscore")
-    detached = result.detach()
-    stored = detached if isinstance(detached, SparseTensor) else SparseTensor.from_dense(detached, input.format)
-    SparseTensor.__init__(input, input.format, input.shape, stored.to_format(input.format).components)
-    input._repeated = None
+    _adopt(input, _stored_as(input, result.detach()))
     return input
+
+
+@implements(torch.Tensor.data.__set__)
+def set_data(input: SparseTensor, data: Tensor) -> None:
+    """`parameter.data = ...`: a SparseTensor's own arrays, or what a dense tensor has, in the format of the parameter."""
+    if data.shape != input.shape or data.dtype != input.dtype or data.device != input.device:
+        given = f"{data.dtype} {list(data.shape)} on {data.device}"
+        raise unsupported(
+            f".data = {given} for {input.dtype} {list(input.shape)} on {input.device}", "make a new parameter of it"
+        )
+    if torch.compiler.is_compiling():
+        raise unsupported(".data = ... in a graph", "use copy_ under torch.no_grad")
+    with torch.no_grad():
+        _adopt(input, _stored_as(input, data.detach()))
+
+
+def _stored_as(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
+    """A tensor in the format of another, with its pattern where that holds all nonzeros."""
+    if isinstance(tensor, SparseTensor):
+        return tensor.to_format(pattern.format)
+    sampled = on_pattern(pattern.detach(), tensor)
+    if sampled.components[-1].count_nonzero() == tensor.count_nonzero():
+        return sampled
+    return SparseTensor.from_dense(tensor, pattern.format)
+
+
+def _adopt(input: SparseTensor, stored: SparseTensor) -> None:
+    """Has a tensor, and what it was detached from, the arrays of another."""
+    each: SparseTensor | None = input
+    while each is not None:
+        SparseTensor.__init__(each, stored.format, each.shape, stored.components)
+        each._repeated = None
+        each = each._detached_from
 
 
 def _out_of_place(name: str) -> Callable[..., Tensor] | None:

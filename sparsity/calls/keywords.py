@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.sparsity.tensor import in_place
+from gossamer.sparsity.calls import in_place
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 _OPERANDS = ("self", "input", "mat", "mat1", "batch1", "tensor", "other", "vec", "vec1", "vec2", "mat2", "batch2", "exponent")

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.operations import untraced
-from gossamer.runtime.torch_internals import tree_map_only
+from gossamer.runtime.torch_internals import tree_flatten, tree_map_only
+from gossamer.sparsity.calls.in_place import without_pattern
+from gossamer.sparsity.calls.keywords import into, specialised, spelled
+from gossamer.sparsity.calls.optimizer_steps import acts_on_entries, at_entries_of
+from gossamer.sparsity.calls.torch_refusals import check_ranks, refusal
 from gossamer.sparsity.operations.dispatch import PLAIN
 from gossamer.sparsity.tensor.densify import computes, densified
 from gossamer.sparsity.tensor.extension import unsupported
-from gossamer.sparsity.tensor.in_place import without_pattern
-from gossamer.sparsity.tensor.keywords import into, specialised, spelled
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
-from gossamer.sparsity.tensor.torch_refusals import check_ranks, refusal
 
 
 @untraced
@@ -26,7 +27,10 @@ def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         args = tree_map_only(Tensor, _converted, list(args))
     if kwargs.get("out") is not None:
         rest = {name: value for name, value in kwargs.items() if name != "out"}
-        return into(kwargs["out"], call(func, args, rest))
+        result = call(func, args, rest) if _has_sparse((args, rest)) else func(*args, **rest)
+        return into(kwargs["out"], result)
+    if acts_on_entries(func, args):
+        return at_entries_of(func, args, kwargs)
     ours = SparseTensor.functions.get(func)
     if ours is None:
         return densified(func, args, kwargs) if computes(func) else without_pattern(func, args, kwargs)
@@ -40,6 +44,10 @@ def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     if refused is not None:  # only now, for what we say ourselves knows of formats
         raise refused
     return result
+
+
+def _has_sparse(given: Any) -> bool:
+    return any(isinstance(each, SparseTensor) for each in tree_flatten(given)[0])
 
 
 def _foreign(argument: Any) -> bool:

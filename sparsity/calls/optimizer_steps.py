@@ -1,0 +1,144 @@
+"""Within the step of an optimizer, what is elementwise acts on stored values: what a parameter does not store is no parameter.
+
+    denom = variance.sqrt() + eps; p.addcdiv_(grad, denom)      →      the same of `values()`, whose pattern all of them have
+
+Elsewhere `a + eps` is dense, for zeros become eps. Dense operands give their elements at the stored entries. This serves any
+optimizer that torch.optim.Optimizer is the base of, eager and in compiled steps.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.traceback import get_current_meta
+from torch.optim import Optimizer
+
+from gossamer.runtime.torch_internals import traced_stack
+from gossamer.sparsity.tensor.arithmetic import at_entries
+from gossamer.sparsity.tensor.shapes import to_dense
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, like, values_of
+
+# Of each element by itself, and not zero where all operands are, or not always.
+_ELEMENTWISE = (
+    "add", "sub", "subtract", "rsub", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod",
+    "addcmul", "addcdiv", "lerp", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "fmax", "fmin", "pow",
+    "float_power", "exp", "exp2", "log", "log2", "log10", "logaddexp", "xlogy", "rsqrt", "reciprocal", "sigmoid", "cos", "cosh",
+    "acos", "atan2", "hypot", "copysign", "heaviside", "eq", "ne", "gt", "ge", "lt", "le", "where", "greater",
+    "less", "not_equal", "masked_fill", "isnan", "isinf", "isfinite", "isclose", "logical_and", "logical_or", "logical_xor",
+    "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "full_like", "ones_like", "rand_like",
+    "randn_like", "softplus",
+)  # fmt: skip
+_OPERATORS = (
+    "add", "radd", "sub", "rsub", "truediv", "rtruediv", "rdiv", "floordiv", "rfloordiv", "mod", "rmod", "pow",
+    "rpow", "eq", "ne", "gt", "ge", "lt", "le", "and", "or", "xor", "invert",
+)  # fmt: skip
+_INDEXED = (torch.Tensor.__setitem__, torch.Tensor.__getitem__)
+_BY_ENTRY = frozenset(
+    getattr(home, name) for names in (_ELEMENTWISE, [f"__{each}__" for each in _OPERATORS]) for name in names
+    for home in (torch, torch.Tensor) if hasattr(home, name)
+)  # fmt: skip
+_AROUND = Optimizer.profile_hook_step(lambda: None).__code__  # what stands around every optimizer's step, and calls its hooks
+
+
+def in_step() -> bool:
+    """Whether the step of an optimizer is on the stack, on a trace's, or on that which a node of a graph was traced with.
+
+    Hooks of the optimizer are not of the step: recipes change patterns there.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_step(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno):  # Dynamo may have made other code of it
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    if not torch.compiler.is_compiling():
+        return False
+    if any(_is_step(each.name, each.filename, each.lineno) for each in traced_stack()):
+        return True
+    lines = get_current_meta().get("stack_trace") or ""
+    return f'"{_AROUND.co_filename}", line {_line_of_step()}, in {_AROUND.co_name}\n' in lines
+
+
+def acts_on_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether this is a call in the step of an optimizer that means stored values alone."""
+    if torch.is_grad_enabled():  # a closure, or an optimizer that is differentiated
+        return False
+    masked = func in _INDEXED and isinstance(args[1], SparseTensor)
+    return (masked or func in _BY_ENTRY) and any(isinstance(each, SparseTensor) for each in args) and in_step()
+
+
+def writes_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether this is a method that writes to SparseTensors, or a function of lists, in the step of an optimizer."""
+    name = func.__name__
+    if torch.is_grad_enabled() or not (name.startswith("_foreach_") or name.endswith("_")) or name.endswith("__"):
+        return False
+    first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
+    if name.endswith("_") and not isinstance(first, SparseTensor):
+        return False
+    return in_step()
+
+
+def at_entries_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a function gives of stored values, as a SparseTensor where that is a value an entry; written to where it writes."""
+    if func.__name__.startswith("_foreach_"):
+        return _of_lists(func, args, kwargs)
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    first = next(each for each in tensors if isinstance(each, SparseTensor))
+    given = [_entries(first, each) for each in args]
+    result = func(*given, **{name: _entries(first, each) for name, each in kwargs.items()})
+    if func.__name__.endswith("_") and not func.__name__.endswith("__"):
+        return args[0]
+    same = isinstance(result, Tensor) and result.shape == values_of(first).shape
+    return like(first, result) if same and func is not torch.Tensor.__getitem__ else result
+
+
+def on_pattern(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
+    """What a tensor has where the pattern stores an entry."""
+    return like(pattern, _entries(pattern, tensor))
+
+
+def _of_lists(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The same of lists of tensors, one after the other: some may be dense."""
+    results = []
+    for n in range(len(args[0])):
+        each = [arg[n] if isinstance(arg, list | tuple) else arg for arg in args]
+        first = next((tensor for tensor in each if isinstance(tensor, SparseTensor)), None)
+        given = each if first is None else [_entries(first, tensor) for tensor in each]
+        lists = [[mine] if isinstance(arg, list | tuple) else mine for mine, arg in zip(given, args, strict=True)]
+        result = func(*lists, **kwargs)
+        if result is not None:
+            same = first is not None and result[0].shape == values_of(first).shape
+            results.append(like(first, result[0]) if first is not None and same else result[0])
+    return None if func.__name__.endswith("_") else tuple(results)
+
+
+def _entries(pattern: SparseTensor, operand: Any) -> Any:
+    """The elements of an operand where the pattern stores one."""
+    if not isinstance(operand, Tensor) or operand.dim() == 0:
+        return operand
+    if isinstance(operand, SparseTensor):
+        structures = zip(operand.components[:-1], pattern.components[:-1], strict=False)
+        if operand.format == pattern.format and all(a is b or _equal(a, b) for a, b in structures):
+            return values_of(operand)
+        operand = to_dense(operand)
+    return at_entries(pattern, operand).to(operand.dtype)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if torch.compiler.is_compiling():  # a pattern by its size: the same in every step
+        return one.shape == other.shape
+    return torch.equal(one, other)
+
+
+def _is_step(name: str, file: str, line: int | None) -> bool:
+    return name == _AROUND.co_name and file == _AROUND.co_filename and line == _line_of_step()
+
+
+@cache
+def _line_of_step() -> int:
+    """Where the step itself is called."""
+    lines, first = inspect.getsourcelines(_AROUND)
+    return first + next(n for n, line in enumerate(lines) if "out = func(" in line)
