@@ -83,7 +83,7 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
     return input
 
 
-@implements(torch.Tensor.data.__set__)
+@implements(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 def set_data(input: SparseTensor, data: Tensor) -> None:
     """`parameter.data = ...`: a SparseTensor's own arrays, or what a dense tensor has, in the format of the parameter."""
     if data.shape != input.shape or data.dtype != input.dtype or data.device != input.device:
@@ -101,7 +101,7 @@ def _stored_as(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
     """A tensor in the format of another, with its pattern where that holds all nonzeros."""
     if isinstance(tensor, SparseTensor):
         return tensor.to_format(pattern.format)
-    sampled = on_pattern(pattern.detach(), tensor)
+    sampled = on_pattern(pattern, tensor)
     if sampled.components[-1].count_nonzero() == tensor.count_nonzero():
         return sampled
     return SparseTensor.from_dense(tensor, pattern.format)
