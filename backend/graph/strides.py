@@ -4,6 +4,8 @@ A pass may put nodes in the place of others whose results lie otherwise in memor
 were traced with what lay as it did: a view is refused, and kernels that expect two operands to be laid out alike (the
 gradients of norms) read one as if it were. So what reaches those is copied to strides in the order that it had. Inductor lays
 out by itself.
+
+torch's own traces may be wrong, too (the strides of softplus_backward), so views become reshapes, which copy where they have to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,8 @@ def restore(graph: fx.Graph, traced: Mapping[fx.Node, Sequence[Order | None]]) -
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
         if node not in traced:
             moved.add(node)
         elif moved.isdisjoint(given := node.all_input_nodes):

@@ -43,3 +43,16 @@ def test_norms_and_views_around_convolutions_of_images_with_channels_innermost(g
         for ours, theirs in zip(model.parameters(), wide.parameters(), strict=True):
             assert ours.grad is not None and theirs.grad is not None
             assert_same(ours.grad, theirs.grad.float())
+
+
+def test_a_gradient_that_lies_otherwise_than_torch_traced_it() -> None:
+    """Of softplus: its fake gradient has the strides of the input, the real one those of what reaches it."""
+    torch.manual_seed(0)
+    layer, w, x = nn.Linear(16, 32), torch.randn(24, 5), torch.randn(2, 24, 16)
+    layer.weight.data.mul_(torch.rand(32, 16) < 0.1)
+    run = compile_and_run(lambda x: F.softplus(layer(x)).mT @ w, x, grad=True)
+    assert run.regions
+    assert_same(run.output, F.softplus(layer(x)).mT @ w)
+    (weight,) = torch.autograd.grad(run.output.square().sum(), layer.weight)
+    (expected,) = torch.autograd.grad((F.softplus(layer(x)).mT @ w).square().sum(), layer.weight)
+    torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-4)
