@@ -5,7 +5,7 @@ were traced with what lay as it did: a view is refused, and kernels that expect 
 gradients of norms) read one as if it were. So what reaches those is copied to strides in the order that it had. Inductor lays
 out by itself.
 
-torch's own traces may be wrong, too (the strides of softplus_backward), so views become reshapes, which copy where they have to.
+torch's own traces may be wrong, too (the strides of softplus_backward): views become reshapes, which copy where they have to.
 """
 
 from collections.abc import Mapping, Sequence
