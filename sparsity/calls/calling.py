@@ -28,7 +28,7 @@ def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     if kwargs.get("out") is not None:
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         result = call(func, args, rest) if _has_sparse((args, rest)) else func(*args, **rest)
-        return into(kwargs["out"], result)
+        return into(func.__name__, kwargs["out"], result)
     if acts_on_entries(func, args):
         return at_entries_of(func, args, kwargs)
     ours = SparseTensor.functions.get(func)

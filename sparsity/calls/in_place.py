@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.sparsity.calls.optimizer_steps import at_entries_of, in_step, on_pattern, writes_entries
+from gossamer.sparsity.calls.optimizer_steps import at_entries_of, keeps_pattern, on_pattern, writes_entries
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.pointwise import PatternError
@@ -68,7 +68,7 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
     if not torch.can_cast(result.dtype, input.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {input.dtype}")
     result = result.to(input.dtype)
-    if in_step():
+    if keeps_pattern(name):
         result = on_pattern(input, result)
     if isinstance(result, SparseTensor) and result.format == input.format:
         structures = zip(result.components[:-1], input.components[:-1], strict=True)
@@ -113,7 +113,7 @@ def _adopt(input: SparseTensor, stored: SparseTensor) -> None:
     while each is not None:
         SparseTensor.__init__(each, stored.format, each.shape, stored.components)
         each._repeated = None
-        each = each._detached_from
+        each = each._detached_from() if each._detached_from else None
 
 
 def _out_of_place(name: str) -> Callable[..., Tensor] | None:

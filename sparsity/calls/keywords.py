@@ -44,14 +44,14 @@ def _fixed(numbers: Any) -> Any:
     return int(numbers) if isinstance(numbers, torch.SymInt) else numbers
 
 
-def into(out: Any, result: Any) -> Tensor:
-    """Writes a result into the tensor that was given as `out`, as torch does."""
+def into(name: str, out: Any, result: Any) -> Tensor:
+    """Writes the result of a function into the tensor that was given as `out`, as torch does."""
     if not isinstance(out, Tensor) or not isinstance(result, Tensor):
         raise GossamerError("out= takes one tensor where an operand is a SparseTensor: use the result itself")
     if torch.is_grad_enabled() and (out.requires_grad or result.requires_grad):
         raise RuntimeError("functions with out=... arguments don't support automatic differentiation")
     if isinstance(out, SparseTensor):
-        return in_place.overwrite("out=", out, result)
+        return in_place.overwrite(name, out, result)
     if out.shape != result.shape:
         out.resize_(result.shape)
     return in_place.into(out, result)

@@ -36,6 +36,8 @@ _OPERATORS = (
     "add", "radd", "sub", "rsub", "truediv", "rtruediv", "rdiv", "floordiv", "rfloordiv", "mod", "rmod", "pow",
     "rpow", "eq", "ne", "gt", "ge", "lt", "le", "and", "or", "xor", "invert",
 )  # fmt: skip
+_SUMS = ("add", "sub", "subtract", "rsub", "lerp", "__add__", "__radd__", "__sub__", "__rsub__")
+_PRODUCTS = ("mm", "bmm", "matmul", "addmm", "baddbmm", "addbmm", "addr", "sspaddmm")
 _INDEXED = (torch.Tensor.__setitem__, torch.Tensor.__getitem__)
 _BY_ENTRY = frozenset(
     getattr(home, name) for names in (_ELEMENTWISE, [f"__{each}__" for each in _OPERATORS]) for name in names
@@ -66,8 +68,11 @@ def acts_on_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether this is a call in the step of an optimizer that means stored values alone."""
     if torch.is_grad_enabled():  # a closure, or an optimizer that is differentiated
         return False
+    sparse = [each for each in args if isinstance(each, SparseTensor)]
     masked = func in _INDEXED and isinstance(args[1], SparseTensor)
-    return (masked or func in _BY_ENTRY) and any(isinstance(each, SparseTensor) for each in args) and in_step()
+    if not sparse or not (masked or func in _BY_ENTRY) or (func.__name__ in _SUMS and _has_matrix(args, sparse[0])):
+        return False
+    return in_step()
 
 
 def writes_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
@@ -78,7 +83,12 @@ def writes_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
     if name.endswith("_") and not isinstance(first, SparseTensor):
         return False
-    return in_step()
+    return keeps_pattern(name)
+
+
+def keeps_pattern(name: str) -> bool:
+    """Whether what a function writes to a SparseTensor concerns its stored values alone; products are of whole matrices."""
+    return name.rstrip("_") not in _PRODUCTS and in_step()
 
 
 def at_entries_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -98,6 +108,12 @@ def at_entries_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
 def on_pattern(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
     """What a tensor has where the pattern stores an entry."""
     return like(pattern, _entries(pattern, tensor))
+
+
+def _has_matrix(args: Sequence[Any], sparse: SparseTensor) -> bool:
+    """Whether an operand is dense and as large: the sum of such matrices is one (the iterations of Muon, Shampoo)."""
+    dense = (each for each in args if isinstance(each, Tensor) and not isinstance(each, SparseTensor))
+    return any(each.dim() == sparse.dim() and each.shape == sparse.shape for each in dense)
 
 
 def _of_lists(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

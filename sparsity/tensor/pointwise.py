@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return args[0]
     result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))
     if func in _SHARING and not traced:
-        result._detached_from = first
+        result._detached_from = ref(first)
     return return_and_correct_aliasing(func, args, kwargs, result) if traced or shared else result
 
 

@@ -42,6 +42,26 @@ class Lively(torch.optim.Optimizer):
         return loss
 
 
+class Orthogonal(torch.optim.Optimizer):
+    """One that iterates on the whole matrix of a gradient, as Muon does, with results in given tensors."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            if p.dim() == 1:
+                continue
+            x = p.grad.div(p.grad.norm() + 1e-7)
+            gram, other = x.new_empty(p.shape[0], p.shape[0]), torch.empty_like(x)
+            for _ in range(3):
+                torch.mm(x, x.mT, out=gram)
+                torch.addmm(x, gram, x, beta=1.5, alpha=-0.5, out=other)
+                x, other = other, x
+            p.add_(1.5 * x + x @ (x.mT @ x), alpha=-0.1)
+
+
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "NAdam": lambda p: torch.optim.NAdam(p, lr=1e-2),
     "NAdam of lists": lambda p: torch.optim.NAdam(p, lr=1e-2, foreach=True),
@@ -50,6 +70,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "Rprop of lists": lambda p: torch.optim.Rprop(p, lr=1e-2, foreach=True),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=1e-2),
     "a user's": Lively,
+    "of whole matrices": Orthogonal,
 }
 
 
