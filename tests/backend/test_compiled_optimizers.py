@@ -59,11 +59,12 @@ def test_an_update_that_cannot_be_compiled_runs_as_it_is() -> None:
     def update(weight: Tensor, momentum: Tensor) -> Tensor:
         return weight.addcmul_((momentum + 1).sqrt(), momentum)
 
-    weight, momentum = (SparseTensor.from_dense(torch.eye(6, 8)) for _ in range(2))  # of one pattern, in arrays of their own
+    weight = SparseTensor.from_dense(torch.eye(6, 8))
+    momentum = weight * 2
     expected = update(weight.clone(), momentum)
     with pytest.warns(UserWarning, match=r"a graph runs as without torch\.compile \(SparseTensor: addcmul_, which changes"):
-        found = torch.compile(update, backend="sparse")(weight.clone(), momentum)
+        found = torch.compile(update, backend="sparse", fullgraph=True)(weight.clone(), momentum)
     torch.testing.assert_close(found.to_dense(), expected.to_dense())
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="SparseTensor: addcmul_, which changes the pattern"):
-        torch.compile(update, backend="sparse", options={"strict": True})(weight.clone(), momentum)
+        torch.compile(update, backend="sparse", fullgraph=True, options={"strict": True})(weight.clone(), momentum)
