@@ -68,7 +68,7 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
     if not torch.can_cast(result.dtype, input.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {input.dtype}")
     result = result.to(input.dtype)
-    if keeps_pattern(name):
+    if keeps_pattern(name.removesuffix("(out=)")):
         result = on_pattern(input, result)
     if isinstance(result, SparseTensor) and result.format == input.format:
         structures = zip(result.components[:-1], input.components[:-1], strict=True)
@@ -108,12 +108,9 @@ def _stored_as(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
 
 
 def _adopt(input: SparseTensor, stored: SparseTensor) -> None:
-    """Has a tensor, and what it was detached from, the arrays of another."""
-    each: SparseTensor | None = input
-    while each is not None:
-        SparseTensor.__init__(each, stored.format, each.shape, stored.components)
-        each._repeated = None
-        each = each._detached_from() if each._detached_from else None
+    """Has a tensor the arrays of another."""
+    SparseTensor.__init__(input, stored.format, input.shape, stored.components)
+    input._repeated = None
 
 
 def _out_of_place(name: str) -> Callable[..., Tensor] | None:

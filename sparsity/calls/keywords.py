@@ -51,7 +51,7 @@ def into(name: str, out: Any, result: Any) -> Tensor:
     if torch.is_grad_enabled() and (out.requires_grad or result.requires_grad):
         raise RuntimeError("functions with out=... arguments don't support automatic differentiation")
     if isinstance(out, SparseTensor):
-        return in_place.overwrite(name, out, result)
+        return in_place.overwrite(f"{name}(out=)", out, result)
     if out.shape != result.shape:
         out.resize_(result.shape)
     return in_place.into(out, result)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -40,7 +39,6 @@ ON_VALUES = (
 )  # fmt: skip
 
 
-_SHARING = (aten.detach.default, aten.alias.default)  # `.data`, too: methods that write to it write to the tensor itself
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 
@@ -60,8 +58,6 @@ def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if written and not traced:
         return args[0]
     result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))
-    if func in _SHARING and not traced:
-        result._detached_from = ref(first)
     return return_and_correct_aliasing(func, args, kwargs, result) if traced or shared else result
 
 

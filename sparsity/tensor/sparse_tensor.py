@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import Any, ClassVar
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -64,7 +63,6 @@ class SparseTensor(torch.Tensor):
     _arrays: tuple[str, ...]
     _stored: Tensor
     _repeated: Any = None  # what an earlier product has left behind, see repeated_matmul.py
-    _detached_from: "ref[SparseTensor] | None" = None  # weak: who holds the values tells whether writes to them can be seen
 
     @staticmethod
     def __new__(
