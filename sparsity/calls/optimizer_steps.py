@@ -49,8 +49,10 @@ _AROUND = Optimizer.profile_hook_step(lambda: None).__code__  # what stands arou
 def in_step() -> bool:
     """Whether the step of an optimizer is on the stack, on a trace's, or on that which a node of a graph was traced with.
 
-    Hooks of the optimizer are not of the step: recipes change patterns there.
+    Hooks of the optimizer are not of the step: recipes change patterns there. Nor is a closure, which computes gradients.
     """
+    if torch.is_grad_enabled():
+        return False
     frame = sys._getframe(1)
     while frame is not None:
         if _is_step(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno):  # Dynamo may have made other code of it
@@ -66,8 +68,6 @@ def in_step() -> bool:
 
 def acts_on_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether this is a call in the step of an optimizer that means stored values alone."""
-    if torch.is_grad_enabled():  # a closure, or an optimizer that is differentiated
-        return False
     sparse = [each for each in args if isinstance(each, SparseTensor)]
     masked = func in _INDEXED and isinstance(args[1], SparseTensor)
     if not sparse or not (masked or func in _BY_ENTRY) or (func.__name__ in _SUMS and _has_matrix(args, sparse[0])):
@@ -78,7 +78,7 @@ def acts_on_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
 def writes_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether this is a method that writes to SparseTensors, or a function of lists, in the step of an optimizer."""
     name = func.__name__
-    if torch.is_grad_enabled() or not (name.startswith("_foreach_") or name.endswith("_")) or name.endswith("__"):
+    if not (name.startswith("_foreach_") or name.endswith("_")) or name.endswith("__"):
         return False
     first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
     if name.endswith("_") and not isinstance(first, SparseTensor):
