@@ -18,30 +18,35 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from gossamer.runtime.uncounted import counts_writes
+
 T = TypeVar("T")
 
 Compared = Literal["none", "uncounted", "all"]
-"""Of which tensors the values are compared: of those to which torch counts no writes (made in inference mode), or of all."""
+"""Of which tensors the values are compared: of those to which torch counts no writes (see uncounted.py), or of all."""
 
 
 class Made(Generic[T]):
     """A value, and what tells that some tensors are still those that it was made of.
 
     value     what was made; to be set by who makes it
-    versions  how often each tensor had been written to, -1 where torch does not count
+    versions  how often each tensor had been written to, -1 for those that were made in inference mode
+    counted   whether that shows all writes
     storage   that of the only tensor, if its `version` says all; None otherwise. For a quick look without a call.
     """
 
-    __slots__ = ("_copies", "_storages", "storage", "value", "version", "versions")
+    __slots__ = ("_copies", "_storages", "counted", "storage", "value", "version", "versions")
     value: T
 
     def __init__(self, tensors: Sequence[Tensor], compared: Compared, forget: Callable[[Any], None]) -> None:
         """To be called before their values are read; `forget` is called when one of the storages dies."""
         self.versions = _versions(tensors)
-        copied = [compared == "all" or (compared == "uncounted" and version < 0) for version in self.versions]
+        counted = [counts_writes(t) for t in tensors]
+        self.counted = all(counted)
+        copied = [compared == "all" or (compared == "uncounted" and not each) for each in counted]
         self._copies = [t.clone() if copy else None for t, copy in zip(tensors, copied, strict=True)]
         self._storages = [weakref.ref(t.untyped_storage(), forget) for t in tensors]
-        alone = len(tensors) == 1 and self.versions[0] >= 0 and not copied[0]
+        alone = len(tensors) == 1 and self.counted and not copied[0]
         self.storage: weakref.ref[torch.UntypedStorage] | None = self._storages[0] if alone else None
         self.version = self.versions[0] if alone else -1
 

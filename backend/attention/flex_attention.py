@@ -26,6 +26,7 @@ from gossamer.backend.calls.flex_ops import FlexMask, attend_flex, attend_flex_b
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import ancestors, equal_sizes, hint, same
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
@@ -144,7 +145,7 @@ def _flex_mask(
     if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind if _is_tensor(each)):
         raise _Unlowered("what its functions read is computed with activations")
     expression = cut(places, inputs)
-    compared: Compared = "all" if context.options.verify == "full" else "uncounted"
+    compared: Compared = "all" if noticed(expression.leaves, context.options.verify) == "full" else "uncounted"
     block = query_block, key_block
     made = FlexMask(
         expression.evaluate, len(mask_buffers), sees, function.added, function.hides, function.steps, block, compared

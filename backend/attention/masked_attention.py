@@ -20,6 +20,7 @@ from gossamer.backend.chains.masks import Constants
 from gossamer.backend.graph.emit import Emitter, constant
 from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import COPIES, ancestors, hint, same
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
@@ -140,7 +141,7 @@ def _replace(
     forward: list[Any] = [mask if condition is None else condition, scale, cap]
     name, gradient = "attend_masked", forward
     if expression is not None:
-        key = mask_ops.attention_mask(expression, context.options.verify)
+        key = mask_ops.attention_mask(expression, noticed(expression.leaves, context.options.verify))
         forward = [list(expression.leaves), list(expression.numbers), scale, cap, key]
         name, gradient = "attend_under", forward
     elif known_tables is not None:

@@ -10,6 +10,8 @@ old tensor), data pointers and version counters. When a version moves on:
     too dense for sparse to pay        dense, until it changes
     new while a CUDA graph is captured dense in that graph
 
+Where versions do not tell (see runtime/uncounted.py), all values are compared at every call.
+
 Weights are packed on the CPU and kept where they are used.
 """
 
@@ -28,7 +30,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
-from gossamer.runtime.remembered import Remembered
+from gossamer.runtime.remembered import Made, Remembered
 from gossamer.runtime.weight_store import store_of
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ class Packings(Remembered[_Weight]):
         if made is not None and made.storage is not None:
             known = made.storage() is leaf.untyped_storage() and made.version == leaf._version
         else:
-            known = made is not None and made.is_current(leaves)
+            known = made is not None and self._is_current(made, leaves)
         if made is None or not known or ((weight := made.value).packed is None and weight.density <= densest):
             weight = self._renewed(leaves, densest, renew)
         weight.calls += 1
@@ -113,12 +115,18 @@ class Packings(Remembered[_Weight]):
         return weight.packed if weight.density <= densest else None
 
     def verified(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
-        """As `current`, after comparing every value, so that writes which no version counter shows are seen."""
-        packed = self.current(leaves, densest, renew)
-        if packed is None or _capturing(leaves) or packed.matches(run(self.evaluate, leaves)):
-            return packed
-        self.forget(_key(leaves))
+        """As `current`, but every value is compared, so that writes which no version counter shows are seen."""
+        made = self._entries.get(_key(leaves))
+        if made is not None:
+            made.storage, made.counted = None, False
         return self.current(leaves, densest, renew)
+
+    def _is_current(self, made: Made[_Weight], leaves: Sequence[torch.Tensor]) -> bool:
+        """Whether it was made of these leaves as they are now: by their versions, or by all values where those do not tell."""
+        if not made.is_current(leaves):
+            return False
+        packed = made.value.packed
+        return made.counted or packed is None or _capturing(leaves) or packed.matches(run(self.evaluate, leaves))
 
     def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> _Weight:
         if _capturing(leaves):
@@ -127,7 +135,7 @@ class Packings(Remembered[_Weight]):
             key = _key(leaves)
             made = self._entries.get(key)
             old = made.value if made is not None and made.is_of(leaves) else None
-            again = made is not None and made.is_current(leaves)
+            again = made is not None and self._is_current(made, leaves)
             before = made.versions if made is not None else []
             if again and old is not None and (old.packed is not None or old.density > densest):
                 return old  # another thread was faster

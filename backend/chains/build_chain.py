@@ -12,6 +12,7 @@ from gossamer.backend.chains.chain_region import ChainWeight, CompiledChain
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.chains.head_norm import HeadNorm
 from gossamer.backend.chains.rotary import Rotation
+from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import Built, content_hash, rounded_tokens
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays
 from gossamer.backend.regions.matrix_functions import signature
@@ -49,10 +50,11 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
             packings = Packings.of(contraction.weight.key, contraction.weight.evaluate, format)
             weights.append(ChainWeight(packings, len(values), densest, renew))
         facts = [(c.weight.key, w.densest, w.renew) for c, w in zip(contractions, weights, strict=True)]
-        key = content_hash(request, *facts, options.verify)
+        verify = noticed([leaf for c in contractions for leaf in c.weight.leaves], options.verify)
+        key = content_hash(request, *facts, verify)
         built = region_op.find(key)
         if built is None:
-            built = CompiledChain.of(chain, kernel, tuple(weights), options.verify == "full")
+            built = CompiledChain.of(chain, kernel, tuple(weights), verify == "full")
         built = region_op.add(key, built)
     sizes = []
     for weight, values, own in zip(weights, leaves, names, strict=True):

@@ -14,6 +14,7 @@ from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.calls.reference_region import ReferenceRegion
 from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import content_hash
 from gossamer.backend.regions.cost import matrix_of
 from gossamer.backend.regions.grow_region import Region
@@ -48,18 +49,19 @@ def build(
         region_op.add(key, region_op.find(key) or DepthwiseRegion(kernel, found.window, out.dtype))
         return key, _told(name, found, region, None, schedule, gain, 0)
     leaves = [values[leaf] for leaf in found.weight.leaves]
+    verify = noticed(found.weight.leaves, options.verify)
     weight, window = found.weight, found.window
     format = next(f for f in kernel.formats if f is not None)
     assert isinstance(format, Format)
     packings = Packings.of(weight.key, weight.evaluate, format)
     densest = 1.0 if options.min_gain == 0 else max(weight.density, weight.density * (gain or 0.0))
     dims = found.x.meta["val"].dim()
-    key = content_hash(kernel.key, weight.key, format, window, dims, densest, options.verify, signature(region.body))
+    key = content_hash(kernel.key, weight.key, format, window, dims, densest, verify, signature(region.body))
     known = region_op.find(key)
     if known is None:
         known = (ReferenceRegion if schedule == REFERENCE else ConvolvedRegion)(
             kernel, window, out.dtype, packings, on_images(region.body, window, dims), len(leaves), densest,
-            options.verify == "full", found.m,
+            verify == "full", found.m,
         )  # fmt: skip
     region_op.add(key, known)
     packed = packings.current(leaves, densest)
@@ -68,7 +70,7 @@ def build(
 
 def build_compact(name: str, found: Convolution, gain: float | None, context: GraphContext) -> tuple[str, Decision]:
     """The same for a convolution without the filters and channels that are zeros."""
-    weight, window, verify = found.weight, found.window, context.options.verify
+    weight, window, verify = found.weight, found.window, noticed(found.weight.leaves, context.options.verify)
     assert found.occupied is not None
     dtype = found.node.meta["val"].dtype
     key = content_hash("compact", weight.key, window, dtype, verify)

@@ -11,6 +11,7 @@ from torch import fx
 from gossamer.backend.calls import message_ops
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import Expression
+from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import equal
 from gossamer.backend.report.options import Verify
 
@@ -23,7 +24,7 @@ def remembered(node: fx.Node, expression: Expression, verify: Verify) -> fx.Node
     sizes = [_size(size, expression, emit) for size in value.shape]
     if None in sizes:
         return None
-    key = message_ops.structure_value(expression, verify, value.dtype)
+    key = message_ops.structure_value(expression, noticed(expression.leaves, verify), value.dtype)
     return emit(message_ops.structure, list(expression.leaves), list(expression.numbers), sizes, key)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.nodes import in_training
+from gossamer.backend.report.options import Verify
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.runtime.torch_internals import (
     AOTInput,
@@ -27,6 +28,9 @@ from gossamer.runtime.torch_internals import (
     is_fake,
     is_traceable_wrapper_subclass,
 )
+
+_ARRAY = re.compile(r"_(stored|positions\d+|coordinates\d+)")
+"""Of a SparseTensor."""
 
 
 class Unmatched(Exception):
@@ -141,6 +145,18 @@ class Inputs:
                 return None, inner
             return Static(static.name if desc.attr == "_stored" else f"{static.name}.{desc.attr}", inner), inner
         return None, None
+
+
+def noticed(leaves: Sequence[fx.Node], verify: Verify) -> Verify:
+    """How a change of these placeholders is noticed, if `verify` is what a user asked for.
+
+    Torch counts no writes to what a wrapper subclass (a DTensor) is over; those to the arrays of a SparseTensor we count.
+    """
+    return "full" if any(_is_within_another(leaf.meta.get("desc")) for leaf in leaves) else verify
+
+
+def _is_within_another(desc: object) -> bool:
+    return isinstance(desc, SubclassGetAttrAOTInput) and not _ARRAY.fullmatch(desc.attr)
 
 
 def density(tensor: torch.Tensor) -> float:

@@ -17,6 +17,7 @@ from gossamer.backend.calls.region_op import Callee, CompiledRegion, Variant
 from gossamer.backend.calls.reordered_region import ReorderedRegion
 from gossamer.backend.devices.device import Device, device_of
 from gossamer.backend.devices.kernel import Kernel
+from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays, schedules
 from gossamer.backend.regions.grow_region import Region
@@ -77,13 +78,13 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
             variants.append(Variant(most_tokens, kernel, packings))
             keys.append(f"{kernel_key} {most_tokens} {format}")
         renew = renewing_pays(contraction, options.min_gain)
-        training = in_training(contraction.node.graph)
-        key = content_hash(*keys, weight.key, densest, renew, options.verify, training)
+        training, verify = in_training(contraction.node.graph), noticed(weight.leaves, options.verify)
+        key = content_hash(*keys, weight.key, densest, renew, verify, training)
         built = region_op.find(key)
         if built is None:
             out = region.output.meta["val"]
             compiled = CompiledRegion(
-                tuple(variants), region.body, len(leaves), densest, renew, options.verify == "full", contraction.m, out.dtype,
+                tuple(variants), region.body, len(leaves), densest, renew, verify == "full", contraction.m, out.dtype,
                 device.allocate, training,
             )  # fmt: skip
             kinds = [extra.kind for extra in region.extras]
