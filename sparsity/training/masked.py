@@ -22,7 +22,7 @@ class Masked:
     module: nn.Module
     parameter: nn.Parameter
     mask: Tensor
-    first: float
+    first: float = 0.0
     squares: Tensor | None = None
     dense: Tensor | None = None
     latent: LatentWeight | None = None
@@ -40,9 +40,21 @@ class Masked:
         """The weight, pruned elements too."""
         return self.parameter.detach()
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of the weight's shape, of which this process may have a part."""
+        return tensor
+
     def set_to_zero(self) -> None:
         """Makes what is pruned zero."""
-        self.parameter.mul_(self.mask)
+        self.restrict(self.parameter)
+
+    def restrict(self, tensor: Tensor) -> None:
+        """Makes a tensor of the weight's shape zero where the weight is pruned."""
+        tensor.mul_(self.mask)
+
+    def keep(self, squares: Tensor | None) -> None:
+        """Takes over squares that were saved."""
+        self.squares = squares
 
     def see(self, gradient: Tensor) -> None:
         """Takes note of a gradient of all elements: it is added to those of the same step."""

@@ -15,6 +15,7 @@ from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 from gossamer.sparsity.training.masked import Masked
 from gossamer.sparsity.training.recipe import Recipe
 from gossamer.sparsity.training.schedules import Exchange
+from gossamer.sparsity.training.sharded_weight import ShardedWeight
 from gossamer.sparsity.training.stored_weight import StoredWeight
 
 _MEMORY = 0.9
@@ -28,20 +29,20 @@ class Masks:
     """
 
     def __init__(
-        self, layers: Sequence[Layer | StoredWeight], recipe: Recipe, seed: int = 0,
+        self, layers: Sequence[Layer | ShardedWeight | StoredWeight], recipe: Recipe, seed: int = 0,
         together: Callable[[Tensor], Any] | None = None,
     ) -> None:  # fmt: skip
         self.recipe, self.together = recipe, together
         self.generator = torch.Generator().manual_seed(seed)
         self.layers = [layer if isinstance(layer, StoredWeight) else self._masked(layer) for layer in layers]
 
-    def _masked(self, layer: Layer) -> Masked:
+    def _masked(self, layer: Layer | ShardedWeight) -> Masked:
         weight: nn.Parameter = layer.module.weight  # type: ignore[assignment]
-        kept = nonzero_mask(weight)
-        if self.recipe.sparsifier.pruned != "stay" or self.recipe.sparsifier.grows or not count_nonzeros(weight):
-            kept = torch.ones_like(kept)
-        masked = Masked(layer.name, layer.module, weight, kept, 1 - float(kept.float().mean()))
         sparsifier = self.recipe.sparsifier
+        masked = layer if isinstance(layer, ShardedWeight) else Masked(layer.name, layer.module, weight, nonzero_mask(weight))
+        if sparsifier.pruned != "stay" or sparsifier.grows or not count_nonzeros(masked.mask):
+            masked.mask = torch.ones_like(masked.mask)
+        masked.first = 1 - float(masked.mask.float().mean())
         if sparsifier.backward_mask:
             if not isinstance(layer.module, nn.Linear):
                 raise OptionError(f"'{layer.name}' is a {type(layer.module).__name__}: Bi-Mask is for linear layers, `skip` it")
@@ -86,7 +87,7 @@ class Masks:
             assert layer.dense is not None, "an exchange by gradients comes after a gradient"
             if self.together is not None:
                 self.together(layer.dense)
-            grown = layer.matrix(layer.dense).abs()
+            grown = layer.matrix(layer.whole(layer.dense)).abs()
         return pattern.mask(torch.where(kept, torch.inf, grown), density)
 
     @property
@@ -104,7 +105,7 @@ class Masks:
             scores = weight.abs()
         else:
             assert layer.squares is not None, "gradients are seen before the first mask"
-            squares = layer.squares.clone()
+            squares = layer.whole(layer.squares).clone()
             if self.together is not None:
                 self.together(squares)
             scores = layer.matrix(squares)
@@ -120,8 +121,8 @@ class Masks:
         recipe = self.recipe
         final = 0.0 if recipe.sparsity is None else recipe.sparsity
         if recipe.distribution == "global":
-            total = sum(layer.mask.numel() for layer in self.layers)
-            first = sum(layer.first * layer.mask.numel() for layer in self.layers) / total
+            total = sum(layer.parameter.numel() for layer in self.layers)
+            first = sum(layer.first * layer.parameter.numel() for layer in self.layers) / total
             sparsity = max(first, recipe.schedule.sparsity(step, first, final))
             return densities("global", [layer.sizes for layer in self.layers], 1 - sparsity, scores)
         wanted = densities(recipe.distribution, [layer.sizes for layer in self.layers], 1 - final)
@@ -177,7 +178,7 @@ class Masks:
             layer.name: {
                 "mask": layer.mask.clone(),
                 "first": layer.first,
-                "squares": None if layer.squares is None else layer.squares.clone(),
+                "squares": None if layer.squares is None else layer.whole(layer.squares).clone(),
                 "backward": None if layer.back is None else layer.module.backward_mask.clone(),  # type: ignore[operator]
             }
             for layer in self.layers
@@ -196,6 +197,7 @@ class Masks:
         for layer in self.layers:
             saved = state["layers"][layer.name]
             layer.mask = saved["mask"].to(layer.parameter.device)
-            layer.first, layer.squares, layer.dense = saved["first"], saved["squares"], None
+            layer.first, layer.dense = saved["first"], None
+            layer.keep(saved["squares"])
             if layer.back is not None:
                 layer.module.backward_mask.copy_(saved["backward"])  # type: ignore[operator]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -23,6 +24,7 @@ from gossamer.sparsity.training.masks import Masks
 from gossamer.sparsity.training.recipe import Recipe
 from gossamer.sparsity.training.recipes import recipe_of
 from gossamer.sparsity.training.schedules import Exchange
+from gossamer.sparsity.training.sharded_weight import ShardedWeight
 from gossamer.sparsity.training.stored_weight import StoredWeight
 
 
@@ -81,14 +83,14 @@ class SparseTraining:
         between = recipe.sparsifier.frozen_variance
         weights: list[Tensor] = [layer.module.weight for layer in layers]  # type: ignore[misc]
         self._variance = FrozenVariance(optimizer, weights, *between) if between is not None else None
-        self.masks = Masks([_stored(each, optimizer, recipe) or each for each in layers], recipe, seed, together)
+        known = [_stored(each, optimizer, recipe) or _sharded(each, recipe) or each for each in layers]
+        self.masks = Masks(known, recipe, seed, together)
         if recipe.sparsifier.saliency == "zeros" and all(layer.first == 0 for layer in self.masks.layers):
             raise OptionError("no layer has zeros that could stay: prune the model first, or take another recipe")
         self._skipped = False
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
         if recipe.sparsifier.pruned == "stay":
-            masked = [layer for layer in self.masks.layers if not isinstance(layer, StoredWeight)]
-            self._hooks += [layer.parameter.register_hook(self._gradient_hook(layer)) for layer in masked]
+            self._hooks += [self._hook_gradient(layer) for layer in self.masks.layers if not isinstance(layer, StoredWeight)]
         self._advance()
 
     def densities(self) -> dict[str, float]:
@@ -116,13 +118,22 @@ class SparseTraining:
         if self._variance is not None:
             self._variance.load_state_dict(state["variance"])
 
-    def _gradient_hook(self, layer: Masked) -> Any:
+    def _hook_gradient(self, layer: Masked) -> Any:
         def masked(gradient: Tensor) -> Tensor:
             if self._grows_next:
                 layer.see(gradient)
             return gradient * layer.mask
 
-        return masked
+        @torch.no_grad()
+        def accumulated(weight: Tensor) -> None:
+            assert weight.grad is not None
+            if self._grows_next:
+                layer.see(weight.grad)
+            layer.restrict(weight.grad)
+
+        if isinstance(layer, ShardedWeight):  # FSDP2 calls no other hook
+            return layer.parameter.register_post_accumulate_grad_hook(accumulated)
+        return layer.parameter.register_hook(masked)
 
     @property
     def _grows_next(self) -> bool:
@@ -180,7 +191,19 @@ class SparseTraining:
                 continue  # what moved its nonzeros has moved that, too
             for value in self.optimizer.state.get(layer.parameter, {}).values():
                 if isinstance(value, Tensor) and value.shape == layer.parameter.shape:
-                    value.mul_(layer.mask)
+                    layer.restrict(value)
+
+
+def _sharded(layer: Layer, recipe: Recipe) -> ShardedWeight | None:
+    """The layer as one whose weight is in parts, if it is one. OptionError for a recipe that would change the module."""
+    if not isinstance(layer.module._parameters.get("weight"), DTensor):
+        return None
+    if recipe.sparsifier.is_latent:
+        raise OptionError(
+            f"the weight of '{layer.name}' is a DTensor, a part of it on each process, and this recipe needs a parametrization "
+            'on it: take "fixed", "one-shot", "gradual", "random", "set", "rigl" or "soft"'
+        )
+    return ShardedWeight(layer.name, layer.module)
 
 
 def _stored(layer: Layer, optimizer: Optimizer, recipe: Recipe) -> StoredWeight | None:
