@@ -347,7 +347,7 @@ def made_of(result: Bound) -> SparseTensor:
 
 def like(tensor: SparseTensor, values: Tensor) -> SparseTensor:
     """A tensor of the same pattern with other values (flat); gradients flow to them."""
-    return wrap(tensor._format, tensor.shape, tensor.components[:-1], values)
+    return wrap(tensor._format, tensor.shape, tensor.components[:-1], values.contiguous())  # real parts lie two apart
 
 
 class _Values(torch.autograd.Function):
