@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gossamer.sparsity.pruning.prune import prune
     from gossamer.sparsity.quantization.quantize import quantize
     from gossamer.sparsity.reorder import reorder
+    from gossamer.sparsity.sharded_rows import ShardedRows
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
     from gossamer.sparsity.store_sparse import store_sparse
     from gossamer.sparsity.tensor.densify import strict
@@ -70,6 +71,7 @@ _HOMES = {
     "register_sparsifier": "gossamer.sparsity.sparsifiers",
     "reorder": "gossamer.sparsity.reorder",
     "save": "gossamer.sparsity.checkpoints.save_load",
+    "ShardedRows": "gossamer.sparsity.sharded_rows",
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
     "store_sparse": "gossamer.sparsity.store_sparse",
@@ -102,6 +104,7 @@ __all__ = [
     "Recipe",
     "Report",
     "Schedule",
+    "ShardedRows",
     "SparseTensor",
     "SparseTraining",
     "Sparsifier",

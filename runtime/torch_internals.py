@@ -43,6 +43,7 @@ COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
 EXPORT = "torch.export of what gives a SparseTensor"
 TRANSFORMS = "torch.func on operations of SparseTensors"
 DDP = "gossamer.data_parallel"
+EXCHANGE = "gossamer.ShardedRows"
 SHARDED = "a quick look at weights beside FSDP2"
 OPTIMIZERS = "compiled steps of optimizers on SparseTensors"
 SHORT_WAY = "operations of SparseTensors without torch's dispatcher"
@@ -233,6 +234,9 @@ PRIVATE = {
     "traced_stack": Private("torch._guards:TracingContext.extract_stack", "whose step is traced", OPTIMIZERS, list),
     "leave_to_us": Private(
         "torch.nn.parallel:DistributedDataParallel._set_params_and_buffers_to_ignore_for_model", "what it does not reduce", DDP
+    ),
+    "all_to_all": Private(
+        "torch.distributed._functional_collectives:all_to_all_single_autograd", "an exchange with gradients", EXCHANGE
     ),
     "module_states": Private(
         "torch.distributed._composable_state:_module_state_mapping", "whether FSDP2 is at work", SHARDED, {None: None}

@@ -1,0 +1,130 @@
+"""`gossamer.ShardedRows`: a sparse matrix of which each process has some rows, for graphs that are too large for one machine.
+
+a = gossamer.ShardedRows(rows, mesh)    rows: SparseTensor [own rows, all columns]
+y = a @ x                               x: own rows of x; those of others that `rows` needs come by one all_to_all
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from gossamer.dialects.errors import FormatError, OptionError
+from gossamer.dialects.format import Format
+from gossamer.runtime.torch_internals import all_to_all
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
+
+
+class ShardedRows:
+    """The rows of a sparse matrix that this process has, and what it exchanges with the others to multiply them.
+
+    rows  SparseTensor [own rows, columns] in any format, columns of the whole matrix; gradients flow to its values
+    mesh  of one dimension. Rows of the matrix and rows of x are dealt as DTensor's Shard(0) does: ceil(n / processes) each
+
+    A product sends the rows of x that others need and no more: one all_to_all forward, one backward. `local` is the matrix
+    [own rows, own columns + fetched ones] in CSR, and `fetch(x)` are the rows of x in that order, so that what takes sources
+    and targets runs on them: `gossamer.graph_attention(a.local, ...)`, layers of PyG by `(a.fetch(x), x)` and `a.edge_index`.
+    It compiles, but write `a.matmul(x)`: at `@` of what is no tensor Dynamo breaks the graph. Few rows are fetched where
+    neighbours have near numbers: `gossamer.reorder` first, or sort the nodes by the parts that a partitioner (METIS) gives.
+
+    OptionError, on all processes, where one has not the rows that Shard(0) deals to it.
+    """
+
+    def __init__(self, rows: SparseTensor, mesh: DeviceMesh) -> None:
+        if not isinstance(rows, SparseTensor) or rows.dim() != 2:
+            raise FormatError(f"ShardedRows takes a SparseTensor [own rows, columns], got {type(rows).__name__}")
+        self.mesh, self._group = mesh, mesh.get_group()
+        self._own = _dealt(rows.shape[1], mesh)
+        self.shape = (_total(rows, mesh), rows.shape[1])
+        entries = rows.to_format(Format.COO)
+        at = entries.to_torch().indices()
+        outside = (at[1] < self._own.start) | (at[1] >= self._own.stop)
+        wanted = at[1][outside].unique()
+        self._received, self._sent, self._rows_to_send = self._plan(wanted, rows.shape[1])
+        columns = torch.where(outside, torch.searchsorted(wanted, at[1]) + len(self._own), at[1] - self._own.start)
+        self.local = from_entries(Format.CSR, (rows.shape[0], len(self._own) + len(wanted)), (at[0], columns), entries.values())
+        self.fetched = len(wanted)
+        """How many rows of x a product fetches from other processes; `sent` is how many it sends."""
+        self.sent = len(self._rows_to_send)
+
+    @classmethod
+    def of(cls, matrix: SparseTensor, mesh: DeviceMesh) -> "ShardedRows":
+        """The process's rows of a matrix that all of them have."""
+        own = _dealt(matrix.shape[0], mesh)
+        rows = matrix[own.start : own.stop]
+        assert isinstance(rows, SparseTensor)
+        return cls(rows, mesh)
+
+    @property
+    def edge_index(self) -> Tensor:
+        """[2, entries] int64: column and row of `local` of each entry, sources first, as in PyTorch Geometric."""
+        return self.local.to_format(Format.COO).to_torch().indices().flip(0)
+
+    def fetch(self, x: Tensor) -> Tensor:
+        """[own columns + fetched, ...] of the process's own rows [own columns, ...], or of a DTensor sharded by rows."""
+        x = _own_part(x)
+        if x.shape[0] != len(self._own):
+            raise FormatError(f"this process has {len(self._own)} of the rows of x, got {x.shape[0]}")
+        fetched = all_to_all(x.index_select(0, self._rows_to_send), self._received, self._sent, self._group)
+        return torch.cat([x, fetched])
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self.matmul(x)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """a @ x [own rows, ...]; a DTensor, sharded by rows, if x is one."""
+        product = self.local @ self.fetch(x)
+        if not isinstance(x, DTensor):
+            return product
+        shape = torch.Size((self.shape[0], *product.shape[1:]))
+        return DTensor.from_local(product, self.mesh, [Shard(0)], shape=shape, stride=product.stride())
+
+    def __repr__(self) -> str:
+        return f"ShardedRows(shape={self.shape}, {self.mesh.size()} processes, own={self.local!r}, fetched={self.fetched})"
+
+    def _plan(self, wanted: Tensor, columns: int) -> tuple[list[int], list[int], Tensor]:
+        """How many rows come from each process and go to it, and which ones go."""
+        owner = torch.div(wanted, _share(columns, self.mesh), rounding_mode="floor")
+        received = torch.bincount(owner, minlength=self.mesh.size())
+        sent = torch.empty_like(received)
+        dist.all_to_all_single(sent, received, group=self._group)
+        asked = wanted.new_empty(int(sent.sum()))
+        dist.all_to_all_single(asked, wanted, sent.tolist(), received.tolist(), group=self._group)
+        return received.tolist(), sent.tolist(), asked - self._own.start
+
+
+def _own_part(x: Tensor) -> Tensor:
+    if not isinstance(x, DTensor):
+        return x
+    if tuple(x.placements) != (Shard(0),):
+        raise FormatError(f"x is a DTensor with placements {x.placements}: redistribute it to [Shard(0)]")
+    return x.to_local()
+
+
+def _share(size: int, mesh: DeviceMesh) -> int:
+    return max(1, -(-size // mesh.size()))
+
+
+def _dealt(size: int, mesh: DeviceMesh) -> range:
+    """The rows of a process."""
+    share, rank = _share(size, mesh), mesh.get_local_rank()
+    return range(min(size, rank * share), min(size, (rank + 1) * share))
+
+
+def _total(rows: SparseTensor, mesh: DeviceMesh) -> int:
+    """Of the rows of all processes."""
+    found: list[Any] = [None] * mesh.size()
+    dist.all_gather_object(found, tuple(rows.shape), group=mesh.get_group())
+    total: int = sum(shape[0] for shape in found)
+    share = _share(total, mesh)
+    for rank, (own, columns) in enumerate(found):
+        dealt = max(0, min(total - rank * share, share))
+        if own != dealt or columns != found[0][1]:
+            raise OptionError(
+                f"process {rank} has {own} of {total} rows and {columns} columns, should have {dealt} and {found[0][1]}: deal "
+                "them as DTensor's Shard(0) does, ceil(rows / processes) each, and let columns be those of the whole matrix"
+            )
+    return total
