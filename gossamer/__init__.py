@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gossamer.sparsity.tensor.extension import implements, register_format
     from gossamer.sparsity.tensor.graph_attention import graph_attention
     from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+    from gossamer.sparsity.tensor_parallel import ColwiseParallel, RowwiseParallel
     from gossamer.sparsity.training.data_parallel import data_parallel
     from gossamer.sparsity.training.distill import DistillationLoss, distill
     from gossamer.sparsity.training.gradual_masks import GradualMasks
@@ -71,6 +72,8 @@ _HOMES = {
     "register_sparsifier": "gossamer.sparsity.sparsifiers",
     "reorder": "gossamer.sparsity.reorder",
     "save": "gossamer.sparsity.checkpoints.save_load",
+    "ColwiseParallel": "gossamer.sparsity.tensor_parallel",
+    "RowwiseParallel": "gossamer.sparsity.tensor_parallel",
     "ShardedRows": "gossamer.sparsity.sharded_rows",
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
@@ -88,6 +91,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ColwiseParallel",
     "CompileError",
     "Cubic",
     "Decision",
@@ -103,6 +107,7 @@ __all__ = [
     "Options",
     "Recipe",
     "Report",
+    "RowwiseParallel",
     "Schedule",
     "ShardedRows",
     "SparseTensor",
