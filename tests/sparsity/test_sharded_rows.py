@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
 import gossamer
+from benchmarks.scaling import fetched_rows
 from gossamer import Format, FormatError, OptionError, ShardedRows, SparseTensor
 from gossamer.backend.report.report import collect
 
@@ -102,6 +103,7 @@ def worker(rank: int, directory: str, ranks: int) -> None:
     shard = ShardedRows.of(whole, mesh)
     needed = {int(j) for j in whole.to_dense()[own].nonzero()[:, 1]}
     assert shard.fetched == len(needed - set(range(NODES)[own])) < NODES - len(X[own])
+    assert shard.fetched == fetched_rows(whole.to_scipy(), ranks)[rank]
 
     x, weight = X.clone().requires_grad_(), torch.randn(NODES, FEATURES, generator=torch.Generator().manual_seed(5)).double()
     mine = X[own].clone().requires_grad_()
