@@ -3,7 +3,8 @@
 parallelize_module(store_sparse(block), mesh, {"up": gossamer.ColwiseParallel(), "down": gossamer.RowwiseParallel()})
 
 The styles are those of torch.distributed.tensor.parallel, and do as those do where a weight is dense. Of a stored weight a
-process keeps its part, which is a SparseTensor still; torch's own styles make it dense.
+process keeps its part, which is a SparseTensor still; torch's own styles make it dense. Nothing is sent for that: all processes
+have the same weights before, by a checkpoint or a seed.
 """
 
 from collections.abc import Callable, Sequence
