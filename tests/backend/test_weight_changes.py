@@ -139,6 +139,9 @@ def test_inference_tensors(x: Tensor) -> None:
         weight = pruned(48, 64)
         run = compile_and_run(lambda x: F.linear(x, weight), x, regions=1)
         assert_same(run.function(x), F.linear(x, weight))
+        for _ in range(3):  # of which torch keeps no count
+            weight.mul_(2)
+            assert_same(run.function(x), F.linear(x, weight))
 
 
 def test_copies_and_pickles_compile_for_themselves(model: nn.Module, x: Tensor) -> None:
