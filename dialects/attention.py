@@ -26,8 +26,13 @@ STRIDED = {
     "kernel.attend_blocks": ("q", "k", "v", "out"),
     "kernel.attend_blocks_of_queries": ("q", "k", "v", "gradient", "of_q"),
     "kernel.attend_blocks_of_keys": ("q", "k", "v", "gradient", "of_k", "of_v"),
+    "kernel.attend_blocks_of_scores": ("q", "k", "v", "gradient", "of_scores"),
 }
 """What has three strides behind them, of batch, head and token."""
+
+LOW, ADDED_LOW, FILLED_LOW = -1e30, -3.4028234663852886e38, -2e38
+"""Scores below the first are taken as equal, for those of queries that see no other keys: what is added absorbs the rest. The
+second number is added to them, or the third, if their scores have been replaced and so have no gradient."""
 
 Step = str | float
 ADD, TANH = "add", "tanh"
@@ -48,6 +53,9 @@ def _problem(op: Any) -> str | None:
             return f'has a score function with {step}, there are "{ADD}", "{TANH}" and numbers'
     if not len(op.score) or not isinstance(op.score[0], ir.FloatAttr):
         return "has a score function that does not begin with the scale"
+    dropout = ir.FloatAttr(op.dropout).value
+    if not 0 <= dropout < 1 or (dropout > 0) != (op.seed is not None):
+        return f"has a dropout of {dropout:g}, which must be in [0, 1), and a seed if and only if it is not 0"
     needed = len(SIZES) + 3 * len(strided)
     if len(op.sizes) != needed:
         return f"has {len(op.sizes)} sizes, must be {needed}: {', '.join(SIZES)}, then three strides of {', '.join(strided)}"
@@ -67,6 +75,8 @@ class _Attention(KernelOp, traits=[ext.Pure]):
                  floats [n * TILE_KEYS * TILE_QUERIES] of f32
     sizes        see SIZES and STRIDED
     score        the steps from <q, k> to the score, the scale first; what is hidden is left out after them
+    seed         [1] of i32: weights are set to 0 with a probability of `dropout`, the others divided by what is left, by the
+                 random bits (dialects/philox.py) of the seed and the number of batch, head, query and key
     """
 
     q: ext.Operand[Any]
@@ -76,9 +86,11 @@ class _Attention(KernelOp, traits=[ext.Pure]):
     tiles: ext.Operand[Any]
     words: ext.Operand[Any]
     floats: ext.Operand[Any]
+    seed: ext.Operand[Any] | None
     sizes: Sequence[ext.Operand[Any]]
     head_size: ir.IntegerAttr
     score: ir.ArrayAttr
+    dropout: ir.FloatAttr
 
     verify_invariants = verified(_problem)
 
@@ -87,7 +99,8 @@ class AttendBlocksOp(_Attention, name="attend_blocks"):
     """Scaled dot-product attention of heads, where a table says which queries see which keys.
 
     out          memory, as q; queries that see no key get 0
-    statistics   [batch, heads, queries], the logarithm of the sum of exp(score), 0 for queries that see no key
+    statistics   [batch, heads, queries], the logarithm of the sum of exp(score), without the score if that is below LOW, 0 for
+                 queries that see no key
     """
 
     out: ext.Result[Any]
@@ -117,3 +130,13 @@ class AttendBlocksOfKeysOp(_Gradient, name="attend_blocks_of_keys"):
 
     of_k: ext.Result[Any]
     of_v: ext.Result[Any]
+
+
+class AttendBlocksOfScoresOp(_Gradient, name="attend_blocks_of_scores"):
+    """The gradient of what is added to the scores, summed over what has a stride of 0; its table is that of
+    kernel.attend_blocks_of_keys. `of_scores` holds 0 where nothing is seen.
+
+    of_scores   memory, [batch, heads, queries, keys]; keys are next to each other
+    """
+
+    of_scores: ext.Result[Any]

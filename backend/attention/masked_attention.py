@@ -31,6 +31,8 @@ from gossamer.sparsity.attention.masked_attention import (
     MOST_SHARE,
     TYPES,
     attend_masked,
+    attend_masked_backward,
+    attend_masked_scores,
     attention_kernel,
     cap_steps,
 )
@@ -42,8 +44,9 @@ _LEAST = 2e8
 """Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
 _LONGEST = 64  # nodes of a mask: what takes more of the graph is a part of the model
 
-_BACKWARD = torch.ops.gossamer.attend_masked_backward.default
-"""The gradients of attention with a soft cap."""
+_BACKWARDS = cpu_attention_backward, attend_masked_backward
+_MASK_AT: dict[Any, int] = {attend_masked: 3, attend_masked_backward: 6, attend_masked_scores: 6}
+"""By operation, where its mask is among the arguments."""
 
 _Tables = tuple[TileTable, TileTable]
 """Of a mask, and of it with queries and keys in each other's place."""
@@ -87,8 +90,11 @@ def _replace(
     context: GraphContext,
 ) -> Decision:
     q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
-    scale, cap = _numbers(node, q)
-    condition, backward = _condition(mask, constants) if mask is not None else None, _backward_of(node)
+    how = _scoring(node, q)
+    scale, cap, _, dropout, _ = how
+    ours = node.target is attend_masked
+    condition = _condition(mask, constants) if mask is not None else None
+    backward, of_scores = (_gradient_of(node, targets) for targets in (_BACKWARDS, (attend_masked_scores,)))
     if mask not in tables:
         known = constants.of(condition if condition is not None else mask) if mask is not None else None
         tables[mask] = None if known is None else _tables(known, q.shape[2], k.shape[2])
@@ -120,46 +126,46 @@ def _replace(
         )
 
     expression = None
-    if table is None and mask is not None:
+    if table is None and mask is not None and not of_scores:
         expression = _expression(mask if condition is None else condition, node.graph)
-        if condition is None and expression is None and cap is None:
+        if condition is None and expression is None and not ours:
             return decision(False, "its mask adds numbers that are computed with activations")
-    may_stay = context.options.min_gain > 0 and cap is None
+    may_stay = context.options.min_gain > 0 and not ours
     if table is not None and share > MOST_SHARE and may_stay:
         return decision(False, f"its mask leaves {share:.0%} of the tiles")
     if table is None and work < _LEAST and may_stay:
         return decision(False, "it is too small to look at its mask at every call")
     try:
-        wanted = ("forward", *(("queries", "keys") if backward is not None else ()))
+        wanted = ("forward", *(("queries", "keys") if backward else ()), *(("scores",) if of_scores else ()))
         steps = *cap_steps(cap), *_steps(table, mask if condition is None else None)
-        kernels += [attention_kernel(part, q.shape[3], scale, steps).key for part in wanted]
+        kernels += [attention_kernel(part, q.shape[3], scale, steps, dropout).key for part in wanted]
     except CompileError:
         if context.options.strict:
             raise
         return decision(False, FAILED)
     ops = torch.ops.gossamer
-    forward: list[Any] = [mask if condition is None else condition, scale, cap]
+    forward: list[Any] = [mask if condition is None else condition, *how]
     name, gradient = "attend_masked", forward
     if expression is not None:
         key = mask_ops.attention_mask(expression, noticed(expression.leaves, context.options.verify))
-        forward = [list(expression.leaves), list(expression.numbers), scale, cap, key]
+        forward = [list(expression.leaves), list(expression.numbers), *how, key]
         name, gradient = "attend_under", forward
     elif known_tables is not None:
         parts = [constant(node, part) for each in known_tables for part in each.tensors]
-        name, forward, gradient = "attend_tiles", [parts[:4], scale, cap], [parts, scale, cap]
-    ours = Emitter(node)(getattr(ops, name).default, *node.args[:3], *forward)
-    if backward is not None:
+        name, forward, gradient = "attend_tiles", [parts[:4], *how], [parts, *how]
+    replaced = Emitter(node)(getattr(ops, name).default, *node.args[:3], *forward)
+    for each in backward:
         operation = getattr(ops, f"{name}_backward").default
-        backward.replace_all_uses_with(Emitter(backward)(operation, *backward.args[:6], *gradient))
-    node.replace_all_uses_with(ours)
+        each.replace_all_uses_with(Emitter(each)(operation, *each.args[:6], *gradient))
+    node.replace_all_uses_with(replaced)
     if expression is not None:
         now = context.inputs.given_now(expression.leaves, expression.numbers, (q, k))
         table = None if now is None else mask_ops.known(key).current(now, ()).table(q, k)
         share = share if table is None else table.share(size[-1])
     if known_tables is None:
         when = "when what it is computed from is new" if expression is not None else "at every call"
-        left = f"torch's own kernel runs where these are over {MOST_SHARE:.0%}" if cap is None else "it has a soft cap"
-        return decision(True, f"the tiles that its mask leaves are found {when}; {left}")
+        left = "" if ours else f"; torch's own kernel runs where these are over {MOST_SHARE:.0%}"
+        return decision(True, f"the tiles that its mask leaves are found {when}{left}")
     return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)
 
 
@@ -180,9 +186,8 @@ def _of_activations(given: fx.Node) -> bool:
     while pending:
         node = pending.pop()
         for user in node.users:
-            if user.target in (cpu_attention, cpu_attention_backward, attend_masked, _BACKWARD, *mask_ops.OPERATIONS):
-                count = 3 if user.target is attend_masked else 6 if user.target is _BACKWARD else None
-                if node in user.args[:count]:  # and not the mask, or a leaf of it
+            if user.target in (cpu_attention, cpu_attention_backward, *_MASK_AT, *mask_ops.OPERATIONS):
+                if node in user.args[: _MASK_AT.get(user.target)]:  # and not the mask, or a leaf of it
                     return True
             elif user.op == "output":
                 return True
@@ -203,16 +208,16 @@ def _steps(table: TileTable | None, added: fx.Node | None) -> tuple[Step, ...]:
     return table.steps if table is not None else () if added is None else (ADD,)
 
 
-def _numbers(node: fx.Node, q: torch.Tensor) -> tuple[float, float | None]:
-    """Scale and soft cap."""
+def _scoring(node: fx.Node, q: torch.Tensor) -> tuple[Any, ...]:
+    """The arguments that are a `Scoring`."""
     if node.target is attend_masked:
-        return node.args[4:]  # type: ignore[return-value]
+        return node.args[4:]
     given: Any = node.kwargs.get("scale")
-    return float(given or q.shape[3] ** -0.5), None
+    return float(given or q.shape[3] ** -0.5), None, None, 0.0, False
 
 
-def _backward_of(node: fx.Node) -> fx.Node | None:
-    """The operation for the gradients of attention, in a joint graph."""
+def _gradient_of(node: fx.Node, targets: tuple[Any, ...]) -> list[fx.Node]:
+    """The operations for the gradients of attention, in a joint graph."""
     results = {user for user in node.users if user.target is operator.getitem}
     pending = list(results)
     while pending:
@@ -220,13 +225,8 @@ def _backward_of(node: fx.Node) -> fx.Node | None:
             if user.target in COPIES and user not in results:
                 results.add(user)
                 pending.append(user)
-    found = {
-        user
-        for result in results
-        for user in result.users
-        if user.target in (cpu_attention_backward, _BACKWARD) and same(user.args[4]) in results
-    }
-    return found.pop() if len(found) == 1 else None
+    found = {user for result in results for user in result.users if user.target in targets and same(user.args[4]) in results}
+    return list(found)
 
 
 def _condition(mask: fx.Node, constants: Constants) -> fx.Node | None:

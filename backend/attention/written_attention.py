@@ -3,19 +3,19 @@
     %y = bmm(softmax(add(mul(bmm(%q, permute(%k)), 0.125), %mask)), %v)
         →    %y = getitem(scaled_dot_product(%q, %k, %v, attn_mask=%mask, scale=0.125), 0)
 
-With a soft cap it becomes gossamer::attend_masked. So chains and masks are found however it was written, in training with the
-gradients. What is done to scores besides stays as it is.
+With a soft cap, dropout or a gradient of what is added to scores it becomes gossamer::attend_masked. So chains and masks are
+found however it was written, in training with the gradients. What is done to scores besides stays as it is.
 """
 
 import operator
-from math import isinf
+from math import isfinite, isinf
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from gossamer.backend.attention.score_function import Refused
-from gossamer.backend.attention.written_out import Gradients, Term, Written, softmax_before, written_attention
+from gossamer.backend.attention.written_out import Gradients, Term, Written, axes_of, softmax_before, written_attention
 from gossamer.backend.chains.masks import Constants
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -25,9 +25,19 @@ from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
-from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attend_masked, attention_kernel, cap_steps
+from gossamer.sparsity.attention.masked_attention import (
+    LARGEST_HEAD,
+    TYPES,
+    attend_masked,
+    attend_masked_backward,
+    attend_masked_scores,
+    attention_kernel,
+    cap_steps,
+)
+from gossamer.sparsity.attention.tile_table import filling
+from gossamer.sparsity.edges.edge_attention import SEEDS
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 _LEAST_QUERIES = 8
 """Queries below which the kernel of soft caps, whose lanes are queries, is mostly idle."""
@@ -36,8 +46,8 @@ _LOW = -1e3
 """Numbers below are taken to hide what they are added to."""
 
 _LEAST_CAPPED, _LEAST_SCORES = 64 * 64, 256 * 256
-"""Queries times keys below which Inductor takes less time for products and softmax than the operation, with a cap and without;
-unless a chain may take the latter."""
+"""Queries times keys below which Inductor takes less time for products and softmax than the operation, with a cap or dropout
+and without; unless a chain may take the latter."""
 
 
 class WrittenAttention:
@@ -57,10 +67,9 @@ class WrittenAttention:
             try:
                 written = written_attention(node)
                 if written is not None:
-                    _check(written, context)
-                    if written.gradients is not None and any(_may_lower_all(term, constants) for term in written.terms):
-                        raise Refused("in training, where its mask may hide all keys of a query by adding a low number")
-                    _Replaced(written, constants, empty).emit()
+                    lowered = written.gradients is not None and any(_may_lower_all(t, constants) for t in written.terms)
+                    _check(written, lowered, context)
+                    _Replaced(written, lowered, constants, empty).emit()
                     changed = True
             except Refused as problem:
                 decisions.append(_dense(node, str(problem)))
@@ -78,7 +87,7 @@ def _dense(node: fx.Node, reason: str) -> Decision:
     return Decision(node.name, "attention", size, 1.0, None, None, False, reason, None)
 
 
-def _check(written: Written, context: GraphContext) -> None:
+def _check(written: Written, lowered: bool, context: GraphContext) -> None:
     """Raises Refused for what the operation does not compute, or not faster."""
     q, k, v = (x.meta["val"] for x in (written.q, written.k, written.v))
     if not (q.dtype in (*TYPES, torch.float64) and q.dtype == k.dtype == v.dtype):
@@ -88,18 +97,40 @@ def _check(written: Written, context: GraphContext) -> None:
         raise Refused(f"heads of {size} elements, and values of {v.shape[-1]}")
     if any(t.hidden is None and t.value.meta["val"].dtype != q.dtype for t in written.terms):
         raise Refused("its mask is of another type")
-    if written.cap is None:
+    more = _more(written, lowered)
+    if more is None:
         if not any(zero_heavy(each.tensor) for each in context.inputs.statics.values()):
             _check_scores(q, v, _LEAST_SCORES, context)
         return
     if q.dtype not in TYPES or size > LARGEST_HEAD:
-        raise Refused(f"a soft cap of heads of {size} elements of {q.dtype}")
+        raise Refused(f"{more} of heads of {size} elements of {q.dtype}")
     if (hint(q.shape[-2]) or 0) < _LEAST_QUERIES and context.options.min_gain > 0:
-        raise Refused(f"a soft cap for fewer than {_LEAST_QUERIES} queries")
-    _check_scores(q, v, _LEAST_CAPPED, context)
-    parts = ("forward", *(("queries", "keys") if written.gradients is not None else ()))
-    for part in parts:
-        attention_kernel(part, size, written.scale, (*cap_steps(written.cap), *((ADD,) if written.terms else ())))
+        raise Refused(f"{more} for fewer than {_LEAST_QUERIES} queries")
+    only_low = written.cap is None and written.dropout is None
+    _check_scores(q, v, _LEAST_SCORES if only_low else _LEAST_CAPPED, context)
+    adds = written.gradients is not None and written.gradients.more
+    if adds and written.dropout is None and context.options.min_gain > 0:
+        raise Refused("what is added to its scores has a gradient: without dropout it is faster as it is written")
+    steps = (*cap_steps(written.cap), *((ADD,) if written.terms else ()))
+    for part in ("forward", *_parts(written.gradients)):
+        attention_kernel(part, size, written.scale, steps, written.share)
+
+
+def _more(written: Written, lowered: bool) -> str | None:
+    """What it has that torch's own operation does not compute."""
+    if written.cap is not None:
+        return "a soft cap"
+    if written.dropout is not None:
+        return "dropout"
+    if written.gradients is not None and written.gradients.more:
+        return "the gradient of what is added to scores"
+    return "the gradient under a mask that may hide all keys of a query by a low number" if lowered else None
+
+
+def _parts(gradients: Gradients | None) -> tuple[str, ...]:
+    if gradients is None:
+        return ()
+    return ("queries", "keys", "scores") if gradients.more else ("queries", "keys")
 
 
 def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphContext) -> None:
@@ -110,8 +141,8 @@ def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphCo
 class _Replaced:
     """The operation in place of what was written."""
 
-    def __init__(self, written: Written, constants: Constants, empty: dict[fx.Node, fx.Node]) -> None:
-        self._written, self._constants, self._empty = written, constants, empty
+    def __init__(self, written: Written, lowered: bool, constants: Constants, empty: dict[fx.Node, fx.Node]) -> None:
+        self._written, self._lowered, self._constants, self._empty = written, lowered, constants, empty
 
     def emit(self) -> None:
         """Forward, and backward if there is one."""
@@ -121,16 +152,17 @@ class _Replaced:
         if written.turned:
             given[1] = emit(aten.permute.default, given[1], [0, 1, 3, 2])
         mask = self._mask(emit, given)
-        if written.cap is None:
+        how = self._scoring(emit)
+        if how is None:
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
             node = emit(cpu_attention, *given, 0.0, False, **more)
         else:
-            node = emit(attend_masked, *given, mask, written.scale, written.cap)
+            node = emit(attend_masked, *given, mask, *how)
         out, logarithms = (emit(operator.getitem, node, n) for n in (0, 1))
         if written.gradients is not None:
-            self._gradients(written.gradients, given, mask, out, logarithms)
+            self._gradients(written.gradients, given, mask, how, [out, logarithms])
         result = emit(aten.clone.default, out, memory_format=torch.contiguous_format)
-        hidden = self._hidden_rows(emit, mask)
+        hidden = None if written.safe else self._hidden_rows(emit, mask)
         if hidden is not None:
             nothing = emit(
                 aten.full.default, [], float("nan"), dtype=result.meta["val"].dtype, device=result.meta["val"].device
@@ -138,19 +170,27 @@ class _Replaced:
             result = emit(aten.where.self, hidden, nothing, result)
         written.product.replace_all_uses_with(self._as(emit, result, written.product))
 
-    def _gradients(self, gradients: Gradients, given: list[fx.Node], mask: Any, out: fx.Node, logarithms: fx.Node) -> None:
+    def _scoring(self, emit: Emitter) -> list[Any] | None:
+        """The arguments that are a `Scoring`; None if torch's own operation does."""
+        written = self._written
+        if _more(written, self._lowered) is None:
+            return None
+        device = written.q.meta["val"].device
+        seed = emit(aten.randint.low, *SEEDS, [1], device=device) if written.dropout is not None else None
+        return [written.scale, written.cap, seed, written.share, self._lowered]
+
+    def _gradients(
+        self, gradients: Gradients, given: list[fx.Node], mask: Any, how: list[Any] | None, made: list[fx.Node]
+    ) -> None:
         written, products = self._written, (gradients.q, gradients.k, gradients.v)
-        order = {node: n for n, node in enumerate(out.graph.nodes)}
-        emit = Emitter(min(products, key=order.__getitem__))
-        upstream = self._unfolded(emit, gradients.upstream, given[0], given[2])
-        if written.cap is None:
+        order = {node: n for n, node in enumerate(made[0].graph.nodes)}
+        emit = Emitter(min((*products, *gradients.more), key=order.__getitem__))
+        saved = [self._unfolded(emit, gradients.upstream, given[0], given[2]), *given, *made]
+        if how is None:
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
-            node = emit(cpu_attention_backward, upstream, *given, out, logarithms, 0.0, False, **more)
+            node = emit(cpu_attention_backward, *saved, 0.0, False, **more)
         else:
-            node = emit(
-                torch.ops.gossamer.attend_masked_backward.default,
-                upstream, *given, out, logarithms, mask, written.scale, written.cap,
-            )  # fmt: skip
+            node = emit(attend_masked_backward, *saved, mask, *how)
         for n, product in enumerate(products):
             value = emit(operator.getitem, node, n)
             if n < 2 and gradients.factor != 1:
@@ -159,6 +199,15 @@ class _Replaced:
                 value = emit(aten.permute.default, value, [0, 1, 3, 2])
             value = emit(aten.clone.default, value, memory_format=torch.contiguous_format)
             product.replace_all_uses_with(self._as(emit, value, product))
+        for node in gradients.more:
+            summed = axes_of(node) if gradients.sums else []
+            value = emit(attend_masked_scores, *saved, mask, *how, summed)  # type: ignore[misc]
+            like = node.meta["val"]
+            if not summed:
+                value = emit(aten.reshape.default, value, list(like.shape))
+            if value.meta["val"].dtype != like.dtype:
+                value = emit(prims.convert_element_type.default, value, like.dtype)
+            node.replace_all_uses_with(value)
 
     def _four(self, emit: Emitter, node: fx.Node) -> fx.Node:
         return node if node.meta["val"].dim() == 4 else emit(aten.unsqueeze.default, node, 0)
@@ -172,20 +221,26 @@ class _Replaced:
         return emit(aten.view.default, node, [-1, *emit.sizes(node, (2, 3))])
 
     def _mask(self, emit: Emitter, given: list[fx.Node]) -> fx.Node | None:
-        """All that is added, as one value."""
-        total = None
-        for term in self._written.terms:
-            value = self._added(emit, term, given[0].meta["val"].dtype)
-            total = value if total is None else emit(aten.add.Tensor, total, value)
+        """All that is added, as one value: the first term is what was done last."""
+        total: fx.Node | None = None
+        for term in reversed(self._written.terms):
+            dtype = given[0].meta["val"].dtype
+            if term.hidden is None:
+                value = self._four_of(emit, term, self._times(emit, term))
+                total = value if total is None else emit(aten.add.Tensor, total, value)
+                continue
+            shown = total if total is not None else emit(aten.full.default, [], 0.0, dtype=dtype)
+            number = filling(dtype) if isfinite(term.factor) else term.factor
+            hidden = emit(aten.full.default, [], number, dtype=dtype)
+            value = self._four_of(emit, term, term.value)
+            total = emit(aten.where.self, value, *((hidden, shown) if term.hidden else (shown, hidden)))
         return total
 
-    def _added(self, emit: Emitter, term: Term, dtype: torch.dtype) -> fx.Node:
-        value = term.value
-        if term.hidden is not None:
-            shown, hidden = (emit(aten.full.default, [], number, dtype=dtype) for number in (0.0, term.factor))
-            value = emit(aten.where.self, value, hidden, shown) if term.hidden else emit(aten.where.self, value, shown, hidden)
-        elif term.factor != 1:
-            value = emit(aten.mul.Tensor, value, term.factor)
+    def _times(self, emit: Emitter, term: Term) -> fx.Node:
+        return term.value if term.factor == 1 else emit(aten.mul.Tensor, term.value, term.factor)
+
+    def _four_of(self, emit: Emitter, term: Term, value: fx.Node) -> fx.Node:
+        """A value of a term in four dimensions."""
         sizes = value.meta["val"].shape
         if term.dims == 3 and self._written.q.meta["val"].dim() == 4 and len(sizes) == 3 and not equal(sizes[0], 1):
             return emit(aten.reshape.default, value, [*emit.sizes(self._written.q, (0, 1)), *emit.sizes(value, (1, 2))])

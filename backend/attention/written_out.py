@@ -3,12 +3,14 @@
     %s = mul(bmm(%q, permute(%k)), 0.125)              the scores; then any of, in any order that a mask ends:
     %c = mul(tanh(div(%s, 50)), 50)                    a soft cap
     %m = add(%c, %mask), where(%seen, %c, -1e9)        what is added, and what is hidden
-    %p = softmax(%m)                                   one operation, or exp(m - amax(m)) / sum
-    %y = bmm(%p, %v)
+    %p = softmax(%m)                                   one operation, or exp(m - amax(m)) / sum; or 0 where all keys are hidden
+    %d = dropout(%p)
+    %y = bmm(%d, %v)
 
 All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys].
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.attention.score_function import Refused, number_of
-from gossamer.backend.graph.dropout import dropout_at
+from gossamer.backend.graph.dropout import Dropout, dropout_at
 from gossamer.backend.graph.nodes import COPIES, SPREADS, VIEWS, equal_sizes, same, same_shape
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -26,6 +28,7 @@ _TURNS = {aten.permute.default, aten.transpose.int}
 _GRADIENT = {
     "aten.mul.Tensor", "aten.div.Tensor", "aten.sub.Tensor", "aten.neg.default", "aten.sum.dim_IntList", "prims.fma.default",
     "aten._softmax_backward_data.default", "aten.tanh_backward.default", "aten.where.self", "aten.masked_fill.Scalar",
+    "aten.native_dropout_backward.default",
 }  # fmt: skip
 """What lies between the gradient of the weights and the products that it ends in; by name, for Inductor registers some of
 them when it is imported."""
@@ -45,13 +48,19 @@ class Term:
 @dataclass(frozen=True)
 class Gradients:
     """The products for the gradients of q, k (turned) and v, the node of the result's gradient, and what those of q and k are
-    multiplied with afterwards."""
+    multiplied with afterwards.
+
+    more    nodes for that of all that softmax is of, if something else is computed from it: of `sums`, which are over axes of
+            batches and heads, or it itself
+    """
 
     upstream: fx.Node
     q: fx.Node
     k: fx.Node
     v: fx.Node
     factor: float
+    more: tuple[fx.Node, ...]
+    sums: bool
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,8 @@ class Written:
     product    the node of the weighted values
     scale, cap  the scores are cap * tanh(scale * <q, k> / cap), or scale * <q, k> where there is no cap
     terms      what is added to them
+    safe       whether queries that see no key get 0, not NaN
+    dropout    of the weights
     """
 
     q: fx.Node
@@ -73,11 +84,22 @@ class Written:
     cap: float | None
     terms: tuple[Term, ...]
     gradients: Gradients | None
+    safe: bool
+    dropout: Dropout | None
+
+    @property
+    def share(self) -> float:
+        """Of the weights that dropout sets to 0."""
+        return 0.0 if self.dropout is None else self.dropout.share
 
 
 def softmax_before(node: fx.Node) -> fx.Node | None:
     """What a node is the softmax of, over its last dimension."""
-    if node.target is aten._softmax.default:
+    if node.target is aten.where.self:
+        inner: Any = node.args[2]
+        before = softmax_before(inner) if isinstance(inner, fx.Node) and inner.target is not aten.where.self else None
+        return before if before is not None and _is_safe(node, before) else None
+    if node.target in (aten._softmax.default, aten._safe_softmax.default):
         source: Any = node.args[0]
         return source if node.args[1] in (-1, source.meta["val"].dim() - 1) else None
     if node.target is not aten.div.Tensor or not all(isinstance(a, fx.Node) for a in node.args):
@@ -90,6 +112,19 @@ def softmax_before(node: fx.Node) -> fx.Node | None:
         return None
     source, top = shifted.args  # type: ignore[union-attr]
     return source if isinstance(top, fx.Node) and _reduces(top, aten.amax.default, source) else None
+
+
+def _is_safe(node: fx.Node, source: fx.Node) -> bool:
+    """where(not any(not (source == -inf)), 0, ...), which is what torch takes the safe softmax apart into."""
+    hidden, zero = (same(a) for a in node.args[:2])
+    if hidden.target is not aten.logical_not.default or number_of(zero) != 0:
+        return False
+    some: Any = hidden.args[0]
+    if some.target is not aten.any.dim or some.args[1] not in (-1, source.meta["val"].dim() - 1):
+        return False
+    shown = same(some.args[0])
+    equal = same(shown.args[0]) if shown.target is aten.logical_not.default else None
+    return equal is not None and equal.target is aten.eq.Scalar and equal.args == (source, -torch.inf)
 
 
 def _reduces(node: Any, target: Any, source: Any) -> bool:
@@ -105,10 +140,14 @@ def written_attention(weights: fx.Node) -> Written | None:
     if scores is None or scores.meta["val"].dim() not in (3, 4) or not (products := _products_behind(scores)):
         return None
     uses = _uses(weights)
+    dropped = next((found for user, _, _ in uses if (found := _dropout(user, weights)) is not None), None)
+    if dropped is not None:
+        result, dropout = dropped
+        uses = [use for use in uses if use[0] is not dropout.drawn and result not in use[0].users] + _uses(result)
     forward = [user for user, turned, number in uses if user.target is aten.bmm.default and number == 0 and not turned]
     if len(forward) != 1:
-        if any(_dropped(user) for user, _, _ in uses):
-            raise Refused("its dropout is drawn in the graph")
+        if any(user.target is aten.native_dropout.default for user, _, _ in uses):
+            raise Refused("it has dropout of a share that is not fixed, or of everything")
         return None
     (product,) = forward
     if len(products) != 1:
@@ -117,12 +156,13 @@ def written_attention(weights: fx.Node) -> Written | None:
     factors = scored.args[-2:]
     q, k, v = _operand(factors[0]), _operand(factors[1]), _operand(product.args[1])
     others = [use for use in uses if use[0] is not product]
-    gradients = _gradients(product, scored, others) if others else None
+    gradients = _gradients(weights, product, scored, others, dropped[1] if dropped else None) if others else None
     turned = not (k.target in _TURNS and _swaps(k))
     k = k if turned else _operand(k.args[0])
     if len({x.meta["val"].dim() for x in (q, k, v)}) != 1:
         raise Refused("its products are of different numbers of dimensions")
-    return Written(q, k, turned, v, product, scale, cap, terms, gradients)
+    safe = weights.target in (aten.where.self, aten._safe_softmax.default)
+    return Written(q, k, turned, v, product, scale, cap, terms, gradients, safe, dropped[1] if dropped else None)
 
 
 def _plain(node: Any) -> fx.Node:
@@ -181,10 +221,13 @@ def _swaps(node: fx.Node) -> bool:
     return {a % dims for a in node.args[1:]} == {dims - 1, dims - 2}
 
 
-def _dropped(user: fx.Node) -> bool:
-    return user.target is aten.native_dropout.default or any(
-        dropout_at(after) is not None for after in (user, *user.users) if isinstance(after.meta.get("val"), torch.Tensor)
-    )
+def _dropout(user: fx.Node, weights: fx.Node) -> tuple[fx.Node, Dropout] | None:
+    """What a user of weights makes of them if that is dropout, and which."""
+    for result in user.users:
+        found = dropout_at(result) if isinstance(result.meta.get("val"), torch.Tensor) else None
+        if found is not None and same(found.of) is same(weights) and 0 < found.share < 1:
+            return result, found
+    return None
 
 
 def _scores(node: fx.Node) -> tuple[float, float | None, tuple[Term, ...], fx.Node]:
@@ -265,8 +308,14 @@ def _operand(node: Any) -> fx.Node:
     return node
 
 
-def _gradients(product: fx.Node, scored: fx.Node, others: list[tuple[fx.Node, bool, int]]) -> Gradients:
-    """Those that autograd has made. `others` are the uses of the weights, besides the product."""
+def _gradients(
+    weights: fx.Node,
+    product: fx.Node,
+    scored: fx.Node,
+    others: list[tuple[fx.Node, bool, int]],
+    dropout: Dropout | None,
+) -> Gradients:
+    """Those that autograd has made. `others` are the uses of the weights, before and after dropout, besides the product."""
     of_v = [user for user, turned, number in others if user.target is aten.bmm.default and turned and number == 0]
     if len(of_v) != 1:
         raise Refused("its weights are used elsewhere")
@@ -274,25 +323,76 @@ def _gradients(product: fx.Node, scored: fx.Node, others: list[tuple[fx.Node, bo
     starts = [u for u in upstream.users if u.target is aten.bmm.default and u is not of_v[0] and u.args[0] is upstream]
     if len(starts) != 1 or not _turned(starts[0].args[1], product.args[1]):
         raise Refused("its weights are used elsewhere")
-    between, pending, ends = set(starts), list(starts), list[fx.Node]()
+    before, ends, last = _followed(starts[0], lambda node: _of_softmax(node, weights))
+    if len(last) != 1 or ends:
+        raise Refused("its weights are used elsewhere")
+    (scores,) = last
+    if dropout is not None and not any(dropout.gradient_before(node) is not None for node in before):
+        raise Refused("its dropout has another gradient")
+    known = before | last
+    if any(user not in known and not _before(user, known) for user, _, _ in others if user is not of_v[0]):
+        raise Refused("its weights are used elsewhere")
+    after, ends, elsewhere = _followed(scores, lambda node: node.target is aten.sum.dim_IntList)
+    q, k = (_operand(a) for a in scored.args[-2:])
+    of_q = [e for e in ends if e.args[0] in after and _turned(e.args[1], k)]
+    of_k = [e for e in ends if e.args[1] in after and _turned(e.args[0], q)]
+    if len(of_q) != 1 or len(of_k) != 1:
+        raise Refused("its products have other gradients")
+    sums = len(ends) == 2 and all(_sums_of(node, scores) for node in elsewhere)
+    more = tuple(elsewhere) if sums else (scores,)
+    return Gradients(upstream, of_q[0], of_k[0], of_v[0], scored.kwargs.get("alpha", 1), more, sums)  # type: ignore[arg-type]
+
+
+def _sums_of(node: fx.Node, scores: fx.Node) -> bool:
+    """Whether a node is the sum of scores [batch, heads, queries, keys] over batches, heads or both, which have one place."""
+    if node.target is not aten.sum.dim_IntList or len(node.args) != 3 or not node.args[2] or node.kwargs:
+        return False
+    summed: Any = node.args[0]
+    return summed.meta["val"].dim() == 4 and {0, 1}.issuperset(axes_of(node)) and _plain(summed) is _plain(scores)
+
+
+def axes_of(node: fx.Node) -> list[int]:
+    """The axes of four over which a node is a sum."""
+    axes: Any = node.args[1]
+    return [axis % 4 for axis in axes]
+
+
+def _followed(start: fx.Node, stops: Callable[[fx.Node], bool]) -> tuple[set[fx.Node], list[fx.Node], set[fx.Node]]:
+    """What is computed from a node by operations that gradients of scores go through, products of it, and what else is, or
+    where it `stops`."""
+    between, pending, ends, last = {start}, [start], list[fx.Node](), set[fx.Node]()
     while pending:
         for user in pending.pop().users:
-            if user.target is aten.bmm.default:
+            if stops(user) or not (user.target in (aten.bmm.default, *SPREADS, *_CONVERT) or str(user.target) in _GRADIENT):
+                last.add(user)
+            elif user.target is aten.bmm.default:
                 ends.append(user)
-            elif user.target in SPREADS | _CONVERT or str(user.target) in _GRADIENT:
-                if user not in between:
-                    between.add(user)
-                    pending.append(user)
-            else:
-                raise Refused("what is added to its scores has a gradient, or its weights are used elsewhere")
-    if any(user not in between for user, _, _ in others if user is not of_v[0] and not _before(user, between)):
-        raise Refused("its weights are used elsewhere")
-    q, k = (_operand(a) for a in scored.args[-2:])
-    of_q = [e for e in ends if e.args[0] in between and _turned(e.args[1], k)]
-    of_k = [e for e in ends if e.args[1] in between and _turned(e.args[0], q)]
-    if len(ends) != 2 or len(of_q) != 1 or len(of_k) != 1:
-        raise Refused("what is added to its scores has a gradient, or its weights are used elsewhere")
-    return Gradients(upstream, of_q[0], of_k[0], of_v[0], scored.kwargs.get("alpha", 1))  # type: ignore[arg-type]
+            elif user not in between:
+                between.add(user)
+                pending.append(user)
+    return between, ends, last
+
+
+def _of_softmax(node: fx.Node, weights: fx.Node) -> bool:
+    """Whether a node is the last one of the gradient of a softmax: p * (g - sum(p * g))."""
+    if node.target is aten._softmax_backward_data.default:
+        return _is(node.args[1], weights)
+    if node.target is aten.sub.Tensor:  # p * g - p * sum
+        weighted, rest = node.args
+        factors = rest.args if isinstance(rest, fx.Node) and rest.target is aten.mul.Tensor else ()
+        total = next((a for a in factors if not _is(a, weights)), None)
+    elif str(node.target) == "prims.fma.default":  # -p * sum + p * g
+        negative, total, weighted = node.args
+        factors = same(negative).args if same(negative).target is aten.neg.default else ()
+    else:
+        return False
+    if not any(_is(a, weights) for a in factors) or not isinstance(total, fx.Node):
+        return False
+    return total.target is aten.sum.dim_IntList and total.args[0] is weighted
+
+
+def _is(node: Any, other: fx.Node) -> bool:
+    return isinstance(node, fx.Node) and same(node) is same(other)
 
 
 def _before(user: fx.Node, between: set[fx.Node]) -> bool:

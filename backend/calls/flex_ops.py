@@ -22,7 +22,7 @@ from gossamer.backend.graph.expressions import content_key, evaluated
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES, Step
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Compared, Remembered
-from gossamer.sparsity.attention.masked_attention import attend, fake, fake_backward, gradients
+from gossamer.sparsity.attention.masked_attention import Scoring, attend, fake, fake_backward, gradients
 from gossamer.sparsity.attention.tile_table import TileTable, listed
 
 _AT_ONCE = 1 << 20  # pairs of queries and keys whose mask is in memory
@@ -176,7 +176,7 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, key: str
 ) -> tuple[Tensor, Tensor]:
     mask: FlexMask = mask_ops.known(key)
-    out, statistics = attend(q, k, v, mask.table(leaves, numbers, q, k), scale, mask.score)
+    out, statistics = attend(q, k, v, mask.table(leaves, numbers, q, k), Scoring(scale), mask.score)
     return out, (statistics / log(2)).masked_fill_(mask.unseeing(leaves, numbers, q, k), -inf)
 
 
@@ -197,16 +197,17 @@ def _attend_backward(
     tables = mask.table(leaves, numbers, q, k), mask.table(leaves, numbers, q, k, turned=True)
     statistics = (logarithms * log(2)).masked_fill_(logarithms.isneginf(), 0)
     more = None if of_logarithms is None else of_logarithms / log(2)
-    return gradients(upstream, (q, k, v), out, statistics, tables, scale, mask.score, more)
+    return gradients(upstream, (q, k, v), out, statistics, tables, Scoring(scale), mask.score, more)
 
 
 _SAVED = f"Tensor upstream, Tensor? of_logarithms, {mask_ops.GIVEN}, Tensor out, Tensor logarithms"
-_LEAVES = "Tensor[] leaves, SymInt[] numbers, float scale"
 for _name, _arguments, _results, _cpu, _meta in (
     ("attend_flex", mask_ops.GIVEN, 2, _attend, fake),
     ("attend_flex_backward", _SAVED, 3, _attend_backward, lambda upstream, _, *given: fake_backward(upstream, *given)),
 ):
-    LIBRARY.define(f"{_name}({_arguments}, {_LEAVES}, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
+    LIBRARY.define(
+        f"{_name}({_arguments}, {mask_ops.LEAVES}, float scale, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS
+    )
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
 attend_flex, attend_flex_backward = torch.ops.gossamer.attend_flex.default, torch.ops.gossamer.attend_flex_backward.default

@@ -1,7 +1,7 @@
 """Attention under a mask that is computed from inputs of the graph: its tiles are found when those are new, for all layers.
 
-    gossamer::attend_under(q, k, v, leaves, numbers, scale, cap, key) → out, statistics
-    gossamer::attend_under_backward(upstream, q, k, v, out, statistics, leaves, numbers, scale, cap, key) → gradients
+    gossamer::attend_under(q, k, v, leaves, numbers, scale, cap, seed, dropout, own, key) → out, statistics
+    gossamer::attend_under_backward(upstream, q, k, v, out, statistics, leaves, ..., key) → gradients
 
 `leaves` and `numbers` are what the mask is computed from, `key` is the hash under which this process knows how. Between two new
 inputs no array of queries x keys is made or read. What comes out is that of gossamer::attend_masked.
@@ -21,7 +21,15 @@ from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Remembered
-from gossamer.sparsity.attention.masked_attention import Mask, attend_where, fake, fake_backward, gradients_where
+from gossamer.sparsity.attention.masked_attention import (
+    SCORING,
+    Mask,
+    Scoring,
+    attend_where,
+    fake,
+    fake_backward,
+    gradients_where,
+)
 
 
 class Shared:
@@ -67,10 +75,9 @@ def attention_mask(expression: Expression, verify: Verify) -> str:
     return key
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, cap: float | None, key: str
-) -> tuple[Tensor, Tensor]:
-    return attend_where(q, k, v, known(key).current(leaves, numbers), scale, cap)
+def _attend(q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], *given: Any) -> tuple[Tensor, Tensor]:
+    *how, key = given
+    return attend_where(q, k, v, known(key).current(leaves, numbers), Scoring(*how))
 
 
 def _attend_backward(
@@ -82,11 +89,10 @@ def _attend_backward(
     statistics: Tensor,
     leaves: list[Tensor],
     numbers: list[int],
-    scale: float,
-    cap: float | None,
-    key: str,
+    *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return gradients_where(upstream, (q, k, v), out, statistics, known(key).current(leaves, numbers), scale, cap)
+    *how, key = given
+    return gradients_where(upstream, (q, k, v), out, statistics, known(key).current(leaves, numbers), Scoring(*how))
 
 
 def known(key: str) -> Any:
@@ -100,12 +106,12 @@ def known(key: str) -> Any:
         ) from None
 
 
-GIVEN, LEAVES = "Tensor q, Tensor k, Tensor v", "Tensor[] leaves, SymInt[] numbers, float scale"
+GIVEN, LEAVES = "Tensor q, Tensor k, Tensor v", "Tensor[] leaves, SymInt[] numbers"
 for _name, _arguments, _results, _cpu, _meta in (
     ("attend_under", GIVEN, 2, _attend, fake),
     ("attend_under_backward", f"Tensor upstream, {GIVEN}, Tensor out, Tensor statistics", 3, _attend_backward, fake_backward),
 ):
-    LIBRARY.define(f"{_name}({_arguments}, {LEAVES}, float? cap, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
+    LIBRARY.define(f"{_name}({_arguments}, {LEAVES}, {SCORING}, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
 

@@ -92,7 +92,7 @@ def _mask_of(node: fx.Node) -> Any:
 def _match(node: fx.Node, constants: Constants) -> Attention | None:
     q, k = (node.args[n].meta["val"] for n in (0, 1))  # type: ignore[union-attr]
     mask, given = _mask_of(node), dict[str, Any](node.kwargs)
-    names = ("mask", "scale", "cap") if node.target is attend_masked else ("dropout_p", "is_causal")
+    names = ("mask", "scale", "cap", "seed", "dropout_p") if node.target is attend_masked else ("dropout_p", "is_causal")
     given |= zip(names, node.args[3:], strict=False)
     dropout, causal, scale, cap = (given.get(name) for name in ("dropout_p", "is_causal", "scale", "cap"))
     if dropout or not equal(q.shape[2], k.shape[2]) or not isinstance(q.shape[3], int):

@@ -11,7 +11,8 @@ from gossamer.dialects.attention import ADD, SIZES, STRIDED, TANH, TILE_KEYS, TI
 from gossamer.passes.attention.query_tile import QueryTile, Rows
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.openmp import thread_number
-from gossamer.passes.loops.vectors import index, load_index, parallel, reserve_workspace, splat_of, vector_of
+from gossamer.passes.loops.random_bits import at_least, constants, random_bits
+from gossamer.passes.loops.vectors import index, load_index, parallel, reserve_workspace, splat_of, vector_of, zeros
 
 _CHUNK = 16 << 10  # bytes of rows between two updates of the sums: they stay in the first-level cache
 _MOST = 8  # tiles in it
@@ -43,6 +44,8 @@ class BlockRows:
         self.chunk = max(1, min(_MOST, _CHUNK // (4 * self.size * TILE_KEYS)))
         self.positions, self.tiles, self.words = (buffer_of(v) for v in (op.positions, op.tiles, op.words))
         self.floats = buffer_of(op.floats)
+        self.dropout = ir.FloatAttr(op.dropout).value
+        self.seed = None if op.seed is None else buffer_of(op.seed)
         strided = STRIDED[op.operation.name]
         names = [*SIZES, *(f"{name}_{of}" for name in strided for of in ("batch", "head", "row"))]
         self.sizes = dict(zip(names, op.sizes, strict=True))
@@ -50,21 +53,23 @@ class BlockRows:
         self.memory = {name: buffer_of(getattr(op, name)) for name in given}
         self.memory |= zip(strided[len(given) :], self.storage.outputs, strict=False)
 
-    def replace(self, module: ir.Module, lanes: str, heads: str, scratch: list[int], task: Task) -> None:
+    def replace(self, module: ir.Module, lanes: str, scratch: list[int], task: Task) -> None:
         """Put one loop over all tiles of `lanes` ("queries" or "keys") in place of the op; `scratch` says how many rows each
-        memory of a task has, `heads` which size is the number of heads."""
+        memory of a task has."""
         space = 4 * TILE_QUERIES * sum(scratch)
         reserve_workspace(module, space)
         with ir.InsertionPoint(self.op):
-            count = self.sizes["heads"]
-            if heads == "kv_heads":
-                count = arith.divui(count, self.sizes["group"])
+            batch, count = self.pairs()
             rows = arith.ceildivui(self.sizes[lanes], index(TILE_QUERIES))
-            with parallel(arith.muli(arith.muli(self.sizes["batch"], count), rows)) as number:
+            with parallel(arith.muli(arith.muli(batch, count), rows)) as number:
                 memory = self.scratch(arith.muli(thread_number(), index(space)), scratch)
                 pair, row = arith.divui(number, rows), arith.remui(number, rows)
                 task(arith.divui(pair, count), arith.remui(pair, count), row, memory)
         self.storage.erase()
+
+    def pairs(self) -> tuple[ir.Value, ir.Value]:
+        """Of how many batches and heads the tasks are."""
+        return self.sizes["batch"], self.sizes["heads"]
 
     def pair(self, batch: ir.Value, head: ir.Value) -> ir.Value:
         """The number of a batch's head."""
@@ -146,3 +151,27 @@ class BlockRows:
         never = splat_of(self.tile.vec, otherwise)
         visible = [arith.cmpi(arith.CmpIPredicate.ne, arith.andi(word, bits), none) for word in seen]
         return [arith.select(sees, score, never) for sees, score in zip(visible, scores, strict=True)]
+
+    def weight_numbers(self, pair: ir.Value, first: ir.Value, lanes: str) -> list[ir.Value]:
+        """The numbers of the weights of the rows in lanes, `first` and on, and the first query or key (for `lanes` of "keys" or
+        "queries") of a pair of batch and head: all but what `kept` adds for others."""
+        i64, keys = ir.IntegerType.get_signless(64), self.sizes["keys"]
+        of_lane = keys if lanes == "queries" else index(1)
+        base = arith.muli(first, of_lane)
+        base = arith.addi(base, arith.muli(pair, arith.muli(self.sizes["queries"], keys)))
+        wide, found = vector_of(self.tile.lanes, i64), []
+        step = vector.broadcast(wide, arith.index_cast(i64, of_lane))
+        for v in range(self.tile.vectors):
+            places = constants(wide, range(v * self.tile.lanes, (v + 1) * self.tile.lanes))
+            found.append(arith.addi(vector.broadcast(wide, arith.index_cast(i64, base)), arith.muli(places, step)))
+        return found
+
+    def kept(self, numbers: list[ir.Value], offset: ir.Value) -> list[ir.Value]:
+        """What dropout multiplies weights with: those of such numbers, plus one of the other rows in elements."""
+        i64, vec = ir.IntegerType.get_signless(64), self.tile.vec
+        key, factors = memref.load(self.seed, [index(0)]), []
+        for number in numbers:
+            counter = arith.addi(number, vector.broadcast(number.type, arith.index_cast(i64, offset)))
+            keeps = at_least(random_bits(counter, key), self.dropout)
+            factors.append(arith.select(keeps, splat_of(vec, 1 / (1 - self.dropout)), zeros(vec)))
+        return factors

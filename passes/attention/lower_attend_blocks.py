@@ -5,7 +5,7 @@ after    scf.parallel (%task) = ...                           // batch x heads x
            turned[d][query] = q[query][d] * scale
            for each few tiles of 16 keys that the table lists
              scores[key][query] = sum_d k[key][d] turned[d][query]     // hidden ones -inf, where the tile is hidden in part
-             scores = exp(scores - largest), total
+             scores = exp(scores - largest), total; then dropout
              sums[d][query] = sums * exp(largest before - largest) + sum_key v[key][d] scores[key][query]
            sums / total into y, largest + log(total) into s
 
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math, scf, vector
 
-from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
+from gossamer.dialects.attention import ADD, LOW, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.block_rows import BlockRows, Entry
 from gossamer.passes.attention.query_tile import Rows
 from gossamer.passes.finish.expand_math import exp_below_zero
@@ -55,7 +55,7 @@ class _Attend(BlockRows):
     def lower(self, module: ir.Module) -> None:
         """Put loops in place of the op."""
         scratch = [self.tile.padded, self.tile.padded, self.chunk * TILE_KEYS]
-        self.replace(module, "queries", "heads", scratch, self._row)
+        self.replace(module, "queries", scratch, self._row)
 
     def _row(self, batch: ir.Value, head: ir.Value, row: ir.Value, scratch: list[ir.Value]) -> None:
         turned, sums, scores = scratch
@@ -65,6 +65,8 @@ class _Attend(BlockRows):
         tile.turn(self.rows("q", batch, head, "queries"), first, turned, splat_of(vec, self.scale))
         tile.clear(sums)
         begin, end = self.listed(batch, head, row)
+        pair = self.pair(batch, head)
+        numbers = self.weight_numbers(pair, first, "queries") if self.dropout else []
         lowest = [splat_of(vec, lowest_of(vec.element_type))] * tile.vectors
         with loop(begin, end, index(self.chunk), [*lowest, *[zeros(vec)] * tile.vectors]) as chunks:
             start, carried = chunks.induction_variable, list(chunks.inner_iter_args)
@@ -73,7 +75,7 @@ class _Attend(BlockRows):
             now = self._score(start, count, k, turned, scores, largest)
             shrunk = [exp_below_zero(arith.subf(a, b)) for a, b in zip(largest, now, strict=True)]
             totals = [arith.mulf(t, s) for t, s in zip(totals, shrunk, strict=True)]
-            totals = self._exponentials(count, scores, now, totals)
+            totals = self._exponentials(start, count, scores, now, totals, numbers)
 
             def place_of(group: ir.Value, number: ir.Value, start: ir.Value = start) -> tuple[ir.Value, ir.Value]:
                 return v.memory, v.at(arith.addi(self.first_key(arith.addi(start, group)), number))
@@ -84,7 +86,7 @@ class _Attend(BlockRows):
             tile.add_weighted(sums, shrunk, count, scores, TILE_KEYS, place_of, partial)
             scf.YieldOp([*now, *totals])
         ends = list(chunks.results)
-        self._finish(self.pair(batch, head), first, sums, ends[: tile.vectors], ends[tile.vectors :])
+        self._finish(pair, first, sums, ends[: tile.vectors], ends[tile.vectors :])
         tile.turn_back(sums, self.rows("out", batch, head, "queries"), first)
 
     def _score(
@@ -131,14 +133,28 @@ class _Attend(BlockRows):
         return list(keys.results)
 
     def _exponentials(
-        self, count: ir.Value, scores: ir.Value, largest: list[ir.Value], totals: list[ir.Value]
+        self,
+        start: ir.Value,
+        count: ir.Value,
+        scores: ir.Value,
+        largest: list[ir.Value],
+        totals: list[ir.Value],
+        numbers: list[ir.Value],
     ) -> list[ir.Value]:
-        """The scores of `count` tiles as exp(score - largest), and `totals` with them."""
+        """The scores of `count` tiles from `start` on as exp(score - largest), after dropout of the weights of these `numbers`,
+        and `totals` with them."""
         tile = self.tile
         with loop(index(0), arith.muli(count, index(TILE_KEYS)), index(1), totals) as keys:
-            read = tile.load(scores, keys.induction_variable)
-            powers = [exp_below_zero(arith.subf(score, top)) for score, top in zip(read, largest, strict=True)]
-            tile.store(powers, scores, keys.induction_variable)
+            slot = keys.induction_variable
+            powers = [
+                exp_below_zero(arith.subf(score, top)) for score, top in zip(tile.load(scores, slot), largest, strict=True)
+            ]
+            kept = powers
+            if numbers:
+                group, number = arith.divui(slot, index(TILE_KEYS)), arith.remui(slot, index(TILE_KEYS))
+                key = arith.addi(self.first_key(arith.addi(start, group)), number)
+                kept = [arith.mulf(p, factor) for p, factor in zip(powers, self.kept(numbers, key), strict=True)]
+            tile.store(kept, scores, slot)
             scf.YieldOp([arith.addf(t, p) for t, p in zip(keys.inner_iter_args, powers, strict=True)])
         return list(keys.results)
 
@@ -153,7 +169,11 @@ class _Attend(BlockRows):
         base = arith.addi(arith.muli(pair, queries), first)
         left = arith.subi(queries, first)
         for v in range(tile.vectors):
-            value = arith.select(some[v], arith.addf(largest[v], math.log(divisors[v])), none)
+            top, total = largest[v], math.log(divisors[v])
+            if ADD in self.steps:  # which would absorb the total
+                low = arith.cmpf(arith.CmpFPredicate.OLT, top, splat_of(tile.vec, LOW))
+                top = arith.select(low, none, top)
+            value = arith.select(some[v], arith.addf(top, total), none)
             behind = index(v * tile.lanes)
             mask = mask_of(tile.lanes, arith.subi(arith.maxui(left, behind), behind))
             vector.maskedstore(self.statistics, [arith.addi(base, behind)], mask, value)

@@ -8,8 +8,9 @@ after    scf.parallel (%task) = ...                           // batch x heads x
              sums[d][query] += sum_key k[key][d] s[key][query]
            sums * scale into %dq
 
-For keys and values the same, with keys in the lanes and the queries of all heads that share them one after the other. The
-scores are computed again (Dao et al., "FlashAttention", 2022), once for each of the two.
+For keys and values the same, with keys in the lanes and the queries of all heads that share them one after the other, and for
+what is added to the scores: those of all batches and heads that share it. The scores, and what dropout keeps, are computed
+again (Dao et al., "FlashAttention", 2022), once for each.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
-from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
+from gossamer.dialects.attention import ADD, FILLED_LOW, LOW, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.block_rows import BlockRows, Entry
 from gossamer.passes.attention.query_tile import Rows
 from gossamer.passes.finish.expand_math import exp_below_zero
@@ -30,6 +31,8 @@ from gossamer.passes.loops.vectors import index, loop, mask_of, splat_of, zeros
 PerRow = Callable[[ir.Value], tuple[list[ir.Value], list[ir.Value]]]
 """Statistics and delta of the queries, for a row of the other side: vectors a tile."""
 
+Put = Callable[[ir.Value, ir.Value, list[ir.Value], list[ir.Value], list[ir.Value]], None]
+
 
 @dataclass(frozen=True)
 class LowerAttendBlocksGrad:
@@ -39,10 +42,18 @@ class LowerAttendBlocksGrad:
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:
-        for side, lowering in (("queries", _OfQueries), ("keys", _OfKeys)):
+        for side, lowering in (("queries", _OfQueries), ("keys", _OfKeys), ("scores", _OfScores)):
             for op in walk(module, f"kernel.attend_blocks_of_{side}"):
                 with op.location:
                     lowering(op.opview, self.bits).lower(module)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What dropout keeps: the numbers of the weights in lanes, and what is to be added to them for a row of the other side."""
+
+    numbers: list[ir.Value]
+    offset: Callable[[ir.Value], ir.Value]
 
 
 class _Gradient(BlockRows):
@@ -53,12 +64,15 @@ class _Gradient(BlockRows):
         others: tuple[Rows, Rows],
         turned: tuple[ir.Value, ir.Value],
         of_query: PerRow,
-        made: tuple[ir.Value, ir.Value],
+        kept: Kept | None,
+        put: Put,
     ) -> None:
-        """p and s of `count` tiles from `start` on, into the memories `made`, which may be one for s alone.
+        """p and s of `count` tiles from `start` on.
 
         others  what the products of the scores and those with the gradient are of: keys and values, or queries and gradients
         turned  the same of the tile in lanes
+        put     takes, for a row of the other side, its slot and number, p, s, and the gradient of the score, s before the
+                derivatives of what has been done with the product
         """
         with loop(index(0), count, index(1)) as tiles:
             entry = self.entry(arith.addi(start, tiles.induction_variable))
@@ -66,7 +80,7 @@ class _Gradient(BlockRows):
             choice = scf.IfOp(entry.partial, has_else=True)
             for block, masked in ((choice.then_block, True), (choice.else_block, False)):
                 with ir.InsertionPoint(block):
-                    self._tile_weights(entry, masked, slot, others, turned, of_query, made)
+                    self._tile_weights(entry, masked, slot, others, turned, of_query, kept, put)
                     scf.YieldOp([])
 
     def _tile_weights(
@@ -77,7 +91,8 @@ class _Gradient(BlockRows):
         others: tuple[Rows, Rows],
         turned: tuple[ir.Value, ir.Value],
         of_query: PerRow,
-        made: tuple[ir.Value, ir.Value],
+        kept: Kept | None,
+        put: Put,
     ) -> None:
         tile = self.tile
         seen = self.seen(entry.words) if masked else None
@@ -88,16 +103,43 @@ class _Gradient(BlockRows):
                 for other, own in zip(others, turned, strict=True)
             )
             for number, products, gradient in zip(numbers, scores, gradients, strict=True):
+                row = arith.addi(entry.key, number)
                 score, derivatives = self.scored(products, arith.addi(entry.floats, number))
-                statistics, delta = of_query(arith.addi(entry.key, number))
+                statistics, delta = of_query(row)
+                low = self._low(score) if ADD in self.steps else None
+                if low is not None:  # absorbs all else, and is not in the statistics
+                    score = [arith.select(each, zeros(tile.vec), x) for each, x in zip(low[0], score, strict=True)]
                 p = [exp_below_zero(arith.subf(a, b)) for a, b in zip(score, statistics, strict=True)]
-                s = [arith.mulf(a, arith.subf(g, d)) for a, g, d in zip(p, gradient, delta, strict=True)]
+                left = p
+                if kept is not None:
+                    factors = self.kept(kept.numbers, kept.offset(row))
+                    left, gradient = ([arith.mulf(a, f) for a, f in zip(x, factors, strict=True)] for x in (p, gradient))
+                of_score = [arith.mulf(a, arith.subf(g, d)) for a, g, d in zip(p, gradient, delta, strict=True)]
+                if low is not None:
+                    of_score = [arith.select(each, zeros(tile.vec), x) for each, x in zip(low[1], of_score, strict=True)]
+                s = of_score
                 if derivatives is not None:
                     s = [arith.mulf(a, b) for a, b in zip(s, derivatives, strict=True)]
                 if seen is not None:  # last of all: what is hidden may be NaN
-                    p, s = (self.hidden(each, seen, number, 0.0) for each in (p, s))
-                for values, memory in zip((p, s), made, strict=True):  # in this order: s stays where both go to one
-                    tile.store(values, memory, arith.addi(slot, number))
+                    left, s, of_score = (self.hidden(each, seen, number, 0.0) for each in (left, s, of_score))
+                put(arith.addi(slot, number), row, left, s, of_score)
+
+    def _low(self, score: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        """Which scores are below LOW, and which of them have been put in place of others."""
+        less = arith.CmpFPredicate.OLT
+        low = [arith.cmpf(less, x, splat_of(self.tile.vec, LOW)) for x in score]
+        added = [arith.cmpf(less, x, splat_of(self.tile.vec, FILLED_LOW * 1.25)) for x in score]
+        no = arith.constant(added[0].type, ir.DenseElementsAttr.get_splat(added[0].type, ir.BoolAttr.get(False)))
+        return low, [arith.select(a, no, b) for a, b in zip(added, low, strict=True)]
+
+    def into(self, *memories: ir.Value) -> Put:
+        """Stores s, or p and s, in memories with a row a slot."""
+
+        def put(slot: ir.Value, _row: ir.Value, p: list[ir.Value], s: list[ir.Value], _of_score: list[ir.Value]) -> None:
+            for values, memory in zip((p, s)[-len(memories) :], memories, strict=True):
+                self.tile.store(values, memory, slot)
+
+        return put
 
     def add(self, sums: ir.Value, start: ir.Value, count: ir.Value, others: Rows, weights: ir.Value) -> None:
         """sums += the other rows of `count` tiles, weighted."""
@@ -122,7 +164,7 @@ class _OfQueries(_Gradient):
     def lower(self, module: ir.Module) -> None:
         """Put loops in place of the op."""
         padded = self.tile.padded
-        self.replace(module, "queries", "heads", [padded, padded, padded, self.chunk * TILE_KEYS], self._row)
+        self.replace(module, "queries", [padded, padded, padded, self.chunk * TILE_KEYS], self._row)
 
     def _row(self, batch: ir.Value, head: ir.Value, row: ir.Value, scratch: list[ir.Value]) -> None:
         tile, (turned, gradients, sums, scores) = self.tile, scratch
@@ -132,11 +174,14 @@ class _OfQueries(_Gradient):
         tile.turn(self.rows("gradient", batch, head, "queries"), first, gradients, splat_of(tile.vec, 1.0))
         tile.clear(sums)
         statistics, delta = (self._lanes(memory, self.pair(batch, head), first) for memory in self.per_query())
+        kept = None
+        if self.dropout:
+            kept = Kept(self.weight_numbers(self.pair(batch, head), first, "queries"), lambda key: key)
         with loop(*self.listed(batch, head, row), index(self.chunk)) as chunks:
             start = chunks.induction_variable
             count = arith.minui(arith.subi(self.listed(batch, head, row)[1], start), index(self.chunk))
             of_query = lambda _: (statistics, delta)
-            self.weights(start, count, (k, v), (turned, gradients), of_query, (scores, scores))
+            self.weights(start, count, (k, v), (turned, gradients), of_query, kept, self.into(scores))
             self.add(sums, start, count, k, scores)
         tile.scale(sums, self.scales())
         tile.turn_back(sums, self.rows("of_q", batch, head, "queries"), first)
@@ -154,32 +199,60 @@ class _OfQueries(_Gradient):
 
 
 class _OfKeys(_Gradient):
+    def pairs(self) -> tuple[ir.Value, ir.Value]:
+        return self.sizes["batch"], arith.divui(self.sizes["heads"], self.sizes["group"])
+
     def lower(self, module: ir.Module) -> None:
         """Put loops in place of the op."""
-        scratch = [*[self.tile.padded] * 4, *[self.chunk * TILE_KEYS] * 2]
-        self.replace(module, "keys", "kv_heads", scratch, self._row)
+        self.replace(module, "keys", [*[self.tile.padded] * 4, *[self.chunk * TILE_KEYS] * 2], self._row)
 
     def _row(self, batch: ir.Value, head: ir.Value, row: ir.Value, scratch: list[ir.Value]) -> None:
         tile, (keys, values, of_k, of_v, p, s) = self.tile, scratch
         first = arith.muli(row, index(TILE_QUERIES))
-        tile.turn(self.rows("k", batch, head, "keys"), first, keys, self.scales()[0])
-        tile.turn(self.rows("v", batch, head, "keys"), first, values, splat_of(tile.vec, 1.0))
+        self.turn_keys(batch, head, first, keys, values)
         tile.clear(of_k)
         tile.clear(of_v)
         with loop(index(0), self.sizes["group"], index(1)) as group:
             own = arith.addi(arith.muli(head, self.sizes["group"]), group.induction_variable)
-            q, gradient = self.rows("q", batch, own, "queries"), self.rows("gradient", batch, own, "queries")
-            base = arith.muli(self.pair(batch, own), self.sizes["queries"])
-            begin, end = self.listed(batch, own, row)
-            with loop(begin, end, index(self.chunk)) as chunks:
-                start = chunks.induction_variable
-                count = arith.minui(arith.subi(end, start), index(self.chunk))
-                self.weights(start, count, (q, gradient), (keys, values), self._of_query(base), (p, s))
+
+            def add(start: ir.Value, count: ir.Value, q: Rows, gradient: Rows) -> None:
                 self.add(of_v, start, count, gradient, p)
                 self.add(of_k, start, count, q, s)
+
+            self.of_head(batch, own, row, (keys, values), self.into(p, s), add)
         tile.scale(of_k, self.scales())
         tile.turn_back(of_k, self.rows("of_k", batch, head, "keys"), first)
         tile.turn_back(of_v, self.rows("of_v", batch, head, "keys"), first)
+
+    def turn_keys(self, batch: ir.Value, head: ir.Value, first: ir.Value, keys: ir.Value, values: ir.Value) -> None:
+        """A tile of keys, scaled, and of values."""
+        tile = self.tile
+        tile.turn(self.rows("k", batch, head, "keys"), first, keys, self.scales()[0])
+        tile.turn(self.rows("v", batch, head, "keys"), first, values, splat_of(tile.vec, 1.0))
+
+    def of_head(
+        self,
+        batch: ir.Value,
+        head: ir.Value,
+        row: ir.Value,
+        turned: tuple[ir.Value, ir.Value],
+        put: Put,
+        then: Callable[[ir.Value, ir.Value, Rows, Rows], None] | None = None,
+    ) -> None:
+        """The weights of a head's queries for a tile of keys, and what is done after each few tiles."""
+        q, gradient = (self.rows(name, batch, head, "queries") for name in ("q", "gradient"))
+        pair = self.pair(batch, head)
+        base, kept = arith.muli(pair, self.sizes["queries"]), None
+        if self.dropout:
+            numbers = self.weight_numbers(pair, arith.muli(row, index(TILE_QUERIES)), "keys")
+            kept = Kept(numbers, lambda query: arith.muli(query, self.sizes["keys"]))
+        begin, end = self.listed(batch, head, row)
+        with loop(begin, end, index(self.chunk)) as chunks:
+            start = chunks.induction_variable
+            count = arith.minui(arith.subi(end, start), index(self.chunk))
+            self.weights(start, count, (q, gradient), turned, self._of_query(base), kept, put)
+            if then is not None:
+                then(start, count, q, gradient)
 
     def _of_query(self, base: ir.Value) -> PerRow:
         last = arith.subi(self.sizes["queries"], index(1))
@@ -192,3 +265,46 @@ class _OfKeys(_Gradient):
             return statistics, delta
 
         return read
+
+
+class _OfScores(_OfKeys):
+    def pairs(self) -> tuple[ir.Value, ir.Value]:
+        shared = [self._shared(name) for name in ("batch", "head")]
+        sizes = self.sizes["batch"], self.sizes["heads"]
+        return tuple(arith.select(s, index(1), n) for s, n in zip(shared, sizes, strict=True))
+
+    def lower(self, module: ir.Module) -> None:
+        """Put loops in place of the op."""
+        self.replace(module, "keys", [self.tile.padded] * 2, self._row)
+
+    def _row(self, batch: ir.Value, head: ir.Value, row: ir.Value, scratch: list[ir.Value]) -> None:
+        first = arith.muli(row, index(TILE_QUERIES))
+        out = self.rows("of_scores", batch, head, "queries")
+        put = self._add_to(out, first)
+        one = index(1)
+        ends = (
+            arith.select(self._shared(name), self.sizes[count], arith.addi(at, one))
+            for name, count, at in (("batch", "batch", batch), ("head", "heads", head))
+        )
+        last_batch, last_head = ends
+        with loop(batch, last_batch, one) as batches, loop(head, last_head, one) as heads:
+            b, h = batches.induction_variable, heads.induction_variable
+            self.turn_keys(b, arith.divui(h, self.sizes["group"]), first, *scratch)
+            self.of_head(b, h, row, (scratch[0], scratch[1]), put)
+
+    def _shared(self, name: str) -> ir.Value:
+        return arith.cmpi(arith.CmpIPredicate.eq, self.sizes[f"of_scores_{name}"], index(0))
+
+    def _add_to(self, out: Rows, first: ir.Value) -> Put:
+        tile, left = self.tile, arith.subi(self.sizes["keys"], first)
+
+        def put(_slot: ir.Value, row: ir.Value, _p: list[ir.Value], _s: list[ir.Value], of_score: list[ir.Value]) -> None:
+            place = arith.addi(out.at(row), first)
+            for v, value in enumerate(of_score):
+                behind = index(v * tile.lanes)
+                mask = mask_of(tile.lanes, arith.subi(arith.maxui(left, behind), behind))
+                at = arith.addi(place, behind)
+                before = vector.maskedload(tile.vec, out.memory, [at], mask, zeros(tile.vec))
+                vector.maskedstore(out.memory, [at], mask, arith.addf(before, value))
+
+        return put

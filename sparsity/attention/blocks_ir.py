@@ -10,6 +10,7 @@ from gossamer.dialects.attention import (
     STRIDED,
     AttendBlocksOfKeysOp,
     AttendBlocksOfQueriesOp,
+    AttendBlocksOfScoresOp,
     AttendBlocksOp,
     Step,
 )
@@ -19,30 +20,34 @@ _OPS = {
     "forward": (AttendBlocksOp, (), ("out", "statistics")),
     "queries": (AttendBlocksOfQueriesOp, ("gradient", "statistics", "delta"), ("of_q",)),
     "keys": (AttendBlocksOfKeysOp, ("gradient", "statistics", "delta"), ("of_k", "of_v")),
+    "scores": (AttendBlocksOfScoresOp, ("gradient", "statistics", "delta"), ("of_scores",)),
 }
 """By what they are called here: the op, what gradients need besides, and what it gives."""
 
 
-def attend_blocks(what: str, head_size: int, scale: float, score: Sequence[Step] = ()) -> str:
-    """forward        (q, k, v, positions, tiles, words, floats, sizes...) → (out, statistics)
-    queries, keys  (gradient, statistics, delta, q, k, v, positions, tiles, words, floats, sizes...) → the gradients
+def attend_blocks(what: str, head_size: int, scale: float, score: Sequence[Step] = (), dropout: float = 0.0) -> str:
+    """forward                (q, k, v, positions, tiles, words, floats, seed if there is dropout, sizes...) → (out, statistics)
+    queries, keys, scores  (gradient, statistics, delta, and all of these) → the gradients
     """
     op, more, results = _OPS[what]
     with context(), ir.Location.unknown():
         module = ir.Module.create()
         floats, narrow, wide = (_memory(kind) for kind in ("f32", "i16", "i32"))
         count = len(SIZES) + 3 * len(STRIDED[f"kernel.{op.OPERATION_NAME.removeprefix('kernel.')}"])
-        types = [*[floats] * (len(more) + 3), wide, wide, narrow, floats, *[ir.IndexType.get()] * count]
+        seed = [wide] if dropout else []
+        types = [*[floats] * (len(more) + 3), wide, wide, narrow, floats, *seed, *[ir.IndexType.get()] * count]
         steps = [ir.StringAttr.get(s) if isinstance(s, str) else ir.FloatAttr.get(ir.F64Type.get(), s) for s in (scale, *score)]
         with ir.InsertionPoint(module.body):
             function = func.FuncOp("region", (types, [floats] * len(results)))
         with ir.InsertionPoint(function.add_entry_block()):
             arguments = list(function.entry_block.arguments)
             made = op(
-                *arguments[len(more) : -count],
-                arguments[-count:],
-                ir.IntegerAttr.get(ir.IntegerType.get_signless(64), head_size),
-                ir.ArrayAttr.get(steps),
+                *arguments[len(more) : len(more) + 7],
+                sizes=arguments[-count:],
+                head_size=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), head_size),
+                score=ir.ArrayAttr.get(steps),
+                seed=arguments[-count - 1] if dropout else None,
+                dropout=ir.FloatAttr.get(ir.F64Type.get(), dropout),
                 **dict(zip(more, arguments, strict=False)),
                 **dict.fromkeys(results, floats),
             )

@@ -1,12 +1,13 @@
 """Scaled dot-product attention that computes only the tiles which a mask leaves.
 
-gossamer::attend_masked(q, k, v, mask, scale, cap) -> (Tensor, Tensor)     the mask's tiles are found at the call
-gossamer::attend_tiles(q, k, v, table, scale, cap) -> (Tensor, Tensor)     they are known
+gossamer::attend_masked(q, k, v, mask, scale, cap, seed, dropout, own) -> (Tensor, Tensor)  its tiles are found at the call
+gossamer::attend_tiles(q, k, v, table, scale, cap, seed, dropout, own) -> (Tensor, Tensor)     they are known
 gossamer::attend_masked_backward, attend_tiles_backward                         the gradients of q, k and v
+gossamer::attend_masked_scores(upstream, q, k, v, out, statistics, mask, ...)      the gradient of what the mask adds
 
 They give what `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward give: the weighted values, the logarithm of
-each query's sum of exp(score), and the gradients. With a cap a score is cap * tanh(scale * <q, k> / cap), before the mask
-adds to it. Queries that see no key get 0. The scores are kept by none of them.
+each query's sum of exp(score), and the gradients; see `Scoring` for what they do with scores. Queries that see no key get 0.
+The scores are kept by none of them.
 Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
 """
 
@@ -32,15 +33,19 @@ LARGEST_HEAD = 256
 MOST_SHARE = 0.8
 """The share of tiles above which torch's own kernel, which computes all, may be the faster."""
 
+Given = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, or their gradients."""
+
 _tables = Remembered[Any]("all", most=16)
 """Of masks that graphs compute: Inductor uses a buffer for one mask after the other, and torch does not count what it writes
 there."""
 
 
 @lru_cache(256)
-def attention_kernel(what: str, head_size: int, scale: float, score: Sequence[Step] = ()) -> RegionKernel:
-    """The kernel for heads of a size: "forward", or the gradients of "queries" or "keys". CompileError if it cannot be made."""
-    return compile_region(attend_blocks(what, head_size, scale, score), schedule="blocks")
+def attention_kernel(what: str, head_size: int, scale: float, score: Sequence[Step] = (), dropout: float = 0.0) -> RegionKernel:
+    """The kernel for heads of a size: "forward", or the gradients of "queries", "keys" or "scores". CompileError if it cannot
+    be made."""
+    return compile_region(attend_blocks(what, head_size, scale, score, dropout), schedule="blocks")
 
 
 def cap_steps(cap: float | None) -> tuple[Step, ...]:
@@ -48,65 +53,134 @@ def cap_steps(cap: float | None) -> tuple[Step, ...]:
     return () if cap is None else (1 / cap, TANH, cap)
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """From products of queries and keys to weights.
+
+    cap      a score is cap * tanh(scale * <q, k> / cap), before the mask adds to it; scale * <q, k> where there is none
+    seed     [1] of integers, by which dropout draws what it sets to 0, the same at every call
+    dropout  the share of weights in [0, 1) that are set to 0, the others divided by what is left
+    own      whether torch's kernel must not be taken, however little is hidden: its gradients are wrong for queries whose keys
+             are all hidden by a low number
+    """
+
+    scale: float
+    cap: float | None = None
+    seed: Tensor | None = None
+    dropout: float = 0.0
+    own: bool = False
+
+    def steps(self, table: TileTable) -> tuple[Step, ...]:
+        """The score function under a mask."""
+        return *cap_steps(self.cap), *table.steps
+
+    @property
+    def only_ours(self) -> bool:
+        """Whether torch's own kernel does not compute this."""
+        return self.own or self.cap is not None or self.seed is not None
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, table: TileTable, scale: float, score: Sequence[Step] | None = None
+    q: Tensor, k: Tensor, v: Tensor, table: TileTable, how: Scoring, score: Sequence[Step] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of [batch, heads, queries, size] to [batch, kv heads, keys, size] where the table says.
 
-    f32, bf16 or f16, computed with in f32; heads is a multiple of kv heads. The steps of the score function are by default
-    that the floats of the table are added. The result has the type and strides of q, the logarithms are f32
+    f32, bf16 or f16, computed with in f32; heads is a multiple of kv heads. `score` has the steps of the score
+    function, by default those of `how` and the table. The result has the type and strides of q, the logarithms are f32
     [batch, heads, queries].
     """
-    steps = table.steps if score is None else tuple(score)
     out = torch.empty_like(q)
     given = [_rows(q), _streamed(k), _streamed(v)]
     wide = out if out.dtype == torch.float32 else torch.empty_like(given[0])
     statistics = torch.empty(q.shape[:3], dtype=torch.float32)
     if not out.numel() or not k.shape[2]:
         return out.zero_(), statistics.zero_()
-    sizes = _sizes(q, k, table, q.shape[2], [*given, wide])
-    attention_kernel("forward", q.shape[3], scale, steps).into([wide, statistics], [*given, *table.tensors, *sizes])
+    more: list[Tensor | int] = [*_random(how), *_sizes(q, k, table, q.shape[2], [*given, wide])]
+    score = how.steps(table) if score is None else tuple(score)
+    kernel = attention_kernel("forward", q.shape[3], how.scale, score, how.dropout)
+    kernel.into([wide, statistics], [*given, *table.tensors, *more])
     if wide is not out:
         out.copy_(wide)
     return out, statistics
 
 
+class _Backward:
+    """What gradients of `attend(*given, table, how, score)` are computed from, and their kernels."""
+
+    def __init__(
+        self,
+        upstream: Tensor,
+        given: Given,
+        out: Tensor,
+        statistics: Tensor,
+        how: Scoring,
+        of_statistics: Tensor | None = None,
+    ) -> None:
+        self._given, self._how = given, how
+        self.read = [_streamed(x) for x in (*given, upstream)]
+        delta = (self.read[3] * out).sum(-1, dtype=torch.float32).contiguous()
+        if of_statistics is not None:
+            delta -= of_statistics
+        self._rows = statistics.contiguous(), delta
+
+    def run(self, what: str, table: TileTable, made: Sequence[Tensor], score: Sequence[Step] | None = None) -> None:
+        """The gradients of "queries", "keys" (and values) or "scores"; the table of the last two is the turned one."""
+        q, k, _ = self._given
+        rows = q.shape[2] if what == "queries" else k.shape[2]
+        more: list[Tensor | int] = [*_random(self._how), *_sizes(q, k, table, rows, [*self.read, *made])]
+        operands: list[Tensor | SparseOperand | int] = [self.read[3], *self._rows, *self.read[:3], *table.tensors, *more]
+        score = self._how.steps(table) if score is None else tuple(score)
+        attention_kernel(what, q.shape[3], self._how.scale, score, self._how.dropout).into(made, operands)
+
+
 def gradients(
     upstream: Tensor,
-    given: tuple[Tensor, Tensor, Tensor],
+    given: Given,
     out: Tensor,
     statistics: Tensor,
     tables: tuple[TileTable, TileTable],
-    scale: float,
+    how: Scoring,
     score: Sequence[Step] | None = None,
     of_statistics: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of q, k and v for that of the result, of `attend(*given, table, scale, score)`, and for that of the statistics.
+) -> Given:
+    """Those of q, k and v for that of the result, of `attend(*given, table, how, score)`, and for that of the statistics.
     Two tables are needed: of the mask, and of the mask with queries and keys in each other's place."""
-    q, k, _ = given
+    k = given[1]
     of = tuple(_result(x, x.dtype) for x in given)
     if not out.numel() or not k.numel():
         return tuple(x.zero_() for x in of)  # type: ignore[return-value]
     wide = [x if x.dtype == torch.float32 else _result(x, torch.float32) for x in of]
-    read = [_streamed(x) for x in (*given, upstream)]
-    delta = (read[3] * out).sum(-1, dtype=torch.float32).contiguous()
-    if of_statistics is not None:
-        delta -= of_statistics
-    for what, table, made in (("queries", tables[0], wide[:1]), ("keys", tables[1], wide[1:])):
-        sizes = _sizes(q, k, table, q.shape[2] if what == "queries" else k.shape[2], [*read, *made])
-        operands: list[Tensor | SparseOperand | int] = [
-            read[3],
-            statistics.contiguous(),
-            delta,
-            *read[:3],
-            *table.tensors,
-            *sizes,
-        ]
-        attention_kernel(what, q.shape[3], scale, table.steps if score is None else tuple(score)).into(made, operands)
+    backward = _Backward(upstream, given, out, statistics, how, of_statistics)
+    backward.run("queries", tables[0], wide[:1], score)
+    backward.run("keys", tables[1], wide[1:], score)
     for x, computed in zip(of, wide, strict=True):
         if x is not computed:
             x.copy_(computed)
     return of  # type: ignore[return-value]
+
+
+def score_gradients(
+    upstream: Tensor,
+    given: Given,
+    out: Tensor,
+    statistics: Tensor,
+    turned: TileTable,
+    how: Scoring,
+    summed: Sequence[int],
+) -> Tensor:
+    """That of what is added to the scores, [batch, heads, queries, keys] of the type of q, where `summed` are the axes, of the
+    first two, over which it is summed: they have one place. `turned` is the table of keys and queries."""
+    q, k, _ = given
+    sizes = [1 if axis in summed else size for axis, size in enumerate((*q.shape[:3], k.shape[2]))]
+    found = torch.zeros(sizes, dtype=torch.float32)
+    if found.numel() and q.numel():
+        made = found.as_strided(sizes, [0 if axis in summed else step for axis, step in enumerate(found.stride())])
+        _Backward(upstream, given, out, statistics, how).run("scores", turned, [made])
+    return found.to(q.dtype)
+
+
+def _random(how: Scoring) -> list[Tensor]:
+    return [] if how.seed is None else [how.seed.to(torch.int32)]
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -184,33 +258,26 @@ class Mask:
         return numbers
 
 
-def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, cap: float | None) -> tuple[Tensor, Tensor]:
-    """`attend` where the mask leaves few tiles or there is a cap, else torch's own kernel."""
+def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Scoring) -> tuple[Tensor, Tensor]:
+    """`attend` where the mask leaves few tiles or torch's own kernel will not do, else that."""
     table = mask.table(q, k)
-    if cap is not None or table.share(k.shape[2]) <= MOST_SHARE:
-        return attend(q, k, v, table, scale, (*cap_steps(cap), *table.steps))
-    out, statistics = cpu_attention(q, k, v, 0.0, False, attn_mask=mask.added(q.dtype), scale=scale)
+    if how.only_ours or table.share(k.shape[2]) <= MOST_SHARE:
+        return attend(q, k, v, table, how)
+    out, statistics = cpu_attention(q, k, v, 0.0, False, attn_mask=mask.added(q.dtype), scale=how.scale)
     like = torch.empty_like(q)
     return out if out.stride() == like.stride() else like.copy_(out), statistics.contiguous()
 
 
-def gradients_where(
-    upstream: Tensor,
-    given: tuple[Tensor, Tensor, Tensor],
-    out: Tensor,
-    statistics: Tensor,
-    mask: Mask,
-    scale: float,
-    cap: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def gradients_where(upstream: Tensor, given: Given, out: Tensor, statistics: Tensor, mask: Mask, how: Scoring) -> Given:
     """`gradients` of `attend_where`."""
     q, k, _ = given
     table = mask.table(q, k)
-    if cap is not None or table.share(k.shape[2]) <= MOST_SHARE:
+    if how.only_ours or table.share(k.shape[2]) <= MOST_SHARE:
         tables = table, mask.table(q, k, turned=True)
-        return gradients(upstream, given, out, statistics, tables, scale, (*cap_steps(cap), *table.steps))
+        return gradients(upstream, given, out, statistics, tables, how)
     by_token = statistics.transpose(1, 2).contiguous().transpose(1, 2)
-    found = cpu_attention_backward(upstream, *given, out, by_token, 0.0, False, attn_mask=mask.added(q.dtype), scale=scale)
+    added = mask.added(q.dtype)
+    found = cpu_attention_backward(upstream, *given, out, by_token, 0.0, False, attn_mask=added, scale=how.scale)
     return tuple(_result(x, x.dtype).copy_(x) for x in found)  # type: ignore[return-value]
 
 
@@ -233,44 +300,34 @@ def _everything(keys: int) -> Mask:
     return Mask(lambda: torch.ones(1, 1, 1, keys, dtype=torch.bool), known)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float | None) -> tuple[Tensor, Tensor]:
-    return attend_where(q, k, v, _mask(mask, k), scale, cap)
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *how: Any) -> tuple[Tensor, Tensor]:
+    return attend_where(q, k, v, _mask(mask, k), Scoring(*how))
 
 
 def _attend_backward(
-    upstream: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    statistics: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    cap: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return gradients_where(upstream, (q, k, v), out, statistics, _mask(mask, k), scale, cap)
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor | None, *how: Any
+) -> Given:
+    return gradients_where(upstream, (q, k, v), out, statistics, _mask(mask, k), Scoring(*how))
 
 
-def _attend_tiles(
-    q: Tensor, k: Tensor, v: Tensor, parts: list[Tensor], scale: float, cap: float | None
-) -> tuple[Tensor, Tensor]:
-    table = TileTable(*parts)
-    return attend(q, k, v, table, scale, (*cap_steps(cap), *table.steps))
+def _attend_scores(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor | None, *how: Any
+) -> Tensor:
+    *scoring, summed = how
+    turned = _mask(mask, k).table(q, k, turned=True)
+    return score_gradients(upstream, (q, k, v), out, statistics, turned, Scoring(*scoring), summed)
+
+
+def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, parts: list[Tensor], *given: Any) -> tuple[Tensor, Tensor]:
+    table, how = TileTable(*parts), Scoring(*given)
+    return attend(q, k, v, table, how)
 
 
 def _attend_tiles_backward(
-    upstream: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    statistics: Tensor,
-    parts: list[Tensor],
-    scale: float,
-    cap: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    tables = TileTable(*parts[:4]), TileTable(*parts[4:])
-    return gradients(upstream, (q, k, v), out, statistics, tables, scale, (*cap_steps(cap), *tables[0].steps))
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, parts: list[Tensor], *given: Any
+) -> Given:
+    tables, how = (TileTable(*parts[:4]), TileTable(*parts[4:])), Scoring(*given)
+    return gradients(upstream, (q, k, v), out, statistics, tables, how)
 
 
 def fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
@@ -283,17 +340,31 @@ def fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
     return tuple(_result(x, x.dtype) for x in (q, k, v))
 
 
+def _fake_scores(_upstream: Tensor, q: Tensor, k: Tensor, *rest: Any) -> Tensor:
+    sizes = (*q.shape[:3], k.shape[2])
+    return q.new_empty([1 if axis in rest[-1] else size for axis, size in enumerate(sizes)])
+
+
 _GIVEN = "Tensor q, Tensor k, Tensor v, "
 _SAVED = f"Tensor upstream, {_GIVEN}Tensor out, Tensor statistics, "
+SCORING = "float scale, float? cap, Tensor? seed, float dropout, bool own"
+"""The arguments that are a `Scoring`."""
 for _name, _arguments, _results, _cpu, _meta in (
-    ("attend_masked", f"{_GIVEN}Tensor? mask", 2, _attend, fake),
-    ("attend_tiles", f"{_GIVEN}Tensor[] table", 2, _attend_tiles, fake),
-    ("attend_masked_backward", f"{_SAVED}Tensor? mask", 3, _attend_backward, fake_backward),
-    ("attend_tiles_backward", f"{_SAVED}Tensor[] tables", 3, _attend_tiles_backward, fake_backward),
+    ("attend_masked", f"{_GIVEN}Tensor? mask, {SCORING}", "(Tensor, Tensor)", _attend, fake),
+    ("attend_tiles", f"{_GIVEN}Tensor[] table, {SCORING}", "(Tensor, Tensor)", _attend_tiles, fake),
+    ("attend_masked_backward", f"{_SAVED}Tensor? mask, {SCORING}", "(Tensor, Tensor, Tensor)", _attend_backward, fake_backward),
+    (
+        "attend_tiles_backward",
+        f"{_SAVED}Tensor[] tables, {SCORING}",
+        "(Tensor, Tensor, Tensor)",
+        _attend_tiles_backward,
+        fake_backward,
+    ),
+    ("attend_masked_scores", f"{_SAVED}Tensor? mask, {SCORING}, int[] summed", "Tensor", _attend_scores, _fake_scores),
 ):
-    LIBRARY.define(f"{_name}({_arguments}, float scale, float? cap) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
+    LIBRARY.define(f"{_name}({_arguments}) -> {_results}", tags=TAGS)
     implement(_name, _cpu)
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
-
 attend_masked = torch.ops.gossamer.attend_masked.default
-"""Attention that looks at its mask at every call, and may have a soft cap."""
+attend_masked_backward = torch.ops.gossamer.attend_masked_backward.default
+attend_masked_scores = torch.ops.gossamer.attend_masked_scores.default

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
+from gossamer.dialects.attention import ADD, ADDED_LOW, FILLED_LOW, LOW, TILE_KEYS, TILE_QUERIES, Step
 
 Array = np.ndarray[Any, Any]
 
 _ALL = 0xFFFF  # the word of a query that sees all keys of a tile
+_LOWERED = -1e3
 _NONE = np.zeros((0, TILE_KEYS, TILE_QUERIES), dtype=np.float32)
 
 
@@ -121,13 +122,28 @@ def listed(shape: tuple[int, int, int], there: tuple[Array, ...], words: Array, 
 
 
 def _seen_and_added(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What a mask of numbers hides and what else it adds, if anything. The lowest numbers hide like minus infinity, save from
-    queries that they hide everything from: those see all keys alike."""
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
-    hidden &= ~hidden.all(-1, keepdim=True)
-    hidden |= mask.isneginf()
-    added = mask.masked_fill(hidden, 0).float()
+    """What a mask of numbers hides and what else it adds, if anything.
+
+    The lowest numbers hide like minus infinity, save from queries that they hide everything from: the scores of those are
+    absorbed, so they see alike all keys to which the largest of these numbers is added (ADDED_LOW, or FILLED_LOW). What lowers
+    all keys of a query but little moves: only differences matter, and sums with large numbers are not exact.
+    """
+    if not mask.numel():
+        return mask > 0, None
+    top = mask.amax(-1, keepdim=True)
+    lowest = torch.finfo(mask.dtype).min / 2
+    absorbs = (top <= max(lowest, LOW)) & ~top.isneginf()
+    hidden = torch.where(absorbs, mask < top, mask <= lowest)
+    moved = (top < _LOWERED) & ~absorbs & ~top.isneginf()
+    added = mask.float() - torch.where(moved, top, 0).float()
+    filled = torch.where(top == filling(mask.dtype), FILLED_LOW, ADDED_LOW)
+    added = torch.where(absorbs, filled, added).masked_fill_(hidden, 0)
     return ~hidden, added if bool(added.any()) else None
+
+
+def filling(dtype: torch.dtype) -> float:
+    """The number by which a mask says that scores have been replaced, by one that is the same for all."""
+    return float(torch.tensor(FILLED_LOW if dtype != torch.float16 else -40000.0, dtype=dtype))
 
 
 def _distinct(floats: Array) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.backend.calls import mask_ops
 from gossamer.sparsity.attention import masked_attention
-from gossamer.sparsity.attention.masked_attention import attend, gradients
+from gossamer.sparsity.attention.masked_attention import Scoring, attend, gradients
 from gossamer.sparsity.attention.tile_table import tile_table
 from tests.backend.harness import assert_same, compile_and_run
 
@@ -47,7 +47,7 @@ def test_computes_what_dense_attention_does(name: str, sizes: tuple[int, int], h
     q = made(2, queries, many, size).transpose(1, 2)
     k, v = made(2, few, keys, size), made(2, few, keys, size + 1)[..., 1:]
     mask = MASKS[name](2, many, queries, keys)
-    out, logarithms = attend(q, k, v, tile_table(mask), 0.3)
+    out, logarithms = attend(q, k, v, tile_table(mask), Scoring(0.3))
     expected = dense(q, k, v, mask, 0.3)
     assert out.stride() == q.stride()
     torch.testing.assert_close(out.double(), expected[0], rtol=1e-5, atol=1e-5)
@@ -64,7 +64,7 @@ def test_gradients_are_those_of_dense_attention(name: str, sizes: tuple[int, int
     upstream, mask = made(2, queries, many, size).transpose(1, 2), MASKS[name](2, many, queries, keys)
     whole = mask.expand(*mask.shape[:2], queries, keys)
     tables = tile_table(whole), tile_table(whole, turned=True)
-    found = gradients(upstream, given, *attend(*given, tables[0], 0.3), tables, 0.3)
+    found = gradients(upstream, given, *attend(*given, tables[0], Scoring(0.3)), tables, Scoring(0.3))
     wide = [x.double().requires_grad_() for x in given]
     expected = torch.autograd.grad(dense(wide[0], wide[1], wide[2], mask, 0.3)[0], wide, upstream.double())
     for ours, theirs in zip(found, expected, strict=True):
@@ -75,14 +75,14 @@ def test_gradients_are_those_of_dense_attention(name: str, sizes: tuple[int, int
 def test_narrow_types_are_computed_in_f32(dtype: torch.dtype) -> None:
     q, k, v = (made(1, 2, 40, 32, dtype=dtype) for _ in range(3))
     mask = MASKS["window"](1, 2, 40, 40)
-    assert_same(attend(q, k, v, tile_table(mask), 32**-0.5)[0], dense(q, k, v, mask)[0].to(dtype))
+    assert_same(attend(q, k, v, tile_table(mask), Scoring(32**-0.5))[0], dense(q, k, v, mask)[0].to(dtype))
 
 
 def test_keeps_nan_and_infinity() -> None:
     q, k, v = (made(1, 1, 64, 16) for _ in range(3))
     q[0, 0, 3, 2], k[0, 0, 40, 1] = float("nan"), float("inf")
     mask = MASKS["window"](1, 1, 64, 64)
-    out, _ = attend(q, k, v, tile_table(mask), 0.25)
+    out, _ = attend(q, k, v, tile_table(mask), Scoring(0.25))
     assert torch.equal(
         out.isnan(), (q @ k.mT).masked_fill(~mask, 0).isfinite().logical_not().any(-1, keepdim=True) & out.isnan()
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import ADD, TANH, Step
-from gossamer.sparsity.attention.masked_attention import attend, gradients
+from gossamer.sparsity.attention.masked_attention import Scoring, attend, gradients
 from gossamer.sparsity.attention.tile_table import tile_table
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -102,7 +102,7 @@ def difference(case: Case) -> str | None:
     mask = numbers.masked_fill(~sees, hidden) if case.added else sees
     tables = tile_table(mask), tile_table(mask, turned=True)
     scale = case.size**-0.5
-    out, logarithms = attend(q, k, v, tables[0], scale, case.score)
+    out, logarithms = attend(q, k, v, tables[0], Scoring(scale), case.score)
     wide = [x.double().requires_grad_() for x in (q, k, v)]
     scores = wide[0] @ wide[1].repeat_interleave(case.group, 1).mT * scale
     for step in case.score or ((ADD,) if case.added else ()):
@@ -114,7 +114,7 @@ def difference(case: Case) -> str | None:
     found = [("result", out, expected), ("logarithms", logarithms, sums)]
     if case.grad and case.score is None:
         theirs = torch.autograd.grad(expected, wide, upstream.double())
-        ours = gradients(upstream, (q, k, v), out, logarithms, tables, scale)
+        ours = gradients(upstream, (q, k, v), out, logarithms, tables, Scoring(scale))
         found += zip(("dq", "dk", "dv"), ours, [x.nan_to_num(0) for x in theirs], strict=True)
     for name, mine, theirs in found:
         error = (mine.double() - theirs.detach()).abs().max() / theirs.detach().abs().max().clamp(min=1)

@@ -1,0 +1,49 @@
+"""drop-copies: copies that stand in joint graphs for writing into a view in place, and have the values of their source.
+
+    %s = new_empty_strided(%g, [12, 70, 70], [4900, 70, 1])
+    %c = copy(%s, %g)                                             →    %c = clone(%g)
+
+The gradient of `scores += bias` is copied so twice. All other passes look through clones, and Inductor makes none it can do
+without.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.devices.kernel import contiguous_strides
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.nodes import equal_sizes, same_dtype, same_shape
+from gossamer.backend.report.report import Decision
+
+aten = torch.ops.aten
+
+
+class DropCopies:
+    """A copy into memory of the same type and sizes is a clone of its source."""
+
+    name: ClassVar[str] = "drop-copies"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """No decision: nothing is made sparse here."""
+        changed = False
+        for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+            into, source = node.args[:2]
+            if not (isinstance(source, fx.Node) and same_shape(into, source) and same_dtype(into, source)):
+                continue
+            before, after = into.meta["val"], node.meta["val"]
+            if before.device != source.meta["val"].device:
+                continue
+            if equal_sizes(source.meta["val"].stride(), after.stride()):
+                layout = torch.preserve_format
+            elif equal_sizes(after.stride(), contiguous_strides(after.shape)):
+                layout = torch.contiguous_format
+            else:
+                continue
+            node.replace_all_uses_with(Emitter(node)(aten.clone.default, source, memory_format=layout))
+            changed = True
+        if changed:
+            graph.eliminate_dead_code()
+        return []
