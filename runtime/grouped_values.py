@@ -79,11 +79,12 @@ def _on_meta(codes: Tensor, scale: Tensor, kept: Tensor, columns: int, bits: int
 
 
 LIBRARY.define(
-    "dense_groups(Tensor codes, Tensor scale, Tensor kept, int columns, int bits) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+    "dense_groups(Tensor codes, Tensor scale, Tensor kept, int columns, int bits) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.impl("dense_groups", _dense_groups, "CompositeExplicitAutograd")
 LIBRARY.impl("dense_groups", _on_meta, "Meta")
 
 dense_groups = torch.ops.gossamer.dense_groups.default
 """The float32 matrix [M, columns] of groups of 16 along its rows: `codes` [groups stored, 2 bits] uint8, two of 4 bits a byte,
-the lower first, `scale` [groups stored] of any float type, `kept` [M, groups / 8] uint8, a bit for each group that is stored."""
+the lower first, `scale` [groups stored] of any float type, `kept` [M, groups / 8] uint8, a bit a group, stored or not."""

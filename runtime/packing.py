@@ -45,7 +45,9 @@ class Packed:
         if self.source_or_none is not None:
             return self.source_or_none
         assert self.pattern is not None
-        return pack(_unpacked_bits(self.pattern, self.shape), self.format).source.to(self.values.device)
+        bits = _unpacked_bits(self.pattern, self.shape)
+        source = packers.fill(self.format, bits)[1] if isinstance(self.format, Packing) else pack(bits, self.format).source
+        return source.to(self.values.device)
 
     @property
     def values(self) -> torch.Tensor:
@@ -124,8 +126,7 @@ class Packed:
         dtype = torch.float32 if isinstance(self.format, Groups) else self.values.dtype
         if tuple(dense.shape) != self.shape or dense.dtype != dtype:
             raise FormatError(
-                f"packed from {dtype} of shape {self.shape}, "
-                f"got {dense.dtype} of shape {tuple(dense.shape)}: pack it anew"
+                f"packed from {dtype} of shape {self.shape}, got {dense.dtype} of shape {tuple(dense.shape)}: pack it anew"
             )
         dense = dense.detach()
         values = _flat(dense, self.format).index_select(0, self.source)
@@ -143,8 +144,8 @@ def pack(dense: torch.Tensor, format: Format | Packing) -> Packed:
     dense = dense.detach()
     if isinstance(format, Packing):
         arrays, source = packers.fill(format, dense)
-        values = _stored(format, _flat(dense, format).index_select(0, source))
-        return Packed(format, tuple(dense.shape), placed((*arrays, *values)), source)
+        held = _stored(format, _flat(dense, format).index_select(0, source))
+        return Packed(format, tuple(dense.shape), placed((*arrays, *held)), source)
     layout = _Layout(format, tuple(dense.shape))
     occupied = layout.by_entry(_in_level_order(nonzero_mask(dense), format))
     arrays, stored = layout.walk((occupied if occupied.shape[1] == 1 else occupied.any(1)).flatten())

@@ -23,6 +23,9 @@ aten = torch.ops.aten
 
 T = TypeVar("T")
 
+_TRANSPOSES = {aten.permute.default, aten.t.default, aten.transpose.int, aten.numpy_T.default}
+"""Views that of a matrix are its transpose."""
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -94,9 +97,10 @@ def group_bits(weight: Weight) -> int | None:
     matrices."""
     evaluate: Any = weight.evaluate
     made: Any = evaluate.graph.output_node().args[0] if isinstance(evaluate, fx.GraphModule) else None
-    while made is not None and made.target is aten.permute.default and made.args[0].target is aten.permute.default:
-        made = made.args[0].args[0]
-    return made.args[-1] if made is not None and made.target is dense_groups else None
+    turned = False
+    while made is not None and made.target in _TRANSPOSES:
+        made, turned = made.args[0], not turned
+    return made.args[-1] if made is not None and made.target is dense_groups and not turned else None
 
 
 def run(evaluate: Callable[..., T], values: Sequence[torch.Tensor]) -> T:

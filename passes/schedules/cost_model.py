@@ -5,8 +5,8 @@ y[t, m] = sum_k x[t, k] w[m, k], T tokens:
     dense    Machine.speeds        measured products, by element type, bytes of the weight and T
     sparse   Family.cycles         each family of schedules has its own terms, in cycles of a core of 3 GHz;
              Speed.cycles_a_us     a calibration finds how many of them pass here, by family and T
-             at least              the weight is read (Family.read, Machine.read), and multiplied 1.25 times as fast as in the best
-                                   dense product
+             at least              the weight is read (Family.read, Machine.read), and multiplied 1.25 times as fast as in the
+                                   best dense product
     each     Machine.call_us       the call
              _MEET_US              threads that share a call have to meet; one computes alone what takes less
 """
@@ -24,6 +24,9 @@ _FASTER = 0.8
 _MEET_US = 2.0
 _FLOAT_US = 1e-3
 """Microseconds to make a float of an integer of a group, which dense products do at every call."""
+_MEMORY = 24.0
+"""Gigabytes a second that a core reads from memory, where the weights of a decoder lie that are in groups: one layer comes
+after the other, and no cache holds them all."""
 UNKNOWN_TOKENS = 32  # assumed where the number of tokens is not known at compile time
 
 
@@ -79,7 +82,8 @@ def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machi
 
     def sparse_us(family: Family) -> float:
         read, us = family.read(matrix), family.cycles(matrix, t) / speed.cycles_a_us(family.name, t)
-        return max(us, read / machine.read.at(read) / 1e3, multiplied)
+        rate = machine.read.at(read) if matrix.group_bits is None else min(machine.read.at(read), _MEMORY)
+        return max(us, read / rate / 1e3, multiplied)
 
     possible = [f for f in FAMILIES.values() if t <= f.most and f.stores(matrix) is not None]
     sparse = sorted((us, f.name) for f in possible if (us := sparse_us(f)) < math.inf)

@@ -1,6 +1,6 @@
 """lower-groups: a `kernel.spmm` of the schedule "groups" multiplies groups of 4- or 8-bit integers by floats, for a few tokens.
 
-before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "groups", tile = [8], ...} : ... tensor<..., "groups(reduction=1, bits=4)">
+before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "groups", tile = [8], ...} : ... tensor<..., "groups(...)">
 after    scf.parallel (%task) = ...                    // chunks of the weight's rows
            for each 8 tokens: func.call @region_rows8  // or _rows4, _rows2, _rows1 for what is left of the tokens
          func.func private @region_rows8(...)
@@ -31,12 +31,13 @@ from gossamer.passes.loops.product import Operands, products, stored_of
 from gossamer.passes.loops.vectors import index, load_index, loop, sums_across, vector_of, zeros
 from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
 
-_TOKENS = 8  # tokens that share the weights as floats
+_TOKENS = 8  # at most, that share the weights as floats
+_NEAR = 32 << 10  # bytes of the tokens of a tile: what the first-level cache of any target holds
 _CHAINS = 8  # sums that have to be under way at once
 _WIDEST = 16  # lanes, of which an instruction looks up any other
 _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
-_GROUP = {4: 2.2, 8: 2.6}  # cycles, by bits
-_TOKEN, _ROW = 1.1, 12.0
+_GROUP = {4: 1.2, 8: 2.6}  # cycles, by bits
+_TOKEN, _ROW, _TOTALS = 1.05, 30.0, 8.0
 
 
 def _storage(matrix: Matrix) -> Groups | None:
@@ -47,18 +48,25 @@ def _storage(matrix: Matrix) -> Groups | None:
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
     """[tokens]"""
-    return (_TOKENS,) if isinstance(stored, Groups) else None
+    return (_tokens(matrix),) if isinstance(stored, Groups) else None
+
+
+def _tokens(matrix: Matrix) -> int:
+    """Of a tile: two at least, and otherwise as many as stay near."""
+    fit = [n for n in (8, 4) if 4 * n * matrix.columns <= _NEAR]
+    return fit[0] if fit else 2
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of t tokens: 2.2 (4 bits) or 2.6 (8 bits) + 1.1 t for each stored group of 16, per vector of 16; 12 t a row for
-    its totals; K t / L for the copy of x."""
+    """Per tile of t tokens: 1.2 (4 bits) or 2.6 (8 bits) + 1.05 t for each stored group, L of 16 elements at a time; 30 + 8 t a
+    row; K t / L for the copy of x."""
     assert matrix.group_bits is not None
     groups, lanes = matrix.rows * matrix.columns / Groups.COLUMNS * kept_groups(matrix), matrix.lanes
     vectors = _WIDEST / lanes
-    full, left = divmod(tokens, _TOKENS)
-    tiles = [_TOKENS] * full + ([1 << (left - 1).bit_length()] if left else [])
-    each = (groups * vectors * (_GROUP[matrix.group_bits] + _TOKEN * t) + _ROW * matrix.rows * t for t in tiles)
+    full, left = divmod(tokens, _tokens(matrix))
+    tiles = [_tokens(matrix)] * full + ([1 << (left - 1).bit_length()] if left else [])
+    cycles = _GROUP[matrix.group_bits]
+    each = (groups * vectors * (cycles + _TOKEN * t) + (_ROW + _TOTALS * t) * matrix.rows for t in tiles)
     return sum(each) + matrix.columns / lanes * tokens
 
 
@@ -177,7 +185,7 @@ class _Rows(TokenRows):
         """The integers in the bytes from `at` on, as floats: a vector for each group of the entry."""
         data = vector.load(vector_of(self.lanes, ir.IntegerType.get_signless(8)), self.values, [at])
         if self.stored.bits == 8:
-            return [arith.sitofp(self.vec, arith.extsi(self.integers, data))]
+            return [arith.sitofp(self.vec, data)]
         if self.lanes == _WIDEST:  # of a lane the lowest four bits count
             low = arith.extui(self.integers, data)
             return [

@@ -19,7 +19,8 @@ from gossamer.runtime.grouped_values import dense_groups, mask_of_groups
 from gossamer.sparsity.quantization.quantized_linear import check_finite
 
 GROUP = Groups.COLUMNS
-_RAGGED = ("weight_codes", "weight_scale")
+RAGGED = ("weight_codes", "weight_scale")
+"""The buffers of which there are as many lines as groups are kept."""
 
 
 class GroupedLinear(nn.Linear):
@@ -67,6 +68,10 @@ class GroupedLinear(nn.Linear):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, int{self._bits} in groups of {GROUP}"
 
+    def weight_buffers(self) -> dict[str, Tensor]:
+        """The weight as it is stored, by the names of its buffers."""
+        return {name: self._buffers[name] for name in (*RAGGED, "weight_kept")}  # type: ignore[misc]
+
     def check_groups(self, name: str, buffers: Mapping[str, Tensor]) -> None:
         """FormatError, with the layer's name, for buffers that do not fit together, or this layer."""
         codes, scale, kept = (buffers[key] for key in ("weight_codes", "weight_scale", "weight_kept"))
@@ -77,7 +82,7 @@ class GroupedLinear(nn.Linear):
         beyond = int(mask_of_groups(kept, kept.shape[1] * 8).sum()) - count
         if beyond or tuple(codes.shape) != (count, width) or tuple(scale.shape) != (count,) or codes.dtype != torch.uint8:
             raise FormatError(
-                f"'{name}': its bits keep {count + beyond} groups of {width} bytes, but there are codes {tuple(codes.shape)} and "
+                f"'{name}': its bits keep {count + beyond} groups of {width} bytes, there are codes {tuple(codes.shape)} and "
                 f"scales {tuple(scale.shape)}"
             )
 
@@ -86,15 +91,14 @@ class GroupedLinear(nn.Linear):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """As nn.Linear does, other numbers of groups included."""
-        given = {name: state_dict.get(prefix + name, buffer) for name, buffer in self._buffers.items()}
-        if all(isinstance(each, Tensor) for each in given.values()):
-            self.check_groups(prefix.removesuffix("."), given)  # type: ignore[arg-type]
-            self.make_room(given)  # type: ignore[arg-type]
+        given = {name: state_dict.get(prefix + name, buffer) for name, buffer in self.weight_buffers().items()}
+        self.check_groups(prefix.removesuffix("."), given)
+        self.make_room(given)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def make_room(self, given: Mapping[str, Tensor]) -> None:
         """Gives the buffers whose sizes follow the kept groups those of others."""
-        for name in _RAGGED:
+        for name in RAGGED:
             own = self._buffers[name]
             if own is not None and own.shape != given[name].shape:
                 self._buffers[name] = own.new_empty(given[name].shape)
@@ -107,8 +111,7 @@ def grouped(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     smaller squared error. GossamerError for what is not finite, or has too many columns.
     """
     check_finite(weight)
-    if weight.shape[1] > Groups.WIDEST:
-        raise GossamerError(f"a weight of {weight.shape[1]} columns has too many for groups: at most {Groups.WIDEST}")
+    check_columns(weight.shape[1])
     groups = F.pad(weight.float(), (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
     mask = (groups != 0).any(2)
     codes, scale = _rounded(groups[mask], 1 << bits - 1)
@@ -117,6 +120,12 @@ def grouped(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     places = 1 << torch.arange(8, device=weight.device)
     kept = (F.pad(mask, (0, -mask.shape[1] % 8)).unflatten(1, (-1, 8)) * places).sum(2).to(torch.uint8)
     return codes.view(torch.uint8), scale, kept
+
+
+def check_columns(columns: int) -> None:
+    """GossamerError for more columns than the packing of kernels can tell."""
+    if columns > Groups.WIDEST:
+        raise GossamerError(f"a weight of {columns} columns has too many for groups: at most {Groups.WIDEST}")
 
 
 def _rounded(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:

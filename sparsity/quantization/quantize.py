@@ -9,7 +9,7 @@ from gossamer.dialects.errors import OptionError
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
-from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear
+from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, check_columns
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,7 +44,8 @@ def quantize(
     - `torch.compile(model, backend="sparse")` gives these layers, alone or in chains, int8 kernels where the CPU has AVX2 and
       they are predicted to be faster than torch's own (`torch._int_mm`), which computes the others.
 
-    OptionError if a name or pattern is no layer's, or for other numbers; GossamerError for a weight that is not finite, before anything is changed.
+    OptionError if a name or pattern is no layer's, or for other weights and groups; GossamerError for a weight that is not
+    finite, or has too many columns for groups, before anything is changed.
     """
     if weights not in _BITS:
         raise OptionError(f"weights={weights!r} are not known, there are 'int8' and 'int4'")
@@ -58,6 +59,8 @@ def quantize(
     ]
     for layer in layers:
         check_finite(layer.weight.values() if is_stored(layer) else layer.weight)
+        if grouped:
+            check_columns(layer.in_features)
     for layer in layers:
         make_dense(layer)
         if parametrize.is_parametrized(layer, "weight"):
