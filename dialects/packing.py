@@ -14,6 +14,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.gpu_packings import Fragments, TwoFour, Vnm
 from gossamer.dialects.packing_base import Component
 from gossamer.dialects.packing_base import Packing as Packing
+from gossamer.dialects.quantized_packings import Groups
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,7 @@ class Slices(Packing):
 
 _KINDS = (
     Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, QuadMap, Panels, Slices, TwoFour, Vnm,
-    Fragments,
+    Fragments, Groups,
 )  # fmt: skip
 KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 

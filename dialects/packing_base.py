@@ -18,6 +18,8 @@ class Packing:
     """What all kinds share. `reduction` is the dimension that is summed over: 1 if the tensor is [M, K], 0 if it is [K, M]."""
 
     kind: ClassVar[str]
+    coded: ClassVar[int] = 1
+    """Components at the end that hold the values: one, unless they are no elements of the tensor but what these are made of."""
     reduction: int
 
     def components(self) -> tuple[Component, ...]:

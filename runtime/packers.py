@@ -24,6 +24,7 @@ from gossamer.dialects.packing import (
     VnniMap,
     Windows,
 )
+from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime import fragments, two_four, windows
 from gossamer.runtime.nonzeros import nonzero_mask
 
@@ -67,10 +68,11 @@ def fill(packing: Packing, dense: torch.Tensor) -> tuple[list[torch.Tensor], tor
     if packing.reduction == 0:
         nonzero, places = nonzero.t().contiguous(), places.t()
     arrays, source = _FILL[type(packing)](packing, Rows(nonzero, places))
-    for array, component in zip(arrays, packing.components()[:-1], strict=True):
+    components = packing.components()[: -packing.coded]
+    for array, component in zip(arrays, components, strict=True):
         if component.name == "positions" and array.numel() and int(array.max()) >= 1 << component.bits - 1:
             raise FormatError(f"{packing}: {component.name} up to {int(array.max())} do not fit {component.bits} bits")
-    widths = [_INTEGER[component.bits] for component in packing.components()[:-1]]
+    widths = [_INTEGER[component.bits] for component in components]
     return [array.to(width).flatten() for array, width in zip(arrays, widths, strict=True)], source
 
 
@@ -179,6 +181,24 @@ def _pairs(packing: Pairs, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor
     return [starts, coordinates], source
 
 
+def _groups(packing: Groups, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    (m, k), width = rows.nonzero.shape, packing.COLUMNS
+    edges, cut = (0, -k % width), (m, -(-k // width), width)
+    if k > packing.WIDEST:
+        raise FormatError(f"{packing}: of {k} columns its coordinates can tell {packing.WIDEST}")
+    kept = torch.nn.functional.pad(rows.nonzero, edges).view(cut).any(2)
+    counts = kept.sum(1)
+    begins = positions(-(-counts // packing.together))
+    row, group = kept.nonzero().unbind(1)
+    at = torch.arange(len(row)) + (packing.together * begins[:-1] - positions(counts)[:-1])[row]
+    coordinates = torch.full((packing.together * int(begins[-1]),), cut[1] * width)
+    coordinates[at] = group * width
+    places = torch.nn.functional.pad(rows.places, edges, value=rows.nowhere).reshape(cut)
+    source = places.new_full((len(coordinates), width), rows.nowhere)
+    source[at] = places[row, group]
+    return [begins, coordinates], source.flatten()
+
+
 def _vnnimap(packing: VnniMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
     return _map(rows, packing.rows, packing.COLUMNS, 2)
 
@@ -268,4 +288,5 @@ _FILL: dict[type[Packing], Fill] = {
     TwoFour: _two_four,
     Vnm: _vnm,
     Fragments: _fragments,
+    Groups: _groups,
 }

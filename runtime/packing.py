@@ -16,7 +16,8 @@ import torch
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
-from gossamer.runtime import packers
+from gossamer.dialects.quantized_packings import Groups
+from gossamer.runtime import grouped_values, packers
 from gossamer.runtime.huge_pages import placed
 from gossamer.runtime.nonzeros import count_nonzeros, divided, nonzero_mask, nonzero_places
 
@@ -44,7 +45,9 @@ class Packed:
         if self.source_or_none is not None:
             return self.source_or_none
         assert self.pattern is not None
-        return pack(_unpacked_bits(self.pattern, self.shape), self.format).source.to(self.values.device)
+        bits = _unpacked_bits(self.pattern, self.shape)
+        source = packers.fill(self.format, bits)[1] if isinstance(self.format, Packing) else pack(bits, self.format).source
+        return source.to(self.values.device)
 
     @property
     def values(self) -> torch.Tensor:
@@ -52,9 +55,16 @@ class Packed:
         return self.components[-1]
 
     @property
+    def elements(self) -> torch.Tensor:
+        """The elements of the dense tensor that the stored values are, or that they were made of."""
+        if not isinstance(self.format, Groups):
+            return self.values
+        return grouped_values.decoded(self.format, *self.components[-self.format.coded :])
+
+    @property
     def nnz(self) -> int:
-        """The number of stored values, zeros that a block or an N:M group stores included."""
-        return self.values.numel()
+        """The number of stored elements, zeros that a block or an N:M group stores included."""
+        return self.values.numel() * (self.format.together if isinstance(self.format, Groups) else 1)
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +78,13 @@ class Packed:
 
     def unpack(self) -> torch.Tensor:
         """The dense tensor, row-major."""
+        return self._spread(self.elements)
+
+    def _spread(self, elements: torch.Tensor) -> torch.Tensor:
+        """A dense tensor with these elements in the stored places, row-major."""
         filled = self.shape if isinstance(self.format, Packing) else self.format.padded_shape(self.shape)
-        flat = self.values.new_zeros(prod(filled) + isinstance(self.format, Packing))
-        flat[self.source] = self.values
+        flat = elements.new_zeros(prod(filled) + isinstance(self.format, Packing))
+        flat[self.source] = elements
         return flat[: prod(filled)].view(filled)[tuple(slice(extent) for extent in self.shape)].contiguous()
 
     def to(self, device: torch.device) -> "Packed":
@@ -84,7 +98,7 @@ class Packed:
         """The same arrays without `source`, where a bit an element is smaller and tells as much."""
         if self.source_or_none is None or prod(self.shape) / 8 >= self.source_or_none.nbytes:
             return self
-        stored = replace(self, components=(self.values.new_ones(self.nnz, dtype=torch.bool),)).unpack()
+        stored = self._spread(self.values.new_ones(self.nnz, dtype=torch.bool))
         bits = torch.from_numpy(np.packbits(stored.cpu().numpy()))
         compacted = replace(self, source_or_none=None, pattern=bits)
         return compacted if torch.equal(compacted.source, self.source_or_none) else self
@@ -94,23 +108,25 @@ class Packed:
 
         Returns False, and changes nothing, if a nonzero lies elsewhere.
         """
-        values = self._gather(dense)
-        if values is None:
+        elements = self._gather(dense)
+        if elements is None:
             return False
-        self.values.copy_(values)
+        values = _stored(self.format, elements)
+        for own, new in zip(self.components[-len(values) :], values, strict=True):
+            own.copy_(new)
         return True
 
     def matches(self, dense: torch.Tensor) -> bool:
         """Whether `dense` (same shape and dtype) is what is stored, bit for bit, and 0 elsewhere."""
-        values = self._gather(dense)
-        return values is not None and torch.equal(values.view(torch.uint8), self.values.view(torch.uint8))
+        elements = self._gather(dense)
+        return elements is not None and torch.equal(elements.view(torch.uint8), self.elements.view(torch.uint8))
 
     def _gather(self, dense: torch.Tensor) -> torch.Tensor | None:
         """The values of `dense` in the stored pattern, None if a nonzero lies elsewhere."""
-        if tuple(dense.shape) != self.shape or dense.dtype != self.values.dtype:
+        dtype = torch.float32 if isinstance(self.format, Groups) else self.values.dtype
+        if tuple(dense.shape) != self.shape or dense.dtype != dtype:
             raise FormatError(
-                f"packed from {self.values.dtype} of shape {self.shape}, "
-                f"got {dense.dtype} of shape {tuple(dense.shape)}: pack it anew"
+                f"packed from {dtype} of shape {self.shape}, got {dense.dtype} of shape {tuple(dense.shape)}: pack it anew"
             )
         dense = dense.detach()
         values = _flat(dense, self.format).index_select(0, self.source)
@@ -128,8 +144,8 @@ def pack(dense: torch.Tensor, format: Format | Packing) -> Packed:
     dense = dense.detach()
     if isinstance(format, Packing):
         arrays, source = packers.fill(format, dense)
-        values = _flat(dense, format).index_select(0, source)
-        return Packed(format, tuple(dense.shape), placed((*arrays, values)), source)
+        held = _stored(format, _flat(dense, format).index_select(0, source))
+        return Packed(format, tuple(dense.shape), placed((*arrays, *held)), source)
     layout = _Layout(format, tuple(dense.shape))
     occupied = layout.by_entry(_in_level_order(nonzero_mask(dense), format))
     arrays, stored = layout.walk((occupied if occupied.shape[1] == 1 else occupied.any(1)).flatten())
@@ -271,6 +287,11 @@ def _unpacked_bits(bits: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A bool tensor from a bit an element."""
     flat = np.unpackbits(bits.numpy(), count=prod(shape)).view(np.bool_)
     return torch.from_numpy(flat).view(shape)
+
+
+def _stored(format: Format | Packing, elements: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What is stored of these elements. FormatError where they are not what the format can tell."""
+    return grouped_values.encoded(format, elements) if isinstance(format, Groups) else (elements,)
 
 
 def _flat(dense: torch.Tensor, format: Format | Packing) -> torch.Tensor:

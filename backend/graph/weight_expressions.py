@@ -16,11 +16,15 @@ from torch import fx
 
 from gossamer.backend.graph.expressions import content_key, cut, evaluated
 from gossamer.backend.graph.zero_pattern import Pattern
+from gossamer.runtime.grouped_values import dense_groups
 from gossamer.runtime.weight_store import only_reading
 
 aten = torch.ops.aten
 
 T = TypeVar("T")
+
+_TRANSPOSES = {aten.permute.default, aten.t.default, aten.transpose.int, aten.numpy_T.default}
+"""Views that of a matrix are its transpose."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,17 @@ def weight_behind(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) ->
     return Weight(
         leaves, main, evaluate, transposed, content_key(evaluate, types), shape, value.dtype, value.device, Pattern.of(value)
     )
+
+
+def group_bits(weight: Weight) -> int | None:
+    """The bits of the integers that each 16 neighbours in a row of the stored matrix are, with a scale; None for other
+    matrices."""
+    evaluate: Any = weight.evaluate
+    made: Any = evaluate.graph.output_node().args[0] if isinstance(evaluate, fx.GraphModule) else None
+    turned = False
+    while made is not None and made.target in _TRANSPOSES:
+        made, turned = made.args[0], not turned
+    return made.args[-1] if made is not None and made.target is dense_groups and not turned else None
 
 
 def run(evaluate: Callable[..., T], values: Sequence[torch.Tensor]) -> T:

@@ -35,6 +35,8 @@ class Matrix:
     skew           nonzeros of the longest row over the mean of all rows, rounded up; 1 where all rows have equally many
     features       instructions of the target that not all have: "avx512bf16", "avx512vbmi", "avx512vbmi2", "vnni", "amx"
     l1d            bytes of the target's first-level data cache
+    group_bits     bits of the integers that each 16 aligned neighbours along K are, with a scale of their own; None where they
+                   are just floats
     given          element of x where it is another than the weight's: "f32" where a product of f32 may be rounded to bf16
     """
 
@@ -50,6 +52,7 @@ class Matrix:
     vnm: tuple[int, int, int] | None = None
     skew: float = 1.25
     features: frozenset[str] = frozenset()
+    group_bits: int | None = None
     given: str | None = None
     l1d: int = 32 << 10
 
@@ -90,6 +93,10 @@ def _highest(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
+def _values_read(matrix: Matrix) -> float:
+    return matrix.nonzeros * WEIGHTS[matrix.element].bytes
+
+
 def _tiles_gain(matrix: Matrix, tokens: int) -> float:
     return 1.15 - 0.4 * matrix.density
 
@@ -109,6 +116,7 @@ class Family:
                tiles that are whole vectors of tokens.
     integers   whether it multiplies quantized elements, and no floats
     needs      instructions of the target without which it does not run in chains
+    read       bytes of a matrix that it reads at least
     """
 
     name: str
@@ -120,6 +128,7 @@ class Family:
     gain: Callable[[Matrix, int], float] = _tiles_gain
     integers: bool = False
     needs: frozenset[str] = frozenset()
+    read: Callable[[Matrix], float] = _values_read
 
     def stores(self, matrix: Matrix) -> Format | Packing | None:
         """`storage`, for elements that it multiplies."""

@@ -5,8 +5,8 @@ y[t, m] = sum_k x[t, k] w[m, k], T tokens:
     dense    Machine.speeds        measured products, by element type, bytes of the weight and T
     sparse   Family.cycles         each family of schedules has its own terms, in cycles of a core of 3 GHz;
              Speed.cycles_a_us     a calibration finds how many of them pass here, by family and T
-             at least              the values are read (Machine.read), and multiplied 1.25 times as fast as in the best
-                                   dense product
+             at least              the weight is read (Family.read, Machine.read), and multiplied 1.25 times as fast as in the
+                                   best dense product
     each     Machine.call_us       the call
              _MEET_US              threads that share a call have to meet; one computes alone what takes less
 """
@@ -16,12 +16,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gossamer.dialects.elements import WEIGHTS
-from gossamer.passes.framework.family import Matrix
+from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.passes.schedules.machine_speed import Machine
 
 _FASTER = 0.8
 _MEET_US = 2.0
+_FLOAT_US = 1e-3
+"""Microseconds to make a float of an integer of a group, which dense products do at every call."""
+_MEMORY = 24.0
+"""Gigabytes a second that a core reads from memory, where the weights of a decoder lie that are in groups: one layer comes
+after the other, and no cache holds them all."""
 UNKNOWN_TOKENS = 32  # assumed where the number of tokens is not known at compile time
 
 
@@ -56,7 +61,9 @@ class Prediction:
 def _dense_us(matrix: Matrix, tokens: int, machine: Machine) -> float:
     """Microseconds of the dense product on one core. Where f32 may be rounded to bf16, torch does so on AMX alone."""
     element = matrix.element if matrix.given is None or "amx" in matrix.features else matrix.given
-    return machine.speeds[element].dense_us(matrix.rows * matrix.columns, WEIGHTS[element].bytes, tokens)
+    elements = matrix.rows * matrix.columns
+    floats = 0.0 if matrix.group_bits is None else _FLOAT_US * elements
+    return machine.speeds[element].dense_us(elements, WEIGHTS[element].bytes, tokens) + floats
 
 
 def _shared(us: float, threads: int) -> float:
@@ -70,10 +77,14 @@ def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machi
     t, speed = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), machine.speeds[matrix.element]
     width = WEIGHTS[matrix.element].bytes
     dense = _dense_us(matrix, t, machine) / threads
-    values = matrix.nonzeros * width
     fastest = min(machine.speeds[element].least for element in {matrix.element, "f64" if width == 8 else "f32"})
-    least = max(values / machine.read.at(values) / 1e3, _FASTER * fastest * matrix.nonzeros * t * 1e-6)
+    multiplied = _FASTER * fastest * matrix.nonzeros * t * 1e-6
+
+    def sparse_us(family: Family) -> float:
+        read, us = family.read(matrix), family.cycles(matrix, t) / speed.cycles_a_us(family.name, t)
+        rate = machine.read.at(read) if matrix.group_bits is None else min(machine.read.at(read), _MEMORY)
+        return max(us, read / rate / 1e3, multiplied)
+
     possible = [f for f in FAMILIES.values() if t <= f.most and f.stores(matrix) is not None]
-    sparse = sorted((f.cycles(matrix, t) / speed.cycles_a_us(f.name, t), f.name) for f in possible)
-    able = [(name, _shared(max(us, least), threads) + machine.call_us) for us, name in sparse if us < math.inf]
-    return Prediction(dense, tuple(able))
+    sparse = sorted((us, f.name) for f in possible if (us := sparse_us(f)) < math.inf)
+    return Prediction(dense, tuple((name, _shared(us, threads) + machine.call_us) for us, name in sparse))

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.sparsity.checkpoints.encodings import BITMASK, GAPS, decoded, encoded
+from gossamer.sparsity.quantization.grouped_linear import RAGGED, GroupedLinear
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -68,7 +69,9 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     own: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
     with _opened(Path(path)) as files:
         stored, tied = _contents(files)
-        _check(own, stored, files, tied, path)
+        grouped = {name: layer for name, layer in model.named_modules() if isinstance(layer, GroupedLinear)}
+        _check(own, stored, files, tied, path, {f"{name}.{part}".lstrip(".") for name in grouped for part in RAGGED})
+        own |= _with_room(grouped, stored, files)
         for name, parts in stored.items():
             _put(model, name, own[name], _tensor(name, parts, files), path)
         for name, other in tied.items():
@@ -133,7 +136,26 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
     return stored, tied
 
 
-def _check(own: dict[str, Tensor], stored: dict[str, Parts], files: list[Any], tied: dict[str, str], path: Any) -> None:
+def _with_room(layers: dict[str, GroupedLinear], stored: dict[str, Parts], files: list[Any]) -> dict[str, Tensor]:
+    """The buffers of layers in groups by their names, of the sizes that the files have them in, which are looked at first."""
+    found: dict[str, Tensor] = {}
+    given: dict[str, dict[str, Tensor]] = {}
+    for name, layer in layers.items():
+        own = {part: f"{name}.{part}".lstrip(".") for part in layer.weight_buffers()}
+        given[name] = {part: _tensor(each, stored[each], files) for part, each in own.items() if each in stored}
+        if len(given[name]) < len(own):
+            del given[name]  # tied to one that is stored
+            continue
+        layer.check_groups(name, given[name])
+    for name, parts in given.items():
+        layers[name].make_room(parts)
+        found |= {f"{name}.{part}".lstrip("."): buffer for part, buffer in layers[name].weight_buffers().items()}
+    return found
+
+
+def _check(
+    own: dict[str, Tensor], stored: dict[str, Parts], files: list[Any], tied: dict[str, str], path: Any, ragged: set[str]
+) -> None:
     tied.update(_tied_here(own, stored.keys() | tied.keys(), stored))
     missing, more = own.keys() - stored.keys() - tied.keys(), (stored.keys() | tied.keys()) - own.keys()
     dangling = [name for name, other in tied.items() if other not in stored]
@@ -148,7 +170,7 @@ def _check(own: dict[str, Tensor], stored: dict[str, Parts], files: list[Any], t
         else:
             number, key = parts["shape"]
             shape = tuple(files[number].get_tensor(key).flatten().tolist())
-        if shape != tuple(own[name].shape):
+        if shape != tuple(own[name].shape) and name not in ragged:
             raise FormatError(f"{path}: '{name}' has shape {shape}, in this model {tuple(own[name].shape)}")
 
 

@@ -1,13 +1,15 @@
-"""`gossamer.quantize`: the sparse linear layers of a model in int8."""
+"""`gossamer.quantize`: the sparse linear layers of a model in int8, or in groups of 4- or 8-bit integers."""
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from gossamer.dialects.errors import OptionError
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
+from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, check_columns
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -16,8 +18,22 @@ _ZEROS = 0.1
 """Share of zeros from which on a layer is quantized that nobody asked for."""
 
 
-def quantize(model: Model, *, only: Layers | None = None, skip: Layers = ()) -> Model:
-    """Give linear layers weights of int8, after pruning; changes the model in place and returns it.
+_BITS = {"int8": 8, "int4": 4}
+
+
+def quantize(
+    model: Model,
+    *,
+    weights: Literal["int8", "int4"] = "int8",
+    group: int | None = None,
+    only: Layers | None = None,
+    skip: Layers = (),
+) -> Model:
+    """Give linear layers weights of integers, after pruning; changes the model in place and returns it.
+
+    With `group=16`, for the few tokens of a decoder: `weights` of "int8" or "int4" in groups of 16 along the inputs, each with
+    a scale, kept where it has a nonzero (`prune(..., pattern="1x16")`); inputs stay floats. See `GroupedLinear`. "int4" has no
+    other way. Otherwise int8 throughout:
 
     - Weights: symmetric, a scale for each output, rounded to nearest; zeros stay zeros. Inputs: symmetric, a scale for each
       token, found at every call, so there is nothing to calibrate. Sums of products are exact (int32).
@@ -28,8 +44,14 @@ def quantize(model: Model, *, only: Layers | None = None, skip: Layers = ()) -> 
     - `torch.compile(model, backend="sparse")` gives these layers, alone or in chains, int8 kernels where the CPU has AVX2 and
       they are predicted to be faster than torch's own (`torch._int_mm`), which computes the others.
 
-    OptionError if a name or pattern is no layer's; GossamerError for a weight that is not finite, before anything is changed.
+    OptionError if a name or pattern is no layer's, or for other weights and groups; GossamerError for a weight that is not
+    finite, or has too many columns for groups, before anything is changed.
     """
+    if weights not in _BITS:
+        raise OptionError(f"weights={weights!r} are not known, there are 'int8' and 'int4'")
+    grouped = group is not None or weights == "int4"
+    if group not in (None, GROUP):
+        raise OptionError(f"group={group!r}: groups have {GROUP} elements")
     layers = [
         layer
         for layer in chosen_layers(model, only, skip)
@@ -37,11 +59,16 @@ def quantize(model: Model, *, only: Layers | None = None, skip: Layers = ()) -> 
     ]
     for layer in layers:
         check_finite(layer.weight.values() if is_stored(layer) else layer.weight)
+        if grouped:
+            check_columns(layer.in_features)
     for layer in layers:
         make_dense(layer)
         if parametrize.is_parametrized(layer, "weight"):
             parametrize.remove_parametrizations(layer, "weight")
-        QuantizedLinear.of(layer)
+        if grouped:
+            GroupedLinear.of(layer, _BITS[weights])
+        else:
+            QuantizedLinear.of(layer)
     return model
 
 

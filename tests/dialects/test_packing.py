@@ -24,6 +24,7 @@ from gossamer.dialects.packing import (
     parse,
     parse_packing,
 )
+from gossamer.dialects.quantized_packings import Groups
 
 PACKINGS: list[Packing] = [
     Bitmap(1, 16),
@@ -45,6 +46,7 @@ PACKINGS: list[Packing] = [
     Slices(1, 16, 32),
     Quads(1, 2, 512),
     QuadMap(0, 16),
+    Groups(1, 4),
 ]
 
 
@@ -59,9 +61,9 @@ def test_its_text_is_read_again(packing: Packing) -> None:
 
 
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)
-def test_the_values_come_last_and_are_elements_of_the_tensor(packing: Packing) -> None:
+def test_the_values_come_last_and_are_elements_of_the_tensor_or_integers(packing: Packing) -> None:
     *integers, values = packing.components()
-    assert values == ("values", 0)
+    assert values == ("values", 0 if packing.coded == 1 else 8)
     assert all(component.bits in (8, 16, 32, 64) for component in integers)
 
 

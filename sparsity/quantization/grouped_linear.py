@@ -1,0 +1,145 @@
+"""`GroupedLinear`: an nn.Linear whose weight is groups of 16 integers along its rows, kept or dropped, each with a scale.
+
+y[t, m] = sum_k x[t, k] w[m, k] + bias[m]        w[m, 16 g + i] = scale[m, g] q[m, g, i], or 0 where the group is dropped
+
+For the few tokens of a decoder, whose time goes into reading weights: a kept group has 8 bytes (4 bits) or 16 (8 bits), and a
+scale (GQSA, Zeng et al., 2025). Inputs are floats as they are.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.dialects.errors import FormatError, GossamerError
+from gossamer.dialects.quantized_packings import Groups
+from gossamer.runtime.grouped_values import dense_groups, mask_of_groups
+from gossamer.sparsity.quantization.quantized_linear import check_finite
+
+GROUP = Groups.COLUMNS
+RAGGED = ("weight_codes", "weight_scale")
+"""The buffers of which there are as many lines as groups are kept."""
+
+
+class GroupedLinear(nn.Linear):
+    """A linear layer with a weight of 4- or 8-bit integers in groups.
+
+    weight_codes  [groups kept, 8 or 16], uint8: integers with a sign, two of 4 bits a byte, the first in its lower half
+    weight_scale  [groups kept], bfloat16
+    weight_kept   [out_features, groups / 8], uint8: a bit for each group, least significant first
+    weight        what they stand for, in the type that the weight had; computed when it is asked for, never written
+
+    The input is of any floating type, [..., in_features]; the result has the same type, and sums are those of float32. The
+    weight has no gradient. Checkpoints may keep other groups, and other numbers of them.
+    """
+
+    weight_codes: Tensor
+    weight_scale: Tensor
+    weight_kept: Tensor
+    _dtype: torch.dtype
+    _bits: int
+
+    @classmethod
+    def of(cls, linear: nn.Linear, bits: int) -> Self:
+        """Turns a linear layer into a quantized one, in place, so that hooks and references to it hold. GossamerError if its
+        weight has a NaN or an infinity, or so many columns that the packing cannot tell them."""
+        weight = linear.weight.detach()
+        codes, scale, kept = grouped(weight, bits)
+        del linear._parameters["weight"]
+        linear.__class__ = cls
+        made: Any = linear
+        made._dtype, made._bits = weight.dtype, bits
+        for name, buffer in (("weight_codes", codes), ("weight_scale", scale), ("weight_kept", kept)):
+            made.register_buffer(name, buffer)
+        return made
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weight as floats."""
+        return self._floats().to(self._dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As that of nn.Linear."""
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(input.float(), self._floats(), bias).to(input.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, int{self._bits} in groups of {GROUP}"
+
+    def weight_buffers(self) -> dict[str, Tensor]:
+        """The weight as it is stored, by the names of its buffers."""
+        return {name: self._buffers[name] for name in (*RAGGED, "weight_kept")}  # type: ignore[misc]
+
+    def check_groups(self, name: str, buffers: Mapping[str, Tensor]) -> None:
+        """FormatError, with the layer's name, for buffers that do not fit together, or this layer."""
+        codes, scale, kept = (buffers[key] for key in ("weight_codes", "weight_scale", "weight_kept"))
+        groups = -(-self.in_features // GROUP)
+        if tuple(kept.shape) != (self.out_features, -(-groups // 8)) or kept.dtype != torch.uint8:
+            raise FormatError(f"'{name}': bits of {groups} groups in {self.out_features} rows are not {tuple(kept.shape)}")
+        count, width = int(mask_of_groups(kept, groups).sum()), GROUP * self._bits // 8
+        beyond = int(mask_of_groups(kept, kept.shape[1] * 8).sum()) - count
+        if beyond or tuple(codes.shape) != (count, width) or tuple(scale.shape) != (count,) or codes.dtype != torch.uint8:
+            raise FormatError(
+                f"'{name}': its bits keep {count + beyond} groups of {width} bytes, there are codes {tuple(codes.shape)} and "
+                f"scales {tuple(scale.shape)}"
+            )
+
+    def _floats(self) -> Tensor:
+        return dense_groups(self.weight_codes, self.weight_scale, self.weight_kept, self.in_features, self._bits)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As nn.Linear does, other numbers of groups included."""
+        given = {name: state_dict.get(prefix + name, buffer) for name, buffer in self.weight_buffers().items()}
+        self.check_groups(prefix.removesuffix("."), given)
+        self.make_room(given)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def make_room(self, given: Mapping[str, Tensor]) -> None:
+        """Gives the buffers whose sizes follow the kept groups those of others."""
+        for name in RAGGED:
+            own = self._buffers[name]
+            if own is not None and own.shape != given[name].shape:
+                self._buffers[name] = own.new_empty(given[name].shape)
+
+
+def grouped(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix as `codes`, `scale` and `kept`. A group is kept where it has a nonzero.
+
+    Of two scales, by which the largest element becomes -2^(bits - 1) or at most 2^(bits - 1) - 1, each group has that of the
+    smaller squared error. GossamerError for what is not finite, or has too many columns.
+    """
+    check_finite(weight)
+    check_columns(weight.shape[1])
+    groups = F.pad(weight.float(), (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    mask = (groups != 0).any(2)
+    codes, scale = _rounded(groups[mask], 1 << bits - 1)
+    if bits == 4:
+        codes = (codes[:, 0::2] & 15) | (codes[:, 1::2] << 4)
+    places = 1 << torch.arange(8, device=weight.device)
+    kept = (F.pad(mask, (0, -mask.shape[1] % 8)).unflatten(1, (-1, 8)) * places).sum(2).to(torch.uint8)
+    return codes.view(torch.uint8), scale, kept
+
+
+def check_columns(columns: int) -> None:
+    """GossamerError for more columns than the packing of kernels can tell."""
+    if columns > Groups.WIDEST:
+        raise GossamerError(f"a weight of {columns} columns has too many for groups: at most {Groups.WIDEST}")
+
+
+def _rounded(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The integers, int8, and the scale of each group, bfloat16."""
+    if not len(groups):
+        return groups.to(torch.int8), groups.new_zeros(0, dtype=torch.bfloat16)
+    extreme = groups.gather(1, groups.abs().argmax(1, keepdim=True))
+    least = torch.finfo(torch.bfloat16).tiny
+    ways = []
+    for scale in (extreme / -most, extreme.abs() / (most - 1)):
+        away = scale.abs() < least
+        scale = torch.where(away, torch.full_like(scale, least), scale).to(torch.bfloat16)
+        integers = (groups / scale.float()).round().clamp_(-most, most - 1)
+        ways.append((integers.to(torch.int8), scale, (integers * scale.float() - groups).square().sum(1, keepdim=True)))
+    (low, low_scale, low_error), (high, high_scale, high_error) = ways
+    better = low_error < high_error
+    return torch.where(better, low, high), torch.where(better, low_scale, high_scale).flatten()
