@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from gossamer.backend.attention.score_function import Refused
-from gossamer.backend.attention.written_out import Gradients, Term, Written, axes_of, softmax_before, written_attention
+from gossamer.backend.attention.written_gradients import Gradients, axes_of
+from gossamer.backend.attention.written_out import Term, Written, softmax_before, written_attention
 from gossamer.backend.chains.masks import Constants
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext

@@ -1,4 +1,4 @@
-"""Attention written out in a graph, as it stands before and after Inductor's decompositions, and its gradients.
+"""Attention written out in a graph, as it stands before and after Inductor's decompositions.
 
     %s = mul(bmm(%q, permute(%k)), 0.125)              the scores; then any of, in any order that a mask ends:
     %c = mul(tanh(div(%s, 50)), 50)                    a soft cap
@@ -10,28 +10,19 @@
 All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys].
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from gossamer.backend.attention.folded_heads import TURNS, operand, plain, swaps, users_of
 from gossamer.backend.attention.score_function import Refused, number_of
+from gossamer.backend.attention.written_gradients import Gradients, gradients_of
 from gossamer.backend.graph.dropout import Dropout, dropout_at
-from gossamer.backend.graph.nodes import COPIES, SPREADS, VIEWS, equal_sizes, same, same_shape
+from gossamer.backend.graph.nodes import same
 
-aten, prims = torch.ops.aten, torch.ops.prims
-
-_CONVERT = {prims.convert_element_type.default, aten._to_copy.default}
-_TURNS = {aten.permute.default, aten.transpose.int}
-_GRADIENT = {
-    "aten.mul.Tensor", "aten.div.Tensor", "aten.sub.Tensor", "aten.neg.default", "aten.sum.dim_IntList", "prims.fma.default",
-    "aten._softmax_backward_data.default", "aten.tanh_backward.default", "aten.where.self", "aten.masked_fill.Scalar",
-    "aten.native_dropout_backward.default",
-}  # fmt: skip
-"""What lies between the gradient of the weights and the products that it ends in; by name, for Inductor registers some of
-them when it is imported."""
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -43,24 +34,6 @@ class Term:
     dims: int
     factor: float = 1.0
     hidden: bool | None = None
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """The products for the gradients of q, k (turned) and v, the node of the result's gradient, and what those of q and k are
-    multiplied with afterwards.
-
-    more    nodes for that of all that softmax is of, if something else is computed from it: of `sums`, which are over axes of
-            batches and heads, or it itself
-    """
-
-    upstream: fx.Node
-    q: fx.Node
-    k: fx.Node
-    v: fx.Node
-    factor: float
-    more: tuple[fx.Node, ...]
-    sums: bool
 
 
 @dataclass(frozen=True)
@@ -136,14 +109,14 @@ def written_attention(weights: fx.Node) -> Written | None:
     """The attention of which a softmax has the weights; None if it is another softmax. Raises Refused for what there is no
     operation for."""
     source = softmax_before(weights)
-    scores = _plain(source) if source is not None else None
+    scores = plain(source) if source is not None else None
     if scores is None or scores.meta["val"].dim() not in (3, 4) or not (products := _products_behind(scores)):
         return None
-    uses = _uses(weights)
+    uses = users_of(weights)
     dropped = next((found for user, _, _ in uses if (found := _dropout(user, weights)) is not None), None)
     if dropped is not None:
         result, dropout = dropped
-        uses = [use for use in uses if use[0] is not dropout.drawn and result not in use[0].users] + _uses(result)
+        uses = [use for use in uses if use[0] is not dropout.drawn and result not in use[0].users] + users_of(result)
     forward = [user for user, turned, number in uses if user.target is aten.bmm.default and number == 0 and not turned]
     if len(forward) != 1:
         if any(user.target is aten.native_dropout.default for user, _, _ in uses):
@@ -154,36 +127,22 @@ def written_attention(weights: fx.Node) -> Written | None:
         raise Refused("its scores are the sum of several products")
     scale, cap, terms, scored = _scores(scores)
     factors = scored.args[-2:]
-    q, k, v = _operand(factors[0]), _operand(factors[1]), _operand(product.args[1])
+    q, k, v = operand(factors[0]), operand(factors[1]), operand(product.args[1])
     others = [use for use in uses if use[0] is not product]
-    gradients = _gradients(weights, product, scored, others, dropped[1] if dropped else None) if others else None
-    turned = not (k.target in _TURNS and _swaps(k))
-    k = k if turned else _operand(k.args[0])
+    gradients = gradients_of(weights, product, scored, others, dropped[1] if dropped else None) if others else None
+    turned = not (k.target in TURNS and swaps(k))
+    k = k if turned else operand(k.args[0])
     if len({x.meta["val"].dim() for x in (q, k, v)}) != 1:
         raise Refused("its products are of different numbers of dimensions")
     safe = weights.target in (aten.where.self, aten._safe_softmax.default)
     return Written(q, k, turned, v, product, scale, cap, terms, gradients, safe, dropped[1] if dropped else None)
 
 
-def _plain(node: Any) -> fx.Node:
-    """The node before copies, views that fold or unfold batch and heads, and other types."""
-    while node.target in COPIES | _CONVERT or (node.target in SPREADS and (same_shape(node.args[0], node) or _folds(node))):
-        node = node.args[0]
-    return node
-
-
-def _folds(node: fx.Node) -> bool:
-    """Whether a view has batch and heads in one dimension, or takes that apart."""
-    before, after = (n.meta["val"].shape for n in (node.args[0], node))  # type: ignore[union-attr]
-    sizes = {len(before), len(after)}
-    return node.target in VIEWS and sizes == {3, 4} and equal_sizes(before[-2:], after[-2:])
-
-
 def _products_behind(scores: fx.Node, most: int = 24) -> list[fx.Node]:
     """The products that scores are made of, by operations on each of them."""
     found, pending = [], [scores]
     while pending and (most := most - 1):
-        node = _plain(pending.pop())
+        node = plain(pending.pop())
         if node.target in (aten.bmm.default, aten.baddbmm.default):
             found.append(node)
         elif node.target in (aten.mul.Tensor, aten.div.Tensor, aten.tanh.default, *_ADDS, *_CHOICES):
@@ -193,32 +152,6 @@ def _products_behind(scores: fx.Node, most: int = 24) -> list[fx.Node]:
 
 _ADDS = {aten.add.Tensor, aten.sub.Tensor}
 _CHOICES = {aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor}
-
-
-def _uses(weights: fx.Node) -> list[tuple[fx.Node, bool, int]]:
-    """What takes the weights, whether turned, and as which argument."""
-    found, pending, seen = [], [(weights, False)], {weights}
-    while pending:
-        node, turned = pending.pop()
-        for user in node.users:
-            swaps = user.target in _TURNS and _swaps(user)
-            if user.target in SPREADS | _CONVERT or swaps:
-                if user not in seen:
-                    seen.add(user)
-                    pending.append((user, turned ^ swaps))
-            else:
-                found.append((user, turned, next((i for i, a in enumerate(user.args) if a is node), -1)))
-    return found
-
-
-def _swaps(node: fx.Node) -> bool:
-    """Whether it swaps the last two dimensions, and no others."""
-    dims = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
-    order = list(range(dims))
-    order[-2:] = order[:-3:-1]
-    if node.target is aten.permute.default:
-        return [a % dims for a in node.args[1]] == order  # type: ignore[union-attr]
-    return {a % dims for a in node.args[1:]} == {dims - 1, dims - 2}
 
 
 def _dropout(user: fx.Node, weights: fx.Node) -> tuple[fx.Node, Dropout] | None:
@@ -235,7 +168,7 @@ def _scores(node: fx.Node) -> tuple[float, float | None, tuple[Term, ...], fx.No
     factor, after, terms, cap = 1.0, 1.0, list[Term](), None
     capped = False
     while True:
-        node = _plain(node)
+        node = plain(node)
         if node.target in (aten.mul.Tensor, aten.div.Tensor):
             at, number = _scaled(node)
             factor *= number
@@ -298,111 +231,3 @@ def _chosen(node: fx.Node, factor: float) -> tuple[fx.Node, Term]:
     if number is None or not number * factor < -1e4:
         raise Refused("its scores are replaced by others")
     return at, Term(condition, node.meta["val"].dim(), number * factor, not shown)  # type: ignore[arg-type, return-value]
-
-
-def _operand(node: Any) -> fx.Node:
-    """The value of four dimensions that one of three was folded from, or that one."""
-    node = same(node)
-    if node.target in VIEWS and _folds(node) and node.args[0].meta["val"].dim() == 4:
-        return same(node.args[0])
-    return node
-
-
-def _gradients(
-    weights: fx.Node,
-    product: fx.Node,
-    scored: fx.Node,
-    others: list[tuple[fx.Node, bool, int]],
-    dropout: Dropout | None,
-) -> Gradients:
-    """Those that autograd has made. `others` are the uses of the weights, before and after dropout, besides the product."""
-    of_v = [user for user, turned, number in others if user.target is aten.bmm.default and turned and number == 0]
-    if len(of_v) != 1:
-        raise Refused("its weights are used elsewhere")
-    upstream: Any = of_v[0].args[1]
-    starts = [u for u in upstream.users if u.target is aten.bmm.default and u is not of_v[0] and u.args[0] is upstream]
-    if len(starts) != 1 or not _turned(starts[0].args[1], product.args[1]):
-        raise Refused("its weights are used elsewhere")
-    before, ends, last = _followed(starts[0], lambda node: _of_softmax(node, weights))
-    if len(last) != 1 or ends:
-        raise Refused("its weights are used elsewhere")
-    (scores,) = last
-    if dropout is not None and not any(dropout.gradient_before(node) is not None for node in before):
-        raise Refused("its dropout has another gradient")
-    known = before | last
-    if any(user not in known and not _before(user, known) for user, _, _ in others if user is not of_v[0]):
-        raise Refused("its weights are used elsewhere")
-    after, ends, elsewhere = _followed(scores, lambda node: node.target is aten.sum.dim_IntList)
-    q, k = (_operand(a) for a in scored.args[-2:])
-    of_q = [e for e in ends if e.args[0] in after and _turned(e.args[1], k)]
-    of_k = [e for e in ends if e.args[1] in after and _turned(e.args[0], q)]
-    if len(of_q) != 1 or len(of_k) != 1:
-        raise Refused("its products have other gradients")
-    sums = len(ends) == 2 and all(_sums_of(node, scores) for node in elsewhere)
-    more = tuple(elsewhere) if sums else (scores,)
-    return Gradients(upstream, of_q[0], of_k[0], of_v[0], scored.kwargs.get("alpha", 1), more, sums)  # type: ignore[arg-type]
-
-
-def _sums_of(node: fx.Node, scores: fx.Node) -> bool:
-    """Whether a node is the sum of scores [batch, heads, queries, keys] over batches, heads or both, which have one place."""
-    if node.target is not aten.sum.dim_IntList or len(node.args) != 3 or not node.args[2] or node.kwargs:
-        return False
-    summed: Any = node.args[0]
-    return summed.meta["val"].dim() == 4 and {0, 1}.issuperset(axes_of(node)) and _plain(summed) is _plain(scores)
-
-
-def axes_of(node: fx.Node) -> list[int]:
-    """The axes of four over which a node is a sum."""
-    axes: Any = node.args[1]
-    return [axis % 4 for axis in axes]
-
-
-def _followed(start: fx.Node, stops: Callable[[fx.Node], bool]) -> tuple[set[fx.Node], list[fx.Node], set[fx.Node]]:
-    """What is computed from a node by operations that gradients of scores go through, products of it, and what else is, or
-    where it `stops`."""
-    between, pending, ends, last = {start}, [start], list[fx.Node](), set[fx.Node]()
-    while pending:
-        for user in pending.pop().users:
-            if stops(user) or not (user.target in (aten.bmm.default, *SPREADS, *_CONVERT) or str(user.target) in _GRADIENT):
-                last.add(user)
-            elif user.target is aten.bmm.default:
-                ends.append(user)
-            elif user not in between:
-                between.add(user)
-                pending.append(user)
-    return between, ends, last
-
-
-def _of_softmax(node: fx.Node, weights: fx.Node) -> bool:
-    """Whether a node is the last one of the gradient of a softmax: p * (g - sum(p * g))."""
-    if node.target is aten._softmax_backward_data.default:
-        return _is(node.args[1], weights)
-    if node.target is aten.sub.Tensor:  # p * g - p * sum
-        weighted, rest = node.args
-        factors = rest.args if isinstance(rest, fx.Node) and rest.target is aten.mul.Tensor else ()
-        total = next((a for a in factors if not _is(a, weights)), None)
-    elif str(node.target) == "prims.fma.default":  # -p * sum + p * g
-        negative, total, weighted = node.args
-        factors = same(negative).args if same(negative).target is aten.neg.default else ()
-    else:
-        return False
-    if not any(_is(a, weights) for a in factors) or not isinstance(total, fx.Node):
-        return False
-    return total.target is aten.sum.dim_IntList and total.args[0] is weighted
-
-
-def _is(node: Any, other: fx.Node) -> bool:
-    return isinstance(node, fx.Node) and same(node) is same(other)
-
-
-def _before(user: fx.Node, between: set[fx.Node]) -> bool:
-    """Whether all that is made of it is between."""
-    return all(after in between or (str(after.target) in _GRADIENT and _before(after, between)) for after in user.users)
-
-
-def _turned(node: Any, of: Any) -> bool:
-    """Whether a node is another one with its last dimensions swapped."""
-    node, of = same(node), _operand(of)
-    if node.target in _TURNS and _swaps(node) and _operand(node.args[0]) is of:
-        return True
-    return of.target in _TURNS and _swaps(of) and _operand(node) is same(of.args[0])
