@@ -115,6 +115,31 @@ def test_dropout_is_drawn_anew_and_again_in_the_gradients(function: Callable[...
     assert torch.equal(first, run.function(q, k, v, mask))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dropout_where_lengths_and_batches_change(dtype: torch.dtype) -> None:
+    size = 64
+
+    def given(batch: int, length: int) -> list[Tensor]:
+        q, k = (made(batch, 3, length, size + n, dtype=dtype)[..., :size] for n in (0, 1))
+        v = torch.eye(size, dtype=dtype)[:length].expand(batch, 3, length, size)  # so that the result is the weights
+        return [x.clone().requires_grad_() for x in (q, k, v)]
+
+    first = given(2, size)
+    for x in first:
+        torch._dynamo.mark_dynamic(x, (0, 2))
+    run = compile_and_run(by_softmax, *first, None, regions=1, grad=True)
+    for batch, length in ((2, 64), (3, 33), (5, 2), (0, 7)):
+        q, k, v = given(batch, length)
+        out = run.function(q, k, v, None)
+        wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        expected = written(*wide, None, (out[..., :length] != 0).double() / (1 - SHARE))
+        assert_same(out, expected.to(dtype))
+        upstream = made(*expected.shape, dtype=dtype)
+        theirs = torch.autograd.grad(expected, wide, upstream.double())
+        for mine, exact in zip(torch.autograd.grad(out, (q, k, v), upstream), theirs, strict=True):
+            assert_same(mine, exact.to(dtype))
+
+
 class RelativeBias(nn.Module):
     """As T5 has it: a number a head for each distance."""
 

@@ -1,7 +1,7 @@
 """python -m tests.fuzz.attention --seconds 60 --seed 0: attention under random masks, against dense float64.
 
 A case is a mask (of a kind, for some batches and heads), lengths, heads that share keys, strides, a type, numbers that are
-added, a score function, and gradients.
+added, a score function, dropout, and gradients, that of the numbers among them.
 """
 
 import argparse
@@ -10,13 +10,15 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import ADD, TANH, Step
-from gossamer.sparsity.attention.masked_attention import Scoring, attend, gradients
+from gossamer.sparsity.attention.masked_attention import Scoring, attend, gradients, score_gradients
 from gossamer.sparsity.attention.tile_table import tile_table
+from gossamer.sparsity.edges.dropout_mask import kept
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 SCORES: tuple[tuple[Step, ...] | None, ...] = (None, None, None, (0.2, TANH, 5.0), (ADD, 0.2, TANH, 5.0), (0.2, TANH, 5.0, ADD))
@@ -41,6 +43,8 @@ class Case:
     dtype: torch.dtype
     by_token: bool
     grad: bool
+    dropout: float
+    summed: tuple[int, ...]
     seed: int
 
 
@@ -56,7 +60,7 @@ def make(seed: int) -> Case:
         choose.choice((queries, queries, 1, 16, 17, choose.randint(1, 300))), choose.choice((1, 8, 17, 32, 64, 80, 256)),
         choose.random() < 0.4, choose.random() < 0.4, added if score is None else "" if ADD not in score else "numbers", score,
         choose.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16)), choose.random() < 0.5,
-        choose.random() < 0.5, seed,
+        choose.random() < 0.5, choose.choice((0.0, 0.0, 0.1, 0.7)), choose.choice(((), (0,), (1,), (0, 1))), seed,
     )  # fmt: skip
 
 
@@ -97,27 +101,40 @@ def difference(case: Case) -> str | None:
         numbers = -0.1 * (torch.arange(case.queries)[:, None] - torch.arange(case.keys)).abs().expand_as(sees).float()
     hidden = torch.finfo(torch.float32).min if case.added == "lowest" else -torch.inf
     if case.added == "lowest":
-        sees = sees | ~sees.any(-1, keepdim=True)  # where all is hidden, all would be seen
         numbers.zero_()
     mask = numbers.masked_fill(~sees, hidden) if case.added else sees
     tables = tile_table(mask), tile_table(mask, turned=True)
     scale = case.size**-0.5
-    out, logarithms = attend(q, k, v, tables[0], Scoring(scale), case.score)
+    pairs = case.batch, case.heads, case.queries, case.keys
+    seed = torch.tensor([case.seed % 1000]) if case.dropout else None
+    how = Scoring(scale, None, seed, case.dropout)
+    out, logarithms = attend(q, k, v, tables[0], how, case.score)
     wide = [x.double().requires_grad_() for x in (q, k, v)]
     scores = wide[0] @ wide[1].repeat_interleave(case.group, 1).mT * scale
     for step in case.score or ((ADD,) if case.added else ()):
         scores = torch.tanh(scores) if step == TANH else scores + numbers.double() if step == ADD else scores * step
-    scores = scores.masked_fill(~sees, -torch.inf)
-    shares = scores.softmax(-1)
-    expected = shares.where(sees.any(-1, keepdim=True), 0) @ wide[2].repeat_interleave(case.group, 1)
-    sums = scores.logsumexp(-1).where(sees.any(-1), 0)
+    lowered = ~sees.any(-1, keepdim=True) if case.added == "lowest" else torch.zeros((), dtype=torch.bool)
+    numbered = scores  # of which the gradient is that of what has been added
+    scores = scores.where(~lowered, scores - scores.detach()).masked_fill(~(sees | lowered), -torch.inf)
+    some = (sees | lowered).any(-1, keepdim=True)
+    shares = scores.softmax(-1).where(some, 0)
+    dropped = shares if seed is None else shares * kept(seed, prod(pairs), 1, case.dropout, torch.float64).view(pairs)
+    expected = dropped @ wide[2].repeat_interleave(case.group, 1)
+    sums = scores.logsumexp(-1).where(some[..., 0], 0)
     found = [("result", out, expected), ("logarithms", logarithms, sums)]
     if case.grad and case.score is None:
-        theirs = torch.autograd.grad(expected, wide, upstream.double())
-        ours = gradients(upstream, (q, k, v), out, logarithms, tables, Scoring(scale))
-        found += zip(("dq", "dk", "dv"), ours, [x.nan_to_num(0) for x in theirs], strict=True)
+        theirs = torch.autograd.grad(expected, [*wide, numbered], upstream.double())
+        ours = gradients(upstream, (q, k, v), out, logarithms, tables, how)
+        found += zip(("dq", "dk", "dv"), ours, [x.nan_to_num(0) for x in theirs[:3]], strict=True)
+        if case.added:
+            mine = score_gradients(upstream, (q, k, v), out, logarithms, tables[1], how, case.summed)
+            exact = theirs[3].nan_to_num(0)
+            found.append(("dscores", mine, exact.sum(case.summed, keepdim=True) if case.summed else exact))
+    least = (
+        1.0 if case.dtype == torch.float32 else max(1.0, case.queries**0.5 / 2)
+    )  # of gradients that are sums of rounded ones
     for name, mine, theirs in found:
-        error = (mine.double() - theirs.detach()).abs().max() / theirs.detach().abs().max().clamp(min=1)
+        error = (mine.double() - theirs.detach()).abs().max() / theirs.detach().abs().max().clamp(min=least)
         if not float(error) <= TOLERANCE[case.dtype]:
             return f"{name} differs by {float(error):.1e}"
     return None
