@@ -1,4 +1,4 @@
-"""Pruned models with linear layers in int8, for the contenders that compute so."""
+"""Pruned models with linear layers in int8, or with weights of 4 bits, for the contenders that compute so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def quantized(problem: PrunedModel) -> nn.Module:
     return gossamer.quantize(copy.deepcopy(problem.model))
 
 
-def check(problem: PrunedModel) -> None:
-    """Unsupported where int8 is not asked for, or the model is not float32."""
-    if problem.precision != "f32" or "int8" not in problem.tolerance:
-        raise Unsupported("no int8 of this problem")
+def check(problem: PrunedModel, precision: str = "int8") -> None:
+    """Unsupported where this precision is not asked for, or the model is not float32."""
+    if problem.precision != "f32" or precision not in problem.tolerance:
+        raise Unsupported(f"no {precision} of this problem")

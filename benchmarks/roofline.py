@@ -102,7 +102,8 @@ def placed(milliseconds: float, work: Work, weights: int, precision: str, machin
     moved = weights + work.activations
     level = next(found for found in machine["levels"].values() if found["bytes"] is None or moved <= found["bytes"])
     intensity = work.nonzero_flops / moved
-    roof = min(machine[f"{precision}_gflops"], intensity * level["copy_gbytes_s"])
+    computed = "f32" if precision == "int4" else precision  # integers of 4 bits are weights alone
+    roof = min(machine[f"{computed}_gflops"], intensity * level["copy_gbytes_s"])
     useful = work.nonzero_flops / milliseconds / 1e6
     return {
         "useful_gflops": useful,

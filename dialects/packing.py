@@ -227,22 +227,24 @@ class VnniMap(Packing):
 
 
 @dataclass(frozen=True)
-class QuadMap(Packing):
-    """Strips of `rows` rows as a bit for each element and the nonzeros in that order, for dot products of bytes.
+class ByteWindows(Packing):
+    """Strips of `rows` rows, their nonzeros sorted into windows of the 64 columns that a register of bytes holds.
 
-    A mask stands for a line, four columns side by side: the quads of 16 rows. `positions` say where the values of each strip
-    begin. A line of zeros follows the last one, so that a whole line can be loaded anywhere.
+    A window of a strip takes some lines, each four nonzeros of every row at most, row by row: as many as its fullest row needs.
+    `positions` say at which line each strip begins, `lines` how many each of its windows has, `places` in which column of the
+    window a value lies. What fills up is 0 in both.
     """
 
-    kind: ClassVar[str] = "quadmap"
-    COLUMNS: ClassVar[int] = 4
+    kind: ClassVar[str] = "bytewindows"
+    COLUMNS: ClassVar[int] = 64
+    TOGETHER: ClassVar[int] = 4
     rows: int
 
     def __post_init__(self) -> None:
         self._check((self.rows == 16, "rows must be 16"))
 
     def components(self) -> tuple[Component, ...]:
-        return Component("positions", 32), Component("masks", 64), Component("values", 0)
+        return Component("positions", 32), Component("lines", 8), Component("places", 8), Component("values", 0)
 
 
 @dataclass(frozen=True)
@@ -327,8 +329,8 @@ class Slices(Packing):
 
 
 _KINDS = (
-    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, QuadMap, Panels, Slices, TwoFour, Vnm,
-    Fragments, Groups,
+    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, ByteWindows, Panels, Slices, TwoFour,
+    Vnm, Fragments, Groups,
 )  # fmt: skip
 KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 

@@ -13,11 +13,11 @@ from gossamer.dialects.packing import (
     Bitmap,
     Blocks,
     BlockVectors,
+    ByteWindows,
     Packing,
     Padded,
     Pairs,
     Panels,
-    QuadMap,
     Quads,
     RowPairs,
     Vnni,
@@ -200,25 +200,36 @@ def _groups(packing: Groups, rows: Rows) -> tuple[list[torch.Tensor], torch.Tens
 
 
 def _vnnimap(packing: VnniMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    return _map(rows, packing.rows, packing.COLUMNS, 2)
-
-
-def _quadmap(packing: QuadMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    return _map(rows, packing.rows, packing.COLUMNS, 4)
-
-
-def _map(rows: Rows, r: int, c: int, together: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Strips of r rows, filled up to c columns: lines of 16 rows and so many columns together."""
-    m, k = rows.nonzero.shape
-    edges, cut = (0, -k % c, 0, -m % r), (-(-m // r), r // 16, 16, -(-k // c) * c // together, together)
+    """Strips of rows, filled up to whole blocks: lines of the pairs of 16 rows."""
+    (m, k), r, c = rows.nonzero.shape, packing.rows, packing.COLUMNS
+    edges, cut = (0, -k % c, 0, -m % r), (-(-m // r), r // 16, 16, -(-k // c) * c // 2, 2)
     nonzero, places = (
         torch.nn.functional.pad(matrix, edges, value=value).reshape(cut).permute(0, 3, 1, 2, 4)
         for matrix, value in ((rows.nonzero, False), (rows.places, rows.nowhere))
     )
-    line = 16 * together
-    bits = nonzero.reshape(-1, line).to(torch.int64) << torch.arange(line)
-    source = torch.cat([places[nonzero], rows.places.new_full((line,), rows.nowhere)])
+    bits = nonzero.reshape(-1, 32).to(torch.int64) << torch.arange(32)
+    source = torch.cat([places[nonzero], rows.places.new_full((32,), rows.nowhere)])
     return [positions(nonzero.flatten(1).sum(1)), bits.sum(1)], source
+
+
+def _byte_windows(packing: ByteWindows, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    (m, k), r, wide, together = rows.nonzero.shape, packing.rows, packing.COLUMNS, packing.TOGETHER
+    strips, windows = -(-m // r), -(-k // wide)
+    filled = torch.nn.functional.pad(rows.nonzero, (0, -k % wide, 0, -m % r))
+    counts = filled.view(strips * r, windows, wide).sum(2)
+    lines = -(-counts.view(strips, r, windows).amax(1) // together)
+    begins = positions(lines.flatten())
+    row, column = rows.nonzero.nonzero().unbind(1)
+    piece = row * windows + column // wide
+    rank = torch.arange(len(piece)) - positions(counts.flatten())[piece]
+    line = begins[row // r * windows + column // wide] + rank // together
+    at = (line * r + row % r) * together + rank % together
+    size = int(begins[-1]) * r * together
+    places = torch.zeros(size, dtype=torch.uint8)
+    places[at] = (column % wide).to(torch.uint8)
+    source = rows.places.new_full((size,), rows.nowhere)
+    source[at] = rows.places[rows.nonzero]
+    return [begins[::windows] if windows else positions(lines.sum(1)), lines, places], source
 
 
 def _panels(packing: Panels, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -284,7 +295,7 @@ _FILL: dict[type[Packing], Fill] = {
     Quads: _quads,
     Panels: _panels,
     VnniMap: _vnnimap,
-    QuadMap: _quadmap,
+    ByteWindows: _byte_windows,
     TwoFour: _two_four,
     Vnm: _vnm,
     Fragments: _fragments,

@@ -23,8 +23,8 @@ LAYERS, WIDTH, HEADS = 4, 768, 12
 GATED = 2048  # width of a gated feed-forward block
 WORDS = 1000
 PATCHES = 197
-TOLERANCE = {"f32": 5e-5, "bf16": 5e-2}
-INPUTS = {"vit": ("1", "4"), "gpt": ("1x1", "1x128", "4x128"), "llama": ("1x128", "4x128")}
+TOLERANCE = {"f32": 5e-5, "bf16": 5e-2, "int8": 1e-1, "int4": 4e-1}
+INPUTS = {"vit": ("1", "4"), "gpt": ("1x1", "1x128", "4x128"), "llama": ("1x1", "1x128", "4x128")}
 
 
 class Vit(nn.Module):

@@ -20,7 +20,7 @@ from torch_mlir.dialects import arith, func, memref, scf, vector
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
-from gossamer.dialects.packing import Packing, QuadMap, Vnni, VnniMap
+from gossamer.dialects.packing import ByteWindows, Packing, Vnni, VnniMap
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.product import Operands, Product
@@ -75,7 +75,7 @@ class Strips(Product):
         super().__init__(op)
         stored = storage_of_type(ir.RankedTensorType(op.w.type))
         tile = integers(op.tile)
-        if not isinstance(stored, (Vnni, VnniMap, QuadMap)) or stored.rows > 2 * LANES or len(tile) != 2:
+        if not isinstance(stored, (Vnni, VnniMap, ByteWindows)) or stored.rows > 2 * LANES or len(tile) != 2:
             raise CompileError(f"tile {tile} of a weight stored as {stored}: must be [tokens, tokens], blocks of 16 or 32 rows")
         self.tile = tile
         self.height, self.width = stored.rows, stored.columns if isinstance(stored, Vnni) else width

@@ -21,7 +21,7 @@ from tests.backend.harness import compile_and_run, prune_, pruned
 
 pytestmark = pytest.mark.skipif(host().vector_bits < 256, reason="int8 kernels are for x86 with AVX2")
 in_chains = pytest.mark.skipif("vnni" not in host().instructions, reason="chains multiply bytes, by VNNI")
-SCHEDULES = ["quads", *(["expand8"] if {"vnni", "avx512vbmi2"} <= host().instructions else []), "reference"]
+SCHEDULES = ["quads", *(["lookup8"] if {"vnni", "avx512vbmi"} <= host().instructions else []), "reference"]
 
 
 class Sums(nn.Module):

@@ -10,11 +10,11 @@ from gossamer.dialects.packing import (
     Bitmap,
     Blocks,
     BlockVectors,
+    ByteWindows,
     Packing,
     Padded,
     Pairs,
     Panels,
-    QuadMap,
     Quads,
     RowPairs,
     Slices,
@@ -45,7 +45,7 @@ PACKINGS: list[Packing] = [
     Fragments(1),
     Slices(1, 16, 32),
     Quads(1, 2, 512),
-    QuadMap(0, 16),
+    ByteWindows(0, 16),
     Groups(1, 4),
 ]
 

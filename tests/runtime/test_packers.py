@@ -11,11 +11,11 @@ from gossamer.dialects.packing import (
     Bitmap,
     Blocks,
     BlockVectors,
+    ByteWindows,
     Packing,
     Padded,
     Pairs,
     Panels,
-    QuadMap,
     Quads,
     RowPairs,
     Vnni,
@@ -159,31 +159,38 @@ def unpacked_vectors(packed: Packed, rows: int, columns: int) -> Tensor:
 
 def unpacked_vnnimap(packed: Packed, rows: int, columns: int) -> Tensor:
     assert isinstance(packed.format, VnniMap)
-    return unpacked_map(packed, rows, columns, 2)
-
-
-def unpacked_quadmap(packed: Packed, rows: int, columns: int) -> Tensor:
-    assert isinstance(packed.format, QuadMap)
-    return unpacked_map(packed, rows, columns, 4)
-
-
-def unpacked_map(packed: Packed, rows: int, columns: int, together: int) -> Tensor:
-    assert isinstance(packed.format, VnniMap | QuadMap)
     positions, masks, values = packed.components
     height, wide = packed.format.rows, -(-columns // packed.format.COLUMNS) * packed.format.COLUMNS
     dense, at = torch.zeros(-(-rows // height) * height, wide), 0
     lines = iter(unsigned(masks))
     for strip in range(0, rows, height):
         assert unsigned(positions)[strip // height] == at
-        for column in range(0, wide, together):
+        for column in range(0, wide, 2):
             for half in range(strip, strip + height, 16):
                 mask = next(lines)
-                for bit in range(16 * together):
+                for bit in range(32):
                     if mask >> bit & 1:
-                        dense[half + bit // together, column + bit % together] = values[at]
+                        dense[half + bit // 2, column + bit % 2] = values[at]
                         at += 1
     assert not list(lines)
-    assert at + 16 * together == values.numel()
+    assert at + 32 == values.numel()
+    return dense[:rows, :columns]
+
+
+def unpacked_byte_windows(packed: Packed, rows: int, columns: int) -> Tensor:
+    assert isinstance(packed.format, ByteWindows)
+    positions, lines, places, values = packed.components
+    strips, windows, at = -(-rows // 16), -(-columns // 64), 0
+    dense = torch.zeros(strips * 16, windows * 64)
+    for strip in range(strips):
+        assert unsigned(positions)[strip] == at
+        for window in range(windows):
+            for _ in range(unsigned(lines)[strip * windows + window]):
+                wanted, found = (array[64 * at : 64 * (at + 1)] for array in (unsigned(places), values.tolist()))
+                for i, (place, value) in enumerate(zip(wanted, found, strict=True)):
+                    dense[strip * 16 + i // 4, window * 64 + place] += value
+                at += 1
+    assert unsigned(positions)[strips] == at == values.numel() // 64
     return dense[:rows, :columns]
 
 
@@ -226,7 +233,7 @@ UNPACKED = {
     Pairs: unpacked_pairs,
     VnniMap: unpacked_vnnimap,
     Quads: unpacked_quads,
-    QuadMap: unpacked_quadmap,
+    ByteWindows: unpacked_byte_windows,
     Panels: unpacked_panels,
     Blocks: unpacked_blocks,
     BlockVectors: unpacked_vectors,
@@ -246,8 +253,8 @@ PACKINGS = [
     Pairs(0, 64),
     Quads(1, 1, 16),
     Quads(0, 3, 64),
-    QuadMap(1, 16),
-    QuadMap(0, 16),
+    ByteWindows(1, 16),
+    ByteWindows(0, 16),
     Panels(1, 32, 1),
     Panels(0, 16, 2),
     Panels(1, 32, 32),

@@ -1,5 +1,5 @@
 // The nonzeros of 16 rows in four columns become a vector, with which the quads of some tokens are multiplied.
-// RUN: gossamer-opt %s -p 'expose-storage,lower-expand8,canonicalize,cse' | filecheck %s
+// RUN: gossamer-opt %s -p 'expose-storage,lower-lookup8,canonicalize,cse' | filecheck %s
 
 // CHECK-LABEL: func.func private @region_copied16(
 // CHECK-LABEL: func.func private @region_copied2(
@@ -18,13 +18,13 @@
 // CHECK:         vector.load %[[COPY]][%{{.*}}] : memref<32x96xi8>, vector<4xi8>
 // CHECK-COUNT-2: llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"(%{{.*}}, %{{.*}}, %[[W]])
 // CHECK:         llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"(%{{.*}}, %[[HIGH]], %[[W]])
-func.func @region(%x: tensor<?x70xi8>, %w: tensor<40x70xi8, "quadmap(reduction=1, rows=16)">, %scale: tensor<40xf32>) -> tensor<?x40xf32> {
+func.func @region(%x: tensor<?x70xi8>, %w: tensor<40x70xi8, "bytewindows(reduction=1, rows=16)">, %scale: tensor<40xf32>) -> tensor<?x40xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: i32):
     %s = "kernel.read"(%scale) {map = affine_map<(t, m) -> (m)>} : (tensor<40xf32>) -> f32
     %0 = arith.sitofp %sum : i32 to f32
     %1 = arith.mulf %0, %s : f32
     "kernel.yield"(%1) : (f32) -> ()
-  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "expand8", tile = [32, 32]} : (tensor<?x70xi8>, tensor<40x70xi8, "quadmap(reduction=1, rows=16)">) -> tensor<?x40xf32>
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "lookup8", tile = [32, 32]} : (tensor<?x70xi8>, tensor<40x70xi8, "bytewindows(reduction=1, rows=16)">) -> tensor<?x40xf32>
   return %y : tensor<?x40xf32>
 }
