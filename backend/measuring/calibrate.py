@@ -16,23 +16,22 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import torch
 
 from gossamer.backend.devices.calibrated import cpu_name, keep, this_machine
 from gossamer.backend.devices.measured_times import DENSE
-from gossamer.backend.measuring.measure import Call, Product, fastest, random
+from gossamer.backend.measuring.measure import Call, Product, dense_product, fastest, random
 from gossamer.backend.measuring.progress import Progress, progress
 from gossamer.dialects.errors import OptionError
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.passes.schedules.machine_speed import Curve, Machine, Speed
 from gossamer.runtime.data_cache import first_level_bytes
-from gossamer.runtime.elements import FLOATS
+from gossamer.runtime.elements import WEIGHTS
 from gossamer.runtime.target import host
 
-_TYPES = {name: dtype for dtype, name in FLOATS.items()}
+_TYPES = {name: dtype for dtype, name in WEIGHTS.items()}
 
 _READ_SIZES = (1 << 19, 1 << 21, 1 << 23, 1 << 25)
 _DENSE_SIZES = ((384, 384), (768, 1536), (2048, 2048))
@@ -50,7 +49,7 @@ _WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ..
 
 
 def calibrate(elements: Sequence[str] = ("f32",)) -> Machine:
-    """Measures this machine for some element types ("f32", "f64", "bf16", "f16"), keeps what was found, and returns it.
+    """Measures this machine for some element types ("f32", "f64", "bf16", "f16", "i8"), keeps what was found, and returns it.
 
     Raises OptionError for an unknown element type.
     """
@@ -96,8 +95,8 @@ def _read() -> Curve:
 
 def _dense(rows: int, columns: int, dtype: torch.dtype) -> Curve:
     """Nanoseconds a token for 1000 elements."""
-    weight = random(rows, columns).to(dtype)
-    calls = [{DENSE: partial(torch.mm, random(tokens, columns).to(dtype), weight.t())} for tokens in _DENSE_TOKENS]
+    weight = random(rows, columns, dtype=dtype).t()
+    calls = [{DENSE: dense_product(random(tokens, columns, dtype=dtype), weight)} for tokens in _DENSE_TOKENS]
     times = zip(_DENSE_TOKENS, _in_passes(calls), strict=True)
     return Curve(tuple((tokens, us[DENSE] * 1e6 / (rows * columns * tokens)) for tokens, us in times))
 
@@ -133,9 +132,9 @@ def _families(matrix: Matrix, names: list[str], found: dict[str, dict[int, list[
 
 def reference_weight(matrix: Matrix) -> torch.Tensor:
     """A random weight [M, K] with the density and the structure of a matrix."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
     m, k = matrix.rows, matrix.columns
-    weight = torch.randn(m, k, generator=generator)
+    weight = random(m, k, dtype=_TYPES[matrix.element])
     if matrix.nm:
         n, group = matrix.nm
         kept = torch.rand(m, k // group, group, generator=generator).argsort(-1) < n
@@ -144,7 +143,7 @@ def reference_weight(matrix: Matrix) -> torch.Tensor:
         r, c = matrix.block or (1, 1)
         kept = torch.rand(-(-m // r), -(-k // c), generator=generator) < matrix.density
         weight *= kept.repeat_interleave(r, 0)[:m].repeat_interleave(c, 1)[:, :k]
-    return weight.to(_TYPES[matrix.element])
+    return weight
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -37,8 +37,8 @@ def _of_one_image(
 ) -> float:
     def measure() -> float:
         innermost = torch.channels_last if len(image) == 3 else torch.contiguous_format
-        x = random(1, *image).to(dtype).contiguous(memory_format=innermost)
-        weight = random(*w).to(dtype)
+        x = random(1, *image, dtype=dtype).contiguous(memory_format=innermost)
+        weight = random(*w, dtype=dtype)
 
         def run() -> torch.Tensor:
             return torch.ops.aten.convolution(x, weight, None, *how).relu_()

@@ -17,7 +17,7 @@ from gossamer.backend.devices import calibrated
 from gossamer.backend.graph.inputs import Inputs, density, zero_heavy
 from gossamer.dialects.settings import CALIBRATE
 from gossamer.runtime import cache_files
-from gossamer.runtime.elements import FLOATS
+from gossamer.runtime.elements import WEIGHTS
 from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
 log = logging.getLogger("gossamer")
@@ -33,8 +33,9 @@ def calibrate_at_first_use(inputs: Inputs) -> None:
     if not CALIBRATE.get() or cache_files.directory() is None:
         return
     known = calibrated.this_machine().measured | _failed
-    floats = [static.tensor for static in inputs.statics.values() if static.tensor.is_cpu and static.tensor.dtype in FLOATS]
-    elements = {FLOATS[tensor.dtype] for tensor in floats if FLOATS[tensor.dtype] not in known and _pruned(tensor, inputs)}
+    statics = [static.tensor for static in inputs.statics.values()]
+    named = [(WEIGHTS[tensor.dtype], tensor) for tensor in statics if tensor.is_cpu and tensor.dtype in WEIGHTS]
+    elements = {name for name, tensor in named if name not in known and _pruned(tensor, inputs)}
     if not elements:
         return
     try:

@@ -40,15 +40,15 @@ class Product:
     def calls(self, tokens: int, schedules: Iterable[str]) -> dict[str, Call]:
         """What computes the product for that many synthetic tokens: DENSE, and those of the schedules that compile."""
         given = torch.float32 if self._matrix.given is not None else self._weight.dtype
-        x, weight = random(tokens, self._matrix.columns).to(given), self._weight.to(given)
-        factor = weight.t() if self._matrix.reduction == 1 else weight
-        calls: dict[str, Call] = {DENSE: partial(torch.mm, x, factor)}
+        x, weight = random(tokens, self._matrix.columns, dtype=given), self._weight.to(given)
+        calls: dict[str, Call] = {DENSE: dense_product(x, weight.t() if self._matrix.reduction == 1 else weight)}
+        results = given if given.is_floating_point else torch.float32
         for schedule in schedules:
             if schedule not in self._sparse:
                 self._sparse[schedule] = self._prepared(schedule)
             if (prepared := self._sparse[schedule]) is not None:
                 kernel, packed = prepared
-                calls[schedule] = partial(kernel, [x, packed], x.new_empty(tokens, self._matrix.rows))
+                calls[schedule] = partial(kernel, [x, packed], x.new_empty(tokens, self._matrix.rows, dtype=results))
         return calls
 
     def _prepared(self, schedule: str) -> tuple[RegionKernel, Packed] | None:
@@ -60,9 +60,15 @@ class Product:
             return None
 
 
-def random(*shape: int) -> torch.Tensor:
-    """Normal values; the generator of the user's process is left alone."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal values, as integers with a deviation of 40; the generator of the user's process is left alone."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return values.to(dtype) if dtype.is_floating_point else values.mul(40).clamp(-127, 127).to(dtype)
+
+
+def dense_product(x: torch.Tensor, factor: torch.Tensor) -> Call:
+    """What torch computes in its place."""
+    return partial(torch.mm if x.is_floating_point() else torch.ops.aten._int_mm.default, x, factor)
 
 
 @lru_cache(maxsize=64)
@@ -75,9 +81,15 @@ def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel
     given = torch.float32 if matrix.given is not None else dtype
     x.meta = {"shape": (None, matrix.columns), "dtype": given}
     w.meta = {"shape": (matrix.rows, matrix.columns) if by_rows else (matrix.columns, matrix.rows), "dtype": dtype}
-    stored = w if given == dtype else graph.call_function(torch.ops.prims.convert_element_type.default, (w, given))
+    factors = given if given.is_floating_point else torch.int32  # in which bytes are multiplied
+
+    def converted(node: fx.Node, has: torch.dtype, wanted: torch.dtype) -> fx.Node:
+        return node if has == wanted else graph.call_function(torch.ops.prims.convert_element_type.default, (node, wanted))
+
+    stored = converted(w, dtype, factors)
     factor = graph.call_function(torch.ops.aten.permute.default, (stored, [1, 0])) if by_rows else stored
-    graph.output(graph.call_function(torch.ops.aten.mm.default, (x, factor)))
+    product = graph.call_function(torch.ops.aten.mm.default, (converted(x, given, factors), factor))
+    graph.output(converted(product, factors, factors if factors.is_floating_point else torch.float32))
     return compile_region(import_region(fx.GraphModule({}, graph, "Product"), matrix, None), schedule=schedule)
 
 

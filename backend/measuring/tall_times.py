@@ -37,7 +37,7 @@ def _ratio(rows: int, k: int, n: int, dtype: torch.dtype, threads: int) -> float
     """Time of `tall` over that of torch's own product."""
 
     def measure() -> float:
-        x, w = random(rows, k).to(dtype), random(k, n).to(dtype)
+        x, w = random(rows, k, dtype=dtype), random(k, n, dtype=dtype)
         us = fastest({"tall": partial(tall_product, x, w), "torch": partial(torch.mm, x, w)}, threads, _ROUNDS)
         return us["tall"] / us["torch"]
 
