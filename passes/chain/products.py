@@ -10,6 +10,8 @@ from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 
+_QUAD = 4  # features of which a tile has the bytes side by side
+
 
 def chain_product(op: Any) -> ChainProduct:
     """How a kernel.spmm runs in a chain; CompileError if its family does not run in chains."""
@@ -25,7 +27,10 @@ def runs_in_chains(schedule: str, matrix: Matrix) -> bool:
     family = FAMILIES.get(schedule)
     able = family is not None and family.chain is not None and family.needs <= matrix.features
     stored = family.stores(matrix) if family is not None and able else None
-    return stored is not None and matrix.columns % (stored.neighbours if isinstance(stored, Packing) else 1) == 0
+    if family is None or stored is None:
+        return False
+    together = _QUAD if family.integers else stored.neighbours if isinstance(stored, Packing) else 1
+    return matrix.columns % together == 0
 
 
 def gain_in_chain(schedule: str, matrix: Matrix, tokens: int) -> float:

@@ -158,7 +158,7 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
     sums_of = vector_of(frame.lanes, epilogue.sum.type)  # integers, of a quantized product
     inner = product.inner(frame.outside[op.w], packed, sums_of, frame.vectors)
     if isinstance(inner, Stores):
-        _emit_stored(inner, epilogue, product, target, columns(result), frame)
+        _emit_stored(inner, sums_of, epilogue, product, target, columns(result), frame)
         return
     height = product.rows(frame.vectors)
     cuts, count = product.height // height, height * frame.vectors
@@ -192,9 +192,11 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
                 _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
 
 
-def _emit_stored(inner: Stores, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame) -> None:
+def _emit_stored(
+    inner: Stores, sums_of: ir.VectorType, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame
+) -> None:
     """The same where the inner loops leave the sums of a group in memory: they go through the epilogue two rows at a time."""
-    type_ = ir.MemRefType.get([product.height, frame.vectors * frame.lanes], frame.vec.element_type)
+    type_ = ir.MemRefType.get([product.height, frame.vectors * frame.lanes], sums_of.element_type)
     sums = memref.alloca(type_, [], [], alignment=64)
     with loop(frame.low, frame.high, index(1)) as groups:
         group = groups.induction_variable
@@ -202,7 +204,7 @@ def _emit_stored(inner: Stores, epilogue: Epilogue, product: ChainProduct, targe
         first = arith.muli(group, index(product.height))
         with loop(index(0), index(product.height), index(2)) as pairs:
             slots = [arith.addi(pairs.induction_variable, index(i)) for i in (0, 1)]
-            totals = [vector.load(frame.vec, sums, [slot, frame.at(v)]) for slot in slots for v in range(frame.vectors)]
+            totals = [vector.load(sums_of, sums, [slot, frame.at(v)]) for slot in slots for v in range(frame.vectors)]
             rows = [arith.addi(first, slot) for slot in slots]
             _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
 

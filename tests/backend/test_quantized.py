@@ -1,6 +1,7 @@
 """Quantized layers through the backend: sums bit for bit those of integers, in every state that a model can be in."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gossamer.backend.graph.zero_pattern import Pattern
 from gossamer.backend.regions.importer import import_region
 from gossamer.dialects.packing import Quads
 from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
@@ -167,8 +169,11 @@ def test_training_goes_straight_through() -> None:
 
 @in_chains
 @torch.no_grad()
-def test_chains_make_integers_of_x_where_it_lies() -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES[:-1])
+def test_chains_make_integers_of_x_where_it_lies(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    for other in {"quads", "lookup8"} - {schedule}:
+        monkeypatch.setitem(FAMILIES, other, replace(FAMILIES[other], chain=None))
     wide = nn.Linear(64, 1200)  # of so many columns the next one takes several panels
     model = prune_(nn.Sequential(wide, nn.GELU(), nn.Linear(1200, 40), nn.LayerNorm(40), nn.Linear(40, 24))).eval()
     gossamer.quantize(model, skip=["4"])
@@ -176,7 +181,7 @@ def test_chains_make_integers_of_x_where_it_lies() -> None:
     torch._dynamo.mark_dynamic(x, 1)
     run = compile_and_run(model, x, regions=3)
     assert [d.reason for d in run.regions] == ["in a chain of 3"] * 3
-    assert [d.schedule for d in run.regions][:2] == ["quads", "quads"]
+    assert [d.schedule for d in run.regions][:2] == [schedule] * 2
     for tokens in (9, 65, 2, 130, 0):
         x = torch.randn(2, tokens, 64)
         x[:, 1:2] = 0

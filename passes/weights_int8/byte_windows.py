@@ -1,0 +1,118 @@
+"""Sums of strips of a weight in windows of bytes (`ByteWindows`): what its nonzeros want of x is looked up in registers.
+
+for each window of 64 columns:                 // of each token in a register
+  for each line of the window:  iter_args(a vector of sums for each token, how much too large they are)
+    places[line], values[line]                 // four nonzeros of each of 16 rows
+    vpdpbusd(sums, vpermb(places, the token's window), values)
+    vpdpbusd(how much, 128, values)            // x is given as x + 128, which vpdpbusd reads without a sign
+"""
+
+from dataclasses import dataclass
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, llvm, memref, scf, vector
+
+from gossamer.dialects.packing import ByteWindows
+from gossamer.passes.loops.buffers import WeightArrays
+from gossamer.passes.loops.inner_loop import InnerLoop, added_up, sets_of
+from gossamer.passes.loops.vectors import index, load_index, loop, transpose, vector_of, zeros
+from gossamer.passes.weights_int8.byte_products import multiplied, splat_of_bytes
+
+LANES = 16
+"""Rows of a strip, and sums in a vector."""
+
+AT_ONCE = 8
+"""Tokens whose sums and windows are in registers."""
+
+_WIDE = ByteWindows.COLUMNS
+_LINE = ByteWindows.TOGETHER * LANES
+_CHAINS = 4  # sums that have to be under way at once
+_PERMUTE = "llvm.x86.avx512.permvar.qi.512"
+
+
+def windows_of(columns: int) -> int:
+    """The windows of so many columns."""
+    return -(-columns // _WIDE)
+
+
+def sums_of_strip(
+    arrays: WeightArrays, strip: ir.Value, windows: int, x: ir.Value, row: ir.Value, tokens: int
+) -> list[ir.Value]:
+    """A vector of i32 for each of `tokens` rows of `x`, bytes [.., whole windows of columns] with 128 added, from `row` on."""
+    positions, lines, places, values = arrays.weight
+    i32, i8 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8)
+    none, middle, bytes_ = zeros(vector_of(LANES, i32)), splat_of_bytes(_LINE, -128), vector_of(_LINE, i8)
+    sums, ways = tokens + 1, max(1, _CHAINS // (tokens + 1))
+    first = arith.muli(strip, index(windows))
+
+    def line(at: ir.Value, held: list[ir.Value], totals: list[ir.Value]) -> list[ir.Value]:
+        start = arith.muli(at, index(_LINE))
+        wanted, weights = (vector.load(bytes_, array, [start]) for array in (places, values))
+        found = [llvm.call_intrinsic(bytes_, _PERMUTE, [each, wanted], [], []) for each in held]
+        return [multiplied(total, given, weights) for total, given in zip(totals, [*found, middle], strict=True)]
+
+    def several(low: ir.Value, high: ir.Value, step: int, held: list[ir.Value], totals: list[ir.Value]) -> list[ir.Value]:
+        with loop(low, high, index(step), totals) as steps:
+            found = list(steps.inner_iter_args)
+            for way in range(step):
+                mine = slice(way * sums, (way + 1) * sums)
+                found[mine] = line(arith.addi(steps.induction_variable, index(way)), held, found[mine])
+            scf.YieldOp(found)
+        return list(steps.results)
+
+    start = [load_index(positions, strip), *sets_of([none] * sums, ways)]
+    with loop(index(0), index(windows), index(1), start) as each:
+        begin, *totals = each.inner_iter_args
+        column = arith.muli(each.induction_variable, index(_WIDE))
+        held = [vector.load(bytes_, x, [arith.addi(row, index(t)), column]) for t in range(tokens)]
+        number = load_index(lines, arith.addi(first, each.induction_variable))
+        end = arith.addi(begin, number)
+        whole = end if ways == 1 else arith.subi(end, arith.remui(number, index(ways)))
+        totals = several(begin, whole, ways, held, totals)
+        if ways > 1:
+            totals = several(whole, end, 1, held, totals)
+        scf.YieldOp([end, *totals])
+    *found, too_large = added_up(list(each.results)[1:], sums)
+    return [arith.subi(total, too_large) for total in found]
+
+
+@dataclass(frozen=True)
+class WindowStrips(InnerLoop):
+    """For a tile of a chain, where `packed` has its tokens row by row (`tokens_in_rows`)."""
+
+    windows: int
+
+    def store(self, group: ir.Value, sums: ir.Value) -> None:
+        """The products of a strip into `sums`, [16 rows, tokens]."""
+        with loop(index(0), index(self.vectors * LANES), index(LANES)) as starts:
+            token, found = starts.induction_variable, list[ir.Value]()
+            for at in range(0, LANES, AT_ONCE):
+                row = arith.addi(token, index(at))
+                found += sums_of_strip(self, group, self.windows, self.packed, row, AT_ONCE)
+            for r, of_row in enumerate(transpose(found)):
+                vector.store(of_row, sums, [index(r), token])
+
+
+def tokens_in_rows(lines: ir.Value, columns: int, vectors: int) -> ir.Value:
+    """Lines of quads (quad_lines.py) as [tokens, whole windows of columns], zeros at the end."""
+    quads, at_once = columns // 4, _WIDE // 4
+    wide, i8, i32 = windows_of(columns) * _WIDE, ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
+    read, words = vector_of(_WIDE, i8), vector_of(LANES, i32)
+    rows = memref.alloca(ir.MemRefType.get([vectors * LANES, wide], i8), [], [], alignment=64)
+
+    def turn(first: ir.Value, count: int, v: ir.Value) -> None:
+        places = [[arith.addi(first, index(i)), arith.muli(v, index(_WIDE))] for i in range(count)]
+        given = [vector.bitcast(words, vector.load(read, lines, place)) for place in places]
+        given += [zeros(words)] * (at_once - count)
+        token, column = arith.muli(v, index(LANES)), arith.muli(first, index(4))
+        for t, bytes_ in enumerate(transpose(given)):
+            vector.store(vector.bitcast(read, bytes_), rows, [arith.addi(token, index(t)), column])
+
+    whole = quads - quads % at_once
+    with loop(index(0), index(vectors), index(1)) as vs:
+        v = vs.induction_variable
+        with loop(index(0), index(whole), index(at_once)) as firsts:
+            turn(firsts.induction_variable, at_once, v)
+        if whole < quads:
+            turn(index(whole), quads - whole, v)
+    return rows
