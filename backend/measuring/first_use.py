@@ -61,7 +61,8 @@ def _pruned(tensor: torch.Tensor, inputs: Inputs) -> bool:
 
         return isinstance(tensor, SparseTensor) and tensor.requires_grad
     masks = (s.tensor for s in inputs.statics.values() if s.tensor.dtype == torch.bool and s.tensor.shape == tensor.shape)
-    return zero_heavy(tensor) or any(density(mask) <= 0.9 for mask in masks)
+    quantized = tensor.dtype is torch.int8 and density(tensor) <= 0.9
+    return quantized or zero_heavy(tensor) or any(density(mask) <= 0.9 for mask in masks)
 
 
 @contextmanager
