@@ -15,7 +15,7 @@ from torch_mlir.dialects import arith, llvm, memref, scf, vector
 from gossamer.dialects.packing import ByteWindows
 from gossamer.passes.loops.buffers import WeightArrays
 from gossamer.passes.loops.inner_loop import InnerLoop, added_up, sets_of
-from gossamer.passes.loops.vectors import index, load_index, loop, transpose, vector_of, zeros
+from gossamer.passes.loops.vectors import index, load_index, loop, rolled, transpose, vector_of, zeros
 from gossamer.passes.weights_int8.byte_products import multiplied, splat_of_bytes
 
 LANES = 16
@@ -52,7 +52,7 @@ def sums_of_strip(
         return [multiplied(total, given, weights) for total, given in zip(totals, [*found, middle], strict=True)]
 
     def several(low: ir.Value, high: ir.Value, step: int, held: list[ir.Value], totals: list[ir.Value]) -> list[ir.Value]:
-        with loop(low, high, index(step), totals) as steps:
+        with rolled(low, high, totals) if step == 1 else loop(low, high, index(step), totals) as steps:
             found = list(steps.inner_iter_args)
             for way in range(step):
                 mine = slice(way * sums, (way + 1) * sums)
@@ -61,7 +61,7 @@ def sums_of_strip(
         return list(steps.results)
 
     start = [load_index(positions, strip), *sets_of([none] * sums, ways)]
-    with loop(index(0), index(windows), index(1), start) as each:
+    with rolled(index(0), index(windows), start) as each:
         begin, *totals = each.inner_iter_args
         column = arith.muli(each.induction_variable, index(_WIDE))
         held = [vector.load(bytes_, x, [arith.addi(row, index(t)), column]) for t in range(tokens)]
