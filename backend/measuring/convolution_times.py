@@ -6,6 +6,7 @@ single pixels go by other kernels, and what follows is a pass over the result.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -27,8 +28,21 @@ def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: objec
     if not CALIBRATE.get():
         return None
     images, *image = x
-    lists = tuple(tuple(each) if isinstance(each, list | tuple) else each for each in how)
-    return images * _of_one_image(tuple(image), tuple(w), dtype, lists, torch.get_num_threads())
+    return images * _of_one_image(tuple(image), tuple(w), dtype, _lists(how), torch.get_num_threads())
+
+
+def filter_gradient_us(
+    g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object
+) -> float | None:
+    """Microseconds for the gradient of kernels of this shape, for g and images of those; `how` is stride, padding, dilation and
+    groups. None where nothing may be measured."""
+    if not CALIBRATE.get():
+        return None
+    return _of_filters(tuple(g), tuple(x), tuple(w), dtype, _lists(how), torch.get_num_threads())
+
+
+def _lists(how: Sequence[object]) -> tuple[object, ...]:
+    return tuple(tuple(each) if isinstance(each, list | tuple) else each for each in how)
 
 
 @lru_cache(maxsize=1024)
@@ -36,9 +50,7 @@ def _of_one_image(
     image: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[object, ...], threads: int
 ) -> float:
     def measure() -> float:
-        innermost = torch.channels_last if len(image) == 3 else torch.contiguous_format
-        x = random(1, *image).to(dtype).contiguous(memory_format=innermost)
-        weight = random(*w).to(dtype)
+        x, weight = _images((1, *image), dtype), random(*w).to(dtype)
 
         def run() -> torch.Tensor:
             return torch.ops.aten.convolution(x, weight, None, *how).relu_()
@@ -47,3 +59,28 @@ def _of_one_image(
             return fastest({"torch": run}, threads, _ROUNDS)["torch"]
 
     return kept("convolution", [image, w, FLOATS[dtype], how, threads], measure)
+
+
+@lru_cache(maxsize=1024)
+def _of_filters(
+    g: tuple[int, ...], x: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[Any, ...], threads: int
+) -> float:
+    def measure() -> float:
+        stride, padding, dilation, groups = how
+        given, images, weight = _images(g, dtype), _images(x, dtype), random(*w).to(dtype)
+        more, wanted = [0] * len(stride), [False, True, False]
+
+        def run() -> tuple[torch.Tensor, ...]:
+            return torch.ops.aten.convolution_backward(
+                given, images, weight, None, stride, padding, dilation, False, more, groups, wanted
+            )  # type: ignore[no-any-return]
+
+        with torch.no_grad():
+            return fastest({"torch": run}, threads, _ROUNDS)["torch"]
+
+    return kept("filter-gradient", [g, x, w, FLOATS[dtype], how, threads], measure)
+
+
+def _images(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    innermost = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    return random(*shape).to(dtype).contiguous(memory_format=innermost)
