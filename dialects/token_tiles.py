@@ -51,8 +51,8 @@ class SampleTokensOp(KernelOp, name="sample_tokens", traits=[ext.Pure]):
 
     positions [rows + 1], coordinates [entries], x [tiles, rows, width], y [tiles, columns, width]
 
-    Where y is [tiles, elements], a coordinate is a place in it: values[p] = the sum of x[i, r, t] y[i, c + t], for any number of
-    tokens t in a tile.
+    Where y is [tiles, elements], a coordinate is a place in it: values[p] = the sum of x[i, r, t] y[i, c + t], for any number
+    of tokens t in a tile.
     """
 
     positions: ext.Operand[Any]

@@ -1,12 +1,12 @@
-"""gossamer::masked_filter_gradient(g, x, mask, stride, padding, dilation, groups): the gradient of a convolution's weight * mask.
+"""gossamer::masked_filter_gradient(g, x, mask, ...): the gradient of a convolution's weight, times a mask.
 
     g [N, M, pixels...], x [N, C, pixels...], mask [M, C / groups, kernel...], all f32 or f64, on CPUs
 
-It is summed where the mask is not 0; what the mask hides is 0, whatever g and x are there. Images lie behind each other, with zeros
-around them and, behind strides, in phases (see window.py), so that what a tap reads for neighbouring pixels of g are neighbours,
-too: each entry of the mask sums products of a line of g, in which there are zeros between rows, and the line of x that begins at
-its place. Nothing of the size of x times the taps is made. What the zeros of g meet must be finite; where a sum is NaN, all are
-computed anew by torch.
+It is summed where the mask is not 0; what the mask hides is 0, whatever g and x are there. Images lie behind each other, with
+zeros around them and, behind strides, in phases (see window.py), so that what a tap reads for neighbouring pixels of g are
+neighbours, too: each entry of the mask sums products of a line of g, in which there are zeros between rows, and the line of x
+that begins at its place. Nothing of the size of x times the taps is made. What the zeros of g meet must be finite; where a sum
+is NaN, all are computed anew by torch.
 """
 
 from collections.abc import Sequence
@@ -124,8 +124,8 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """What a mask keeps, row by row: where rows begin, where entries are in the flat mask and in the line of x, and the factors,
-    None where all are 1."""
+    """What a mask keeps, row by row: where rows begin, where entries are in the flat mask and in the line of x, and the
+    factors, None where all are 1."""
 
     positions: Tensor
     entries: Tensor
@@ -192,7 +192,8 @@ def _fake(g: Tensor, x: Tensor, mask: Tensor, stride: Any, padding: Any, dilatio
 
 
 LIBRARY.define(
-    "masked_filter_gradient(Tensor g, Tensor x, Tensor mask, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
+    "masked_filter_gradient(Tensor g, Tensor x, Tensor mask, int[] stride, int[] padding, int[] dilation, int groups)"
+    " -> Tensor",
     tags=TAGS,
 )
 implement("masked_filter_gradient", _on_cpu)

@@ -25,7 +25,8 @@ from gossamer.runtime.elements import FLOATS
 aten = torch.ops.aten
 
 _TYPES = (torch.float32, torch.float64)
-_VECTOR, _PIECE = 1.1, 6.0  # cycles of an entry for a vector of pixels, and for eight of them once more
+_VECTOR, _PIECE, _ENTRY = 1.1, 6.0, 6.0  # cycles of an entry for a vector of pixels, once more for eight of them, and once
+_READ, _WRITE = 1 / 3, 1 / 2  # of the time of a copy: images as they lie, and a result that is mostly zeros
 _DENSE = 0.6  # cycles of a multiplication of dense vectors
 
 
@@ -65,7 +66,8 @@ class FilterGradient:
         cycles_a_us *= torch.get_num_threads()
         if dense is None:
             dense = prod([*g, *mask.shape[1:]]) / lanes * _DENSE / cycles_a_us
-        return dense / (entries * self._cycles(g, x, lanes) / cycles_a_us + self._laid_us(g, x) + this_machine().call_us)
+        sums = entries * self._cycles(g, x, lanes) / cycles_a_us
+        return dense / (sums + self._memory_us(g, x) + this_machine().call_us)
 
     def _line(self, g: Sequence[int], x: Sequence[int]) -> Line:
         return Line.of(g[2:], x[2:], self.mask.meta["val"].shape[2:], self.stride, self.padding, self.dilation)
@@ -75,16 +77,16 @@ class FilterGradient:
         line = self._line(g, x)
         lines, length = (g[0], prod(g[2:])) if line.plain else (1, g[0] * prod(line.length))
         vectors = -(-length // lanes)
-        return lines * (_VECTOR * vectors + _PIECE * -(-vectors // 8))
+        return _ENTRY + lines * (_VECTOR * vectors + _PIECE * -(-vectors // 8))
 
-    def _laid_us(self, g: Sequence[int], x: Sequence[int]) -> float:
-        """Microseconds to lay images in a line: by torch, on one thread."""
-        line = self._line(g, x)
+    def _memory_us(self, g: Sequence[int], x: Sequence[int]) -> float:
+        """Microseconds to read images, or to lay them in a line, and to write the result: on one thread, as torch does it."""
+        line, mask = self._line(g, x), self.mask.meta["val"]
         if line.plain:
-            return 0.0
-        elements = g[1] * g[0] * prod(line.length) + x[1] * len(line.phases) * line.elements(x[0])
-        mask = self.mask.meta["val"]
-        return device_of(mask.device).transpose_us(2 * elements * mask.dtype.itemsize)
+            moved = _READ * (prod(g) + prod(x))
+        else:
+            moved = g[1] * g[0] * prod(line.length) + x[1] * len(line.phases) * line.elements(x[0])
+        return device_of(mask.device).transpose_us(int((moved + _WRITE * mask.numel()) * mask.dtype.itemsize))
 
 
 def gradient_of(product: fx.Node, mask: fx.Node) -> FilterGradient | None:

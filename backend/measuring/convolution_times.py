@@ -18,22 +18,21 @@ from gossamer.runtime.elements import FLOATS
 _ROUNDS = 3
 
 
-def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object) -> float | None:
-    """Microseconds for images and kernels of these shapes, channels innermost, and a relu of the result.
+def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object, planar: bool = False) -> float | None:
+    """Microseconds for images and kernels of these shapes, and a relu of the result.
 
-    how    stride, padding, dilation, whether transposed, output padding, groups: as of aten.convolution
+    how     stride, padding, dilation, whether transposed, output padding, groups: as of aten.convolution
+    planar  whether pixels are innermost in images, in what is read and what is written; channels otherwise
 
     None where nothing may be measured (GOSSAMER_CALIBRATE=0).
     """
     if not CALIBRATE.get():
         return None
     images, *image = x
-    return images * _of_one_image(tuple(image), tuple(w), dtype, _lists(how), torch.get_num_threads())
+    return images * _of_one_image(tuple(image), tuple(w), dtype, _lists(how), torch.get_num_threads(), planar)
 
 
-def filter_gradient_us(
-    g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object
-) -> float | None:
+def filter_gradient_us(g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object) -> float | None:
     """Microseconds for the gradient of kernels of this shape, for g and images of those; `how` is stride, padding, dilation and
     groups. None where nothing may be measured."""
     if not CALIBRATE.get():
@@ -47,18 +46,20 @@ def _lists(how: Sequence[object]) -> tuple[object, ...]:
 
 @lru_cache(maxsize=1024)
 def _of_one_image(
-    image: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[object, ...], threads: int
+    image: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[object, ...], threads: int, planar: bool
 ) -> float:
     def measure() -> float:
         x, weight = _images((1, *image), dtype), random(*w).to(dtype)
+        x = x.contiguous() if planar else x
 
         def run() -> torch.Tensor:
-            return torch.ops.aten.convolution(x, weight, None, *how).relu_()
+            result = torch.ops.aten.convolution(x, weight, None, *how).relu_()
+            return result.contiguous() if planar else result
 
         with torch.no_grad():
             return fastest({"torch": run}, threads, _ROUNDS)["torch"]
 
-    return kept("convolution", [image, w, FLOATS[dtype], how, threads], measure)
+    return kept("planar-convolution" if planar else "convolution", [image, w, FLOATS[dtype], how, threads], measure)
 
 
 @lru_cache(maxsize=1024)

@@ -3,8 +3,8 @@
     %0 = mm(permute(%g), %x)                 →    %1 = gossamer::masked_gradient(%g, %x, %mask)
     %1 = mul(permute(permute(%0)), %mask)
 
-What comes out is dense, as the parameter is. Where the mask keeps much, or tokens are few, dense is as fast, and stays. What there
-is of convolutions is in filter_gradients.py.
+What comes out is dense, as the parameter is. Where the mask keeps much, or tokens are few, dense is as fast, and stays. How
+that is for convolutions is in filter_gradients.py.
 """
 
 import re

@@ -8,9 +8,9 @@ after    scf.parallel (%part) = ...                                  // entries 
                16 sums += x[i, r] * y[i, c]                           // 8 multiply-adds that read y, for each
                the 16 vectors of sums, added up across lanes together, to 16 values
 
-What is left of a row goes in fours, the last of which repeats its last entry. Where coordinates are places in y, tiles have any
-width and are cut into pieces of 8 vectors; the last piece of each goes by vectors, the last of which is masked. Runs on functions
-whose storage is exposed (expose-storage).
+What is left of a row goes in fours, the last of which repeats its last entry. Where coordinates are places in y, tiles have
+any width and are cut into pieces of 8 vectors; the last piece of each goes by vectors, the last of which is masked. Runs on
+functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence
@@ -95,7 +95,10 @@ class _Sample:
             first = pieces.induction_variable
             left = arith.subi(width, first)
             choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.uge, left, size), has_else=True)
-            for block, piece in ((choice.then_block, _Piece(tile, first, None)), (choice.else_block, _Piece(tile, first, left))):
+            for block, piece in (
+                (choice.then_block, _Piece(tile, first, None)),
+                (choice.else_block, _Piece(tile, first, left)),
+            ):
                 with ir.InsertionPoint(block):
                     with loop(*rows, index(1)) as each_row:
                         self._row(piece, each_row.induction_variable, *part)
