@@ -89,7 +89,7 @@ class Line:
         """g, [N, M, pixels...], as [1, M, N pixels and zeros]."""
         images, rows = g.shape[:2]
         line = empty([rows, images, *self.length], g.dtype).zero_()
-        line[(..., *(slice(n) for n in self.rows))] = g.transpose(0, 1)
+        line[(slice(None), slice(None), *(slice(n) for n in self.rows))] = g.transpose(0, 1)
         return line.view(1, rows, -1)
 
     def with_zeros_around(self, x: Tensor) -> Tensor:

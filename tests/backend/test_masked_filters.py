@@ -79,17 +79,13 @@ def test_channels_last_and_masks_that_change_and_empty_batches() -> None:
     assert torch.equal(empty, torch.zeros_like(case.mask))
 
 
-def _decision(sparsity: float, pixels: int) -> tuple[bool, str]:
+@pytest.mark.parametrize(("sparsity", "regions"), [(0.99, 3), (0.02, 0)])
+def test_what_would_not_gain_stays_dense_and_says_why(sparsity: float, regions: int) -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(64, 64, 3, padding=1, bias=False)
     parametrize.register_parametrization(layer, "weight", Mask((torch.rand_like(layer.weight) > sparsity).float()))
-    x = torch.randn(2, 64, pixels, pixels, requires_grad=True)
-    run = compile_and_run(layer, x, grad=True, min_gain=1.1)
+    x = torch.randn(2, 64, 32, 32, requires_grad=True)
+    run = compile_and_run(layer, x, grad=True, min_gain=1.1, regions=regions)
     (found,) = [d for d in run.decisions if d.op == "gradient"]
-    assert found.gain is not None and found.sparse == (found.gain >= 1.1)
-    return found.sparse, found.reason
-
-
-def test_what_would_not_gain_stays_dense_and_says_why() -> None:
-    assert _decision(0.99, 32) == (True, "where the mask keeps it")
-    assert _decision(0.02, 32) == (False, "too dense or small for a gain of 1.1x")
+    assert found.gain is not None and found.sparse == (found.gain >= 1.1) == (regions > 0)
+    assert found.reason == ("where the mask keeps it" if regions else "too dense or small for a gain of 1.1x")
