@@ -63,7 +63,8 @@ class Line:
             reads.append([(tap % s, tap // s) for tap in taps])
         shifts = tuple((tuple(a for a, _ in each), tuple(b for _, b in each)) for each in product(*reads))
         phases = tuple(sorted({phase for phase, _ in shifts}))
-        return cls(*map(tuple, (rows, sizes, stride, padding, lengths, leads)), phases, shifts)  # type: ignore[arg-type]
+        given = tuple(rows), tuple(sizes), tuple(stride), tuple(padding)
+        return cls(*given, tuple(lengths), tuple(leads), phases, shifts)
 
     @property
     def plain(self) -> bool:

@@ -74,7 +74,7 @@ def _of_filters(
         def run() -> tuple[torch.Tensor, ...]:
             return torch.ops.aten.convolution_backward(
                 given, images, weight, None, stride, padding, dilation, False, more, groups, wanted
-            )  # type: ignore[no-any-return]
+            )
 
         with torch.no_grad():
             return fastest({"torch": run}, threads, _ROUNDS)["torch"]
