@@ -30,9 +30,11 @@ def _sample_problem(op: Any) -> str | None:
     )
     if any(each.rank != 1 or not isinstance(each.element_type, ir.IntegerType) for each in (positions, coordinates)):
         return "needs vectors of integers for the rows and columns of its entries"
-    if x != y or result.rank != 1 or result.element_type != x.element_type:
-        return f"takes tokens packed as {x} and as {y} to {result}, must be packed alike, to a value of their type an entry"
-    return _packed_problem(x)
+    if result.rank != 1 or result.element_type != x.element_type or y.element_type != x.element_type:
+        return f"takes tokens {x} and {y} to {result}, must be a value of their type for each entry"
+    if y.rank == 2 and x.rank == 3 and x.is_dynamic_dim(2):
+        return None if str(x.element_type) in ("f32", "f64") else f"sums {x.element_type}, must be f32 or f64"
+    return _packed_problem(x) if x == y else f"takes tokens packed as {x} and as {y}, must be packed alike"
 
 
 class PackTokensOp(KernelOp, name="pack_tokens", traits=[ext.Pure]):
@@ -48,6 +50,9 @@ class SampleTokensOp(KernelOp, name="sample_tokens", traits=[ext.Pure]):
     """values[p] = the sum over tiles i and tokens t of x[i, r, t] y[i, c, t], for the entries p = (r, c) of a matrix in CSR.
 
     positions [rows + 1], coordinates [entries], x [tiles, rows, width], y [tiles, columns, width]
+
+    Where y is [tiles, elements], a coordinate is a place in it: values[p] = the sum of x[i, r, t] y[i, c + t], for any number
+    of tokens t in a tile.
     """
 
     positions: ext.Operand[Any]

@@ -1,7 +1,6 @@
 """gossamer::masked_gradient(g, x, mask): (gᵀ x) * mask, summed where the mask is not 0 alone.
 
     g [tokens, rows], x [tokens, columns], mask [rows, columns], all of one float type, on CPUs
-    g [N, rows, pixels...], x [N, columns, pixels...], mask [rows, columns, 1...]: the same, summed over images and their pixels
 
 What the mask keeps is found when it is new. What it hides is 0, whatever g and x are there.
 """
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Remembered
-from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_pixels, sampled_over_tokens
+from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +26,6 @@ class _Kept:
 
     @classmethod
     def of(cls, mask: Tensor) -> "_Kept":
-        mask = mask.flatten(1)
         kept = mask != 0
         places = kept.flatten().nonzero().flatten()
         positions = torch.zeros(mask.shape[0] + 1, dtype=torch.int64)
@@ -40,16 +38,12 @@ _kept: Remembered[_Kept] = Remembered(most=256)
 
 
 def _on_cpu(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    images = g.dim() > 2
-    if images:
-        g, x = g.flatten(2), x.flatten(2)
-    if g.shape[0] * (g.shape[2] if images else 1) < FEWEST:
-        return torch.einsum("n...r,n...c->rc", *((g.mT, x.mT) if images else (g, x))).view(mask.shape) * mask
+    if g.shape[0] < FEWEST:
+        return g.mT @ x * mask
     kept = _kept.get([mask], (), lambda: _Kept.of(mask))
     out = mask.new_zeros(mask.shape)
     if kept.places.numel():
-        sampled = sampled_over_pixels if images else sampled_over_tokens
-        values = sampled(kept.positions, kept.coordinates, g.contiguous(), x.contiguous())
+        values = sampled_over_tokens(kept.positions, kept.coordinates, g.contiguous(), x.contiguous())
         out.view(-1).index_copy_(0, kept.places, values if kept.factors is None else values.mul_(kept.factors))
     return out
 

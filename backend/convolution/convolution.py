@@ -29,6 +29,7 @@ from gossamer.runtime.elements import FLOATS
 aten = torch.ops.aten
 
 _NONZERO = (1.3, 0.7)  # cycles of a nonzero, and for each vector of pixels
+_ACROSS = 1.07  # the latter of vectors as long as a cache line, of which those of taps lie in two
 _ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
 _PLANE, _TAP, _DENSE_TAP = 60.0, 0.7, 1.5
 _SMALLER = 1.15  # how much longer a multiplication takes in a dense convolution with fewer channels
@@ -152,15 +153,24 @@ def _needed(convolution: Convolution, lanes: int) -> int:
 
 
 def _vectors(needed: int, bits: int, pointwise: bool) -> int:
-    """How many in registers for images of so many: all of them, or else what leaves fewest lanes of the last tile unused.
+    """How many in registers for images of so many: all of them, or else as many as take least time with what is left over.
 
     Many vectors of a k x k window would have a block of few channels.
     """
     registers = 32 if bits == 512 else 16
-    most = (registers - 6) // 2 if pointwise else 4
+    most = (registers - 6) // 2 if pointwise else 8 if bits == 512 else 4
     if needed <= most:
-        return needed if needed < 3 or pointwise else 4
-    return min(range(4, min(most, 8) + 1), key=lambda v: (-(-needed // v) * v, -v))
+        return needed if needed < 3 or pointwise else max(4, needed)
+    if pointwise:
+        return min(range(4, min(most, 8) + 1), key=lambda v: (-(-needed // v) * v, -v))
+    once, each = _nonzero(bits, pointwise)
+    return min(range(4, most + 1), key=lambda v: -(-needed // v) * (once + each * v))
+
+
+def _nonzero(bits: int, pointwise: bool) -> tuple[float, float]:
+    """Cycles that it takes, and for each vector of pixels."""
+    once, each = _NONZERO
+    return once, each if pointwise or bits < 512 else _ACROSS
 
 
 def gain_of(convolution: Convolution, density: float | None = None) -> float:
@@ -216,14 +226,24 @@ def dense_us(convolution: Convolution) -> float:
     return cycles / this_machine().speeds[matrix.element].cycles_a_us("kblock", tokens) / torch.get_num_threads()
 
 
-def _measured_us(node: fx.Node) -> float | None:
+def planar_us(node: fx.Node) -> float | None:
+    """What a convolution takes dense with pixels innermost, in what it reads and writes; None where that is not measured."""
+    return _measured_us(node, planar=True)
+
+
+def innermost_us(node: fx.Node) -> float | None:
+    """The same with channels innermost."""
+    return _measured_us(node)
+
+
+def _measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
     x, w = (each.meta["val"] for each in node.all_input_nodes[:2])
     if not x.is_cpu or x.dtype not in FLOATS:
         return None
     sizes = [hint(n) for n in x.shape]
     if None in sizes:
         return None
-    return torch_us([n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:])
+    return torch_us([n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:], planar=planar)
 
 
 def _depthwise_cycles(matrix: Matrix, window: Window, height: int, width: int) -> float:
@@ -240,7 +260,8 @@ def _cycles(matrix: Matrix, window: Window, results: Sizes) -> float:
     read = channels * window.kernel[0] * sum(window.vectors_of(phase, lanes) for phase in window.phases)
     pack = read * (_PACK if window.stride[1:] == (1, 1) else _GATHER)
     rows = matrix.rows / window.groups * (_ROW * -(-channels // window.channels) + _STORE * v)
-    each = matrix.nonzeros / window.groups * (_NONZERO[0] + _NONZERO[1] * v) + rows + pack
+    once, vector = _nonzero(matrix.bits, window.pointwise)
+    each = matrix.nonzeros / window.groups * (once + vector * v) + rows + pack
     return _tiles(window, lanes, results) * window.groups * each
 
 

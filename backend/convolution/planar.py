@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.convolution import Judgement, dense_us, ours_us
+from gossamer.backend.convolution.convolution import Judgement, dense_us, innermost_us, ours_us, planar_us
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.nodes import hint
 
@@ -31,13 +31,14 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     able = [each for each in judged if each.able]
     others = {node for node in graph.nodes if node.target is aten.convolution.default and node.users}
     others -= {each.found.node for each in able}
-    dense, ours = 0.0, sum(map(_reordering_us, others))
+    dense, ours = 0.0, sum(map(_longer_us, others))
     taken = set[fx.Node]()
     for each in able:
         found = each.found
         reordering, here = _reordering_us(found.node), ours_us(found)
         alone = min(dense_us(found), here) if found.depthwise else dense_us(found)
-        apart = alone + reordering
+        planar = planar_us(found.node) if found.instead is None else None
+        apart = alone + reordering if planar is None else planar
         if any(
             user.target is aten.permute.default for user in found.node.users
         ):  # to have channels innermost, as oneDNN writes them
@@ -66,6 +67,12 @@ def _judged_again(judgement: Judgement, against: str | None, taken: bool) -> Jud
 
 def _of_single_pixels(node: fx.Node) -> bool:
     return all(hint(size) == 1 for size in node.meta["val"].shape[2:])
+
+
+def _longer_us(node: fx.Node) -> float:
+    """Microseconds that a convolution which stays dense takes more with pixels innermost."""
+    planar, innermost = planar_us(node), innermost_us(node)
+    return _reordering_us(node) if planar is None or innermost is None else max(0.0, planar - innermost)
 
 
 def _reordering_us(node: fx.Node) -> float:

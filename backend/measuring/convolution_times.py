@@ -6,6 +6,7 @@ single pixels go by other kernels, and what follows is a pass over the result.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -17,33 +18,70 @@ from gossamer.runtime.elements import FLOATS
 _ROUNDS = 3
 
 
-def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object) -> float | None:
-    """Microseconds for images and kernels of these shapes, channels innermost, and a relu of the result.
+def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object, planar: bool = False) -> float | None:
+    """Microseconds for images and kernels of these shapes, and a relu of the result.
 
-    how    stride, padding, dilation, whether transposed, output padding, groups: as of aten.convolution
+    how     stride, padding, dilation, whether transposed, output padding, groups: as of aten.convolution
+    planar  whether pixels are innermost in images, in what is read and what is written; channels otherwise
 
     None where nothing may be measured (GOSSAMER_CALIBRATE=0).
     """
     if not CALIBRATE.get():
         return None
     images, *image = x
-    lists = tuple(tuple(each) if isinstance(each, list | tuple) else each for each in how)
-    return images * _of_one_image(tuple(image), tuple(w), dtype, lists, torch.get_num_threads())
+    return images * _of_one_image(tuple(image), tuple(w), dtype, _lists(how), torch.get_num_threads(), planar)
+
+
+def filter_gradient_us(g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object) -> float | None:
+    """Microseconds for the gradient of kernels of this shape, for g and images of those; `how` is stride, padding, dilation and
+    groups. None where nothing may be measured."""
+    if not CALIBRATE.get():
+        return None
+    return _of_filters(tuple(g), tuple(x), tuple(w), dtype, _lists(how), torch.get_num_threads())
+
+
+def _lists(how: Sequence[object]) -> tuple[object, ...]:
+    return tuple(tuple(each) if isinstance(each, list | tuple) else each for each in how)
 
 
 @lru_cache(maxsize=1024)
 def _of_one_image(
-    image: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[object, ...], threads: int
+    image: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[object, ...], threads: int, planar: bool
 ) -> float:
     def measure() -> float:
-        innermost = torch.channels_last if len(image) == 3 else torch.contiguous_format
-        x = random(1, *image, dtype=dtype).contiguous(memory_format=innermost)
-        weight = random(*w, dtype=dtype)
+        x, weight = _images((1, *image), dtype), random(*w, dtype=dtype)
+        x = x.contiguous() if planar else x
 
         def run() -> torch.Tensor:
-            return torch.ops.aten.convolution(x, weight, None, *how).relu_()
+            result = torch.ops.aten.convolution(x, weight, None, *how).relu_()
+            return result.contiguous() if planar else result
 
         with torch.no_grad():
             return fastest({"torch": run}, threads, _ROUNDS)["torch"]
 
-    return kept("convolution", [image, w, FLOATS[dtype], how, threads], measure)
+    return kept("planar-convolution" if planar else "convolution", [image, w, FLOATS[dtype], how, threads], measure)
+
+
+@lru_cache(maxsize=1024)
+def _of_filters(
+    g: tuple[int, ...], x: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[Any, ...], threads: int
+) -> float:
+    def measure() -> float:
+        stride, padding, dilation, groups = how
+        given, images, weight = _images(g, dtype), _images(x, dtype), random(*w, dtype=dtype)
+        more, wanted = [0] * len(stride), [False, True, False]
+
+        def run() -> tuple[torch.Tensor, ...]:
+            return torch.ops.aten.convolution_backward(
+                given, images, weight, None, stride, padding, dilation, False, more, groups, wanted
+            )
+
+        with torch.no_grad():
+            return fastest({"torch": run}, threads, _ROUNDS)["torch"]
+
+    return kept("filter-gradient", [g, x, w, FLOATS[dtype], how, threads], measure)
+
+
+def _images(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    innermost = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    return random(*shape, dtype=dtype).contiguous(memory_format=innermost)

@@ -8,16 +8,18 @@ after    scf.parallel (%part) = ...                                  // entries 
                16 sums += x[i, r] * y[i, c]                           // 8 multiply-adds that read y, for each
                the 16 vectors of sums, added up across lanes together, to 16 values
 
-What is left of a row goes in fours, the last of which repeats its last entry. Runs on functions whose storage is exposed
-(expose-storage).
+What is left of a row goes in fours, the last of which repeats its last entry. Where coordinates are places in y, tiles have
+any width and are cut into pieces of 8 vectors; the last piece of each goes by vectors, the last of which is masked. Runs on
+functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, vector
+from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.queries import walk
@@ -34,6 +36,7 @@ from gossamer.passes.loops.vectors import (
     zeros,
 )
 
+_PIECE = (4, 8)  # vectors of a tile that are held where its width is open: of a processor with 16 registers, and with 32
 _REST = 4  # a power of two: entries at once where a row has fewer than lanes left
 
 
@@ -56,60 +59,136 @@ class _Sample:
         self.positions, self.coordinates, self.x, self.y = (buffer_of(operand) for operand in op.operands)
         packed = ir.MemRefType(self.x.type)
         self.lanes = bits // 8 // byte_width(packed.element_type)
-        self.vec, self.vectors = vector_of(self.lanes, packed.element_type), packed.shape[2] // self.lanes
+        self.vec, self.placed = vector_of(self.lanes, packed.element_type), ir.MemRefType(self.y.type).rank == 2
+        self.vectors = _PIECE[bits == 512] if self.placed else packed.shape[2] // self.lanes
 
     def lower(self) -> None:
         """Put loops in place of the op."""
         with ir.InsertionPoint(self.op):
             rows = arith.subi(memref.dim(self.positions, index(0)), index(1))
             entries, tiles = memref.dim(self.storage.output, index(0)), memref.dim(self.x, index(0))
-            parts = parts_of(entries, arith.muli(tiles, index(self.vectors)), self.storage.threads)
+            width = memref.dim(self.x, index(2))
+            vectors = arith.ceildivui(width, index(self.lanes)) if self.placed else index(self.vectors)
+            parts = parts_of(entries, arith.muli(tiles, vectors), self.storage.threads)
             with parallel(parts) as part:
                 begin, end = ends_of(entries, part, parts)
                 # The row before the first one that begins in the part may reach into it.
                 low = first_row(self.positions, rows, begin, rows_count=False)
                 low = arith.subi(low, arith.minui(low, index(1)))
                 high = first_row(self.positions, rows, end, rows_count=False)
-                with loop(index(0), tiles, index(1)) as each_tile, loop(low, high, index(1)) as each_row:
-                    self._row(each_tile.induction_variable, each_row.induction_variable, begin, end)
+                with loop(index(0), tiles, index(1)) as each_tile:
+                    tile = each_tile.induction_variable
+                    if self.placed:
+                        self._pieces(tile, width, (low, high), (begin, end))
+                    else:
+                        whole = _Piece(tile, index(0), None)
+                        with loop(low, high, index(1)) as each_row:
+                            self._row(whole, each_row.induction_variable, begin, end)
         self.storage.erase()
 
-    def _row(self, tile: ir.Value, row: ir.Value, begin: ir.Value, end: ir.Value) -> None:
-        """Adds a tile to the entries of a row in [begin, end)."""
+    def _pieces(
+        self, tile: ir.Value, width: ir.Value, rows: tuple[ir.Value, ir.Value], part: tuple[ir.Value, ir.Value]
+    ) -> None:
+        """Those that a tile is cut into."""
+        size = index(self.vectors * self.lanes)
+        with loop(index(0), width, size) as pieces:
+            first = pieces.induction_variable
+            left = arith.subi(width, first)
+            choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.uge, left, size), has_else=True)
+            for block, piece in (
+                (choice.then_block, _Piece(tile, first, None)),
+                (choice.else_block, _Piece(tile, first, left)),
+            ):
+                with ir.InsertionPoint(block):
+                    with loop(*rows, index(1)) as each_row:
+                        self._row(piece, each_row.induction_variable, *part)
+                    scf.YieldOp([])
+
+    def _row(self, piece: "_Piece", row: ir.Value, begin: ir.Value, end: ir.Value) -> None:
+        """Adds a piece of a tile to the entries of a row in [begin, end)."""
         begin = arith.maxui(load_index(self.positions, row), begin)
         end = arith.minui(load_index(self.positions, arith.addi(row, index(1))), end)
         count = arith.maxsi(arith.subi(end, begin), index(0))
         whole = arith.addi(begin, arith.subi(count, arith.remui(count, index(self.lanes))))
-        held = [vector.load(self.vec, self.x, [tile, row, index(v * self.lanes)]) for v in range(self.vectors)]
+        if piece.left is None:
+            held = [self._x(piece, row, index(v * self.lanes)) for v in range(self.vectors)]
+            totals = partial(self._whole, piece, held)
+        else:
+            totals = partial(self._rest, piece, piece.left, row)
         with loop(begin, whole, index(self.lanes)) as groups:
             first = groups.induction_variable
             places = [arith.addi(first, index(n)) for n in range(self.lanes)]
-            total = self._totals(tile, held, places)
-            vector.store(self._with_earlier(total, tile, first), self.storage.output, [first])
+            total = totals([load_index(self.coordinates, entry) for entry in places])
+            vector.store(self._with_earlier(total, piece, first), self.storage.output, [first])
         last = arith.subi(end, index(1))
         with loop(whole, end, index(_REST)) as groups:
             first = groups.induction_variable
             places = [arith.minui(arith.addi(first, index(n)), last) for n in range(_REST)]
             mask = mask_of(_REST, arith.subi(end, first))
-            total = self._with_earlier(self._totals(tile, held, places), tile, first, mask)
-            vector.maskedstore(self.storage.output, [first], mask, total)
+            total = totals([load_index(self.coordinates, entry) for entry in places])
+            vector.maskedstore(self.storage.output, [first], mask, self._with_earlier(total, piece, first, mask))
 
-    def _totals(self, tile: ir.Value, held: Sequence[ir.Value], entries: Sequence[ir.Value]) -> ir.Value:
-        """The sums over a tile for some entries of the row that is held."""
-        columns = [load_index(self.coordinates, entry) for entry in entries]
+    def _whole(self, piece: "_Piece", held: Sequence[ir.Value], columns: Sequence[ir.Value]) -> ir.Value:
+        """The sums over a whole piece for some columns of the row that is held."""
         sums = [zeros(self.vec)] * len(columns)
         for v, x in enumerate(held):
-            for n, column in enumerate(columns):
-                y = vector.load(self.vec, self.y, [tile, column, index(v * self.lanes)])
-                sums[n] = vector.fma(x, y, sums[n])
+            sums = self._added(piece, index(v * self.lanes), x, columns, sums, None)
         return sums_across(sums)
 
-    def _with_earlier(self, total: ir.Value, tile: ir.Value, first: ir.Value, mask: ir.Value | None = None) -> ir.Value:
-        """What earlier tiles have given for these entries, and this one."""
+    def _rest(self, piece: "_Piece", left: ir.Value, row: ir.Value, columns: Sequence[ir.Value]) -> ir.Value:
+        """The same of a row of a piece of which so many tokens are left."""
+        over = arith.remui(left, index(self.lanes))
+        whole = arith.subi(left, over)
+        with loop(index(0), whole, index(self.lanes), [zeros(self.vec)] * len(columns)) as steps:
+            at = steps.induction_variable
+            scf.YieldOp(self._added(piece, at, self._x(piece, row, at), columns, list(steps.inner_iter_args), None))
+        choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ne, over, index(0)), [self.vec] * len(columns), has_else=True)
+        with ir.InsertionPoint(choice.then_block):
+            mask = mask_of(self.lanes, over)
+            x = self._x(piece, row, whole, mask)
+            scf.YieldOp(self._added(piece, whole, x, columns, list(steps.results), mask))
+        with ir.InsertionPoint(choice.else_block):
+            scf.YieldOp(steps.results)
+        return sums_across(list(choice.results))
+
+    def _added(
+        self,
+        piece: "_Piece",
+        at: ir.Value,
+        x: ir.Value,
+        columns: Sequence[ir.Value],
+        sums: Sequence[ir.Value],
+        mask: ir.Value | None,
+    ) -> list[ir.Value]:
+        """The sums, and a vector of tokens of the row times those of each column."""
+        at = arith.addi(piece.first, at)
+        places = [[arith.addi(column, at)] if self.placed else [column, at] for column in columns]
+        read = [self._load(self.y, [piece.tile, *place], mask) for place in places]
+        return [vector.fma(x, y, total) for y, total in zip(read, sums, strict=True)]
+
+    def _x(self, piece: "_Piece", row: ir.Value, at: ir.Value, mask: ir.Value | None = None) -> ir.Value:
+        return self._load(self.x, [piece.tile, row, arith.addi(piece.first, at)], mask)
+
+    def _load(self, buffer: ir.Value, at: list[ir.Value], mask: ir.Value | None) -> ir.Value:
+        if mask is None:
+            return vector.load(self.vec, buffer, at)
+        return vector.maskedload(self.vec, buffer, at, mask, zeros(self.vec))
+
+    def _with_earlier(self, total: ir.Value, piece: "_Piece", first: ir.Value, mask: ir.Value | None = None) -> ir.Value:
+        """What earlier pieces have given for these entries, and this one."""
         type_ = ir.VectorType(total.type)
         if mask is None:
             earlier = vector.load(type_, self.storage.output, [first])
         else:
             earlier = vector.maskedload(type_, self.storage.output, [first], mask, zeros(type_))
-        is_first = arith.cmpi(arith.CmpIPredicate.eq, tile, index(0))
+        is_first = arith.cmpi(arith.CmpIPredicate.eq, arith.ori(piece.tile, piece.first), index(0))
         return arith.addf(total, arith.select(is_first, zeros(type_), earlier))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens of a tile from the first one on: as many as are held, or else how many are left."""
+
+    tile: ir.Value
+    first: ir.Value
+    left: ir.Value | None

@@ -36,26 +36,18 @@ def sampled_over_tokens(positions: Tensor, coordinates: Tensor, x: Tensor, y: Te
     return out.to(x.dtype)
 
 
-def sampled_over_pixels(positions: Tensor, coordinates: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The same of images, [N, rows, pixels] and [N, columns, pixels] of f32 or f64."""
-    width = _width(x.shape[2], y.shape[1] * y.itemsize)
-    out = empty([coordinates.shape[0]], x.dtype)
-    _sample(positions.dtype, coordinates.dtype, x.dtype, width)(
-        [positions, coordinates, *(_cut(each, width) for each in (x, y))], out
-    )
+def sampled_at_places(positions: Tensor, places: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The sum over n and q of x[n, row, q] y[n, place + q] for entries of rows that each have a place in y, on CPUs.
+
+    positions, places  of int32 or int64, checked by the caller: place + q is in y for all of them
+    x, y               [N, rows, Q] and [N, elements] of f32 or f64, contiguous
+    returns            [entries] of that type
+    """
+    out = empty([places.shape[0]], x.dtype)
+    if 0 in (x.shape[0], x.shape[2]):
+        return out.zero_()
+    _sample_at(positions.dtype, places.dtype, x.dtype)([positions, places, x, y], out)
     return out
-
-
-def _cut(x: Tensor, width: int) -> Tensor:
-    """Images, [N, features, pixels], as [N tiles, features, width]."""
-    images, features, pixels = x.shape
-    whole, rest = divmod(pixels, width)
-    out = empty([images, -(-pixels // width), features, width], x.dtype)
-    out[:, :whole] = x[:, :, : whole * width].view(images, features, whole, width).transpose(1, 2)
-    if rest:
-        out[:, whole, :, :rest] = x[:, :, whole * width :]
-        out[:, whole, :, rest:] = 0
-    return out.flatten(0, 1)
 
 
 def _width(tokens: int, bytes_a_token: int) -> int:
@@ -87,13 +79,22 @@ def _pack(given: torch.dtype, wide: torch.dtype, width: int) -> RegionKernel:
 
 @cache
 def _sample(positions: torch.dtype, coordinates: torch.dtype, wide: torch.dtype, width: int) -> RegionKernel:
-    integers = [f"tensor<?x{ELEMENTS[each]}>" for each in (positions, coordinates)]
-    tile, values = f"tensor<?x?x{width}x{ELEMENTS[wide]}>", f"tensor<?x{ELEMENTS[wide]}>"
+    tile = f"tensor<?x?x{width}x{ELEMENTS[wide]}>"
+    return _sampling(positions, coordinates, wide, tile, tile)
+
+
+@cache
+def _sample_at(positions: torch.dtype, places: torch.dtype, dtype: torch.dtype) -> RegionKernel:
+    return _sampling(positions, places, dtype, f"tensor<?x?x?x{ELEMENTS[dtype]}>", f"tensor<?x?x{ELEMENTS[dtype]}>")
+
+
+def _sampling(positions: torch.dtype, coordinates: torch.dtype, dtype: torch.dtype, x: str, y: str) -> RegionKernel:
+    integers, values = [f"tensor<?x{ELEMENTS[each]}>" for each in (positions, coordinates)], f"tensor<?x{ELEMENTS[dtype]}>"
     return compile_region(
         f"""
-        func.func @region(%positions: {integers[0]}, %coordinates: {integers[1]}, %x: {tile}, %y: {tile}) -> {values} {{
+        func.func @region(%positions: {integers[0]}, %coordinates: {integers[1]}, %x: {x}, %y: {y}) -> {values} {{
           %values = "kernel.sample_tokens"(%positions, %coordinates, %x, %y)
-            : ({integers[0]}, {integers[1]}, {tile}, {tile}) -> {values}
+            : ({integers[0]}, {integers[1]}, {x}, {y}) -> {values}
           return %values : {values}
         }}""",
         schedule="tokens",

@@ -44,7 +44,7 @@ class Gated(nn.Module):
 
 @pytest.mark.parametrize(("us", "sparse"), [(1e5, 2), (1e-3, 0)])
 def test_what_is_measured_decides(us: float, sparse: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "torch_us", lambda *_: us)
+    monkeypatch.setattr(convolution, "torch_us", lambda *_, **__: us)
     model = prune_(pointwise())
     with torch.no_grad():
         assert sum(each.sparse for each in gossamer.explain(model, X).decisions) == sparse
@@ -56,7 +56,7 @@ def test_networks_with_gates_must_promise_more(monkeypatch: pytest.MonkeyPatch) 
 
     def decided(times: float) -> list[gossamer.Decision]:
         with monkeypatch.context() as patch, torch.no_grad():
-            patch.setattr(convolution, "torch_us", lambda *_: times)
+            patch.setattr(convolution, "torch_us", lambda *_, **__: times)
             patch.setattr(convolution, "ours_us", lambda *_: 1.0)
             patch.setattr("gossamer.backend.convolution.planar.ours_us", lambda *_: 1.0)
             return [each for each in gossamer.explain(model, X).decisions if each.shape == (32, 32)]
