@@ -19,14 +19,18 @@ from gossamer.sparsity.training.masked import Masked
 
 
 class StoredWeight(Masked):
-    """A layer, its stored weight, and the optimizer that remembers something of it."""
+    """A layer, its stored weight, and the optimizer that remembers something of it.
+
+    plain  the layer with a plain weight, whose place this one has, if it did not come as it is
+    """
 
     parameter: SparseTensor  # type: ignore[assignment]
 
-    def __init__(self, name: str, module: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, name: str, module: nn.Module, optimizer: Optimizer, plain: Masked | None = None) -> None:
         self.parameter: SparseTensor = module._parameters["weight"]  # type: ignore[assignment]
-        super().__init__(name, module, self.parameter, self.mask, 1 - self.parameter.nnz / self.parameter.numel())  # type: ignore[arg-type]
-        self._optimizer = optimizer
+        super().__init__(name, module, self.parameter, self.mask)  # type: ignore[arg-type]
+        self.first = 1 - self.density if plain is None else plain.first
+        self.optimizer, self.plain = optimizer, plain
 
     @property
     def mask(self) -> Tensor:
@@ -46,8 +50,12 @@ class StoredWeight(Masked):
         for tensor in self._of_its_pattern():
             overwrite("mask", tensor, tensor.detach().to_dense().sparse_mask(pattern))
 
+    @property
+    def density(self) -> float:
+        return self.parameter.nnz / self.parameter.numel()
+
     def _of_its_pattern(self) -> Iterator[SparseTensor]:
-        state = self._optimizer.state.get(self.parameter, {}).values()
+        state = self.optimizer.state.get(self.parameter, {}).values()
         for tensor in (self.parameter, self.parameter.grad, *state):
             if isinstance(tensor, SparseTensor):
                 yield tensor
