@@ -193,6 +193,7 @@ class Packings(Remembered[_Weight]):
 
     def _packed(self, leaves: Sequence[torch.Tensor], densest: float, whole: bool = False) -> _Weight:
         self._unsettled += 1
+        whole = whole or (self._stored is not None and count_nonzeros(leaves[-1]) < leaves[-1].numel())
         value = run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()

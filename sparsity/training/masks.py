@@ -12,6 +12,7 @@ from gossamer.dialects.errors import OptionError
 from gossamer.runtime.nonzeros import count_nonzeros, nonzero_mask
 from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.mask import make_plain
+from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.training.distributions import densities
 from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 from gossamer.sparsity.training.masked import Masked
@@ -62,7 +63,10 @@ class Masks:
         """Whether the masks are new after a step, made where it is time."""
         schedule, sparsifier = self.recipe.schedule, self.recipe.sparsifier
         due = schedule.is_due(step) and sparsifier.saliency != "zeros"
-        if due:
+        if due and (moved := schedule.exchanged(step)):
+            for layer, density in zip(self.layers, self._densities(step), strict=True):
+                self._exchange(layer, density, moved, step)
+        elif due:
             scores = [self._scores(layer, step) for layer in self.layers]
             for layer, score, density in zip(self.layers, scores, self._densities(step, scores), strict=True):
                 layer.mask = layer.unfolded(self._new_mask(layer, score, density, step)).contiguous()
@@ -78,14 +82,14 @@ class Masks:
         return due
 
     def _new_mask(self, layer: Masked, scores: Tensor, density: float, step: int) -> Tensor:
-        schedule, pattern = self.recipe.schedule, self.recipe.at(step)
-        if isinstance(layer, StoredWeight) and isinstance(schedule, Exchange) and not step:
+        if isinstance(layer, StoredWeight) and isinstance(self.recipe.schedule, Exchange):
             return layer.matrix(layer.mask)  # there are no values anywhere else
-        moved = schedule.exchanged(step)
-        if not moved:
-            mask = pattern.mask(scores, density)
-            return mask & layer.matrix(layer.mask) if self._stays else mask
-        kept = pattern.mask(scores, density * (1 - moved))
+        mask = self.recipe.at(step).mask(scores, density)
+        return mask & layer.matrix(layer.mask) if self._stays else mask
+
+    def _exchange(self, layer: Masked, density: float, moved: float, step: int) -> None:
+        """Moves a share of the nonzeros."""
+        pattern = self.recipe.at(step)
         if self.recipe.sparsifier.grows == "random":
             grown = self._random(layer)
         else:
@@ -93,7 +97,11 @@ class Masks:
             if self.together is not None:
                 self.together(layer.dense)
             grown = layer.matrix(layer.whole(layer.dense)).abs()
-        return pattern.mask(torch.where(kept, torch.inf, grown), density)
+        if isinstance(layer, StoredWeight) and isinstance(pattern, Unstructured):
+            layer.exchange(1 - moved, grown)
+            return
+        kept = pattern.mask(self._scores(layer, step), density * (1 - moved))
+        layer.mask = layer.unfolded(pattern.mask(torch.where(kept, torch.inf, grown), density)).contiguous()
 
     @property
     def _stays(self) -> bool:
@@ -121,7 +129,7 @@ class Masks:
         scores = torch.rand(layer.matrix(layer.mask).shape, generator=self.generator)
         return scores.to(layer.parameter.device)
 
-    def _densities(self, step: int, scores: Sequence[Tensor]) -> list[float]:
+    def _densities(self, step: int, scores: Sequence[Tensor] = ()) -> list[float]:
         """What each layer is to have at a step."""
         recipe = self.recipe
         final = 0.0 if recipe.sparsity is None else recipe.sparsity

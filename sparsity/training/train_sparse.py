@@ -57,7 +57,7 @@ def train_sparse(
 
     Weights that store their nonzeros alone (gossamer.store_sparse) go with "fixed", "one-shot", "gradual", "random", "set" and
     "rigl": their nonzeros are dropped and move, with what the optimizer remembers of them. They start where they are stored,
-    as many a layer. For "rigl" a layer computes with a dense weight in the steps before nonzeros move.
+    as many a layer. For "rigl" the gradients of all elements are computed in the steps before nonzeros move.
     """
     if isinstance(recipe, str):
         recipe = recipe_of(recipe, steps, **options)
@@ -119,7 +119,7 @@ class SparseTraining:
         """Ends it: weights are plain parameters with zeros, the same objects as before."""
         for hook in self._hooks:
             hook.remove()
-        self._take_back()
+        self._look_no_more()
         if self._hooks:
             self._storable = set()
             self._swap()
@@ -168,7 +168,7 @@ class SparseTraining:
         self._skipped = found is not None and bool(found)
         if self._skipped:
             return
-        self._take_back()
+        self._look_no_more()
         self.masks.observe(scale)
         if decay := self.recipe.sparsifier.decay:
             with torch.no_grad():
@@ -198,7 +198,7 @@ class SparseTraining:
         if self._grows_next:
             for layer in self.masks.layers:
                 if isinstance(layer, StoredWeight):
-                    layer.lend()
+                    layer.look_at_all()
 
     def _swap(self) -> None:
         """Has layers that may be stored and are sparse enough stored weights, and others plain ones."""
@@ -210,10 +210,10 @@ class SparseTraining:
             elif isinstance(layer, StoredWeight) and layer.plain is not None and not (layer.plain in self._storable and wanted):
                 layers[n] = unstore_weight(layer)
 
-    def _take_back(self) -> None:
+    def _look_no_more(self) -> None:
         for layer in self.masks.layers:
             if isinstance(layer, StoredWeight):
-                layer.take_back()
+                layer.look_no_more()
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:
