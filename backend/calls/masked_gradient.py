@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Remembered
+from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_pixels, sampled_over_tokens
 
 
@@ -46,7 +47,7 @@ def _on_cpu(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     if g.shape[0] * (g.shape[2] if images else 1) < FEWEST:
         return torch.einsum("n...r,n...c->rc", *((g.mT, x.mT) if images else (g, x))).view(mask.shape) * mask
     kept = _kept.get([mask], (), lambda: _Kept.of(mask))
-    out = mask.new_zeros(mask.shape)
+    out = empty(mask.shape, mask.dtype).zero_()  # in memory that is mapped: fresh pages would take twice as long
     if kept.places.numel():
         sampled = sampled_over_pixels if images else sampled_over_tokens
         values = sampled(kept.positions, kept.coordinates, g.contiguous(), x.contiguous())
