@@ -4,7 +4,7 @@
     python examples/train_language_model.py --steps 1000 --compile --csv losses.csv
     python examples/train_language_model.py --recipes dense rigl --sparsity 0.8
 
-Prints the loss on text that was not trained on, in nats a letter, and the seconds that training took, compilation included. RigL
+Prints the loss on text that was not trained on, in nats a letter, and the seconds that training took, with compilation. RigL
 and gradual store nonzeros alone (`store=True`), so their steps are shorter: give them more to compare at equal time.
 """
 
