@@ -46,7 +46,7 @@ class _Beside(torch.autograd.Function):
 class _Watched:
     """The forward of a linear layer, with the gradient of a dense weight beside it, which goes to `see`."""
 
-    def __init__(self, module: nn.Module, weight: Tensor, see: Callable[[Tensor], None]) -> None:
+    def __init__(self, module: nn.Linear, weight: Tensor, see: Callable[[Tensor], None]) -> None:
         zeros = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
         self.module, self.zeros, self._see = module, nn.Parameter(zeros), see
         self.zeros.register_post_accumulate_grad_hook(self._hand_over)
@@ -142,7 +142,7 @@ class StoredWeight(Masked):
 
     def look_at_all(self) -> None:
         """Has the module give the gradient of all elements, until `look_no_more`."""
-        if type(self.module).forward is nn.Linear.forward:
+        if isinstance(self.module, nn.Linear) and type(self.module).forward is nn.Linear.forward:
             if self._watched is None:
                 self._watched = _Watched(self.module, self.parameter, self.see)
             self.module.forward = self._watched
