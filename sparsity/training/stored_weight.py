@@ -51,6 +51,9 @@ class _Watched:
         self.module, self.zeros, self._see = module, nn.Parameter(zeros), see
         self.zeros.register_post_accumulate_grad_hook(self._hand_over)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "forward")  # copies of the model compute, and have no recipe
+
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = _Beside.apply(nn.Linear.forward(self.module, x), x.detach(), self.zeros)
         return y
@@ -145,7 +148,7 @@ class StoredWeight(Masked):
         if isinstance(self.module, nn.Linear) and type(self.module).forward is nn.Linear.forward:
             if self._watched is None:
                 self._watched = _Watched(self.module, self.parameter, self.see)
-            self.module.forward = self._watched
+            self.module.forward = self._watched  # type: ignore[method-assign, assignment]
         else:
             self._lend()
 

@@ -1,6 +1,7 @@
 """train_sparse(store=True): plain weights store their nonzeros alone while a recipe trains them, and are plain after it."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -84,6 +85,15 @@ def test_training_resumes(recipe: str, saved_at: int) -> None:
     for each, state in zip((again, optimizer, resumed), states, strict=True):
         each.load_state_dict(state)
     assert [train(again, optimizer, step) for step in range(saved_at, STEPS)] == losses
+
+
+def test_copies_compute_between_steps_that_look_at_all_gradients() -> None:
+    model = network(False)
+    trained(model, "rigl", store=True, steps=4, **RECIPES["rigl"])
+    assert "forward" in model[0].__dict__  # the next step is one of those
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again[0].__dict__["forward"].__self__ is again[0]
+        torch.testing.assert_close(again(X), model(X))
 
 
 def test_masks_are_taken_over() -> None:
