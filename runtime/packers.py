@@ -26,7 +26,7 @@ from gossamer.dialects.packing import (
 )
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime import fragments, two_four, windows
-from gossamer.runtime.nonzeros import nonzero_mask
+from gossamer.runtime.nonzeros import divided, nonzero_mask, nonzero_places
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
@@ -132,8 +132,8 @@ def _padded(packing: Padded, rows: Rows) -> tuple[list[torch.Tensor], torch.Tens
     panels = -(-k // width)
     # In the order of storage: panel, row, column.
     nonzero = torch.nn.functional.pad(rows.nonzero, (0, -k % width)).view(m, panels, width).transpose(0, 1)
-    panel, row, column = nonzero.nonzero(as_tuple=True)
-    counts = nonzero.sum(2).flatten()
+    line, column = divided(nonzero_places(nonzero, rows.places.dtype), width)
+    counts = torch.bincount(line, minlength=panels * m)
     filled = -(-counts // packing.GROUP) * packing.GROUP
     begins = positions(filled)
     moved = (begins[:-1] - positions(counts)[:-1]).repeat_interleave(counts)
@@ -142,7 +142,9 @@ def _padded(packing: Padded, rows: Rows) -> tuple[list[torch.Tensor], torch.Tens
     coordinates = last.repeat_interleave(filled[counts > 0])
     source = rows.places.new_full((int(begins[-1]),), rows.nowhere)
     coordinates[at] = column
-    source[at] = rows.places[row, panel * width + column]
+    panel, row = divided(line, m)
+    down, across = rows.places.stride()  # it counts in one of two orders
+    source[at] = row * down + (panel * width + column) * across
     return [begins, coordinates * packing.SCALE], source
 
 

@@ -4,7 +4,8 @@ from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.calls import calling, torch_refusals
 from gossamer.sparsity.edges import attention_derivatives
 from gossamer.sparsity.operations import tall_product
-from gossamer.sparsity.prepare import Mask, prepare
+from gossamer.sparsity.prepare import prepare
+from gossamer.sparsity.pruning.mask import Mask
 from gossamer.sparsity.tensor import (
     arithmetic,
     broadcasting,

@@ -18,30 +18,11 @@ from torch.nn.utils import parametrize, prune
 from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.sparsity.adjacency import take_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
+from gossamer.sparsity.pruning.mask import Mask, is_mask
 from gossamer.sparsity.pruning.stored_layers import make_dense
 from gossamer.sparsity.quantization.dynamic_layers import take_dynamic
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-class Mask(nn.Module):
-    """A parametrization that multiplies a tensor by a fixed mask (a buffer of the same shape)."""
-
-    mask: torch.Tensor
-
-    def __init__(self, mask: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mask", mask)
-
-    def forward(self, original: torch.Tensor) -> torch.Tensor:
-        """original * mask"""
-        return original * self.mask
-
-
-def is_mask(parametrization: nn.Module) -> bool:
-    """Whether a parametrization is a mask: ours, or that of torch.ao.pruning, which holds it before `squash_mask`."""
-    kind = type(parametrization)  # torch.ao takes a second to import, and is where such a module is
-    return kind is Mask or (kind.__name__ == "FakeSparsity" and kind.__module__.startswith("torch.ao.pruning"))
 
 
 def prepare(model: Model, *, free_dense: bool = False) -> Model:

@@ -17,8 +17,8 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.dialects.option_check import check_share
-from gossamer.sparsity.prepare import Mask
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
+from gossamer.sparsity.pruning.mask import Mask
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor

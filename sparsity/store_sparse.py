@@ -8,24 +8,21 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.dialects.format import Format
 from gossamer.runtime.nonzeros import count_nonzeros
-from gossamer.sparsity.prepare import is_mask, parametrize_pruned
+from gossamer.sparsity.prepare import parametrize_pruned
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
-from gossamer.sparsity.pruning.stored_layers import is_stored
+from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of
+from gossamer.sparsity.pruning.stored_layers import DENSEST, FORMAT, is_stored
 from gossamer.sparsity.tensor.sparse_tensor import from_entries
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_CSR = Format.CSR.with_widths(32, 32)
 
-
-def store_sparse(model: Model, *, densest: float = 0.5, only: Layers | None = None, skip: Layers = ()) -> Model:
+def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None = None, skip: Layers = ()) -> Model:
     """Make the pruned weights of a model's linear layers SparseTensor parameters, in place, and return it.
 
     Call it before the optimizer is made: the parameters are new objects. Gradients, momentum and weight decay exist for what is
@@ -50,16 +47,16 @@ def store_sparse(model: Model, *, densest: float = 0.5, only: Layers | None = No
         if is_stored(layer):
             stored += 1
             continue
-        if uses[id(own)] > among_chosen[id(own)] or not _is_masked_only(layer):
+        if uses[id(own)] > among_chosen[id(own)] or not (own is not None or is_masked(layer)):
             continue
-        kept = _kept(layer)
+        kept = layer.weight.detach() != 0 if own is not None else kept_by_masks(layer)
         if count_nonzeros(kept) > densest * kept.numel():
             continue
-        weight, trained = layer.weight.detach(), _original(layer).requires_grad
-        if parametrize.is_parametrized(layer, "weight"):
+        weight, trained = layer.weight.detach(), original_of(layer).requires_grad
+        if own is None:
             parametrize.remove_parametrizations(layer, "weight")
         at = kept.nonzero().unbind(1)
-        sparse = from_entries(_CSR, tuple(weight.shape), at, weight[at])
+        sparse = from_entries(FORMAT, tuple(weight.shape), at, weight[at])
         others = {n: p for n, p in layer._parameters.items() if n != "weight"}
         made = nn.Parameter(sparse, trained)
         layer._parameters = {"weight": made, **others}
@@ -76,26 +73,3 @@ def store_sparse(model: Model, *, densest: float = 0.5, only: Layers | None = No
 def _uses(modules: Iterable[nn.Module]) -> Counter[int]:
     """How many of the modules have a parameter, by its id."""
     return Counter(id(parameter) for module in modules for parameter in module._parameters.values() if parameter is not None)
-
-
-def _is_masked_only(layer: nn.Linear) -> bool:
-    """Whether there is nothing between parameter and weight but masks."""
-    return not parametrize.is_parametrized(layer, "weight") or all(map(is_mask, layer.parametrizations["weight"].children()))  # type: ignore[index, union-attr]
-
-
-def _original(layer: nn.Linear) -> torch.Tensor:
-    if not parametrize.is_parametrized(layer, "weight"):
-        return layer.weight
-    original: torch.Tensor = layer.parametrizations["weight"].original  # type: ignore[index, union-attr]
-    return original
-
-
-def _kept(layer: nn.Linear) -> torch.Tensor:
-    """Where the masks of a weight are not zero, or a weight without any."""
-    if not parametrize.is_parametrized(layer, "weight"):
-        return layer.weight.detach() != 0
-    masks = [each.mask != 0 for each in layer.parametrizations["weight"].children()]  # type: ignore[index, union-attr]
-    kept = masks[0]
-    for mask in masks[1:]:
-        kept = kept & mask
-    return kept

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Remembered
+from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 
 
@@ -41,7 +42,7 @@ def _on_cpu(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     if g.shape[0] < FEWEST:
         return g.mT @ x * mask
     kept = _kept.get([mask], (), lambda: _Kept.of(mask))
-    out = mask.new_zeros(mask.shape)
+    out = empty(mask.shape, mask.dtype).zero_()  # in memory that is mapped: fresh pages would take twice as long
     if kept.places.numel():
         values = sampled_over_tokens(kept.positions, kept.coordinates, g.contiguous(), x.contiguous())
         out.view(-1).index_copy_(0, kept.places, values if kept.factors is None else values.mul_(kept.factors))

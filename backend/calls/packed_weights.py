@@ -48,6 +48,9 @@ _Key = int | tuple[int, ...]
 _HOLLOW = 0.75
 """Share of the nonzeros below which a pattern that lost values is packed again."""
 
+_GROWN = 0.6
+"""Share of nonzeros among stored values above which zeros are packed, too: they have just grown and change next."""
+
 
 @dataclass(eq=False, slots=True)
 class _Weight:
@@ -193,6 +196,8 @@ class Packings(Remembered[_Weight]):
 
     def _packed(self, leaves: Sequence[torch.Tensor], densest: float, whole: bool = False) -> _Weight:
         self._unsettled += 1
+        if self._stored is not None and not whole:
+            whole = _GROWN * leaves[-1].numel() < count_nonzeros(leaves[-1]) < leaves[-1].numel()
         value = run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()

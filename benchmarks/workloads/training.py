@@ -104,9 +104,11 @@ def steps(
     model: nn.Module,
     call: Callable[[Tensor], Tensor],
     gradients: Callable[[nn.Module, Sequence[str]], Tensor] = gradients,
+    attach: Callable[[torch.optim.Optimizer], object] = id,
 ) -> Prepared:
     """Takes a step of training at each call, and gives the gradients of the first."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    attach(optimizer)
 
     def backward() -> None:
         with torch.enable_grad():
@@ -230,18 +232,35 @@ def csr(problem: Training) -> Prepared:
     return steps(problem, model, model, gradients)
 
 
-def ours(stored: bool, problem: Training) -> Prepared:
+def ours(how: str, problem: Training) -> Prepared:
+    """Stored weights, masks, or weights under masks that a recipe stores while it trains them."""
     import gossamer
     from gossamer.backend.report.report import collect
 
-    if stored:
+    attach: Callable[[torch.optim.Optimizer], object] = id
+    if how != "masks":
         only_linears(problem)
-    model = under_masks(problem) if not stored else gossamer.store_sparse(copy.deepcopy(problem.model))
+    if how == "masks":
+        model = under_masks(problem)
+    elif how == "stored":
+        model = gossamer.store_sparse(copy.deepcopy(problem.model))
+    else:
+        model = gossamer.sparsify(copy.deepcopy(problem.model), _kept, only=list(problem.layers))
+        attach = lambda optimizer: gossamer.train_sparse(
+            model, optimizer, "fixed", steps=1, only=list(problem.layers), store=True
+        )
     compiled = torch.compile(model, backend="sparse", fullgraph=True)
     with collect() as collected:
-        prepared = steps(problem, model, compiled)
+        prepared = steps(problem, model, compiled, attach=attach)
     decisions = list(collected.decisions)
     return Prepared(prepared.call, lambda: {"layers": grouped(decisions), "sparse": sum(d.sparse for d in decisions)})
+
+
+def _kept(weight: Tensor) -> Any:
+    """A sparsifier: what is not zero."""
+    from gossamer import SparseTensor
+
+    return SparseTensor.from_dense(weight)
 
 
 def build(name: str, sparsity: float) -> Training:
@@ -284,8 +303,9 @@ def contenders() -> Mapping[str, Contender]:
         "masked": Contender("PyTorch eager, masks", partial(masked, False)),
         "masked-inductor": Contender("Inductor, masks", partial(masked, True)),
         "csr": Contender("torch.sparse CSR", csr),
-        "sparse": Contender("Gossamer, stored", partial(ours, True), missing=missing),
-        "sparse-masked": Contender("Gossamer, masks", partial(ours, False), missing=missing),
+        "sparse": Contender("Gossamer, stored", partial(ours, "stored"), missing=missing),
+        "sparse-trained": Contender("Gossamer, masks and train_sparse", partial(ours, "trained"), missing=missing),
+        "sparse-masked": Contender("Gossamer, masks", partial(ours, "masks"), missing=missing),
     }
 
 

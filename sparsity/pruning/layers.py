@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.batches import rows_that_count
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
+from gossamer.sparsity.pruning.mask import is_masked
 from gossamer.sparsity.pruning.stored_layers import is_stored
 
 
@@ -66,16 +67,18 @@ class Layer:
 
 
 def layers_of(
-    model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), stored: bool = False
-) -> list[Layer]:
+    model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), *, stored: bool = False,
+    masked: bool = False,
+) -> list[Layer]:  # fmt: skip
     """The layers to prune, linear ones and those of other `kinds` without `only`. OptionError for those that cannot be, and
-    for those that store their nonzeros alone unless such `stored` ones will do."""
+    for those that store their nonzeros alone, or are under masks, unless such `stored` or `masked` ones will do."""
     names = {id(module): name for name, module in model.named_modules()}
     layers = [Layer(names[id(module)], module) for module in chosen_layers(model, only, skip, kinds)]
     if not layers:
         raise OptionError("there is no linear layer to prune in this model, or none is left by `only` and `skip`")
     for layer in layers:
-        if not (stored and is_stored(layer.module)):
+        is_known = (stored and is_stored(layer.module)) or (masked and is_masked(layer.module))
+        if not is_known:
             _check(layer)
     return layers
 

@@ -2,7 +2,14 @@
 
 from torch import nn
 
+from gossamer.dialects.format import Format
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+FORMAT = Format.CSR.with_widths(32, 32)
+"""In which weights are stored."""
+
+DENSEST = 0.5
+"""Density above which a step of training costs as much as a dense one."""
 
 
 def is_stored(layer: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 Operands are SparseTensors of one pattern, and numbers. Everything else is refused, and says what to do.
 """
 
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import (
@@ -103,11 +105,24 @@ def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What no table knows."""
     if func.namespace == "aten" and func._schema.name.startswith(_ON_LISTS):
         return on_lists(func, args, kwargs)
+    if _is_being_wrapped():
+        raise PatternError(
+            "DistributedDataParallel keeps parameters and gradients in flat buffers, and a SparseTensor has none: wrap a "
+            "model with stored weights by gossamer.data_parallel(model), which averages their gradients by what is stored"
+        )
     name = func._schema.name.removeprefix("aten::")
     raise PatternError(
         f"SparseTensor has no {name}: use to_dense(), gossamer.einsum, or values() and from_parts() for what concerns the "
         f"stored values alone. {_BY_VALUES}"
     )
+
+
+def _is_being_wrapped() -> bool:
+    """Whether DistributedDataParallel is being made, which looks at all parameters of a model."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not DistributedDataParallel.__init__.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 def _pattern(func: Any, args: Any, kwargs: Any) -> SparseTensor:

@@ -1,7 +1,9 @@
 """STEP: Adam, whose variance is frozen once it has settled (Lu et al., 2023).
 
 Z_t = mean |v_t - v_(t-1)|,   switch when its mean over 1 / (1 - beta2) steps is below eps     (AutoSwitch, section 5)
-from there on                 w -= lr m / (sqrt(v*) + eps)                                     (algorithm 1)
+from there on                 w -= lr m / sqrt(v* + eps)                                       (algorithm 1)
+
+With eps beneath the root, as there, elements that had no gradient before the switch move by 1e4 lr m, beside it by 1e8 lr m.
 """
 
 from collections import deque
@@ -68,14 +70,11 @@ class FrozenVariance:
         if not late or len(now) < len(states):  # a weight without a gradient so far has no variance to freeze
             return False
         self.since, self._seen = step, []
-        groups = {p: group for group in self.optimizer.param_groups for p in group["params"]}
-        for parameter, state in zip(self.parameters, states, strict=True):
-            corrected = 1 - groups[parameter]["betas"][1] ** float(state["step"])
-            state["exp_avg_sq"].div_(corrected)
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:  # biases: their variance is frozen, too
+                if "exp_avg_sq" in (state := self.optimizer.state[parameter]):
+                    state["exp_avg_sq"].div_(1 - group["betas"][1] ** float(state["step"])).add_(group["eps"])
         self.variances = [state["exp_avg_sq"].clone() for state in states]
-        for parameter in set(groups) - set(self.parameters):  # biases: their variance is frozen, too
-            if "exp_avg_sq" in (state := self.optimizer.state[parameter]):
-                state["exp_avg_sq"].div_(1 - groups[parameter]["betas"][1] ** float(state["step"]))
         return True
 
     def state_dict(self) -> dict[str, Any]:

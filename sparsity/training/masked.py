@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from gossamer.runtime.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 
@@ -27,6 +28,11 @@ class Masked:
     dense: Tensor | None = None
     latent: LatentWeight | None = None
     back: BackwardMask | None = None
+
+    @property
+    def density(self) -> float:
+        """The share of elements that the mask keeps."""
+        return count_nonzeros(self.mask) / self.mask.numel()
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """[outputs, inputs] of a tensor of the weight's shape."""

@@ -1,6 +1,7 @@
 """The masks of a model's layers in training: made by a recipe, step after step; `train_sparse` hangs them on an optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.nonzeros import count_nonzeros, nonzero_mask
 from gossamer.sparsity.pruning.layers import Layer
+from gossamer.sparsity.pruning.mask import make_plain
+from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.training.distributions import densities
 from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 from gossamer.sparsity.training.masked import Masked
@@ -26,23 +29,26 @@ class Masks:
     """Masks by a recipe. `advance` makes them anew where it is time, `apply` puts them on the weights.
 
     together  what sums a tensor over all processes that train the model, so that masks stay in step
+    kept      what masks of modules have kept so far, instead of what is not zero
     """
 
     def __init__(
         self, layers: Sequence[Layer | ShardedWeight | StoredWeight], recipe: Recipe, seed: int = 0,
-        together: Callable[[Tensor], Any] | None = None,
+        together: Callable[[Tensor], Any] | None = None, kept: Mapping[nn.Module, Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        self.recipe, self.together = recipe, together
+        self.recipe, self.together, self._kept = recipe, together, kept
         self.generator = torch.Generator().manual_seed(seed)
         self.layers = [layer if isinstance(layer, StoredWeight) else self._masked(layer) for layer in layers]
 
     def _masked(self, layer: Layer | ShardedWeight) -> Masked:
         weight: nn.Parameter = layer.module.weight  # type: ignore[assignment]
         sparsifier = self.recipe.sparsifier
-        masked = layer if isinstance(layer, ShardedWeight) else Masked(layer.name, layer.module, weight, nonzero_mask(weight))
+        kept = self._kept.get(layer.module)
+        mask = nonzero_mask(weight) if kept is None else kept
+        masked = layer if isinstance(layer, ShardedWeight) else Masked(layer.name, layer.module, weight, mask)
         if sparsifier.pruned != "stay" or sparsifier.grows or not count_nonzeros(masked.mask):
             masked.mask = torch.ones_like(masked.mask)
-        masked.first = 1 - float(masked.mask.float().mean())
+        masked.first = 1 - masked.density
         if sparsifier.backward_mask:
             if not isinstance(layer.module, nn.Linear):
                 raise OptionError(f"'{layer.name}' is a {type(layer.module).__name__}: Bi-Mask is for linear layers, `skip` it")
@@ -57,7 +63,10 @@ class Masks:
         """Whether the masks are new after a step, made where it is time."""
         schedule, sparsifier = self.recipe.schedule, self.recipe.sparsifier
         due = schedule.is_due(step) and sparsifier.saliency != "zeros"
-        if due:
+        if due and (moved := schedule.exchanged(step)):
+            for layer, density in zip(self.layers, self._densities(step), strict=True):
+                self._exchange(layer, density, moved, step)
+        elif due:
             scores = [self._scores(layer, step) for layer in self.layers]
             for layer, score, density in zip(self.layers, scores, self._densities(step, scores), strict=True):
                 layer.mask = layer.unfolded(self._new_mask(layer, score, density, step)).contiguous()
@@ -73,14 +82,14 @@ class Masks:
         return due
 
     def _new_mask(self, layer: Masked, scores: Tensor, density: float, step: int) -> Tensor:
-        schedule, pattern = self.recipe.schedule, self.recipe.at(step)
-        if isinstance(layer, StoredWeight) and isinstance(schedule, Exchange) and not step:
+        if isinstance(layer, StoredWeight) and isinstance(self.recipe.schedule, Exchange):
             return layer.matrix(layer.mask)  # there are no values anywhere else
-        moved = schedule.exchanged(step)
-        if not moved:
-            mask = pattern.mask(scores, density)
-            return mask & layer.matrix(layer.mask) if self._stays else mask
-        kept = pattern.mask(scores, density * (1 - moved))
+        mask = self.recipe.at(step).mask(scores, density)
+        return mask & layer.matrix(layer.mask) if self._stays else mask
+
+    def _exchange(self, layer: Masked, density: float, moved: float, step: int) -> None:
+        """Moves a share of the nonzeros."""
+        pattern = self.recipe.at(step)
         if self.recipe.sparsifier.grows == "random":
             grown = self._random(layer)
         else:
@@ -88,7 +97,11 @@ class Masks:
             if self.together is not None:
                 self.together(layer.dense)
             grown = layer.matrix(layer.whole(layer.dense)).abs()
-        return pattern.mask(torch.where(kept, torch.inf, grown), density)
+        if isinstance(layer, StoredWeight) and isinstance(pattern, Unstructured):
+            layer.exchange(1 - moved, grown)
+            return
+        kept = pattern.mask(self._scores(layer, step), density * (1 - moved))
+        layer.mask = layer.unfolded(pattern.mask(torch.where(kept, torch.inf, grown), density)).contiguous()
 
     @property
     def _stays(self) -> bool:
@@ -116,7 +129,7 @@ class Masks:
         scores = torch.rand(layer.matrix(layer.mask).shape, generator=self.generator)
         return scores.to(layer.parameter.device)
 
-    def _densities(self, step: int, scores: Sequence[Tensor]) -> list[float]:
+    def _densities(self, step: int, scores: Sequence[Tensor] = ()) -> list[float]:
         """What each layer is to have at a step."""
         recipe = self.recipe
         final = 0.0 if recipe.sparsity is None else recipe.sparsity
@@ -128,7 +141,7 @@ class Masks:
         wanted = densities(recipe.distribution, [layer.sizes for layer in self.layers], 1 - final)
         if isinstance(recipe.schedule, Exchange):  # a stored weight has as many nonzeros as it came with
             wanted = [
-                1 - layer.first if isinstance(layer, StoredWeight) else each
+                layer.density if isinstance(layer, StoredWeight) and layer.plain is None else each
                 for layer, each in zip(self.layers, wanted, strict=True)
             ]
         return [
@@ -163,9 +176,7 @@ class Masks:
             if layer.latent is not None:
                 with torch.no_grad():
                     layer.latent.factor.copy_(layer.mask)
-                parametrize.remove_parametrizations(layer.module, "weight")
-                parameters = layer.module._parameters
-                layer.module._parameters = {"weight": parameters["weight"], **parameters}  # in front of a bias, as it was
+                make_plain(layer.module)
             else:
                 with torch.no_grad():
                     layer.set_to_zero()

@@ -2,52 +2,137 @@
 
 layer.mask = mask    →    weight, gradient and what the optimizer remembers have that pattern; nonzeros that are new are 0
 
-The gradient of what is not stored is known where a module computes with a dense weight. For a step it does: by the `forward` of
-a copy that has one, which hands over its gradient. Optimizers and state dicts see the stored weight meanwhile.
+The gradient of what is not stored is needed in single steps. There a linear layer computes as ever, and the gradient of all
+elements beside it, for a weight of zeros that take no memory. A module with a forward of its own computes with a dense weight:
+by a copy that has one, which hands over its gradient. Optimizers and state dicts see the stored weight meanwhile.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gossamer.runtime.nonzeros import count_nonzeros, divided, nonzero_places
+from gossamer.sparsity.arrays.stored_entries import coordinates
 from gossamer.sparsity.calls.in_place import overwrite
+from gossamer.sparsity.kernels.taking import take
+from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 from gossamer.sparsity.training.masked import Masked
 
 
+class _Beside(torch.autograd.Function):
+    """y as it is; on the way back the gradient of the weight that x was multiplied with, all its elements."""
+
+    @staticmethod
+    def forward(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        _, x, ctx.weight_dtype = inputs[0], inputs[1], inputs[2].dtype
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor]:
+        (x,) = ctx.saved_tensors
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return gradient, None, (rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype)).to(ctx.weight_dtype)
+
+
+class _Watched:
+    """The forward of a linear layer, with the gradient of a dense weight beside it, which goes to `see`."""
+
+    def __init__(self, module: nn.Linear, weight: Tensor, see: Callable[[Tensor], None]) -> None:
+        zeros = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
+        self.module, self.zeros, self._see = module, nn.Parameter(zeros), see
+        self.zeros.register_post_accumulate_grad_hook(self._hand_over)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "forward")  # copies of the model compute, and have no recipe
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = _Beside.apply(nn.Linear.forward(self.module, x), x.detach(), self.zeros)
+        return y
+
+    @torch.no_grad()
+    def _hand_over(self, zeros: Tensor) -> None:
+        assert zeros.grad is not None
+        gradient, zeros.grad = zeros.grad, None
+        self._see(gradient)
+
+
 class StoredWeight(Masked):
-    """A layer, its stored weight, and the optimizer that remembers something of it."""
+    """A layer, its stored weight, and the optimizer that remembers something of it.
+
+    plain  the layer with a plain weight, whose place this one has, if it did not come as it is
+    """
 
     parameter: SparseTensor  # type: ignore[assignment]
 
-    def __init__(self, name: str, module: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, name: str, module: nn.Module, optimizer: Optimizer, plain: Masked | None = None) -> None:
         self.parameter: SparseTensor = module._parameters["weight"]  # type: ignore[assignment]
-        super().__init__(name, module, self.parameter, self.mask, 1 - self.parameter.nnz / self.parameter.numel())  # type: ignore[arg-type]
-        self._optimizer = optimizer
+        super().__init__(name, module, self.parameter, self.mask)  # type: ignore[arg-type]
+        self.first = 1 - self.density if plain is None else plain.first
+        self.optimizer, self.plain = optimizer, plain
+        self._watched: _Watched | None = None  # the same one always: compiled code knows it
 
     @property
     def mask(self) -> Tensor:
         """Where something is stored."""
         weight = self.parameter
-        *structure, values = weight.components
-        return SparseTensor(weight.format, weight.shape, (*structure, torch.ones_like(values))).to_dense() != 0
+        kept = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
+        kept[self._places()[1]] = True
+        return kept.view(weight.shape)
 
     @mask.setter
     @torch.no_grad()
     def mask(self, mask: Tensor) -> None:
         weight = self.parameter
-        if torch.equal(mask, self.mask):
+        entries, places = self._places()
+        new = nonzero_places(mask, torch.int64)
+        if torch.equal(new, places):
             return
-        at = mask.nonzero().unbind(1)
-        pattern = from_entries(weight.format, tuple(weight.shape), at, weight.components[-1].new_ones(len(at[0])))
+        entry = torch.full((weight.numel(),), -1, dtype=torch.int32, device=weight.device)
+        entry[places] = entries.int()
+        source = entry[new]  # which value each is, -1 for a new one
+        numbers = torch.arange(1, len(new) + 1, dtype=torch.float64, device=weight.device)
+        pattern = from_entries(weight.format, tuple(weight.shape), divided(new, weight.shape[1]), numbers)
+        *structure, order = pattern.components
+        source = torch.cat([source.new_full((1,), -1), source]).index_select(0, order.long())  # 0 is what fills up blocks
         for tensor in self._of_its_pattern():
-            overwrite("mask", tensor, tensor.detach().to_dense().sparse_mask(pattern))
+            values = tensor.components[-1].new_empty(len(source))
+            take(tensor.components[-1].detach(), source, values)
+            overwrite("mask", tensor, SparseTensor(weight.format, weight.shape, (*structure, values)))
+
+    def exchange(self, kept: float, grown: Tensor) -> None:
+        """Moves the smallest nonzeros, all but a share of them, to where `grown`, [rows, columns], is largest."""
+        values, (entries, places) = self.parameter.components[-1].detach(), self._places()
+        stay = Unstructured().mask(values[entries].abs()[None], kept)[0]
+        scores = grown.flatten().index_fill(0, places[stay], -1.0)
+        mask = Unstructured().mask(scores[None], count_nonzeros(~stay) / len(scores))[0]  # what is dropped may come back
+        mask[places[stay]] = True
+        self.mask = mask.view(grown.shape)
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Which values are elements of the weight, and where these are in it, flat; others fill up blocks at its edge."""
+        weight = self.parameter
+        (rows, columns), (height, width) = coordinates(weight.format, weight.shape, weight.components), weight.shape
+        places = rows * width + columns
+        if weight.format.padded_shape(weight.shape) == tuple(weight.shape):
+            return torch.arange(len(places), device=places.device), places
+        entries = ((rows < height) & (columns < width)).nonzero().flatten()
+        return entries, places[entries]
+
+    @property
+    def density(self) -> float:
+        return self.parameter.nnz / self.parameter.numel()
 
     def _of_its_pattern(self) -> Iterator[SparseTensor]:
-        state = self._optimizer.state.get(self.parameter, {}).values()
+        state = self.optimizer.state.get(self.parameter, {}).values()
         for tensor in (self.parameter, self.parameter.grad, *state):
             if isinstance(tensor, SparseTensor):
                 yield tensor
@@ -58,17 +143,25 @@ class StoredWeight(Masked):
     def set_to_zero(self) -> None:
         """Nothing: what is pruned is not there."""
 
-    def lend(self) -> None:
-        """Has the module compute with a dense weight, until `take_back`."""
+    def look_at_all(self) -> None:
+        """Has the module give the gradient of all elements, until `look_no_more`."""
+        if isinstance(self.module, nn.Linear) and type(self.module).forward is nn.Linear.forward:
+            if self._watched is None:
+                self._watched = _Watched(self.module, self.parameter, self.see)
+            self.module.forward = self._watched  # type: ignore[method-assign, assignment]
+        else:
+            self._lend()
+
+    def look_no_more(self) -> None:
+        """Has it compute as ever."""
+        self.module.__dict__.pop("forward", None)
+
+    def _lend(self) -> None:
         leaf = nn.Parameter(self.weight())
         leaf.register_post_accumulate_grad_hook(self._hand_over)
         other = copy(self.module)
         other._parameters = {**self.module._parameters, "weight": leaf}
         self.module.forward = other.forward
-
-    def take_back(self) -> None:
-        """Has it compute with the stored one again."""
-        self.module.__dict__.pop("forward", None)
 
     @torch.no_grad()
     def _hand_over(self, leaf: Tensor) -> None:

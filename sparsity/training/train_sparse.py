@@ -5,6 +5,7 @@ training = gossamer.train_sparse(model, optimizer, "rigl", sparsity=0.9, steps=l
 training.detach()                                     plain weights with zeros
 """
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.optim import Optimizer
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.pruning.layers import Layer, layers_of
-from gossamer.sparsity.pruning.stored_layers import is_stored
+from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain, original_of
+from gossamer.sparsity.pruning.stored_layers import DENSEST, is_stored
 from gossamer.sparsity.training.adam_variance import FrozenVariance
 from gossamer.sparsity.training.masked import Masked
 from gossamer.sparsity.training.masks import Masks
@@ -26,11 +28,12 @@ from gossamer.sparsity.training.recipes import recipe_of
 from gossamer.sparsity.training.schedules import Exchange
 from gossamer.sparsity.training.sharded_weight import ShardedWeight
 from gossamer.sparsity.training.stored_weight import StoredWeight
+from gossamer.sparsity.training.swap_weight import store_weight, unstore_weight
 
 
 def train_sparse(
     model: nn.Module, optimizer: Optimizer, recipe: str | Recipe, *, steps: int = 0, only: Layers | None = None,
-    skip: Layers = (), seed: int = 0, **options: Any,
+    skip: Layers = (), seed: int = 0, store: bool = False, **options: Any,
 ) -> "SparseTraining":  # fmt: skip
     """Train a model sparse: from here on every `optimizer.step()` goes by a recipe. Returns what detaches it again.
 
@@ -39,21 +42,28 @@ def train_sparse(
              gossamer/sparsity/training/recipes.py for papers and defaults), or a `Recipe`
     only, skip  which layers, as for `sparsify`; without `only` all linear ones and Conv2d of one group
     seed     of what is random; the same on all processes
+    store    whether linear layers store their nonzeros alone from when half of them are zero until `detach`
 
     Before or after torch.compile, with GradScaler, accumulated and clipped gradients. Where pruned weights stay zero, weights
     stay plain parameters, and their gradients are masked as they come. Recipes whose pruned weights train on put a
     parametrization on the weight, whose parameter stays the same object. For DistributedDataParallel give the wrapped model;
-    recipes with parametrizations are attached before it is wrapped. OptionError for what makes no sense together.
+    recipes with parametrizations are attached before it is wrapped. "fixed" takes over the masks of gossamer.sparsify and
+    prepare. OptionError for what makes no sense together.
+
+    With `store` a step costs what the nonzeros cost, in time and in memory: forward, backward and optimizer. It is for "fixed",
+    "one-shot", "gradual", "random", "set" and "rigl". Weight, gradient and what the optimizer remembers of them become
+    SparseTensors, in the optimizer too, and what is in `model.parameters()` changes: ask for it anew, for instance to clip
+    gradients. The plain parameters have no elements meanwhile; `detach` gives the same objects their places back.
 
     Weights that store their nonzeros alone (gossamer.store_sparse) go with "fixed", "one-shot", "gradual", "random", "set" and
     "rigl": their nonzeros are dropped and move, with what the optimizer remembers of them. They start where they are stored,
-    as many a layer. For "rigl" a layer computes with a dense weight in the steps before nonzeros move.
+    as many a layer. For "rigl" the gradients of all elements are computed in the steps before nonzeros move.
     """
     if isinstance(recipe, str):
         recipe = recipe_of(recipe, steps, **options)
     elif options:
         raise OptionError(f"{', '.join(options)}: a Recipe has its options already")
-    return SparseTraining(model, optimizer, recipe, only, skip, seed)
+    return SparseTraining(model, optimizer, recipe, only, skip, seed, store)
 
 
 class SparseTraining:
@@ -64,45 +74,55 @@ class SparseTraining:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, recipe: Recipe, only: Layers | None, skip: Layers, seed: int
-    ) -> None:
+        self, model: nn.Module, optimizer: Optimizer, recipe: Recipe, only: Layers | None, skip: Layers, seed: int,
+        store: bool = False,
+    ) -> None:  # fmt: skip
         together = None
+        if store:
+            _check_storable(model, recipe)
         if isinstance(model, DistributedDataParallel):
             if recipe.sparsifier.is_latent:
                 raise OptionError("this recipe changes the modules: call train_sparse before DistributedDataParallel")
             group = model.process_group
             model, together = model.module, lambda tensor: dist.all_reduce(tensor, group=group)
-        layers = layers_of(model, only, skip, (nn.Conv2d,), stored=True)
+        keeps_zeros = recipe.sparsifier.saliency == "zeros"
+        layers = layers_of(model, only, skip, (nn.Conv2d,), stored=True, masked=keeps_zeros)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = lambda weight: id(weight) in held and weight.requires_grad
-        if missing := [layer.name for layer in layers if not trained(layer.module.weight)]:
+        if missing := [layer.name for layer in layers if not trained(original_of(layer.module))]:
             raise OptionError(
                 f"the optimizer does not train {', '.join(missing)}: give it these weights (with requires_grad), or `skip` them"
             )
         self.optimizer, self.recipe, self.step = optimizer, recipe, 0
+        kept = {layer.module: _take_masks(layer.module) for layer in layers if is_masked(layer.module)}
         between = recipe.sparsifier.frozen_variance
         weights: list[Tensor] = [layer.module.weight for layer in layers]  # type: ignore[misc]
         self._variance = FrozenVariance(optimizer, weights, *between) if between is not None else None
         known = [_stored(each, optimizer, recipe) or _sharded(each, recipe) or each for each in layers]
-        self.masks = Masks(known, recipe, seed, together)
-        if recipe.sparsifier.saliency == "zeros" and all(layer.first == 0 for layer in self.masks.layers):
+        self.masks = Masks(known, recipe, seed, together, kept)
+        uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+        self._storable = {each for each in self.masks.layers if store and _is_storable(each, uses[id(each.parameter)])}
+        if keeps_zeros and all(layer.first == 0 for layer in self.masks.layers):
             raise OptionError("no layer has zeros that could stay: prune the model first, or take another recipe")
         self._skipped = False
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
         if recipe.sparsifier.pruned == "stay":
             self._hooks += [self._hook_gradient(layer) for layer in self.masks.layers if not isinstance(layer, StoredWeight)]
         self._advance()
+        self._swap()
 
     def densities(self) -> dict[str, float]:
         """The share of elements that each layer keeps."""
-        return {layer.name: float(layer.mask.float().mean()) for layer in self.masks.layers}
+        return {layer.name: layer.density for layer in self.masks.layers}
 
     def detach(self) -> None:
         """Ends it: weights are plain parameters with zeros, the same objects as before."""
         for hook in self._hooks:
             hook.remove()
-        self._take_back()
+        self._look_no_more()
         if self._hooks:
+            self._storable = set()
+            self._swap()
             self.masks.remove()
         self._hooks = []
 
@@ -114,6 +134,7 @@ class SparseTraining:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state, after model and optimizer have theirs. OptionError for another recipe or other layers."""
         self.masks.load_state_dict(state)
+        self._swap()
         self.step = state["step"]
         if self._variance is not None:
             self._variance.load_state_dict(state["variance"])
@@ -147,7 +168,7 @@ class SparseTraining:
         self._skipped = found is not None and bool(found)
         if self._skipped:
             return
-        self._take_back()
+        self._look_no_more()
         self.masks.observe(scale)
         if decay := self.recipe.sparsifier.decay:
             with torch.no_grad():
@@ -173,15 +194,26 @@ class SparseTraining:
         self.masks.apply(self.step)
         if changed and self.recipe.sparsifier.pruned == "stay":
             self._forget_momentum()
+            self._swap()
         if self._grows_next:
             for layer in self.masks.layers:
                 if isinstance(layer, StoredWeight):
-                    layer.lend()
+                    layer.look_at_all()
 
-    def _take_back(self) -> None:
+    def _swap(self) -> None:
+        """Has layers that may be stored and are sparse enough stored weights, and others plain ones."""
+        layers = self.masks.layers
+        for n, layer in enumerate(layers):
+            wanted = layer.density <= DENSEST
+            if layer in self._storable and wanted:
+                layers[n] = store_weight(layer, self.optimizer)
+            elif isinstance(layer, StoredWeight) and layer.plain is not None and not (layer.plain in self._storable and wanted):
+                layers[n] = unstore_weight(layer)
+
+    def _look_no_more(self) -> None:
         for layer in self.masks.layers:
             if isinstance(layer, StoredWeight):
-                layer.take_back()
+                layer.look_no_more()
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:
@@ -206,12 +238,40 @@ def _sharded(layer: Layer, recipe: Recipe) -> ShardedWeight | None:
     return ShardedWeight(layer.name, layer.module)
 
 
+def _take_masks(module: nn.Module) -> Tensor:
+    """Makes a weight under masks a plain one, and returns what they keep."""
+    kept = kept_by_masks(module)
+    make_plain(module)
+    return kept
+
+
+def _check_storable(model: nn.Module, recipe: Recipe) -> None:
+    if isinstance(model, DistributedDataParallel):
+        raise OptionError(
+            "DistributedDataParallel holds on to the parameters it was given: store them first, by gossamer.store_sparse and "
+            "gossamer.data_parallel, and leave out store=True"
+        )
+    if not _lives_on_nonzeros(recipe):
+        raise OptionError(
+            'store=True keeps nonzeros alone, and this recipe needs the others, too: take "fixed", "one-shot", "gradual", '
+            '"random", "set" or "rigl", by magnitude'
+        )
+
+
+def _is_storable(layer: Masked, uses: int) -> bool:
+    """Whether it is a linear layer whose plain weight nothing else has."""
+    return type(layer) is Masked and isinstance(layer.module, nn.Linear) and uses == 1
+
+
+def _lives_on_nonzeros(recipe: Recipe) -> bool:
+    return recipe.sparsifier.pruned == "stay" and recipe.sparsifier.saliency in ("magnitude", "random", "zeros")
+
+
 def _stored(layer: Layer, optimizer: Optimizer, recipe: Recipe) -> StoredWeight | None:
     """The layer as one whose weight stores its nonzeros alone, if it is one. OptionError for a recipe that needs the others."""
     if not is_stored(layer.module):
         return None
-    sparsifier = recipe.sparsifier
-    if sparsifier.pruned != "stay" or sparsifier.saliency not in ("magnitude", "random", "zeros"):
+    if not _lives_on_nonzeros(recipe):
         raise OptionError(
             f'\'{layer.name}\' stores its nonzeros alone, and this recipe needs the others, too: take "fixed", "one-shot", '
             '"gradual", "random", "set" or "rigl", or gossamer.finalize(model) first, which makes weights plain'

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gossamer
 from gossamer import OptionError, SparseTensor
 from gossamer.backend.report.report import collect
+from gossamer.sparsity.tensor.pointwise import PatternError
 from tests.backend.harness import prune_
 
 STEPS, RANKS = 12, 2
@@ -81,6 +82,8 @@ def worker(rank: int, directory: str) -> None:
     assert not torch.equal(*others)
     with pytest.raises(OptionError, match="processes store other elements of"):
         gossamer.data_parallel(network(rank))
+    with pytest.raises(PatternError, match=r"gossamer\.data_parallel"):
+        DistributedDataParallel(network())
     dist.destroy_process_group()
 
 

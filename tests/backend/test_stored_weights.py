@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer import SparseTensor
+from gossamer.backend.calls import packed_weights
+from gossamer.runtime.packing import pack
 from gossamer.sparsity.prepare import Mask
 from tests.backend.harness import Run, assert_same, compile_and_run, prune_
 
@@ -212,3 +214,24 @@ def test_stored_zeros_train_on_though_no_kernel_had_them_first() -> None:
     )
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-5)
     assert torch.count_nonzero(models[1][2].weight.values()) > 0
+
+
+def test_nonzeros_that_moved_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the zeros that have grown, which the next step changes."""
+    model, x = gossamer.store_sparse(masked()), torch.randn(48, 64)
+    run = run_of(model, x)
+    other = gossamer.store_sparse(masked())
+    with torch.no_grad():
+        for layer in (0, 2):
+            other[layer].weight.values()[::4] = 0
+            model[layer].weight = other[layer].weight
+    packed = list[object]()
+    monkeypatch.setattr(packed_weights, "pack", lambda *given: packed.append(given) or pack(*given))
+    for _ in range(3):
+        run.function(x).sum().backward()
+        with torch.no_grad():
+            for layer in (0, 2):
+                model[layer].weight.add_(model[layer].weight.grad, alpha=-0.01)
+    assert len(packed) == 3  # forward twice, backward once
+    dense = copy.deepcopy(model)
+    assert_same(run.function(x).detach(), dense(x).detach())

@@ -130,6 +130,20 @@ def test_masks_are_of_their_pattern(method: str, shape: tuple[int, int]) -> None
         assert 0 < mask.double().mean() <= 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("ties", [[], [-1.0], [-1.0, float("inf")], [float("nan"), 2.0], [0.0]])
+def test_the_largest_are_kept_among_equal_ones(dtype: torch.dtype, ties: list[float]) -> None:
+    """As many as asked for, and none of the others is larger; NaN counts as the largest, as it does for torch.topk."""
+    for size in (1, 2, 17, 300):
+        scores = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+        for n, value in enumerate(ties):
+            scores[torch.rand(size, generator=torch.Generator().manual_seed(n)) < 0.4] = value
+        for count in {0, 1, size // 2, size - 1, size}:
+            mask = Unstructured().mask(scores[None], count / size)[0]
+            expected = scores.double().nan_to_num(nan=torch.inf).topk(count).values.sort().values
+            assert torch.equal(scores[mask].double().nan_to_num(nan=torch.inf).sort().values, expected)
+
+
 @pytest.mark.parametrize("name", ["", "dense", "4:2", "0:4", "2:4:8:16", "8:6:16", "4x", "4x0", "-2:4"])
 def test_patterns_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(OptionError, match="pattern"):

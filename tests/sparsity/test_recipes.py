@@ -228,7 +228,7 @@ def test_masks_and_structures_decay() -> None:
 
 
 def test_step_freezes_the_variance_after_the_switch() -> None:
-    """Lu et al., 2023, algorithm 1: dense Adam before; then v stays v*, and w moves by lr m / (sqrt(v*) + eps)."""
+    """Lu et al., 2023, algorithm 1: dense Adam before; then v stays v*, and w moves by lr m / sqrt(v* + eps)."""
     for fused in (False, True):
         model = nn.Linear(16, 8, bias=False)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
@@ -249,6 +249,24 @@ def test_step_freezes_the_variance_after_the_switch() -> None:
                 torch.testing.assert_close(original.detach(), expected, rtol=1e-5, atol=1e-6)
         assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
         assert all(torch.equal(each, seen[14]) for each in seen[15:]) and not torch.equal(seen[13], seen[12])
+
+
+def test_step_bears_gradients_that_come_after_the_switch() -> None:
+    """eps lies beneath the root with v*: what had no gradient before it moves by lr m / sqrt(eps), not by lr m / eps."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    gossamer.train_sparse(model, optimizer, "step", steps=20, earliest=2, latest=4)
+    before = model.bias.detach().clone()
+    for step in range(5):
+        optimizer.zero_grad()
+        x = torch.ones(1, 8)
+        x[:, 0] = float(step == 4)  # an input that is 0 until the variance is frozen
+        (model(x) * 1e-4).sum().backward()
+        previous = model.parametrizations.weight.original.detach().clone()
+        optimizer.step()
+    moved = model.parametrizations.weight.original.detach() - previous
+    torch.testing.assert_close(moved[:, 0], torch.full((4,), -0.01 * 0.1 * 1e-4 / 1e-8**0.5), rtol=1e-3, atol=0.0)
+    assert bool((model.bias.detach() != before).all())
 
 
 def test_the_variance_settles_by_itself() -> None:

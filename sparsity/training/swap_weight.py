@@ -1,0 +1,60 @@
+"""A plain weight under a recipe is swapped for one that stores its nonzeros alone, in its module and in its optimizer.
+
+layer.weight = Parameter(dense), mask      →    layer.weight = Parameter(SparseTensor), with what the optimizer remembers of it
+                                           ←    when training ends: the plain parameter is the same object as before
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer.sparsity.pruning.stored_layers import FORMAT
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
+from gossamer.sparsity.training.masked import Masked
+from gossamer.sparsity.training.stored_weight import StoredWeight
+
+
+@torch.no_grad()
+def store_weight(layer: Masked, optimizer: Optimizer) -> StoredWeight:
+    """Has module and optimizer train what the mask of a layer keeps; the plain parameter has no elements meanwhile."""
+    plain, at = layer.parameter, layer.mask.nonzero().unbind(1)
+    made = nn.Parameter(from_entries(FORMAT, tuple(plain.shape), at, plain.detach()[at]))
+    pattern, shape = made.detach(), plain.shape
+    sampled = lambda tensor: tensor if isinstance(tensor, SparseTensor) else tensor.sparse_mask(pattern)
+    if plain.grad is not None:
+        made.grad, plain.grad = sampled(plain.grad), None
+    plain.data = plain.new_empty(0)
+    _put(layer.module, optimizer, plain, made)
+    _pass_on(optimizer, made, shape, sampled)
+    return StoredWeight(layer.name, layer.module, optimizer, layer)
+
+
+@torch.no_grad()
+def unstore_weight(layer: StoredWeight) -> Masked:
+    """Has them train the plain parameter again, with zeros."""
+    masked, stored = layer.plain, layer.parameter
+    assert masked is not None, "it came as a stored one"
+    masked.mask, plain = layer.mask, masked.parameter
+    plain.data = stored.detach().to_dense()
+    plain.grad = None if stored.grad is None else stored.grad.to_dense()
+    _put(layer.module, layer.optimizer, stored, plain)
+    _pass_on(layer.optimizer, plain, plain.shape, Tensor.to_dense)
+    return masked
+
+
+def _put(module: nn.Module, optimizer: Optimizer, old: Tensor, new: Tensor) -> None:
+    module._parameters["weight"] = new  # type: ignore[assignment]
+    for group in optimizer.param_groups:
+        group["params"] = [new if each is old else each for each in group["params"]]
+    if old in optimizer.state:
+        optimizer.state[new] = optimizer.state.pop(old)
+
+
+def _pass_on(optimizer: Optimizer, parameter: Tensor, shape: torch.Size, through: Callable[[Tensor], Tensor]) -> None:
+    """Passes what an optimizer remembers of each element through a function."""
+    state = optimizer.state.get(parameter, {})
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.shape == shape:
+            state[name] = through(value)
