@@ -57,6 +57,7 @@ OPEN_SCHEDULES = {
     "edges": ("", f"{_ARRAYS},lower-attend-edges{{bits=%d}},lower-attend-edges-grad{{bits=%d}},lower-reduce-edges{{bits=%d}}"),
     "convolve": (",fuse-epilogue,canonicalize,cse,convolve{bits=%d}", "expose-storage,lower-convolve,lower-convolve-depthwise"),
     "blocks": ("", "expose-storage,lower-attend-blocks{bits=%d},lower-attend-blocks-grad{bits=%d}"),
+    "cache": ("", "expose-storage,lower-attend-cached{bits=%d}"),
     "points": ("", "expose-storage,lower-convolve-points{bits=%d},lower-convolve-points-grad{bits=%d},lower-match-keys"),
     "segments": ("", "expose-storage,lower-segments{bits=%d}"),
     "sort": ("", "expose-storage,lower-sort-keys"),
