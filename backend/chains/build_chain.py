@@ -94,7 +94,8 @@ def _signature(chain: Chain) -> str:
     turned = sorted(numbers[node] for node in chain.by_position)
     outputs = [numbers[node] for node in chain.outputs]
     own = dict(zip([c.node for c in chain.contractions], schedules_of(chain), strict=True))
-    lines = [f"{'sequence' if is_sequence(chain) else 'chain'} {kinds} {rounded_tokens(chain.contractions[0].tokens)} {turned} {outputs}"]
+    what = SEQUENCE if is_sequence(chain) else CHAIN
+    lines = [f"{what} {kinds} {rounded_tokens(chain.contractions[0].tokens)} {turned} {outputs}"]
     for stage in chain.stages:
         operands = [(numbers[o.node], o.kind) for o in stage.operands]
         product = stage.contraction

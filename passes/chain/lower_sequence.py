@@ -1,4 +1,4 @@
-"""lower-sequence: the stages of a chain for a few tokens follow each other, each with all tokens, token-major as torch has them.
+"""lower-sequence: the stages of a chain for a few tokens follow each other, each with all of them, laid out as in torch.
 
 before   %h = "kernel.spmm"(%x, %up) ({... gelu ...}) {schedule = "gather", ...}
          %s = "kernel.sum"() ({... kernel.read(%h) ...}) {size = 3072}
@@ -7,8 +7,8 @@ after    %h = "kernel.spmm"(%x, %up) ({...}) {schedule = "gather", ...} into mem
          scf.for (%token) ... vector.load ... vector.reduction <add>          // sums and maps of rows, features in lanes
          %y = "kernel.spmm"(%h', %down) ({... kernel.read(%s') ...}) {...}     // of what lies in that memory
 
-The products are left to the passes of their own schedules, those for a few tokens, as if each came alone. Runs on functions whose
-storage is exposed (expose-storage), for at most MOST_TOKENS.
+The products are left to the passes of their own schedules, those for a few tokens, as if each came alone. Runs on functions
+whose storage is exposed (expose-storage), for at most MOST_TOKENS.
 """
 
 import math
@@ -59,7 +59,9 @@ def _store(module: ir.Module, function: func.FuncOp, ops: list[ir.Operation]) ->
     sizes = {result: _bytes(result) for result in results if result not in writes}
     space = sum(sizes.values()) + _LINE
     i64 = ir.IntegerType.get_signless(64)
-    module.operation.attributes[TILE_WORKSPACE] = ir.ArrayAttr.get([ir.IntegerAttr.get(i64, n) for n in (MOST_TOKENS, space, 0)])
+    module.operation.attributes[TILE_WORKSPACE] = ir.ArrayAttr.get(
+        [ir.IntegerAttr.get(i64, n) for n in (MOST_TOKENS, space, 0)]
+    )
     with ir.InsertionPoint(ops[0]), function.location:
         count = memref.dim(next(iter(writes.values())).operands[1], index(0))
         end = arith.subi(memref.dim(workspace, index(0)), index(space))
