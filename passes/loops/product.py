@@ -81,7 +81,7 @@ class Product:
 
     def __init__(self, op: Any, unit: int | None = None) -> None:
         self.op = op
-        self.number = _before(op)
+        self._others = _before(op)
         self.storage: Storage = storage_of(op.operation)
         self.lanes = lanes_of(op)
         self.M, self.K = shape_of(op)
@@ -100,7 +100,7 @@ class Product:
         """A private function before the one that holds the op, with the body that `emit` builds."""
         parent = self.op.operation.parent.opview
         own = f"{parent.name.value}_{suffix}"
-        name = own if self.number == 0 else f"{own}_{self.number}"
+        name = own if self._others == 0 else f"{own}_{self._others}"
         values = [*self.numbers, *self.buffers, self.storage.output, self.storage.workspace]
         types = [v.type for v in values] + [ir.IndexType.get()] * 4
         with ir.InsertionPoint(parent):
