@@ -77,16 +77,17 @@ def _mask_of(node: fx.Node) -> Any:
 
 
 def _replace(node: fx.Node, context: GraphContext) -> Decision:
-    q, k, v = node.args[:3]
-    values, mask = [n.meta["val"] for n in (q, k, v)], _mask_of(node)  # type: ignore[union-attr]
+    arguments: Any = node.args
+    q, k, v = arguments[:3]
+    values, mask = [n.meta["val"] for n in (q, k, v)], _mask_of(node)
     size = (values[0].shape[2], hint(values[1].shape[2]) or 0)
-    given = node.args[4:6] if node.target is attend_masked else (node.kwargs.get("scale"), None)
-    scale, cap = float(given[0] or values[0].shape[3] ** -0.5), given[1]  # type: ignore[arg-type]
+    given: Any = arguments[4:6] if node.target is attend_masked else (node.kwargs.get("scale"), None)
+    scale, cap = float(given[0] or values[0].shape[3] ** -0.5), given[1]
     k, v = _shared(k), _shared(v)
     if not equal(k.meta["val"].shape[1], v.meta["val"].shape[1]):
-        k, v = node.args[1], node.args[2]
+        k, v = arguments[1:3]
     appended = [_appended(n) for n in (k, v)] if mask is None else [None]
-    appends = all(parts is not None for parts in appended)
+    appends = None not in appended
     heads = heads_of(values[0], k.meta["val"], mask.meta["val"] if mask is not None else None, scale, cap)
     try:
         kernel = cached_kernel(heads, appends)
@@ -124,17 +125,19 @@ def _shared(node: Any) -> fx.Node:
         whole = equal(layout.offset, 0) and spans(by_batch, batch, shape[1] * tokens * size)
         if whole and spans(by_head, shape[1], tokens * size) and spans(by_token, tokens, size) and spans(inside, size, 1):
             return source
-    return node  # type: ignore[no-any-return]
+    found: fx.Node = node
+    return found
 
 
 def _appended(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """Past and new keys or values, where those given are the one behind the other."""
-    if node.target is not aten.cat.default or len(node.args[0]) != 2:  # type: ignore[arg-type]
+    arguments: Any = node.args
+    if node.target is not aten.cat.default or len(arguments[0]) != 2:
         return None
-    axis = node.args[1] if len(node.args) > 1 else 0
-    past, new = node.args[0]  # type: ignore[misc]
-    fits = axis in (2, -2) and past.meta["val"].dtype == new.meta["val"].dtype == node.meta["val"].dtype  # type: ignore[union-attr]
-    return (past, new) if fits and past.meta["val"].dim() == 4 else None  # type: ignore[union-attr, return-value]
+    past, new = arguments[0]
+    values, axis = [n.meta["val"] for n in (past, new, node)], arguments[1] if len(arguments) > 1 else 0
+    same_type = values[0].dtype == values[1].dtype == values[2].dtype
+    return (past, new) if axis in (2, -2) and same_type and values[0].dim() == 4 else None
 
 
 def _instead(joined: fx.Node, result: fx.Node) -> None:
