@@ -17,7 +17,7 @@ from gossamer.passes.chain.lower_chain import TILE_WORKSPACE
 from gossamer.passes.finish.emit_entry import WORDS
 from gossamer.passes.framework.context import context
 from gossamer.passes.loops.encodings import storage_of_type
-from gossamer.passes.loops.queries import all_ops, public_functions
+from gossamer.passes.loops.queries import all_ops, public_functions, walk
 from gossamer.passes.loops.vectors import WORKSPACE
 from gossamer.passes.registry import run_pipeline
 from gossamer.passes.schedules.families import FAMILIES
@@ -45,6 +45,8 @@ _FREE, _FREE_OUTGROWN = "buffer-deallocation-pipeline", "expand-realloc{emit-dea
 SCHEDULES = (*FAMILIES, "reference")
 CHAIN = "chain"
 """The schedule of several products: each weight says in its hints which family it has."""
+SEQUENCE = "sequence"
+"""The same for a few tokens: each product has the schedule that it would have alone."""
 _ARRAYS = "expose-storage{arrays=true}"
 _ROWS = ",fuse-epilogue,canonicalize,gather-rows{bits=%d l1d=%c}"
 OPEN_SCHEDULES = {
@@ -57,6 +59,7 @@ OPEN_SCHEDULES = {
     "edges": ("", f"{_ARRAYS},lower-attend-edges{{bits=%d}},lower-attend-edges-grad{{bits=%d}},lower-reduce-edges{{bits=%d}}"),
     "convolve": (",fuse-epilogue,canonicalize,cse,convolve{bits=%d}", "expose-storage,lower-convolve,lower-convolve-depthwise"),
     "blocks": ("", "expose-storage,lower-attend-blocks{bits=%d},lower-attend-blocks-grad{bits=%d}"),
+    "cache": ("", "expose-storage,lower-attend-cached{bits=%d}"),
     "points": ("", "expose-storage,lower-convolve-points{bits=%d},lower-convolve-points-grad{bits=%d},lower-match-keys"),
     "segments": ("", "expose-storage,lower-segments{bits=%d}"),
     "sort": ("", "expose-storage,lower-sort-keys"),
@@ -115,6 +118,8 @@ def plan(
         except ir.MLIRError as error:
             raise CompileError(f"the contract IR does not parse: {error}") from error
         _run(module, _planning(schedule, vector_bits, features, l1d, gathers), observer)
+        if schedule == SEQUENCE:  # of the same ops as a chain
+            module.operation.attributes["kernel.sequence"] = ir.UnitAttr.get()
         region = next(op for op in module.body.operations if op.operation.name == "func.func")
         types = [a.type for a in region.operation.regions[0].blocks[0].arguments]
         tensors = [ir.RankedTensorType(t) if isinstance(t, ir.RankedTensorType) else None for t in types]
@@ -131,7 +136,7 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
     """
     module = planned.module
     with module.context, ir.Location.unknown():
-        _run(module, _lowering(planned.schedule, planned.vector_bits, bf16, _returns_sparse(module)), observer)
+        _run(module, _lowering(planned.schedule, planned.vector_bits, bf16, module), observer)
         check_lowered(module.operation, planned.schedule)
         attributes = module.operation.attributes
         words = tuple(tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS]))
@@ -148,7 +153,7 @@ def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int, gath
         chosen = OPEN_SCHEDULES[schedule][0].replace("%d", str(bits)).replace("%c", str(l1d))
         chosen = chosen.replace("%g", str(gathers).lower())
         return f"{_NORMALIZE},forget-hints{chosen}"
-    family = "kblock" if schedule == CHAIN else schedule
+    family = "kblock" if schedule in (CHAIN, SEQUENCE) else schedule
     options = f"schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}"
     return f"{_NORMALIZE},{_FUSE},choose-format{{{options} l1d={l1d}}},schedule{{{options}}}"
 
@@ -158,14 +163,18 @@ def _returns_sparse(module: ir.Module) -> bool:
     return any(ir.RankedTensorType(r).encoding is not None for r in results)
 
 
-def _lowering(schedule: str, bits: int, bf16: bool, sparse_result: bool) -> str:
-    sparsify = _SPARSIFY % (_FREE_OUTGROWN if sparse_result else _FREE)
+def _lowering(schedule: str, bits: int, bf16: bool, module: ir.Module) -> str:
+    sparsify = _SPARSIFY % (_FREE_OUTGROWN if _returns_sparse(module) else _FREE)
     if schedule == "reference":
         chosen = f"expose-storage,{sparsify},emit-entry"
     elif schedule in OPEN_SCHEDULES:
         chosen = f"{OPEN_SCHEDULES[schedule][1].replace('%d', str(bits))},{_FINISH}"
     else:
-        lowering = "lower-chain" if schedule == CHAIN else FAMILIES[schedule].lowering
+        if schedule == SEQUENCE:
+            own = dict.fromkeys(ir.StringAttr(op.attributes["schedule"]).value for op in walk(module, "kernel.spmm"))
+            lowering = ",".join([f"lower-sequence{{bits={bits}}}", *(FAMILIES[name].lowering for name in own)])
+        else:
+            lowering = "lower-chain" if schedule == CHAIN else FAMILIES[schedule].lowering
         chosen = f"expose-storage,{lowering},{_FINISH}"
     return f"{chosen},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"
 

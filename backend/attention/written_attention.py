@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from gossamer.backend.attention.cached_attention import few_keys, few_queries
 from gossamer.backend.attention.score_function import Refused
 from gossamer.backend.attention.written_gradients import Gradients, axes_of
 from gossamer.backend.attention.written_out import Term, Written, softmax_before, written_attention
@@ -99,6 +100,8 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
     if any(t.hidden is None and t.value.meta["val"].dtype != q.dtype for t in written.terms):
         raise Refused("its mask is of another type")
     more = _more(written, lowered)
+    if _generates(written, context):
+        return
     if more is None:
         if not any(zero_heavy(each.tensor) for each in context.inputs.statics.values()):
             _check_scores(q, v, _LEAST_SCORES, context)
@@ -115,6 +118,13 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
     steps = (*cap_steps(written.cap), *((ADD,) if written.terms else ()))
     for part in ("forward", *_parts(written.gradients)):
         attention_kernel(part, size, written.scale, steps, written.share)
+
+
+def _generates(written: Written, context: GraphContext) -> bool:
+    """Whether it is of a few queries in inference, for which there is a kernel."""
+    q, v = written.q.meta["val"], written.v.meta["val"]
+    of_kernel = q.is_cpu and q.dtype in TYPES and q.shape[-1] <= LARGEST_HEAD and few_queries(q.shape[-2])
+    return of_kernel and written.gradients is None and written.dropout is None and not few_keys(v.shape[-2], context)
 
 
 def _more(written: Written, lowered: bool) -> str | None:

@@ -7,7 +7,7 @@ import torch
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.chains.chain_cost import chain_schedule
+from gossamer.backend.chains.chain_cost import is_sequence, schedules_of
 from gossamer.backend.chains.chain_region import ChainWeight, CompiledChain
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.chains.head_norm import HeadNorm
@@ -19,7 +19,7 @@ from gossamer.backend.regions.matrix_functions import signature
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.dialects.errors import CompileError, FormatError
-from gossamer.passes.pipelines import CHAIN
+from gossamer.passes.pipelines import CHAIN, SEQUENCE
 from gossamer.runtime.region_kernel import RegionKernel, recall_region
 from gossamer.runtime.versions import source_hash
 from gossamer.sparsity.kernels.compile_kernel import compile_region
@@ -76,11 +76,11 @@ def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> Reg
 
     try:
         first = chain.contractions[0]
-        weights = [(matrix_of(c), chain_schedule(c)) for c in chain.contractions]
+        weights = [(matrix_of(c), own) for c, own in zip(chain.contractions, schedules_of(chain), strict=True)]
         contract = import_chain(chain, weights, rounded_tokens(first.tokens))
         if stages is not None:
             stages("contract", "mlir", contract)
-        return compile_region(contract, schedule=CHAIN, observer=stages, request=request)
+        return compile_region(contract, schedule=SEQUENCE if is_sequence(chain) else CHAIN, observer=stages, request=request)
     except CompileError as error:
         where = f"; the stages before are in {dump.directory}" if dump is not None else ""
         raise CompileError(f"chain {name}: {error}{where}") from error
@@ -93,17 +93,20 @@ def _signature(chain: Chain) -> str:
     kinds = [(i.kind, i.node.meta["val"].dtype, _width(i.node, i.kind)) for i in chain.inputs]
     turned = sorted(numbers[node] for node in chain.by_position)
     outputs = [numbers[node] for node in chain.outputs]
-    lines = [f"chain {kinds} {rounded_tokens(chain.contractions[0].tokens)} {turned} {outputs}"]
+    own = dict(zip([c.node for c in chain.contractions], schedules_of(chain), strict=True))
+    what = SEQUENCE if is_sequence(chain) else CHAIN
+    lines = [f"{what} {kinds} {rounded_tokens(chain.contractions[0].tokens)} {turned} {outputs}"]
     for stage in chain.stages:
         operands = [(numbers[o.node], o.kind) for o in stage.operands]
-        lines.append(f"{operands} {_content(stage)}")
+        product = stage.contraction
+        weight = None if product is None else (str(matrix_of(product)), own[product.node])
+        lines.append(f"{operands} {_content(stage)} {weight}")
     return "\n".join(lines)
 
 
 def _content(stage: Stage) -> str:
     if stage.body is not None:
-        product = stage.contraction
-        return f"{signature(stage.body)} {(str(matrix_of(product)), chain_schedule(product)) if product is not None else None}"
+        return signature(stage.body)
     if stage.per_head is not None:
         step = stage.per_head
         done = f"rotated {step.rotated}" if isinstance(step, Rotation) else ""

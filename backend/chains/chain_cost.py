@@ -6,6 +6,7 @@ from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import lasting_tokens, matrix_of, predicted, usual_tokens
+from gossamer.passes.chain.lower_sequence import MOST_TOKENS
 from gossamer.passes.chain.products import gain_in_chain, runs_in_chains
 
 _STAGE_US = 10.0
@@ -13,8 +14,26 @@ _STAGE_US = 10.0
 four matrices of attention and two of a sweep."""
 
 
+def is_sequence(chain: Chain) -> bool:
+    """Whether it has so few tokens that products for few tokens follow each other."""
+    few = all(_few_tokens(contraction) for contraction in chain.contractions)
+    return few and chain.attention is None and not chain.by_position and all(stage.body is not None for stage in chain.stages)
+
+
+def _few_tokens(contraction: Contraction) -> bool:
+    tokens = contraction.tokens
+    return tokens is not None and 0 < tokens <= MOST_TOKENS and not (contraction.dynamic or contraction.quantized)
+
+
+def schedules_of(chain: Chain) -> list[str | None]:
+    """The schedule of each product of a chain; None if it cannot run there."""
+    if is_sequence(chain):
+        return [predicted(contraction, contraction.tokens).schedule for contraction in chain.contractions]
+    return [chain_schedule(contraction) for contraction in chain.contractions]
+
+
 def chain_schedule(contraction: Contraction) -> str | None:
-    """The schedule in which a chain runs a contraction; None if it cannot."""
+    """The schedule in which a chain runs a contraction tile by tile; None if it cannot."""
     if contraction.side != "right":
         return None
     matrix, found = matrix_of(contraction), predicted(contraction, lasting_tokens(contraction))
@@ -26,11 +45,11 @@ def chain_pays(chain: Chain, min_gain: float) -> bool:
     all of it densely by the factor `min_gain`."""
     device = device_of(chain.contractions[0].weight.device)
     tokens = usual_tokens(chain.contractions[0])
-    together, apart, dense = device.call_us, 0.0, 0.0
+    few, together, apart, dense = is_sequence(chain), device.call_us, 0.0, 0.0
     for stage in chain.stages:
         if stage.contraction is not None:
             found = predicted(stage.contraction, tokens)
-            together += _chained_us(stage.contraction, chain)
+            together += found.sparse_us - device.call_us if few else _chained_us(stage.contraction, chain)
             # With a minimal gain of 0 all is to be sparse, and dense is no way to do it.
             apart += min(found.sparse_us, found.dense_us) if min_gain > 0 else found.sparse_us
             dense += found.dense_us

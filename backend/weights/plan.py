@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.chains.build_chain import build_chain
-from gossamer.backend.chains.chain_cost import chain_pays, chain_schedule
+from gossamer.backend.chains.chain_cost import chain_pays, chain_schedule, schedules_of
 from gossamer.backend.chains.find_chains import Chain, find_chains
 from gossamer.backend.graph.masked_matrix import arrangement_of, mask_of
 from gossamer.backend.graph.nodes import in_training
@@ -110,9 +110,9 @@ class _Planner:
         built = self._compiled(partial(build_chain, chain, names, leaves, self.options, self.dump), chain)
         if built is not None:
             formats = [f.name for f in built.kernels[0].formats if f is not None]
-            for contraction, format, size in zip(members, formats, built.packed_bytes, strict=True):
-                schedule = chain_schedule(contraction) or built.schedule
-                self._decide(contraction, format, schedule, f"in a chain of {len(members)}", size)
+            parts = zip(members, formats, schedules_of(chain), built.packed_bytes, strict=True)
+            for contraction, format, schedule, size in parts:
+                self._decide(contraction, format, schedule or built.schedule, f"in a chain of {len(members)}", size)
 
     def leave(self, contraction: Contraction) -> None:
         """No chain has taken it: it stays dense."""

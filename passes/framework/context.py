@@ -5,6 +5,7 @@ import threading
 from torch_mlir import ir
 
 import gossamer.dialects.attention
+import gossamer.dialects.cached_attention
 import gossamer.dialects.convolution
 import gossamer.dialects.edges
 import gossamer.dialects.open_ops

@@ -68,12 +68,20 @@ def stored_of(op: Any, kind: type[Stored]) -> Stored:
     return stored
 
 
+def _before(op: Any) -> int:
+    """How many functions of other products stand before the one that holds this product."""
+    function = op.operation.parent
+    names = [each.operation.attributes["sym_name"] for each in function.parent.regions[0].blocks[0].operations]
+    return names.index(function.attributes["sym_name"])
+
+
 class Product:
     """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, the rows in groups of `unit`, by default one
     vector."""
 
     def __init__(self, op: Any, unit: int | None = None) -> None:
         self.op = op
+        self._others = _before(op)
         self.storage: Storage = storage_of(op.operation)
         self.lanes = lanes_of(op)
         self.M, self.K = shape_of(op)
@@ -91,10 +99,12 @@ class Product:
     def function(self, suffix: str, emit: Callable[[Operands], None]) -> func.FuncOp:
         """A private function before the one that holds the op, with the body that `emit` builds."""
         parent = self.op.operation.parent.opview
+        own = f"{parent.name.value}_{suffix}"
+        name = own if self._others == 0 else f"{own}_{self._others}"
         values = [*self.numbers, *self.buffers, self.storage.output, self.storage.workspace]
         types = [v.type for v in values] + [ir.IndexType.get()] * 4
         with ir.InsertionPoint(parent):
-            function = func.FuncOp(f"{parent.name.value}_{suffix}", (types, []), visibility="private")
+            function = func.FuncOp(name, (types, []), visibility="private")
         with ir.InsertionPoint(function.add_entry_block()):
             *given, out, workspace, offset, first, low, high = function.entry_block.arguments
             numbers, buffers = tuple(given[: len(self.numbers)]), given[len(self.numbers) :]

@@ -23,6 +23,7 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.operations import LIBRARY, implement
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
+from gossamer.sparsity.edges.tiled_edges import attend_tiled, tiled_gradients
 from gossamer.sparsity.kernels import attention_ir
 from gossamer.sparsity.kernels.attention_ir import Attention
 from gossamer.sparsity.kernels.compile_kernel import compile_region
@@ -181,6 +182,9 @@ def _attend_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Ten
     given = widened(given_terms(terms))
     values, rows = given["values"], positions.numel() - 1
     heads, features = values.shape[1:]
+    tiled = attend_tiled(positions, coordinates, given, scale) if seed is None and slope == 1 else None
+    if tiled is not None:
+        return tiled[0].to(terms[0].dtype), tiled[1]
     out, statistics = empty([rows, heads, features], values.dtype), empty([rows, 2, heads], values.dtype)
     if out.numel():
         positions, coordinates = positions.contiguous(), coordinates.contiguous()
@@ -201,6 +205,10 @@ def _backward_cpu(
     attention = _attention(positions, coordinates, given, seed, scale, slope, dropout)
     wide, rows = statistics.dtype, positions.numel() - 1
     upstream = gradient.to(wide)
+    if seed is None and slope == 1:
+        tiled = tiled_gradients(upstream, out.to(wide), statistics, positions, coordinates, given, scale)
+        if tiled is not None:
+            return [tiled[name].to(terms[0].dtype) for name, needed in zip(NAMES, needs, strict=True) if needed]
     shared = {"statistics": statistics, "gradient": upstream, "delta": (upstream * out).sum(-1)}
     reads = {name: _operand(name, given, seed) for name in attention.terms} | {n: _flat(t) for n, t in shared.items()}
     if "weight" in given:

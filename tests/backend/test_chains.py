@@ -294,18 +294,19 @@ def test_small_layers_are_a_chain_for_few_tokens_too(length: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 512), (4, 512)])
-def test_large_layers_run_one_by_one_for_few_tokens(shape: tuple[int, int]) -> None:
-    """A chain has tokens in the lanes, and no schedule for a few of them."""
+def test_layers_follow_each_other_for_few_tokens(shape: tuple[int, int]) -> None:
+    """By schedules without tokens in the lanes."""
     module, x = model(nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512))), torch.randn(shape)
     run = compile_and_run(module, x, regions=2)
-    assert not any("chain" in d.reason for d in run.regions)
+    assert all("chain of 2" in d.reason for d in run.regions)
+    assert not any("kblock" in d.schedule for d in run.regions if d.schedule)
     assert_same(run.output, module(x))
 
 
 def test_many_short_sequences_run_one_by_one() -> None:
     """No tile has tokens of two sequences."""
     module, x = model(PostNorm()), torch.randn(200, 1, D)
-    run = compile_and_run(module, x, regions=6)
+    run = compile_and_run(module, x, regions=7)  # attention over a single key is one, too
     assert not any("chain of 6" in d.reason for d in run.regions)
     assert_same(run.output, module(x))
 

@@ -70,6 +70,17 @@ def test_a_cache_that_grows() -> None:
     assert all(reasons(step) == ["3"] * 3 + ["4"] * 4 for step in decode)
 
 
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}])
+def test_a_soft_cap_and_heads_that_share_keys(cache: dict[str, str]) -> None:
+    """Each key of the cache is read once, however attention is written; in a static cache those alone that are there."""
+    model = language_model("Gemma2", 1, head_dim=16, sliding_window=12, query_pre_attn_scalar=16)
+    with collect() as collected:
+        compiled(model, max_new_tokens=5, **cache)
+    steps = [d for d in collected.decisions if d.schedule == "cache"]
+    assert len(steps) == (1 if cache else 2)
+    assert all(d.reason.startswith("2 heads at a time") for d in steps)
+
+
 def test_a_static_cache() -> None:
     """Its memory, which begins as zeros, is no weight: nothing is said of it, and its sizes may change."""
     model = language_model("Qwen3", 2, head_dim=16)

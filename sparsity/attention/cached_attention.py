@@ -1,0 +1,116 @@
+"""Attention of a few queries over a cache of keys and values, as a model generates text.
+
+gossamer::attend_cached(q, k, v, mask, scale, cap) -> Tensor                          they lie in the cache
+gossamer::attend_appended(q, k, v, new_k, new_v, mask, scale, cap) -> (Tensor, Tensor, Tensor)
+                                                                  new ones come behind past ones: result, all keys, all values
+
+q is [batch, heads, queries, size], keys and values [batch, kv heads, tokens, size]; heads is a multiple of kv heads. The mask
+is added to the scores, [batch or 1, heads or 1, queries or 1, keys]. Sums are in f32; queries that see no key get 0, as in
+torch's operation on CPUs.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.attention.cached_ir import Heads, contract_of
+from gossamer.sparsity.attention.masked_attention import cap_steps
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+
+MOST_QUERIES = 8
+"""More queries are left to kernels whose lanes are queries."""
+
+
+@lru_cache(64)
+def cached_kernel(heads: Heads, appends: bool) -> RegionKernel:
+    """The kernel for such heads, of keys that lie in the cache or are appended. CompileError if it cannot be made."""
+    return compile_region(contract_of(heads, appends), schedule="cache")
+
+
+def heads_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float, cap: float | None) -> Heads:
+    """What a kernel for these is made for."""
+    score = (scale, *cap_steps(cap))
+    return Heads(q.shape[3], q.shape[1] // k.shape[1], q.shape[2], q.dtype, score, None if mask is None else mask.dtype)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float | None) -> Tensor:
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    keys = k.shape[2]
+    if not out.numel() or not keys:
+        return out.zero_()
+    given, mask, by = _given(q, k, v), *_mask(mask, q, keys)
+    sizes = [q.shape[0], q.shape[1], keys, keys, *given[0].stride()[:3], *out.stride()[:3], *by]
+    for x in given[1:]:
+        sizes += x.stride()[:3]
+    cached_kernel(heads_of(q, k, mask, scale, cap), False).into([out], [*given, *mask_operand(mask), *sizes])
+    return out
+
+
+def _append(
+    q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, mask: Tensor | None, scale: float, cap: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, kv_heads, past, size = k.shape
+    keys = past + new_k.shape[2]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    all_k, all_v = (x.new_empty((batch, kv_heads, keys, size)) for x in (k, v))
+    if not out.numel() or not keys:
+        return out.zero_(), all_k, all_v
+    given, mask, by = _given(q, k, v, new_k, new_v), *_mask(mask, q, keys)
+    sizes = [batch, q.shape[1], keys, past, *given[0].stride()[:3], *out.stride()[:3], *by]
+    for x in given[1:]:
+        sizes += x.stride()[:3]
+    kernel = cached_kernel(heads_of(q, k, mask, scale, cap), True)
+    kernel.into([out, all_k, all_v], [*given, *mask_operand(mask), *sizes])
+    return out, all_k, all_v
+
+
+def mask_operand(mask: Tensor | None) -> list[Tensor]:
+    """A mask among the operands of a kernel."""
+    return [] if mask is None else [mask]
+
+
+def _given(*tensors: Tensor) -> list[Tensor]:
+    """With the elements of a head next to each other."""
+    return [x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in tensors]
+
+
+def _mask(mask: Tensor | None, q: Tensor, keys: int) -> tuple[Tensor | None, tuple[int, int, int]]:
+    """The mask with its keys next to each other, and its strides, 0 along what has the same."""
+    if mask is None:
+        return None, (0, 0, 0)
+    if mask.dim() == 2:
+        mask = mask[None, None]
+    if mask.shape[3] != keys or (keys > 1 and mask.stride(3) != 1):
+        mask = mask.expand(*mask.shape[:3], keys).contiguous()
+    batch, head, row = (0 if size == 1 else step for size, step in zip(mask.shape[:3], mask.stride()[:3], strict=True))
+    return mask, (batch, head, row)
+
+
+def _fake(q: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _fake_appended(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    batch, kv_heads, past, size = k.shape
+    keys = past + new_k.shape[2]
+    return _fake(q), *(x.new_empty((batch, kv_heads, keys, size)) for x in (k, v))  # type: ignore[return-value]
+
+
+_HOW = "Tensor? mask, float scale, float? cap"
+for _name, _arguments, _results, _cpu, _meta in (
+    ("attend_cached", f"Tensor q, Tensor k, Tensor v, {_HOW}", "Tensor", _attend, _fake),
+    (
+        "attend_appended",
+        f"Tensor q, Tensor k, Tensor v, Tensor new_k, Tensor new_v, {_HOW}",
+        "(Tensor, Tensor, Tensor)",
+        _append,
+        _fake_appended,
+    ),
+):
+    LIBRARY.define(f"{_name}({_arguments}) -> {_results}", tags=TAGS)
+    implement(_name, _cpu)
+    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+attend_cached, attend_appended = torch.ops.gossamer.attend_cached.default, torch.ops.gossamer.attend_appended.default
