@@ -95,7 +95,7 @@ def distill(encoder: SentenceEncoder, teacher: SentenceEncoder, drawn: Iterator[
     loss = gossamer.DistillationLoss(hidden=args.hidden, embeddings=args.embeddings, embed=embedding)
     encoder.bert.embeddings.requires_grad_(False)  # they are not in the file
     gossamer.store_sparse(encoder.bert.encoder)
-    student = torch.compile(encoder.bert, backend="sparse", dynamic=False)
+    student: Any = torch.compile(encoder.bert, backend="sparse", dynamic=False)
     source = InBfloat16(teacher.bert)
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=args.learning_rate, weight_decay=0, fused=True)
