@@ -3,11 +3,14 @@
 bitmask  compressed [nonzeros], bitmask uint8 [rows, columns / 8] (least significant bit first), shape, row_offsets
          that of compressed-tensors, SparseML and llm-compressor, which can read it
 gaps     values [nonzeros], gaps uint8: how many zeros lie before each nonzero, 255 for 255 zeros and no nonzero, shape
+deflated deflated_values, deflated_gaps: the bytes of both as zlib streams; shape; type [0], of the elements
 
-A bit an element is least where every eighth is a nonzero or more; a byte a nonzero below. -0.0 comes back as 0.0, all
-else bit by bit.
+A bit an element is least where every eighth is a nonzero or more; a byte a nonzero below. Deflated gaps come near to the least
+that can be, and integers become smaller, too; but all of it has to be unpacked to be read. -0.0 comes back as 0.0, all else bit
+by bit.
 """
 
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,18 +22,23 @@ from gossamer.runtime.nonzeros import nonzero_mask, nonzero_places
 
 BITMASK = ("compressed", "bitmask", "shape", "row_offsets")
 GAPS = ("values", "gaps", "shape")
+DEFLATED = ("deflated_values", "deflated_gaps", "shape", "type")
 _FAR = 255
 
 
-def encoded(tensor: Tensor) -> dict[str, Tensor] | None:
-    """The arrays of the smaller encoding; None where the tensor is as small as it is, or is no matrix of floats or int8."""
+def encoded(tensor: Tensor, deflate: bool = False) -> dict[str, Tensor] | None:
+    """The arrays of the smaller of two encodings, or of the deflated one; None where the tensor is as small as it is, or is no
+    matrix of floats or int8."""
     if tensor.dim() < 2 or not (tensor.is_floating_point() or tensor.dtype is torch.int8) or tensor.numel() == 0:
         return None
     tensor = tensor.detach().cpu().contiguous()
     mask = nonzero_mask(tensor)
     places = nonzero_places(mask, torch.int64)
     values, shape = tensor.flatten()[places], torch.tensor(tensor.shape)
-    if 8 * len(places) < tensor.numel():
+    if deflate:
+        streams = {"deflated_values": values.view(torch.uint8), "deflated_gaps": _gaps(places.numpy())}
+        arrays = {name: _deflated(stream) for name, stream in streams.items()} | {"shape": shape, "type": values[:0]}
+    elif 8 * len(places) < tensor.numel():
         arrays = {"values": values, "gaps": _gaps(places.numpy()), "shape": shape}
     else:
         rows = mask.flatten(1)
@@ -47,6 +55,8 @@ def decoded(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
         raise FormatError(f"'{name}': its shape {shape.tolist()} is none")
     sizes = tuple(shape.tolist())
     elements = int(np.prod(sizes, dtype=object))
+    if "deflated_gaps" in arrays:
+        arrays = _inflated(name, arrays, elements)
     places = _from_gaps(name, arrays["gaps"]) if "gaps" in arrays else _from_bitmask(name, arrays["bitmask"], sizes)
     values = arrays["values" if "gaps" in arrays else "compressed"]
     if values.dim() != 1 or len(values) != len(places) or (len(places) and places[-1] >= elements):
@@ -54,6 +64,29 @@ def decoded(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
     dense = torch.zeros(sizes, dtype=values.dtype)
     dense.view(-1)[torch.from_numpy(places)] = values
     return dense
+
+
+def _deflated(stream: Tensor) -> Tensor:
+    return torch.frombuffer(bytearray(zlib.compress(stream.numpy().tobytes(), 9)), dtype=torch.uint8)
+
+
+def _inflated(name: str, arrays: Mapping[str, Tensor], elements: int) -> dict[str, Tensor]:
+    """Values and gaps of a tensor of so many elements, which limit what a stream may become."""
+    kind = arrays["type"].dtype
+    limits = {"values": elements * kind.itemsize, "gaps": elements + elements // _FAR + 1}
+    found: dict[str, Tensor] = {}
+    for part, most in limits.items():
+        unpacker = zlib.decompressobj()
+        try:
+            stream = unpacker.decompress(arrays[f"deflated_{part}"].numpy().tobytes(), most + 1)
+        except zlib.error as problem:
+            raise FormatError(f"'{name}': its {part} cannot be unpacked: {problem}") from None
+        if not unpacker.eof or len(stream) > most:
+            raise FormatError(f"'{name}': its {part} end early, or are more than a tensor of {elements} elements has")
+        found[part] = torch.frombuffer(bytearray(stream), dtype=torch.uint8) if stream else torch.empty(0, dtype=torch.uint8)
+    if len(found["values"]) % kind.itemsize:
+        raise FormatError(f"'{name}': {len(found['values'])} bytes are no elements of {kind}")
+    return {"values": found["values"].view(kind), "gaps": found["gaps"]}
 
 
 def _gaps(places: np.ndarray) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import FormatError, OptionError
-from gossamer.sparsity.checkpoints.encodings import BITMASK, GAPS, decoded, encoded
+from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
 from gossamer.sparsity.quantization.grouped_linear import RAGGED, GroupedLinear
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -22,12 +22,14 @@ Model = TypeVar("Model", bound=nn.Module)
 _MARK, _VERSION = "gossamer", 1
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> int:
+def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = False) -> int:
     """Write a model's state dict to a safetensors file, tensors with zeros packed; the bytes of the file.
 
     Of a tensor with zeros the nonzeros are stored, and a bit an element or a byte a nonzero, whichever is less: 12.5 % of a
     dense f32 weight where 90 % are 0. Weights of `store_sparse` are stored like others, and load into either kind. Nothing is
-    rounded but -0.0. Tensors that share memory (tied weights) are stored once.
+    rounded but -0.0. Tensors that share memory (tied weights) are stored once. With `deflate` nonzeros and places are packed
+    by zlib, for the smallest file: 10.6 % of a dense f32 weight where 90 % are 0, 3.9 % in int8; it takes longer to write and to
+    read, and no other library reads it.
     OptionError for a model with masks, which `gossamer.finalize` makes plain.
     """
     masked = next((name for name, m in model.named_modules() if parametrize.is_parametrized(m)), None)
@@ -46,7 +48,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> int:
             continue
         first[place] = name
         tensor = tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor
-        packed = encoded(tensor)
+        packed = encoded(tensor, deflate)
         if packed is None:
             arrays[name] = tensor.detach().cpu().contiguous().clone()
         else:
@@ -112,7 +114,7 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
     stored: dict[str, Parts] = {}
     for name in names:
         base, _, part = name.rpartition(".")
-        for kind in (BITMASK[:3], GAPS):
+        for kind in (BITMASK[:3], GAPS, DEFLATED):
             if part in (*kind, *BITMASK) and all(f"{base}.{each}" in names for each in kind):
                 stored[base] = {each: (names[f"{base}.{each}"], f"{base}.{each}") for each in kind}
                 break

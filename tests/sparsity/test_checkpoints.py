@@ -1,5 +1,6 @@
 """Sparse models on disk: they come back bit by bit, are small, and what is broken or foreign is refused."""
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,10 @@ def bits(tensor: Tensor) -> bytes:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 0.5])
 @pytest.mark.parametrize("shape", [(64, 96), (7, 13), (1, 4000)])
-def test_encodings_lose_nothing(shape: tuple[int, int], density: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("deflate", [False, True])
+def test_encodings_lose_nothing(deflate: bool, shape: tuple[int, int], density: float, dtype: torch.dtype) -> None:
     dense = pruned(*shape, density, dtype)
-    arrays = encoded(dense)
+    arrays = encoded(dense, deflate)
     if arrays is None:  # a few bytes more than dense
         assert dense.numel() < 100
         return
@@ -48,6 +50,39 @@ def test_a_tenth_of_nonzeros_takes_an_eighth() -> None:
     arrays = encoded(dense)
     assert arrays is not None
     assert sum(array.nbytes for array in arrays.values()) <= 0.13 * dense.nbytes
+
+
+def test_deflated_a_tenth_of_int8_takes_a_twentyfifth_of_floats(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(768, 3072, bias=False))
+    with torch.no_grad():
+        weight = pruned(3072, 768, 1.0)
+        model[0].weight.copy_(weight * (weight.abs() > 1.645))  # a tenth of normal numbers
+    gossamer.quantize(model)
+    wanted = model[0].weight_int8.clone()
+    assert gossamer.save(model, tmp_path / "small", deflate=True) <= 0.04 * 4 * wanted.numel()
+    model[0].weight_int8.zero_()
+    gossamer.load(model, tmp_path / "small")
+    assert torch.equal(model[0].weight_int8, wanted)
+
+
+@pytest.mark.parametrize(
+    ("part", "stream", "problem"),
+    [
+        ("gaps", b"no stream", "cannot be unpacked"),
+        ("gaps", zlib.compress(b"\0" * 1000)[:-6], "end early"),
+        ("values", zlib.compress(b"\0" * 100_000), "more than a tensor of 400 elements"),
+        ("values", zlib.compress(b"\0" * 7), "are no elements"),
+        ("values", zlib.compress(b"\0" * 8), "2 values for 40 places"),
+    ],
+)
+def test_deflated_nonsense_is_refused(part: str, stream: bytes, problem: str) -> None:
+    dense = torch.zeros(20, 20)
+    dense[3:5] = 1
+    arrays = encoded(dense, deflate=True)
+    assert arrays is not None
+    arrays[f"deflated_{part}"] = torch.frombuffer(bytearray(stream), dtype=torch.uint8)
+    with pytest.raises(FormatError, match=problem):
+        decoded("w", arrays)
 
 
 class Tied(nn.Module):
