@@ -28,8 +28,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
     Of a tensor with zeros the nonzeros are stored, and a bit an element or a byte a nonzero, whichever is less: 12.5 % of a
     dense f32 weight where 90 % are 0. Weights of `store_sparse` are stored like others, and load into either kind. Nothing is
     rounded but -0.0. Tensors that share memory (tied weights) are stored once. With `deflate` nonzeros and places are packed
-    by zlib, for the smallest file: 10.6 % of a dense f32 weight where 90 % are 0, 3.9 % in int8; it takes longer to write and to
-    read, and no other library reads it.
+    by zlib, for the smallest file: 10.6 % of a dense f32 weight where 90 % are 0, 3.9 % in int8; it takes longer to write and
+    to read, and no other library reads it.
     OptionError for a model with masks, which `gossamer.finalize` makes plain.
     """
     masked = next((name for name, m in model.named_modules() if parametrize.is_parametrized(m)), None)
