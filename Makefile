@@ -19,7 +19,7 @@ $(BIN)/gossamer-opt: pyproject.toml
 	@touch $@
 
 demo: $(BIN)/gossamer-opt  ## run the sparse transformer: report, agreement, quality, latency
-	$(BIN)/python examples/pruned_transformer.py
+	$(BIN)/python examples/pruned_transformer.py --plot build/sparse_transformer.png
 
 examples: $(BIN)/gossamer-opt  ## train graph networks on WordNet (npm fetches it once), multiply matrices of a mesh; minutes
 	$(BIN)/python examples/graph_networks.py --layer gcn

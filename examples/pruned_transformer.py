@@ -2,12 +2,14 @@
 
 Loads the real all-MiniLM-L6-v2 (no network needed) and the layers that `sparse_minilm.py` made sparse by calibrated pruning
 and distillation, and stored beside it; or, with --sparsity, zeroes the smallest weights in one step. Shows what the compiler
-decided for every layer, that the embeddings agree with a dense run, how well both find words by their definitions, what they
-find in Python's own manual, and how fast the model is beside dense eager and Inductor.
+decided for every layer, that the embeddings agree with a dense run, how well both find words by their definitions and tell
+where packages belong, what they find in Python's own manual, and how fast the model is beside dense eager and Inductor, in
+int8, too.
 
     pip install gossamer[examples]
     python examples/pruned_transformer.py --batch 8 --tokens 128 --threads 1
     python examples/pruned_transformer.py --sparsity 0.95
+    python examples/pruned_transformer.py --plot quality.png
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any
 try:
     from pydoc_data.topics import topics
 
+    import package_sections  # type: ignore[import-not-found]  # beside this file
     import reverse_dictionary  # type: ignore[import-not-found]  # beside this file
     import sentence_encoder  # type: ignore[import-not-found]  # beside this file
     import torch
@@ -44,6 +47,8 @@ QUERIES = (
 )
 STORED = Path(__file__).with_name("sparse_minilm.safetensors")
 TOLERANCE = 1e-4  # allowed between an entry of the compiled and of the dense embedding, which has length 1
+
+CALIBRATION = 256  # passages of the manual that pruning in one step looks at
 
 Embed = Callable[[Tensor, Tensor], Tensor]
 
@@ -113,13 +118,50 @@ def show_latency(median: dict[str, float], compile_seconds: dict[str, float]) ->
         print(f"  {name:<15}{ms:8.2f} ms  {median['dense eager'] / ms:5.2f}x  {bar:<30}{compiling}")
 
 
-def show_quality(encoders: dict[str, nn.Module], tokenizer: Any) -> None:
+def calibrated(dense: nn.Module, tokenizer: Any, sparsity: float) -> nn.Module:
+    """The dense encoder pruned in one step that looks at sentences of Python's manual, and trains nothing."""
+    sentences = [part.strip() for text in topics.values() for part in text.split(".") if 40 < len(part.strip()) < 200]
+    texts = sentences[:: max(1, len(sentences) // CALIBRATION)][:CALIBRATION]
+    encoder = copy.deepcopy(dense)
+    gossamer.prune(encoder, [rows for _, rows in sentence_encoder.batches(tokenizer, texts, 64)], sparsity)
+    return encoder
+
+
+def show_quality(encoders: dict[str, nn.Module], tokenizer: Any) -> dict[str, float]:
+    """Prints both tasks for each encoder, the dense one first; the reciprocal ranks."""
     heading(f"How well definitions find their words, {reverse_dictionary.SYNSETS:,} of WordNet that no step has seen")
+    ranks: dict[str, float] = {}
     dense = torch.empty(0)
     for name, encoder in encoders.items():
         found, embeddings = reverse_dictionary.quality(partial(sentence_encoder.embed, encoder, tokenizer), dense)
-        dense = dense if len(dense) else embeddings
+        dense, ranks[name] = dense if len(dense) else embeddings, found.reciprocal_rank
         print(f"  {name:<33}{found}", flush=True)
+    sections, descriptions = package_sections.installed()
+    if len(sections) < package_sections.LEAST:
+        return ranks
+    heading(f"Whether the nearest of {len(sections)} installed packages is of the same section, by descriptions")
+    nearest = torch.empty(0)
+    for name, encoder in encoders.items():
+        embedded = partial(sentence_encoder.embed, encoder, tokenizer)
+        told, own = package_sections.quality(embedded, sections, descriptions, nearest)
+        nearest = nearest if len(nearest) else own
+        print(f"  {name:<33}{told}", flush=True)
+    return ranks
+
+
+def plot(points: dict[str, tuple[float, float]], path: Path) -> None:
+    """Quality over speed, a point for each variant."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for name, (speed, rank) in points.items():
+        axes.plot(speed, rank, marker="o")
+        axes.annotate(name, (speed, rank), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="times as fast as dense PyTorch eager", ylabel="reverse dictionary, mean reciprocal rank (%)")
+    axes.margins(x=0.25, y=0.1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    print(f"\nplot: {path}")
 
 
 def arguments() -> argparse.Namespace:
@@ -130,6 +172,7 @@ def arguments() -> argparse.Namespace:
     threads = torch.get_num_threads()
     parser.add_argument("--threads", type=int, default=threads, help=f"CPU threads (default {threads})")
     parser.add_argument("--repeats", type=int, default=20, help="timed calls of each model (default 20)")
+    parser.add_argument("--plot", type=Path, help="where to draw quality over speed (needs matplotlib)")
     args = parser.parse_args()
     if args.sparsity is not None and not 0 <= args.sparsity < 1:
         parser.error(f"--sparsity is a share from 0 to below 1, not {args.sparsity}")
@@ -165,12 +208,15 @@ def main() -> None:
     print(f"  run on   {args.threads} thread{'s' * (args.threads > 1)}, PyTorch {torch.__version__}")
 
     batch = tokenize(tokenizer, [passages[i % len(passages)] for i in range(args.batch)], args.tokens)
+    quantized = gossamer.quantize(copy.deepcopy(encoder))
     models: dict[str, Embed] = {"dense eager": encoder}
     compile_seconds: dict[str, float] = {}
-    for name, backend in (("Inductor", "inductor"), ("Gossamer", "sparse")):
+    for name, backend, model in (
+        ("Inductor", "inductor", encoder), ("Gossamer", "sparse", encoder), ("Gossamer int8", "sparse", quantized)
+    ):  # fmt: skip
         print(f"\n  compiling with {name} …", end="", flush=True)
         try:
-            models[name], compile_seconds[name] = compiled(encoder, backend, batch)
+            models[name], compile_seconds[name] = compiled(model, backend, batch)
             print(f" {compile_seconds[name]:.1f} s", end="")
         except InductorError as error:
             if backend == "sparse":
@@ -195,15 +241,23 @@ def main() -> None:
     prune(at_once, zeros / weights)
     encoders = {"not pruned": dense, "pruned by magnitude in one step": at_once}
     if args.sparsity is None:
+        encoders["pruned by calibration in one step"] = calibrated(dense, tokenizer, zeros / weights)
         encoders["calibrated and distilled"] = encoder
-    show_quality(encoders, tokenizer)
+        encoders["distilled, int8"] = quantized
+    ranks = show_quality(encoders, tokenizer)
 
     found = {"not pruned": original, "pruned, dense": eager, "pruned, sparse": sparse}
     count = len(passages)
     show_retrieval({name: (rows[count:], rows[:count]) for name, rows in found.items()}, names)
 
     heading(f"Latency of {args.batch} x {args.tokens} tokens, median of {args.repeats} calls")
-    show_latency(latencies(models, batch, args.repeats), compile_seconds)
+    median = latencies(models, batch, args.repeats)
+    show_latency(median, compile_seconds)
+    if args.plot:
+        # How fast a sparse model is depends on how many zeros it has, and those in floats have equally many.
+        run_by = {"not pruned": "Inductor" if "Inductor" in median else "dense eager", "distilled, int8": "Gossamer int8"}
+        speeds = {name: median["dense eager"] / median[run_by.get(name, "Gossamer")] for name in ranks}
+        plot({name: (speeds[name], rank) for name, rank in ranks.items()}, args.plot)
 
     if not difference <= TOLERANCE:
         sys.exit(f"The compiled model is off the dense one by {difference:.1e}; allowed is {TOLERANCE:.0e}.")

@@ -128,6 +128,18 @@ def test_definitions_find_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (quality.first, quality.cosine) == (0, 0)  # each definition lies on another one's word
 
 
+def test_the_quality_of_sections_is_that_of_nearest_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = example("package_sections", monkeypatch)
+    sections, descriptions = packages.installed()
+    assert len(sections) == len(descriptions) == len(set(descriptions))  # none where there is no dpkg
+    rows = torch.nn.functional.normalize(torch.tensor([[1, 0.1], [1, 0], [0, 1], [0.1, 1], [1, 0.3]]), dim=1)
+    quality, nearest = packages.quality(lambda texts: rows, ["a", "a", "b", "b", "b"], ["text"] * 5, torch.empty(0))
+    assert (quality.same_section, quality.same_neighbour) == (80, 100)
+    assert nearest.tolist() == [1, 0, 3, 2, 0]
+    quality, _ = packages.quality(lambda texts: rows, ["a", "a", "b", "b", "b"], ["text"] * 5, nearest.roll(1))
+    assert quality.same_neighbour < 100
+
+
 def test_the_stored_layers_are_sparse_and_near_the_dense_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     demo, encoders = example("pruned_transformer", monkeypatch), example("sentence_encoder", monkeypatch)
     dense, tokenizer = encoders.load_encoder()
