@@ -1,8 +1,9 @@
-"""Stacks of pruned transformer layers with random weights: a vision encoder and two causal decoders.
+"""Stacks of pruned transformer layers with random weights: a vision encoder, two causal decoders, and a step of decoding.
 
 vit    ViTModel of `transformers`: pre-norm, gelu, 196 patches and a class token
 gpt    written out in plain torch.nn: pre-norm, one Linear for query, key and value, causal attention, gelu (tanh)
 llama  LlamaModel of `transformers`: RMS norms, rotary positions, three heads of queries to one of keys and values, gated silu
+step   written out in torch: the next token of eight such layers of 1024 features, after 256 whose keys and values are kept
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ GATED = 2048  # width of a gated feed-forward block
 WORDS = 1000
 PATCHES = 197
 TOLERANCE = {"f32": 5e-5, "bf16": 5e-2, "int8": 1e-1, "int4": 4e-1}
-INPUTS = {"vit": ("1", "4"), "gpt": ("1x1", "1x128", "4x128"), "llama": ("1x1", "1x128", "4x128")}
+INPUTS = {"vit": ("1", "4"), "gpt": ("1x1", "1x128", "4x128"), "llama": ("1x128", "4x128"), "step": ("1x1",)}
 
 
 class Vit(nn.Module):
@@ -76,7 +77,53 @@ class Llama(nn.Module):
         return hidden
 
 
-NETWORKS = {"vit": Vit, "gpt": gpt, "llama": Llama}
+class StepLayer(nn.Module):
+    """A layer of a Llama as its next token sees it: hidden states [1, 1, 1024] → the same."""
+
+    LAYERS, WIDTH, HEADS, SHARED, GATED, PAST = 8, 1024, 16, 4, 2816, 256
+    keys: Tensor
+    values: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        width, head = self.WIDTH, self.WIDTH // self.HEADS
+        self.norm1, self.norm2 = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(width))
+        self.q, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.k, self.v = (nn.Linear(width, width // self.SHARED, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, self.GATED, bias=False) for _ in range(2))
+        self.down = nn.Linear(self.GATED, width, bias=False)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.randn(1, self.HEADS // self.SHARED, self.PAST, head))
+        angles = self.PAST * 1e4 ** -(torch.arange(0, head, 2) / head)
+        self.register_buffer("cos", angles.cos().repeat(2))
+        self.register_buffer("sin", angles.sin().repeat(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = _rms_norm(x, self.norm1)
+        q, k, v = (each(normed).unflatten(-1, (-1, self.cos.numel())).transpose(1, 2) for each in (self.q, self.k, self.v))
+        keys, values = torch.cat([self.keys, self._turned(k)], 2), torch.cat([self.values, v], 2)
+        q = self._turned(q).unflatten(1, (-1, self.SHARED)).flatten(2, 3)  # queries that share keys are tokens of one head
+        mixed = F.scaled_dot_product_attention(q, keys, values)
+        x = x + self.out(mixed.reshape(1, 1, -1))
+        normed = _rms_norm(x, self.norm2)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+
+    def _turned(self, x: Tensor) -> Tensor:
+        low, high = x.chunk(2, -1)
+        return x * self.cos + torch.cat([-high, low], -1) * self.sin
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def step() -> nn.Module:
+    return nn.Sequential(*(StepLayer() for _ in range(StepLayer.LAYERS)))
+
+
+NETWORKS = {"vit": Vit, "gpt": gpt, "llama": Llama, "step": step}
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
@@ -106,13 +153,15 @@ def inputs(model: str, size: str, dtype: torch.dtype) -> Tensor:
     batch, tokens = map(int, size.split("x"))
     if model == "llama":
         return torch.randint(0, WORDS, (batch, tokens))
-    return torch.randn(batch, tokens, WIDTH).to(dtype)
+    return torch.randn(batch, tokens, StepLayer.WIDTH if model == "step" else WIDTH).to(dtype)
 
 
 def weights(model: str) -> int:
     """Elements of the weights of a layer."""
     if model == "llama":
         return (2 * WIDTH + 2 * WIDTH // 3 + 3 * GATED) * WIDTH
+    if model == "step":
+        return (2 * StepLayer.WIDTH + 2 * StepLayer.WIDTH // StepLayer.SHARED + 3 * StepLayer.GATED) * StepLayer.WIDTH
     return 12 * WIDTH**2
 
 
@@ -131,7 +180,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
             " ".join([model, *named, f"{sparsity:.0%}", size, *typed.values()]),
             {"model": model, "pattern": args.pattern, "sparsity": sparsity, "input": size, **typed},
             partial(build, model, size, args.pattern, sparsity, args.dtype),
-            2e-9 * rows(model, size) * LAYERS * weights(model),
+            2e-9 * rows(model, size) * (StepLayer.LAYERS if model == "step" else LAYERS) * weights(model),
         )
         for model in args.models
         for sparsity in args.sparsity
