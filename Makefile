@@ -54,7 +54,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
 	$(BIN)/python -m gossamer.backend.measuring.calibrate
 	$(MEASURE) linear --workload linear --tokens 1,8,32,128,512 --contender $(OURS)
-	$(MEASURE) linear-peers --workload linear --shapes 768x3072 --sparsity .8,.9,.95 --tokens 8,128
+	$(MEASURE) linear-peers --workload linear --shapes 768x3072 --sparsity .8,.9,.95 --tokens 1,8,128
 	$(MEASURE) linear-bf16 --workload linear --dtype bf16 --sparsity .5,.8,.9 --tokens 1,8 --contender $(OURS),openvino-bf16
 	$(MEASURE) block-linear --workload block-linear --contender $(OURS),csr
 	$(MEASURE) block-linear-bf16 --workload block-linear --dtype bf16 --contender $(OURS),openvino-bf16 \
@@ -68,6 +68,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	  --inputs 8x128,8x128-padded,8x100,8x37,1x128,1x100,1x37
 	$(MEASURE) minilm-bf16 --workload minilm --dtype bf16 --pattern 32x32 --sparsity .8,.9 --inputs 8x128,1x128,1x16
 	$(MEASURE) transformer --workload transformer
+	$(MEASURE) decode --workload transformer --models step --pattern 1x16 --sparsity .5
 	$(MEASURE) attention --workload attention --lengths 1024,4096,16384 --repeats 7
 	$(MEASURE) prediction --workload prediction
 	$(MEASURE) startup --workload startup
