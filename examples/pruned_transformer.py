@@ -135,7 +135,7 @@ def show_quality(encoders: dict[str, nn.Module], tokenizer: Any) -> dict[str, fl
     for name, encoder in encoders.items():
         found, embeddings = reverse_dictionary.quality(partial(sentence_encoder.embed, encoder, tokenizer), dense)
         dense, ranks[name] = dense if len(dense) else embeddings, found.reciprocal_rank
-        print(f"  {name:<33}{found}", flush=True)
+        print(f"  {name:<35}{found}", flush=True)
     sections, descriptions = package_sections.installed()
     if len(sections) < package_sections.LEAST:
         return ranks
@@ -145,7 +145,7 @@ def show_quality(encoders: dict[str, nn.Module], tokenizer: Any) -> dict[str, fl
         embedded = partial(sentence_encoder.embed, encoder, tokenizer)
         told, own = package_sections.quality(embedded, sections, descriptions, nearest)
         nearest = nearest if len(nearest) else own
-        print(f"  {name:<33}{told}", flush=True)
+        print(f"  {name:<35}{told}", flush=True)
     return ranks
 
 
