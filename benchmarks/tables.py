@@ -146,13 +146,19 @@ def failures(cases: Sequence[Record]) -> list[str]:
     ]
 
 
+def machine_name(report: Record) -> str:
+    """What its machine is called: makers have one name for several microarchitectures."""
+    machine = report["machine"]
+    return f"{machine['cpu']} ({machine['architecture']})" if "architecture" in machine else str(machine["cpu"])
+
+
 def footer(report: Record) -> str:
     machine, versions = report["machine"], report["versions"]
     packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     features = ", ".join(machine["features"])
     raced = any("median_ms" in result for case in report["cases"] for result in case["results"].values())
     medians = f"Medians of {report['settings']['repeats']} interleaved samples. " if raced else ""
-    return f"{medians}{machine['cpu']}, {machine['cores']} cores ({features}); {packages}; {report['date'][:10]}."
+    return f"{medians}{machine_name(report)}, {machine['cores']} cores ({features}); {packages}; {report['date'][:10]}."
 
 
 def render(report: Record, *, where: Mapping[str, str] | None = None, over: str = "dense") -> str:
@@ -251,7 +257,7 @@ def made(arguments: Sequence[str], folder: Path = Path()) -> str:
             raise ValueError(f"there is no {file}")
         for path in found:
             report = json.loads((folder / path).read_text())
-            machines.setdefault(report["machine"]["cpu"], []).append(report)
+            machines.setdefault(machine_name(report), []).append(report)
     if args.range:
         return ", ".join(f"{least_and_most(reports, args)} on {cpu}" for cpu, reports in machines.items())
     parts = []

@@ -7,6 +7,7 @@
 A sparsifier is a function of a dense tensor that gives a SparseTensor of its shape.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -54,7 +55,7 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
     A tensor gives a SparseTensor. A model is changed in place and returned: what the sparsifier stores of a weight becomes
     its mask, as a parametrization: it trains on with its zeros, and `torch.compile(model, backend="sparse")` finds them. A
     weight that has a mask already gets one more. `gossamer.finalize(model)` makes plain weights of them, to be saved.
-    OptionError for an unknown name, or one that is no layer's.
+    OptionError for an unknown name, or one that is no layer's, and for options that the sparsifier does not take.
 
     "magnitude"  density, format=CSR      the largest elements
     "nm"         n=2, m=4                 the n largest of every m neighbours in a row
@@ -68,6 +69,11 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
     sparsifier = how if callable(how) else _SPARSIFIERS.get(how)
     if sparsifier is None:
         raise OptionError(f"unknown sparsifier '{how}', there are {', '.join(_SPARSIFIERS)}")
+    takes = inspect.signature(sparsifier)
+    try:
+        takes.bind(target, **options)
+    except TypeError as problem:
+        raise OptionError(f"{problem}: sparsifier '{how}' takes {', '.join([*takes.parameters][1:])}") from None
     if isinstance(target, Tensor):
         return sparsifier(target, **options)
     for layer in chosen_layers(target, only, skip):
