@@ -67,7 +67,7 @@ def test_names_and_levels_are_taken_once() -> None:
         gossamer.register_sparsifier("nm")(sparsifiers.magnitude)
     with pytest.raises(OptionError, match="unknown sparsifier 'best', there are magnitude, nm, block"):
         gossamer.sparsify(torch.eye(3), "best")
-    with pytest.raises(OptionError, match="unexpected .* 'sparsity': sparsifier 'magnitude' takes density, format"):
+    with pytest.raises(OptionError, match=r"unexpected .* 'sparsity': sparsifier 'magnitude' takes density, format"):
         gossamer.sparsify(torch.eye(3), "magnitude", density=0.1, sparsity=0.9)
     with pytest.raises(OptionError, match="missing a required argument: 'density': sparsifier 'magnitude' takes"):
         gossamer.sparsify(torch.nn.Linear(3, 3), "magnitude")
