@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from gossamer.dialects.elements import WEIGHTS
+from gossamer.dialects.elements import FLOATS, WEIGHTS
 
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 _CYCLES_A_US = 3000.0
@@ -151,7 +151,7 @@ class Machine:
                 sizes = _ascending([size for size, _ in speed["dense"]])
                 dense = tuple((size, _curve(points)) for size, (_, points) in zip(sizes, speed["dense"], strict=True))
                 families = {str(name): _curve(points) for name, points in speed["families"].items()}
-                if element not in WEIGHTS or not families:
+                if element not in WEIGHTS or (element in FLOATS and not families):  # not all vectors multiply int8
                     raise ValueError(f"there are no times of {element!r}")
                 machine = machine.with_speed(element, Speed(dense, families))
             if not machine.measured:

@@ -69,8 +69,16 @@ def test_a_second_element_type_is_added(seen: list[str]) -> None:
     assert gossamer.calibrate(["f64"]).measured == {"f32", "f64"} == calibrated.this_machine().measured
 
 
+def test_products_of_int8_are_measured_like_those_of_floats(seen: list[str]) -> None:
+    found = gossamer.calibrate(["i8"])
+    assert set(found.speeds["i8"].families) <= {"quads", "lookup8"}
+    assert ("quads" in seen) == (host().vector_bits >= 256)
+    calibrated.forget()
+    assert calibrated.this_machine().to_json() == found.to_json()
+
+
 def test_an_unknown_element_type() -> None:
-    with pytest.raises(gossamer.OptionError, match="unknown element type 'f8'; there are f32, f64, bf16, f16"):
+    with pytest.raises(gossamer.OptionError, match="unknown element type 'f8'; there are f32, f64, bf16, f16, i8"):
         gossamer.calibrate(["f8"])
     with pytest.raises(SystemExit, match="unknown element type 'f8'"):
         calibrate.main(["--elements", "f8"])
@@ -147,6 +155,15 @@ def test_the_first_compilation_of_a_pruned_model_calibrates(seen: list[str], mon
     assert "dense" in seen and calibrated.this_machine().measured == {"f32"}
     seen.clear()
     _compiled(prune_(nn.Linear(64, 48), 0.2), x)
+    assert not seen, "it is known"
+
+
+def test_the_first_compilation_of_a_quantized_model_calibrates(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOSSAMER_CALIBRATE")
+    _compiled(gossamer.quantize(prune_(nn.Sequential(nn.Linear(64, 64)), 0.2)).eval(), torch.randn(4, 64))
+    assert calibrated.this_machine().measured == {"i8"}
+    seen.clear()
+    _compiled(gossamer.quantize(prune_(nn.Sequential(nn.Linear(64, 48)), 0.2)).eval(), torch.randn(4, 64))
     assert not seen, "it is known"
 
 

@@ -99,6 +99,18 @@ def test_sums_are_exact(schedule: str) -> None:
         check(kernel, packed, weight // 2, 7)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES[:-1])
+def test_rows_may_differ_as_they_like(schedule: str) -> None:
+    """Rows without a nonzero beside full ones, a window that nobody uses, and nothing at all."""
+    torch.manual_seed(0)
+    weight = bytes_of(50, 200, density=0.1)
+    weight[3], weight[16:32], weight[:, 64:128] = bytes_of(1, 200)[0] | 1, 0, 0
+    for each in (weight, torch.zeros_like(weight)):
+        kernel, packed = kernel_of(each, schedule)
+        for tokens in (1, 9, 40):
+            check(kernel, packed, each, tokens)
+
+
 def test_a_weight_may_lie_transposed_in_panels() -> None:
     torch.manual_seed(0)
     weight = bytes_of(70, 1030, density=0.2)
