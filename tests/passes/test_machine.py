@@ -94,7 +94,7 @@ def test_json() -> None:
     "damaged",
     [
         {},
-        {"name": "x", "read": [[1, 1]], "call_us": 5, "speeds": {"i8": {"dense": [[1, [[1, 1]]]], "families": {}}}},
+        {"name": "x", "read": [[1, 1]], "call_us": 5, "speeds": {"i4": {"dense": [[1, [[1, 1]]]], "families": {}}}},
         {"name": "x", "read": [[1, 1]], "call_us": 5, "speeds": {"f32": {"dense": [], "families": {}}}},
         {"name": "x", "read": [[1, 1]], "call_us": 5, "speeds": {"f32": {"dense": [[1, [[2, 1], [1, 1]]]], "families": {}}}},
         {"name": "x", "read": [[1, 1]], "call_us": 5, "speeds": {"f32": {"dense": [[1, [[1, -1]]]], "families": {}}}},
