@@ -1,6 +1,8 @@
-"""The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`.
+"""The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`, and for blocks of bf16
+`kernel.pack_token_pairs` and `kernel.sample_blocks`.
 
 Packed tokens lie in tiles, [tiles, features, width]: those of a tile side by side for each feature, zeros past the last one.
+Packed pairs of tokens lie in panels of features, [panels, pairs, 2 width]: two tokens of each feature side by side.
 """
 
 from typing import Any
@@ -37,6 +39,30 @@ def _sample_problem(op: Any) -> str | None:
     return _packed_problem(x) if x == y else f"takes tokens packed as {x} and as {y}, must be packed alike"
 
 
+def _pairs_problem(type_: ir.RankedTensorType) -> str | None:
+    if type_.rank != 3 or str(type_.element_type) != "bf16" or type_.is_dynamic_dim(2) or type_.shape[2] not in (32, 64):
+        return f"has pairs of tokens as {type_}, must be [panels, pairs, 32 or 64] of bf16"
+    return None
+
+
+def _pack_pairs_problem(op: Any) -> str | None:
+    x, result = ir.RankedTensorType(op.x.type), ir.RankedTensorType(op.result.type)
+    if x.rank != 2 or x.element_type != result.element_type:
+        return f"packs {x} to {result}, must be [tokens, features] of their type"
+    return _pairs_problem(result)
+
+
+def _blocks_problem(op: Any) -> str | None:
+    positions, coordinates, x, y, result = (
+        ir.RankedTensorType(value.type) for value in (op.positions, op.coordinates, op.x, op.y, op.result)
+    )
+    if any(each.rank != 1 or not isinstance(each.element_type, ir.IntegerType) for each in (positions, coordinates)):
+        return "needs vectors of integers for the rows and columns of its blocks"
+    if result.rank != 1 or result.element_type != x.element_type:
+        return f"takes tokens {x} to {result}, must be a value of their type for each entry"
+    return _pairs_problem(x) if x == y else f"takes tokens packed as {x} and as {y}, must be packed alike"
+
+
 class PackTokensOp(KernelOp, name="pack_tokens", traits=[ext.Pure]):
     """packed[i, n, t] = x[i * width + t, n], 0 for tokens past the last one."""
 
@@ -62,3 +88,29 @@ class SampleTokensOp(KernelOp, name="sample_tokens", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     verify_invariants = verified(_sample_problem)
+
+
+class PackTokenPairsOp(KernelOp, name="pack_token_pairs", traits=[ext.Pure]):
+    """packed[i, t, 2 n + h] = x[2 t + h, i * width + n], 0 for a token past the last one; features in whole panels."""
+
+    x: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    verify_invariants = verified(_pack_pairs_problem)
+
+
+class SampleBlocksOp(KernelOp, name="sample_blocks", traits=[ext.Pure]):
+    """values[p] = the sum over tokens of x[r] y[c], for the entries p = (r, c) of a matrix in CSR that consists of whole blocks.
+
+    positions [block rows + 1], coordinates [blocks], x [block rows, pairs, 2 width], y [block columns, pairs, 2 width]
+
+    The entries of a row of blocks are in the order of CSR: row by row, those of a row block by block.
+    """
+
+    positions: ext.Operand[Any]
+    coordinates: ext.Operand[Any]
+    x: ext.Operand[Any]
+    y: ext.Operand[Any]
+    result: ext.Result[Any]
+
+    verify_invariants = verified(_blocks_problem)

@@ -65,6 +65,7 @@ OPEN_SCHEDULES = {
     "sort": ("", "expose-storage,lower-sort-keys"),
     "take": ("", "expose-storage,lower-take{bits=%d}"),
     "tokens": ("", "expose-storage,lower-pack-tokens{bits=%d},lower-sample-tokens{bits=%d}"),
+    "token-blocks": ("", "expose-storage,lower-pack-token-pairs,lower-sample-blocks"),
 }
 """Schedules of operations on sparse tensors that come with each call, of any shape: how each plans and how it lowers."""
 

@@ -2,7 +2,7 @@
 
     v[p] = sum_t x[t, r] y[t, c]      →      pack x, pack y, v[p] = sum_t x[i, r, t] y[i, c, t]
 
-16-bit floats are widened when they are packed, and summed in f32.
+16-bit floats are widened when they are packed, and summed in f32; but see block_samples.py for whole blocks of bf16.
 """
 
 from functools import cache
@@ -13,6 +13,7 @@ from torch import Tensor
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
 from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.operations.block_samples import whole_blocks
 
 FEWEST = 16
 """Tokens below which packing them costs more than it saves."""
@@ -28,6 +29,9 @@ def sampled_over_tokens(positions: Tensor, coordinates: Tensor, x: Tensor, y: Te
     x, y                    [tokens, rows] and [tokens, columns] of one float type, contiguous
     returns                 [entries] of that type
     """
+    blocks = whole_blocks(positions, coordinates, y.shape[1], x.dtype)
+    if blocks is not None:
+        return blocks.sampled(x, y)
     wide = torch.promote_types(x.dtype, torch.float32)
     width = _width(x.shape[0], y.shape[1] * wide.itemsize)
     packed = [_packed(each, width, wide) for each in (x, y)]
