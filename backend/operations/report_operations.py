@@ -15,6 +15,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.sparsity.kernels.loop_order import dense_result_order
 from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.operations.block_samples import whole_blocks
 from gossamer.sparsity.operations.calls import Build, kernel_of
 from gossamer.sparsity.operations.dense_results import einsum_ir, sample_ir
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
@@ -52,8 +53,8 @@ def _decision(call: Call, op: str, build: Build, product: RowProduct | RowSample
     letters, result = [operand.letters for operand in call.operands], call.spec.result.letters
     shape = tuple(hint(size) for size in first.sizes)
     density = min(1.0, hint(first.values.meta["val"].shape[0]) / max(1, prod(shape)))
-    schedule = _schedule(call, build, product, dtype)
-    how = "in parallel by rows" if schedule in ("rows", "dots", "tokens") else "MLIR's own sparsifier"
+    schedule = "token-blocks" if _is_in_blocks(call, product, inputs) else _schedule(call, build, product, dtype)
+    how = "in parallel by rows" if schedule in ("rows", "dots", "tokens", "token-blocks") else "MLIR's own sparsifier"
     by_rows = product is None or _stored_by_rows(product) or schedule == "reference"
     reason = f"loops {', '.join(_loops(call, product))}, {how}" + ("" if by_rows else ", of rows that are kept")
     use = f"{op} {','.join(letters)}->{result}"
@@ -77,6 +78,17 @@ def _schedule(call: Call, build: Build, product: RowProduct | RowSample | None, 
         return kernel_of(build, spec, dtype).schedule
     except CompileError:
         return "none"
+
+
+def _is_in_blocks(call: Call, product: RowProduct | RowSample | None, inputs: Inputs) -> bool:
+    """Whether it is the gradient of a weight whose entries are known to be whole blocks."""
+    if not isinstance(product, RowSample) or not product.over_tokens or not _stored_by_rows(product):
+        return False
+    positions, coordinates = (inputs.value(same(array)) for array in call.sparse[0].arrays[:2])
+    if positions is None or coordinates is None or not positions.is_cpu:
+        return False
+    columns, dtype = call.sparse[0].sizes[1 - product.rows], call.node.meta["val"].dtype
+    return isinstance(columns, int) and whole_blocks(positions, coordinates, columns, dtype) is not None
 
 
 def _loops(call: Call, product: RowProduct | RowSample | None) -> list[str]:

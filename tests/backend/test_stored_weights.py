@@ -12,6 +12,7 @@ import gossamer
 from gossamer import SparseTensor
 from gossamer.backend.calls import packed_weights
 from gossamer.runtime.packing import pack
+from gossamer.runtime.target import host
 from gossamer.sparsity.prepare import Mask
 from tests.backend.harness import Run, assert_same, compile_and_run, prune_
 
@@ -52,6 +53,38 @@ def losses(
         optimizer.step()
         found.append(loss.item())
     return found
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_blocks_of_bf16_are_those_of_float64(dynamic: bool) -> None:
+    """The report names the schedule of blocks where the machine has its dot products."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64))
+    for layer in (model[0], model[2]):
+        kept = torch.rand(layer.out_features // 32, layer.in_features // 32) < 0.5
+        kept[0, 0] = True
+        layer.weight.data *= kept.repeat_interleave(32, 0).repeat_interleave(32, 1)
+    exact = copy.deepcopy(model).bfloat16().double()
+    stored = gossamer.store_sparse(model.bfloat16(), densest=1.0)
+    x = torch.randn(48, 64).bfloat16()
+    run = compile_and_run(stored, x, grad=True, dense="inductor", min_gain=0.0, dynamic=dynamic)
+    samples = [d for d in run.regions if d.op.startswith("sample")]
+    blocks = "token-blocks" if "avx512bf16" in host().instructions else "tokens"
+    assert [d.schedule for d in samples] == [blocks] * 2
+    for _ in range(2):  # with new values, too
+        for tokens in (48, 33) if dynamic else (48,):
+            x = torch.randn(tokens, 64).bfloat16()
+            for module, given in ((stored, x), (exact, x.double())):
+                module.zero_grad()
+                (run.function(given) if module is stored else module(given)).float().square().sum().backward()
+            for mine, theirs in zip((stored[0], stored[2]), (exact[0], exact[2]), strict=True):
+                gradient = mine.weight.grad.to_dense()
+                expected = theirs.weight.grad * (theirs.weight != 0)
+                assert (gradient.double() - expected).abs().max() <= 0.03 * expected.abs().max()
+        with torch.no_grad():
+            for mine, theirs in zip(stored.parameters(), exact.parameters(), strict=True):
+                mine.mul_(0.5)
+                theirs.mul_(0.5)
 
 
 OPTIMIZERS = {
