@@ -44,6 +44,17 @@ def _take_problem(op: Any) -> str | None:
     return None
 
 
+def _take_in_order_problem(op: Any) -> str | None:
+    values, starts, positions, coordinates, taken, ends = (
+        ir.RankedTensorType(v.type) for v in (op.values, op.starts, op.positions, op.coordinates, op.taken, op.ends)
+    )
+    if any(t.rank != 1 for t in (values, starts, positions, coordinates, taken, ends)) or starts != ends:
+        return f"takes from {values} with rows from {starts} on to {taken} and {ends}, must be vectors, the ends as the starts"
+    if values.element_type != taken.element_type or coordinates.shape != taken.shape:
+        return f"takes {taken} from {values} at {coordinates}, must be of its type and one for each coordinate"
+    return None
+
+
 def _sample_problem(op: Any) -> str | None:
     pattern, result = ir.RankedTensorType(op.pattern.type), ir.RankedTensorType(op.result.type)
     if pattern.encoding is None:
@@ -198,6 +209,26 @@ class TakeOp(KernelOp, name="take", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     verify_invariants = verified(_take_problem)
+
+
+class TakeInOrderOp(KernelOp, name="take_in_order", traits=[ext.Pure]):
+    """The values of a matrix in CSR, whose rows begin at `starts`, for a `Padded` packing of it: 0 where that fills up.
+
+    `panel` is 0 where the packing has the same rows, else it has columns as rows and so many rows a panel; `scale` is what its
+    coordinates are multiplied with. A row's values come in its order in either, so that there is no place to be stored for
+    each: `ends` says how far each row was read.
+    """
+
+    values: ext.Operand[Any]
+    starts: ext.Operand[Any]
+    positions: ext.Operand[Any]
+    coordinates: ext.Operand[Any]
+    panel: ir.IntegerAttr
+    scale: ir.IntegerAttr
+    taken: ext.Result[Any]
+    ends: ext.Result[Any]
+
+    verify_invariants = verified(_take_in_order_problem)
 
 
 class SegmentReduceOp(KernelOp, name="segment_reduce", traits=[ext.Pure]):

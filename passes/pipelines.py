@@ -63,7 +63,7 @@ OPEN_SCHEDULES = {
     "points": ("", "expose-storage,lower-convolve-points{bits=%d},lower-convolve-points-grad{bits=%d},lower-match-keys"),
     "segments": ("", "expose-storage,lower-segments{bits=%d}"),
     "sort": ("", "expose-storage,lower-sort-keys"),
-    "take": ("", "expose-storage,lower-take{bits=%d}"),
+    "take": ("", "expose-storage,lower-take{bits=%d},lower-take-in-order"),
     "tokens": ("", "expose-storage,lower-pack-tokens{bits=%d},lower-sample-tokens{bits=%d}"),
     "token-blocks": ("", "expose-storage,lower-pack-token-pairs,lower-sample-blocks"),
 }

@@ -94,6 +94,10 @@ class Packed:
         arrays, source = tuple(array.to(device) for array in self.components), self.source_or_none
         return replace(self, components=arrays, source_or_none=None if source is None else source.to(device))
 
+    def with_values(self, values: torch.Tensor) -> "Packed":
+        """The same arrays with other values, without `source`: who has them knows where they come from."""
+        return replace(self, components=(*self.components[:-1], values), source_or_none=None)
+
     def compact(self) -> "Packed":
         """The same arrays without `source`, where a bit an element is smaller and tells as much."""
         if self.source_or_none is None or prod(self.shape) / 8 >= self.source_or_none.nbytes:

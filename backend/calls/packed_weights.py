@@ -4,6 +4,7 @@ A weight is recognised by its leaves' storages (weak references, so a freed and 
 old tensor), data pointers and version counters. When a version moves on:
 
     same pattern                       the values are gathered again, stored or masked ones without the matrix
+    new stored values at every call    the same, into memory that the weight has for the call alone
     new pattern                        it is packed again
     new pattern at every call          dense, until it stays the same for two calls
     new values at every call           the same, where gathering them costs more than sparse saves
@@ -34,7 +35,7 @@ from gossamer.runtime.remembered import Made, Remembered
 from gossamer.runtime.weight_store import store_of
 
 if TYPE_CHECKING:
-    from gossamer.backend.graph.stored_matrix import StoredMatrix
+    from gossamer.backend.graph.stored_matrix import Places, StoredMatrix
 
 _SETTLED = 2
 """Calls that a packing must have served before a new pattern is packed at once."""
@@ -62,6 +63,7 @@ class _Weight:
     changes   versions in a row that served a single call
     places    see `StoredMatrix.places`, and `masked` `MaskedValues`; None until they are needed
     whole     whether stored zeros have their places in `packed`, too, for they may become others
+    lent      whether `packed` has values for the time of a call only, and none now
     """
 
     packed: Packed | None = None
@@ -70,9 +72,15 @@ class _Weight:
     calls: int = 0
     before: int = 0
     changes: int = 0
-    places: torch.Tensor | None = None
+    places: "Places | None" = None
     masked: MaskedValues | None = None
     whole: bool = False
+    lent: bool = False
+
+    @property
+    def bare(self) -> bool:
+        """Whether `places` alone can give it new values: what compares them and finds them in a matrix is not kept beside."""
+        return self.places is not None and self.packed is not None and self.packed.source_or_none is None
 
 
 class Packings(Remembered[_Weight]):
@@ -87,7 +95,7 @@ class Packings(Remembered[_Weight]):
         super().__init__(compared="none")  # but see `verified`
         self.key, self.evaluate, self.format = key, evaluate, format
         self._stored, self._masked = _stored_matrix(evaluate), arrangement_of(evaluate)
-        self._unsettled = 0
+        self._unsettled, self._compares = 0, False
 
     @classmethod
     def of(cls, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> "Packings":
@@ -110,17 +118,22 @@ class Packings(Remembered[_Weight]):
             known = made.storage() is leaf.untyped_storage() and made.version == leaf._version
         else:
             known = made is not None and self._is_current(made, leaves)
-        if made is None or not known or ((weight := made.value).packed is None and weight.density <= densest):
-            weight = self._renewed(leaves, densest, renew)
+        if made is None or not known or (weight := made.value).lent or (weight.packed is None and weight.density <= densest):
+            weight, packed = self._renewed(leaves, densest, renew)
+        else:
+            packed = weight.packed
         weight.calls += 1
         if weight.calls == _SETTLED:
             self._unsettled = 0
-        return weight.packed if weight.density <= densest else None
+        return packed if weight.density <= densest else None
 
     def verified(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
         """As `current`, but every value is compared, so that writes which no version counter shows are seen."""
+        self._compares = True
         made = self._entries.get(_key(leaves))
-        if made is not None:
+        if made is not None and made.value.bare:
+            self._entries.pop(_key(leaves), None)
+        elif made is not None:
             made.storage, made.counted = None, False
         return self.current(leaves, densest, renew)
 
@@ -131,9 +144,10 @@ class Packings(Remembered[_Weight]):
         packed = made.value.packed
         return made.counted or packed is None or _capturing(leaves) or packed.matches(run(self.evaluate, leaves))
 
-    def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> _Weight:
+    def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> tuple[_Weight, Packed | None]:
+        """The weight for these leaves, and what this call takes."""
         if _capturing(leaves):
-            return _Weight()
+            return _Weight(), None
         with self._lock:
             key = _key(leaves)
             made = self._entries.get(key)
@@ -141,15 +155,19 @@ class Packings(Remembered[_Weight]):
             again = made is not None and self._is_current(made, leaves)
             before = made.versions if made is not None else []
             if again and old is not None and (old.packed is not None or old.density > densest):
-                return old  # another thread was faster
+                if old.lent:  # a second call with the same values
+                    old.packed, old.lent = self._filled(old, leaves), False
+                return old, old.packed  # else another thread was faster
             made, weight = self._begin(key, leaves), None
             written = [n for n, (was, now) in enumerate(zip(before, made.versions, strict=False)) if was != now]
             if old is not None and not again:
                 changes = old.changes + 1 if old.calls - old.before <= 1 else 0
                 if self._stored is not None and old.packed is not None and written == [len(leaves) - 1]:
-                    weight = self._taken_over(old, leaves, densest, changes)
+                    weight = self._taken_over(old, leaves, densest, changes, bare=made.counted and not self._compares)
                 elif self._masked is not None and old.packed is not None and len(written) == 1:
                     weight = self._gathered(old, leaves, written[0], changes) or self._refreshed(old, leaves, changes)
+                elif old.bare:
+                    weight = None  # another structure of what is stored
                 elif old.packed is None or (changes >= _RESTLESS and not renew):
                     weight = _Weight()
                 else:
@@ -160,7 +178,7 @@ class Packings(Remembered[_Weight]):
                 weight = _Weight()  # a new tensor at every call
             made.value = self._packed(leaves, densest) if weight is None else weight
             self._put(key, made)
-            return made.value
+            return made.value, self._filled(made.value, leaves) if made.value.lent else made.value.packed
 
     def _refreshed(self, old: _Weight, leaves: Sequence[torch.Tensor], changes: int) -> _Weight | None:
         """The weight with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
@@ -174,14 +192,31 @@ class Packings(Remembered[_Weight]):
         density, packed = nonzeros / value.numel(), _adopted(old.packed, leaves)
         return _Weight(packed, old.nonzeros, density, old.calls, old.calls, changes)
 
-    def _taken_over(self, old: _Weight, leaves: Sequence[torch.Tensor], densest: float, changes: int) -> _Weight:
-        """The weight with new stored values of the same structure."""
+    def _taken_over(self, old: _Weight, leaves: Sequence[torch.Tensor], densest: float, changes: int, bare: bool) -> _Weight:
+        """The weight with new stored values of the same structure; see `_Weight.bare`."""
         assert self._stored is not None and old.packed is not None
-        places = self._stored.places(old.packed, leaves) if old.places is None else old.places
-        if old.places is None and not old.whole and not self._stored.has_all(places, leaves):
-            return replace(self._packed(leaves, densest, whole=True), calls=old.calls, before=old.calls, changes=changes)
-        self._stored.renew(old.packed, leaves, places)
-        return replace(old, before=old.calls, changes=changes, places=places)
+        packed, places = old.packed, old.places
+        if places is None:
+            found = self._stored.places(packed, leaves)
+            if not old.whole and not self._stored.has_all(found, leaves):
+                weight = self._packed(leaves, densest, whole=True)
+                return replace(weight, calls=old.calls, before=old.calls, changes=changes)
+            places = self._stored.in_order(packed, leaves, found)
+            packed = packed.with_values(packed.values) if bare else packed
+        taken = replace(old, packed=packed, before=old.calls, changes=changes, places=places)
+        taken.lent = taken.bare and changes >= _RESTLESS and packed.values.is_cpu
+        if taken.lent:
+            taken.packed = packed if old.lent else packed.with_values(packed.values.new_empty(0))
+        elif old.lent:
+            taken.packed = self._filled(taken, leaves)
+        else:
+            self._stored.renew(packed, leaves, places)
+        return taken
+
+    def _filled(self, weight: _Weight, leaves: Sequence[torch.Tensor]) -> Packed:
+        """What a weight that has no values of its own is with them."""
+        assert self._stored is not None and weight.packed is not None and weight.places is not None
+        return self._stored.lent(weight.packed, leaves, weight.places)
 
     def _gathered(self, old: _Weight, leaves: Sequence[torch.Tensor], at: int, changes: int) -> _Weight | None:
         """The weight with new values of the leaf `at`, under the same mask; None if the packing lacks some that it keeps."""

@@ -2,7 +2,8 @@
 
     evaluate(pos, crd, values) = gossamer::einsum([pos, crd, values], [4096, 1024], "mk #CSR\\nmk")
 
-New values of such a weight go straight into what was packed of it, without a dense matrix in between.
+New values of such a weight go straight into what was packed of it, without a dense matrix in between. Where they change before
+every call, memory for them is taken for the call alone: all weights of a model share it.
 """
 
 from collections.abc import Sequence
@@ -15,11 +16,30 @@ from torch import Tensor, fx
 from gossamer.backend.graph.einsum_calls import call_at
 from gossamer.backend.graph.masked_matrix import before_copies, turned
 from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Padded
 from gossamer.runtime.packing import Packed
+from gossamer.sparsity.arrays.row_form import stored_by_rows
 from gossamer.sparsity.arrays.stored_entries import coordinates
-from gossamer.sparsity.kernels.taking import take
+from gossamer.sparsity.kernels.taking import take, take_in_order
+from gossamer.sparsity.kernels.warm_memory import empty
 
 ours = torch.ops.gossamer
+
+_TOLD = 1 << 22
+"""Numbers that f32 tells apart."""
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """Packed values that are stored ones, each row's in its order, so that a packing says itself where they are: see
+    `kernel.take_in_order` for `panel` and `scale`."""
+
+    panel: int
+    scale: int
+
+
+Places = Tensor | InOrder
+"""Where the packed values are among the stored ones."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,34 @@ class StoredMatrix:
         inside = [at < size for at, size in zip(missing, self.sizes, strict=True)]
         return not bool((inside[0] & inside[1]).any())
 
-    def renew(self, packed: Packed, leaves: Sequence[Tensor], places: Tensor) -> None:
+    def in_order(self, packed: Packed, leaves: Sequence[Tensor], places: Tensor) -> Places:
+        """The same `places` without a number for each, if the packing has each row's values in the order of CSR."""
+        values, starts = leaves[-1], leaves[0]
+        if (
+            not isinstance(packed.format, Padded)
+            or not stored_by_rows(self.format, 0)
+            or not values.is_cpu
+            or not values.numel()
+        ):
+            return places
+        found = InOrder(0 if packed.format.reduction == 1 else packed.format.columns, packed.format.SCALE)
+        numbers = torch.arange(1, values.numel() + 1) % _TOLD  # no row is as long, so that they tell its values
+        out = torch.empty(places.numel(), dtype=torch.float32)
+        take_in_order(numbers.float(), starts.contiguous(), packed.components[:2], found.panel, found.scale, out)
+        expected = torch.where(places < 0, 0, (places + 1) % _TOLD)
+        return found if self.sizes[1] < _TOLD and torch.equal(out.int(), expected) else places
+
+    def renew(self, packed: Packed, leaves: Sequence[Tensor], places: Places) -> None:
         """Takes over the stored values, which are at these `places`."""
-        take(leaves[-1].detach().contiguous(), places, packed.values)
+        values = leaves[-1].detach().contiguous()
+        if isinstance(places, InOrder):
+            take_in_order(values, leaves[0].contiguous(), packed.components[:2], places.panel, places.scale, packed.values)
+        else:
+            take(values, places, packed.values)
+
+    def lent(self, packed: Packed, leaves: Sequence[Tensor], places: Places) -> Packed:
+        """The packing with the stored values in memory of their own, whatever it has."""
+        values = empty([packed.components[-2].numel() if isinstance(places, InOrder) else places.numel()], leaves[-1].dtype)
+        filled = packed.with_values(values)
+        self.renew(filled, leaves, places)
+        return filled

@@ -1,11 +1,12 @@
 """Values by their places, for packed weights that take over new ones at every step of training."""
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from gossamer.runtime.elements import FLOATS
+from gossamer.runtime.elements import ELEMENTS, FLOATS
 from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
 
 
@@ -30,6 +31,33 @@ def _kernel(dtype: torch.dtype) -> RegionKernel:
         func.func @region(%values: {values}, %places: tensor<?xi32>) -> {values} {{
           %taken = "kernel.take"(%values, %places) : ({values}, tensor<?xi32>) -> {values}
           return %taken : {values}
+        }}""",
+        schedule="take",
+    )
+
+
+def take_in_order(values: Tensor, starts: Tensor, packed: Sequence[Tensor], panel: int, scale: int, out: Tensor) -> None:
+    """The values of a matrix in CSR for a packing of it that is filled up, in the packing's order; see `kernel.take_in_order`.
+
+    values, starts  contiguous, at least one value; where each row begins, int32 or int64
+    packed          positions and coordinates of the packing, made of this very matrix: the caller has checked
+    """
+    positions, coordinates = packed
+    kernel = _in_order(values.dtype, starts.dtype, positions.dtype, coordinates.dtype, panel, scale)
+    kernel.into([out, torch.empty_like(starts)], [values, starts, positions, coordinates])
+
+
+@cache
+def _in_order(
+    dtype: torch.dtype, starts: torch.dtype, positions: torch.dtype, at: torch.dtype, panel: int, scale: int
+) -> RegionKernel:
+    values, rows, lines, columns = (f"tensor<?x{ELEMENTS[each]}>" for each in (dtype, starts, positions, at))
+    return compile_region(
+        f"""
+        func.func @region(%values: {values}, %starts: {rows}, %positions: {lines}, %coordinates: {columns}) -> ({values}, {rows}) {{
+          %taken, %ends = "kernel.take_in_order"(%values, %starts, %positions, %coordinates)
+            {{panel = {panel} : i64, scale = {scale} : i64}} : ({values}, {rows}, {lines}, {columns}) -> ({values}, {rows})
+          return %taken, %ends : {values}, {rows}
         }}""",
         schedule="take",
     )

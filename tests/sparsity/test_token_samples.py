@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from gossamer import Format, SparseTensor, einsum
-from gossamer.sparsity.kernels.taking import take
+from gossamer.dialects.packing import Padded
+from gossamer.runtime.packing import pack
+from gossamer.sparsity.kernels.taking import take, take_in_order
 from gossamer.sparsity.operations import matrix_calls
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 from tests.sparsity.made import team_of
@@ -74,3 +76,25 @@ def test_values_are_taken_from_their_places_and_zeros_from_none(dtype: torch.dty
             take(given, at, out)
         expected = torch.where(at < 0, torch.zeros((), dtype=dtype), given[at.clamp(min=0).long()])
         torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64])
+@pytest.mark.parametrize("reduction", [0, 1])
+def test_values_are_taken_in_the_order_of_rows_for_a_packing(reduction: int, integers: torch.dtype, threads: int) -> None:
+    """Zeros where it fills up, whatever the values are; rows and columns without any, sizes that are no multiple of a panel."""
+    torch.manual_seed(0)
+    for rows, columns, width, density in ((1, 1, 16, 1.0), (37, 50, 16, 0.3), (300, 70, 64, 0.05), (40, 600, 8, 0.5)):
+        kept = torch.rand(rows, columns) < density
+        kept[rows // 2 : rows // 2 + 1, 1:] = kept[1:, columns // 2] = False
+        kept[0, 0] = True
+        packed = pack(kept.double(), Padded(reduction, width))
+        values = torch.randn(int(kept.sum()), dtype=torch.float64)
+        values[-1] = torch.nan
+        starts = torch.cat([torch.zeros(1), kept.sum(1).cumsum(0)]).to(integers)
+        out = torch.full_like(packed.values, 5.0)
+        with team_of(threads):
+            take_in_order(values, starts, packed.components[:2], 0 if reduction == 1 else width, Padded.SCALE, out)
+        dense = torch.zeros(rows, columns, dtype=torch.float64).masked_scatter(kept, values)
+        assert packed.refresh(dense)
+        torch.testing.assert_close(out, packed.values, rtol=0, atol=0, equal_nan=True)
