@@ -100,7 +100,7 @@ class PackTokenPairsOp(KernelOp, name="pack_token_pairs", traits=[ext.Pure]):
 
 
 class SampleBlocksOp(KernelOp, name="sample_blocks", traits=[ext.Pure]):
-    """values[p] = the sum over tokens of x[r] y[c], for the entries p = (r, c) of a matrix in CSR that consists of whole blocks.
+    """values[p] = the sum over tokens of x[r] y[c], for the entries p = (r, c) of a matrix in CSR that is made of whole blocks.
 
     positions [block rows + 1], coordinates [blocks], x [block rows, pairs, 2 width], y [block columns, pairs, 2 width]
 

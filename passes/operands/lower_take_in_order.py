@@ -47,10 +47,8 @@ class _Take:
     def lower(self) -> None:
         """Put loops in place of the op."""
         with ir.InsertionPoint(self.op):
-            entries, lines = (
-                memref.dim(self.coordinates, index(0)),
-                arith.subi(memref.dim(self.positions, index(0)), index(1)),
-            )
+            entries = memref.dim(self.coordinates, index(0))
+            lines = arith.subi(memref.dim(self.positions, index(0)), index(1))
             rows = arith.subi(memref.dim(self.starts, index(0)), index(1))
             shared = arith.ceildivui(rows, index(self.panel)) if self.panel else rows
             others = arith.divui(lines, arith.maxui(shared, index(1)))

@@ -43,21 +43,22 @@ def take_in_order(values: Tensor, starts: Tensor, packed: Sequence[Tensor], pane
     packed          positions and coordinates of the packing, made of this very matrix: the caller has checked
     """
     positions, coordinates = packed
-    kernel = _in_order(values.dtype, starts.dtype, positions.dtype, coordinates.dtype, panel, scale)
-    kernel.into([out, torch.empty_like(starts)], [values, starts, positions, coordinates])
+    types = [each.dtype for each in (values, starts, positions, coordinates)]
+    _in_order(*types, panel, scale).into([out, torch.empty_like(starts)], [values, starts, positions, coordinates])
 
 
 @cache
 def _in_order(
-    dtype: torch.dtype, starts: torch.dtype, positions: torch.dtype, at: torch.dtype, panel: int, scale: int
+    values: torch.dtype, starts: torch.dtype, positions: torch.dtype, coordinates: torch.dtype, panel: int, scale: int
 ) -> RegionKernel:
-    values, rows, lines, columns = (f"tensor<?x{ELEMENTS[each]}>" for each in (dtype, starts, positions, at))
+    taken = [f"tensor<?x{ELEMENTS[each]}>" for each in (values, starts, positions, coordinates)]
+    made = taken[:2]
     return compile_region(
         f"""
-        func.func @region(%values: {values}, %starts: {rows}, %positions: {lines}, %coordinates: {columns}) -> ({values}, {rows}) {{
-          %taken, %ends = "kernel.take_in_order"(%values, %starts, %positions, %coordinates)
-            {{panel = {panel} : i64, scale = {scale} : i64}} : ({values}, {rows}, {lines}, {columns}) -> ({values}, {rows})
-          return %taken, %ends : {values}, {rows}
+        func.func @region(%v: {taken[0]}, %s: {taken[1]}, %p: {taken[2]}, %c: {taken[3]}) -> ({", ".join(made)}) {{
+          %taken, %ends = "kernel.take_in_order"(%v, %s, %p, %c) {{panel = {panel} : i64, scale = {scale} : i64}}
+            : ({", ".join(taken)}) -> ({", ".join(made)})
+          return %taken, %ends : {", ".join(made)}
         }}""",
         schedule="take",
     )
