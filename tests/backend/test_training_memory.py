@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ WIDTHS = (512, 512, 512, 512, 512)
 def stored(density: float = 0.1, widths: tuple[int, ...] = WIDTHS) -> nn.Sequential:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for given, made in zip(widths, widths[1:], strict=False):
+    for given, made in pairwise(widths):
         layers += [nn.Linear(given, made, bias=False), nn.ReLU()]
     return gossamer.store_sparse(prune_(nn.Sequential(*layers), density))  # type: ignore[type-var]
 
