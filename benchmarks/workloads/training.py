@@ -1,6 +1,7 @@
 """A step of training: forward, backward and fused AdamW, of models whose Linears, or convolutions, are pruned.
 
 mlp         1024 -> 4096 -> 1024 with gelu, for a batch of 128
+mlp-blocks  the same in bf16, pruned in blocks of 32 x 32
 gpt         4 layers of 384 with causal attention, for 16 texts of 64 tokens
 mobilenet1  and the other networks of `convnet`, for 4 images of 224 x 224: their pointwise and k x k convolutions are pruned
 
@@ -50,7 +51,12 @@ def convnet(name: str) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(_IMAGES, 3, PIXELS, PIXELS)
 
 
-MODELS = {"mlp": mlp, "gpt": gpt} | {name: partial(convnet, name) for name in GFLOP}
+def mlp_blocks() -> tuple[nn.Module, Tensor]:
+    model, x = mlp()
+    return model.bfloat16(), x.bfloat16()
+
+
+MODELS = {"mlp": mlp, "mlp-blocks": mlp_blocks, "gpt": gpt} | {name: partial(convnet, name) for name in GFLOP}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +84,8 @@ class Training:
         weights: list[tuple[int, Tensor]] = [(rows[layer], layer.weight) for layer in pruned(model, self.layers)]
         flops = sum(6.0 * many * weight.numel() for many, weight in weights)
         kept = sum(6.0 * many * int(weight.count_nonzero()) for many, weight in weights)
-        return gradients(model, self.layers), Work(flops, kept, sum(w.nbytes // 2 for _, w in weights), 2 * self.x.nbytes)
+        bytes_ = self.x.itemsize * sum(weight.numel() for _, weight in weights)
+        return gradients(model, self.layers), Work(flops, kept, bytes_, 2 * self.x.nbytes)
 
     def error(self, result: Tensor, expected: Tensor) -> float:
         return largest_error(result, expected)
@@ -219,6 +226,8 @@ def only_linears(problem: Training) -> None:
 
 def csr(problem: Training) -> Prepared:
     only_linears(problem)
+    if problem.precision != "f32":
+        raise Unsupported("f32 only")
     model = copy.deepcopy(problem.model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -269,13 +278,14 @@ def build(name: str, sparsity: float) -> Training:
     if name in GFLOP:
         prune_convolutions(model, sparsity)
     else:
-        prune_linears(model, "unstructured", sparsity)
+        prune_linears(model, "32x32" if name == "mlp-blocks" else "unstructured", sparsity)
     layers = [
         path
         for path, layer in model.named_modules()
         if isinstance(layer, nn.Linear | nn.Conv2d) and (layer.weight == 0).double().mean() >= _LEAST_ZEROS
     ]
-    return Training(model, tuple(layers), x, torch.randn_like(model(x)), {"f32": 0.1 if name in GFLOP else 1e-4})
+    tolerance = {"f32": 0.1 if name in GFLOP else 1e-4, "bf16": 0.05}
+    return Training(model, tuple(layers), x, torch.randn_like(model(x)), tolerance, "bf16" if name == "mlp-blocks" else "f32")
 
 
 def add_arguments(parser: _ActionsContainer) -> None:
