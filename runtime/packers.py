@@ -1,6 +1,6 @@
 """The arrays of each kind of packing, from the positions of the nonzeros."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -68,12 +68,17 @@ def fill(packing: Packing, dense: torch.Tensor) -> tuple[list[torch.Tensor], tor
     if packing.reduction == 0:
         nonzero, places = nonzero.t().contiguous(), places.t()
     arrays, source = _FILL[type(packing)](packing, Rows(nonzero, places))
+    return checked(packing, arrays), source
+
+
+def checked(packing: Packing, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The arrays of a packing but for the values in their widths. FormatError for positions that do not fit."""
     components = packing.components()[: -packing.coded]
     for array, component in zip(arrays, components, strict=True):
         if component.name == "positions" and array.numel() and int(array.max()) >= 1 << component.bits - 1:
             raise FormatError(f"{packing}: {component.name} up to {int(array.max())} do not fit {component.bits} bits")
     widths = [_INTEGER[component.bits] for component in components]
-    return [array.to(width).flatten() for array, width in zip(arrays, widths, strict=True)], source
+    return [array.to(width).flatten() for array, width in zip(arrays, widths, strict=True)]
 
 
 def positions(counts: torch.Tensor) -> torch.Tensor:
@@ -133,19 +138,28 @@ def _padded(packing: Padded, rows: Rows) -> tuple[list[torch.Tensor], torch.Tens
     # In the order of storage: panel, row, column.
     nonzero = torch.nn.functional.pad(rows.nonzero, (0, -k % width)).view(m, panels, width).transpose(0, 1)
     line, column = divided(nonzero_places(nonzero, rows.places.dtype), width)
-    counts = torch.bincount(line, minlength=panels * m)
-    filled = -(-counts // packing.GROUP) * packing.GROUP
-    begins = positions(filled)
-    moved = (begins[:-1] - positions(counts)[:-1]).repeat_interleave(counts)
-    at = torch.arange(column.numel()) + moved
-    last = column[positions(counts)[1:][counts > 0] - 1]
-    coordinates = last.repeat_interleave(filled[counts > 0])
+    (begins, coordinates), at = padded(packing, positions(torch.bincount(line, minlength=panels * m)), column)
     source = rows.places.new_full((int(begins[-1]),), rows.nowhere)
-    coordinates[at] = column
     panel, row = divided(line, m)
     down, across = rows.places.stride()  # it counts in one of two orders
     source[at] = row * down + (panel * width + column) * across
-    return [begins, coordinates * packing.SCALE], source
+    return [begins, coordinates], source
+
+
+def padded(packing: Padded, starts: torch.Tensor, column: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The arrays of a `Padded` but for the values, and where each entry is there.
+
+    starts  where the entries of each row of a panel begin, panel by panel, and the last ones end
+    column  that of each entry, within its panel
+    """
+    counts = starts.diff()
+    filled = -(-counts // packing.GROUP) * packing.GROUP
+    begins = positions(filled)
+    at = torch.arange(column.numel()) + (begins[:-1] - starts[:-1]).repeat_interleave(counts)
+    some = counts > 0
+    coordinates = column[starts[1:][some] - 1].repeat_interleave(filled[some])
+    coordinates[at] = column
+    return [begins, coordinates * packing.SCALE], at
 
 
 def _windows(packing: Windows, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -19,6 +19,7 @@ Weights are packed on the CPU and kept where they are used.
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -160,10 +161,11 @@ class Packings(Remembered[_Weight]):
                 return old, old.packed  # else another thread was faster
             made, weight = self._begin(key, leaves), None
             written = [n for n, (was, now) in enumerate(zip(before, made.versions, strict=False)) if was != now]
+            bare = made.counted and not self._compares
             if old is not None and not again:
                 changes = old.changes + 1 if old.calls - old.before <= 1 else 0
                 if self._stored is not None and old.packed is not None and written == [len(leaves) - 1]:
-                    weight = self._taken_over(old, leaves, densest, changes, bare=made.counted and not self._compares)
+                    weight = self._taken_over(old, leaves, densest, changes, bare)
                 elif self._masked is not None and old.packed is not None and len(written) == 1:
                     weight = self._gathered(old, leaves, written[0], changes) or self._refreshed(old, leaves, changes)
                 elif old.bare:
@@ -176,7 +178,7 @@ class Packings(Remembered[_Weight]):
                     weight = _Weight()
             elif old is None and self._unsettled > 8 + 2 * len(self):
                 weight = _Weight()  # a new tensor at every call
-            made.value = self._packed(leaves, densest) if weight is None else weight
+            made.value = self._packed(leaves, densest, bare) if weight is None else weight
             self._put(key, made)
             return made.value, self._filled(made.value, leaves) if made.value.lent else made.value.packed
 
@@ -199,7 +201,7 @@ class Packings(Remembered[_Weight]):
         if places is None:
             found = self._stored.places(packed, leaves)
             if not old.whole and not self._stored.has_all(found, leaves):
-                weight = self._packed(leaves, densest, whole=True)
+                weight = self._packed(leaves, densest, bare, whole=True)
                 return replace(weight, calls=old.calls, before=old.calls, changes=changes)
             places = self._stored.in_order(packed, leaves, found)
             packed = packed.with_values(packed.values) if bare else packed
@@ -229,10 +231,15 @@ class Packings(Remembered[_Weight]):
         masked.renew(old.packed, leaves)
         return replace(old, before=old.calls, changes=changes, masked=masked)
 
-    def _packed(self, leaves: Sequence[torch.Tensor], densest: float, whole: bool = False) -> _Weight:
+    def _packed(self, leaves: Sequence[torch.Tensor], densest: float, bare: bool, whole: bool = False) -> _Weight:
         self._unsettled += 1
-        if self._stored is not None and not whole:
-            whole = _GROWN * leaves[-1].numel() < count_nonzeros(leaves[-1]) < leaves[-1].numel()
+        if self._stored is not None:
+            nonzeros, values = count_nonzeros(leaves[-1]), leaves[-1].numel()
+            whole = whole or _GROWN * values < nonzeros < values
+            density = nonzeros / prod(self._stored.sizes)
+            direct = bare and (whole or nonzeros == values) and density <= densest
+            if direct and (found := self._stored.packed(self.format, leaves)) is not None:
+                return _Weight(found[0], nonzeros, density, places=found[1], whole=True)
         value = run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()

@@ -16,9 +16,13 @@ from torch import Tensor, fx
 from gossamer.backend.graph.einsum_calls import call_at
 from gossamer.backend.graph.masked_matrix import before_copies, turned
 from gossamer.dialects.format import Format
-from gossamer.dialects.packing import Padded
+from gossamer.dialects.packing import Packing, Padded
+from gossamer.runtime.huge_pages import placed
+from gossamer.runtime.nonzeros import divided
+from gossamer.runtime.packers import checked, padded
 from gossamer.runtime.packing import Packed
 from gossamer.sparsity.arrays.row_form import stored_by_rows
+from gossamer.sparsity.arrays.sorting import sort_keys
 from gossamer.sparsity.arrays.stored_entries import coordinates
 from gossamer.sparsity.kernels.taking import take, take_in_order
 from gossamer.sparsity.kernels.warm_memory import empty
@@ -64,6 +68,26 @@ class StoredMatrix:
             return None
         assert matrix.format is not None
         return cls(matrix.format, (matrix.sizes[0], matrix.sizes[1]))
+
+    def packed(self, format: Format | Packing, leaves: Sequence[Tensor]) -> tuple[Packed, InOrder] | None:
+        """All that is stored, zeros too, packed without the matrix; None for what is no CSR on CPUs, or no `Padded` of it."""
+        values = leaves[-1].detach()
+        if not isinstance(format, Padded) or not stored_by_rows(self.format, 0) or not values.is_cpu or not values.numel():
+            return None
+        at = coordinates(self.format, self.sizes, leaves)
+        numbers = at[0] * self.sizes[1] + at[1]
+        if not bool((numbers[1:] > numbers[:-1]).all()):
+            return None  # a row that is not in order
+        height, width = self.sizes if format.reduction == 1 else self.sizes[::-1]
+        row, column = at if format.reduction == 1 else at[::-1]
+        panel, within = divided(column, format.columns)
+        starts, order = sort_keys(panel * height + row, -(-width // format.columns) * height, torch.int64)
+        arrays, _ = padded(format, starts, within if order is None else within.index_select(0, order))
+        arrays = checked(format, arrays)
+        packed = Packed(format, self.sizes, placed((*arrays, values.new_empty(arrays[-1].numel()))), None)
+        places = InOrder(0 if format.reduction == 1 else format.columns, format.SCALE)
+        self.renew(packed, leaves, places)
+        return packed, places
 
     def places(self, packed: Packed, leaves: Sequence[Tensor]) -> Tensor:
         """Which stored value each packed one is, int32; -1 for what fills up, which is 0."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import gossamer
 from gossamer import SparseTensor
 from gossamer.backend.calls import packed_weights
+from gossamer.backend.graph.stored_matrix import StoredMatrix
 from gossamer.runtime.packing import pack
 from gossamer.runtime.target import host
 from gossamer.sparsity.prepare import Mask
@@ -258,8 +259,9 @@ def test_nonzeros_that_moved_are_packed_once(monkeypatch: pytest.MonkeyPatch) ->
         for layer in (0, 2):
             other[layer].weight.values()[::4] = 0
             model[layer].weight = other[layer].weight
-    packed = list[object]()
+    packed, without = list[object](), StoredMatrix.packed
     monkeypatch.setattr(packed_weights, "pack", lambda *given: packed.append(given) or pack(*given))
+    monkeypatch.setattr(StoredMatrix, "packed", lambda *given: packed.append(given) or without(*given))
     for _ in range(3):
         run.function(x).sum().backward()
         with torch.no_grad():

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gossamer
+from gossamer import Format, SparseTensor
 from gossamer.backend.graph.stored_matrix import StoredMatrix
-from gossamer.runtime.packing import Packed
+from gossamer.dialects.packing import Padded
+from gossamer.runtime.packing import Packed, pack
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
 WIDTHS = (512, 512, 512, 512, 512)
@@ -107,3 +109,21 @@ def test_values_for_a_call_are_the_right_ones_whatever_comes_between_steps(verif
         model, x, grad=True, regions=5, dense="inductor", verify={"version": "full", "full": "version"}[verify]
     )
     assert_same(other.output.detach(), exact(x.double()).detach().float())
+
+
+@pytest.mark.parametrize("reduction", [0, 1])
+def test_stored_values_are_packed_without_the_matrix_as_with_it(reduction: int) -> None:
+    """Sizes that are no multiple of a panel, rows and columns without an entry, one entry; no other formats."""
+    torch.manual_seed(0)
+    for rows, columns, width, density in ((37, 50, 16, 0.3), (300, 70, 64, 0.05), (40, 600, 8, 0.5), (5, 3, 16, 1.0)):
+        dense = torch.randn(rows, columns) * (torch.rand(rows, columns) < density)
+        dense[rows // 2, 1:], dense[1:, columns // 2], dense[0, 0] = 0, 0, torch.nan
+        stored, packing = SparseTensor.from_dense(dense, Format.CSR.with_widths(32, 32)), Padded(reduction, width)
+        found = StoredMatrix(stored.format, (rows, columns)).packed(packing, stored.components)
+        assert found is not None
+        for mine, expected in zip(found[0].components, pack(dense, packing).components, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0, atol=0, equal_nan=True)
+    other = StoredMatrix(stored.format, (rows, columns))
+    assert other.packed(Format.CSR, stored.components) is None
+    columns_first = SparseTensor.from_dense(dense, Format.CSC)
+    assert StoredMatrix(Format.CSC, (rows, columns)).packed(packing, columns_first.components) is None
