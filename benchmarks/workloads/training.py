@@ -261,6 +261,7 @@ def ours(how: str, problem: Training) -> Prepared:
     compiled = torch.compile(model, backend="sparse", fullgraph=True)
     with collect() as collected:
         prepared = steps(problem, model, compiled, attach=attach)
+        prepared.call()  # `train_sparse` stores weights at its first step
     decisions = list(collected.decisions)
     return Prepared(prepared.call, lambda: {"layers": grouped(decisions), "sparse": sum(d.sparse for d in decisions)})
 

@@ -109,10 +109,10 @@ class StoredWeight(Masked):
             overwrite("mask", tensor, SparseTensor(weight.format, weight.shape, (*structure, values)))
 
     def exchange(self, kept: float, grown: Tensor) -> None:
-        """Moves the smallest nonzeros, all but a share of them, to where `grown`, [rows, columns], is largest."""
+        """Moves the smallest nonzeros, but for a share of them, to where `grown`, [rows, columns], is largest; uses that up."""
         values, (entries, places) = self.parameter.components[-1].detach(), self._places()
         stay = Unstructured().mask(values[entries].abs()[None], kept)[0]
-        scores = grown.flatten().index_fill(0, places[stay], -1.0)
+        scores = grown.flatten().index_fill_(0, places[stay], -1.0)
         mask = Unstructured().mask(scores[None], count_nonzeros(~stay) / len(scores))[0]  # what is dropped may come back
         mask[places[stay]] = True
         self.mask = mask.view(grown.shape)
