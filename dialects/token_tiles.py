@@ -26,12 +26,15 @@ def _pack_problem(op: Any) -> str | None:
     return _packed_problem(result)
 
 
+def _holds_places(op: Any) -> bool:
+    types = [ir.RankedTensorType(value.type) for value in (op.positions, op.coordinates)]
+    return all(each.rank == 1 and isinstance(each.element_type, ir.IntegerType) for each in types)
+
+
 def _sample_problem(op: Any) -> str | None:
-    positions, coordinates, x, y, result = (
-        ir.RankedTensorType(value.type) for value in (op.positions, op.coordinates, op.x, op.y, op.result)
-    )
-    if any(each.rank != 1 or not isinstance(each.element_type, ir.IntegerType) for each in (positions, coordinates)):
+    if not _holds_places(op):
         return "needs vectors of integers for the rows and columns of its entries"
+    x, y, result = (ir.RankedTensorType(value.type) for value in (op.x, op.y, op.result))
     if result.rank != 1 or result.element_type != x.element_type or y.element_type != x.element_type:
         return f"takes tokens {x} and {y} to {result}, must be a value of their type for each entry"
     if y.rank == 2 and x.rank == 3 and x.is_dynamic_dim(2):
@@ -53,11 +56,9 @@ def _pack_pairs_problem(op: Any) -> str | None:
 
 
 def _blocks_problem(op: Any) -> str | None:
-    positions, coordinates, x, y, result = (
-        ir.RankedTensorType(value.type) for value in (op.positions, op.coordinates, op.x, op.y, op.result)
-    )
-    if any(each.rank != 1 or not isinstance(each.element_type, ir.IntegerType) for each in (positions, coordinates)):
+    if not _holds_places(op):
         return "needs vectors of integers for the rows and columns of its blocks"
+    x, y, result = (ir.RankedTensorType(value.type) for value in (op.x, op.y, op.result))
     if result.rank != 1 or result.element_type != x.element_type:
         return f"takes tokens {x} to {result}, must be a value of their type for each entry"
     return _pairs_problem(x) if x == y else f"takes tokens packed as {x} and as {y}, must be packed alike"
