@@ -136,10 +136,16 @@ def _only_added_to_one(op: ir.Operation) -> bool:
 
 
 def _is_one(value: ir.Value) -> bool:
-    if isinstance(value.owner, ir.Block) or value.owner.operation.name != "arith.constant":
+    """Whether a value, or what is spread over all of its lanes, is the constant 1."""
+    if isinstance(value.owner, ir.Block):
         return False
-    given = value.owner.attributes["value"]
-    return isinstance(given, ir.DenseElementsAttr) and given.is_splat and ir.FloatAttr(given.get_splat_value()).value == 1.0
+    op = value.owner.operation
+    if op.name == "vector.broadcast":
+        return _is_one(op.operands[0])
+    given = op.attributes["value"] if op.name == "arith.constant" else None
+    if isinstance(given, ir.DenseElementsAttr) and given.is_splat:
+        given = given.get_splat_value()
+    return isinstance(given, ir.FloatAttr) and given.value == 1.0
 
 
 def _exp_beside_one(x: ir.Value) -> ir.Value:

@@ -33,7 +33,8 @@ func.func @exp(%x: vector<4xf32>) -> vector<4xf32> {
 // CHECK:         arith.select %[[ABOVE]], %[[INFINITE]]
 // CHECK-NOT:     math.exp
 func.func @logistic(%x: vector<4xf32>) -> vector<4xf32> {
-  %one = arith.constant dense<1.0> : vector<4xf32>
+  %number = arith.constant 1.0 : f32
+  %one = vector.broadcast %number : f32 to vector<4xf32>
   %0 = math.exp %x : vector<4xf32>
   %1 = arith.addf %0, %one : vector<4xf32>
   %2 = arith.divf %one, %1 : vector<4xf32>
