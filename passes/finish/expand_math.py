@@ -11,6 +11,7 @@ minimax approximations of Eigen 3.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
 from torch_mlir import ir
@@ -157,7 +158,9 @@ def _exp_beside_one(x: ir.Value) -> ir.Value:
     n = arith.subf(rounded, _splat(_ROUNDS, x))
     r = vector.fma(n, _splat(-_LN2_HIGH, x), clamped)
     r = vector.fma(n, _splat(-_LN2_LOW, x), r)
-    p = vector.fma(_polynomial(_EXP, r), arith.mulf(r, r), arith.addf(r, _splat(1.0, x)))
+    square = arith.mulf(r, r)  # in pairs, which do not wait for each other
+    pairs = [vector.fma(_splat(a, x), r, _splat(b, x)) for a, b in zip(_EXP[::2], _EXP[1::2], strict=True)]
+    p = reduce(lambda value, pair: vector.fma(value, square, pair), [*pairs, arith.addf(r, _splat(1.0, x))])
     shift = arith.constant(ints, ir.DenseElementsAttr.get_splat(ints, ir.IntegerAttr.get(ints.element_type, 23)))
     power = arith.addi(vector.bitcast(ints, p), arith.shli(vector.bitcast(ints, rounded), shift))
     beyond = arith.mulf(x, _splat(float("inf"), x))
