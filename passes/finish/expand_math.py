@@ -5,8 +5,9 @@ after    %1 = x * P(x^2) / Q(x^2) with x = %0 clamped to [-4, 4], and NaN kept
 
 Scalars, and vectors of f64, are left to the C library (convert-math-to-libm). For normal numbers, exp is within 2 units in
 the last place of f32, erf and tanh within 6. An exp that is only added to 1, as in the logistic function, takes two thirds of
-the instructions: there, results that are no normal numbers make no difference. Sources: exp is Cephes' expf (Moshier, 1992); erf and tanh are the rational
-minimax approximations of Eigen 3.
+the instructions: there, results that are no normal numbers make no difference.
+
+Sources: exp is Cephes' expf (Moshier, 1992); erf and tanh are the rational minimax approximations of Eigen 3.
 """
 
 from collections.abc import Callable, Sequence
