@@ -53,6 +53,9 @@ def classifier(name: str) -> nn.Module:
     model = networks[name]()
     if name == "efficientnet":  # its pool has a window of 1280 x 1280, which Inductor walks through for images of 7 x 7
         model.efficientnet.pooler = nn.AdaptiveAvgPool2d(1)
+    for module in model.modules():  # the small weights of transformers let activations vanish, beside what batch norms add
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight)
     return Classifier(model)
 
 

@@ -112,32 +112,35 @@ class _Depthwise:
         taps: Sequence[ir.Value],
         checked: bool,
     ) -> ir.Value:
-        """The sums of a row of the result; `checked` where a tap may be above or below the image."""
-        total, across = zeros(self.vec), len(begins)
+        """The sums of a row of the result; `checked` where a tap may be above or below the image.
+
+        Each row of taps is summed for itself: one after the other, multiply-adds would wait for each other.
+        """
+        parts, across = list[ir.Value](), len(begins)
         for down, offset in enumerate(_offsets(self.window, 1)):
             source = arith.addi(arith.muli(row, index(self.window.stride[1])), index(offset))
             mine = taps[down * across : (down + 1) * across]
             if not checked:
-                total = self._add_row(total, [*at, source], begins, masks, mine)
+                parts.append(self._sum_row([*at, source], begins, masks, mine))
                 continue
             there = arith.cmpi(arith.CmpIPredicate.ult, source, self.height)
             choice = scf.IfOp(there, [self.vec], has_else=True)
             with ir.InsertionPoint(choice.then_block):
-                scf.YieldOp([self._add_row(total, [*at, source], begins, masks, mine)])
+                scf.YieldOp([self._sum_row([*at, source], begins, masks, mine)])
             with ir.InsertionPoint(choice.else_block):
-                scf.YieldOp([total])
-            total = choice.results[0]
-        return total
+                scf.YieldOp([zeros(self.vec)])
+            parts.append(choice.results[0])
+        return reduce(arith.addf, parts)
 
-    def _add_row(
+    def _sum_row(
         self,
-        total: ir.Value,
         at: list[ir.Value],
         begins: Sequence[ir.Value],
         masks: Sequence[list[ir.Value]],
         taps: Sequence[ir.Value],
     ) -> ir.Value:
         *plane, source = at
+        total = zeros(self.vec)
         first = arith.muli(source, self.width)
         narrow = vector_of(self.lanes, ir.MemRefType(self.x.type).element_type)
         for begin, mine, tap in zip(begins, masks, taps, strict=True):

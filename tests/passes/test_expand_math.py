@@ -24,10 +24,18 @@ LANES = 16
 Vectorized = Callable[[np.ndarray], np.ndarray]
 
 
+LOGISTIC = """%one = arith.constant dense<1.0> : {0}
+          %2 = arith.negf %0 : {0}
+          %3 = math.exp %2 : {0}
+          %4 = arith.addf %3, %one : {0}
+          %1 = arith.divf %one, %4 : {0}"""
+
+
 @cache
 def compiled(name: str, element: str, target: Target) -> Vectorized:
     """The function as our passes and LLVM compile it, on arrays whose length is a multiple of 16."""
     vector = f"vector<{LANES}x{element}>"
+    body = LOGISTIC.format(vector) if name == "logistic" else f"%1 = math.{name} %0 : {vector}"
     text = f"""
       func.func @f(%x: memref<?x{element}>, %y: memref<?x{element}>) {{
         %c0 = arith.constant 0 : index
@@ -35,7 +43,7 @@ def compiled(name: str, element: str, target: Target) -> Vectorized:
         %n = memref.dim %x, %c0 : memref<?x{element}>
         scf.for %i = %c0 to %n step %step {{
           %0 = vector.load %x[%i] : memref<?x{element}>, {vector}
-          %1 = math.{name} %0 : {vector}
+          {body}
           vector.store %1, %y[%i] : memref<?x{element}>, {vector}
         }}
         return
@@ -82,6 +90,26 @@ def test_every_normal_result_is_within_a_few_units(name: str, target: Target) ->
     assert error[np.isfinite(rounded) & ~normal].max() <= 1e-40 + (name == "exp") * 2.0**-24
     np.testing.assert_array_equal(np.isnan(y), np.isnan(x))
     np.testing.assert_array_equal(np.isinf(y), np.isinf(rounded))
+
+
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.cpu)
+def test_every_logistic_result_is_within_a_few_units(target: Target) -> None:
+    bits = np.arange(0, 1 << 32, 1009, dtype=np.uint64).astype(np.uint32)
+    x = bits[: bits.size // LANES * LANES].view(np.float32)
+    with np.errstate(all="ignore"):
+        y, exact = compiled("logistic", "f32", target)(x), scipy.special.expit(x.astype(np.float64))
+    normal = exact >= TINY
+    units = np.abs(y - exact)[normal] / np.spacing(exact[normal].astype(np.float32))
+    assert units.max() <= 4
+    assert y[exact < TINY].max() <= TINY
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(x))
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"), [(-np.inf, 0.0), (np.inf, 1.0), (0.0, 0.5), (-0.0, 0.5), (3e38, 1.0), (-3e38, 0.0), (-89.0, 0.0)]
+)
+def test_limits_of_the_logistic_are_exact(x: float, expected: float) -> None:
+    assert evaluate("logistic", [x]) == expected
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,29 @@ func.func @exp(%x: vector<4xf32>) -> vector<4xf32> {
 
 // -----
 
+// Where it is only added to 1, the power of two is added to the exponent.
+// CHECK-LABEL: func.func @logistic(
+// CHECK:         %[[T:.*]] = vector.fma %{{.*}}, %{{.*}}, %[[ROUNDS:.*]] : vector<4xf32>
+// CHECK:         %[[N:.*]] = arith.subf %[[T]], %[[ROUNDS]]
+// CHECK:         vector.fma %[[N]]
+// CHECK:         %[[BITS:.*]] = vector.bitcast %[[T]] : vector<4xf32> to vector<4xi32>
+// CHECK:         %[[POWER:.*]] = arith.shli %[[BITS]]
+// CHECK:         arith.addi %{{.*}}, %[[POWER]]
+// CHECK:         %[[INFINITE:.*]] = arith.mulf %arg0
+// CHECK:         %[[ABOVE:.*]] = arith.cmpf ugt, %arg0
+// CHECK:         arith.select %[[ABOVE]], %[[INFINITE]]
+// CHECK-NOT:     math.exp
+func.func @logistic(%x: vector<4xf32>) -> vector<4xf32> {
+  %number = arith.constant 1.0 : f32
+  %one = vector.broadcast %number : f32 to vector<4xf32>
+  %0 = math.exp %x : vector<4xf32>
+  %1 = arith.addf %0, %one : vector<4xf32>
+  %2 = arith.divf %one, %1 : vector<4xf32>
+  return %2 : vector<4xf32>
+}
+
+// -----
+
 // x P(x^2) / Q(x^2), with x clamped to where the function is 1; NaN stays.
 // CHECK-LABEL: func.func @erf(
 // CHECK-DAG:     %[[LOW:.*]] = arith.constant dense<-4.000000e+00>
