@@ -13,7 +13,7 @@ from gossamer.backend.calls.region_op import chain as chain_op
 from gossamer.backend.calls.region_op import region as region_op
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.nodes import VIEWS, equal, same_shape
+from gossamer.backend.graph.nodes import VIEWS, equal, equal_sizes, same_shape
 from gossamer.backend.regions.matrix_functions import Extra
 from gossamer.backend.regions.replace_region import read_as
 
@@ -108,14 +108,19 @@ def _by_token(node: fx.Node, chain: Chain, emit: Emitter) -> fx.Node:
 
 
 def _shape(output: fx.Node, chain: Chain, emit: Emitter) -> list[Any]:
-    """The sizes of an output: those of the first input or of a view in the chain that has as many dimensions."""
-    value, x = output.meta["val"], chain.inputs[0].node
+    """The sizes of an output: those of an input or of a view in the chain that has the same but for the last."""
+    value = output.meta["val"]
     if all(isinstance(s, int) for s in value.shape):
         return list(value.shape)
     if value.dim() == 2:
         return [-1, value.shape[-1]]
-    if x.meta["val"].dim() == value.dim():
-        return [*emit.sizes(x, tuple(range(value.dim() - 1))), value.shape[-1]]
-    view = next(n for n in reversed(chain.members) if n.target in VIEWS and n.meta["val"].dim() == value.dim())
+
+    def has_them(node: fx.Node) -> bool:
+        return equal_sizes(node.meta["val"].shape[:-1], value.shape[:-1])
+
+    given = next((each.node for each in chain.inputs if has_them(each.node)), None)
+    if given is not None:
+        return [*emit.sizes(given, tuple(range(value.dim() - 1))), value.shape[-1]]
+    view = next(n for n in reversed(chain.members) if n.target in VIEWS and has_them(n))
     sizes: Any = view.args[1]
     return [*sizes[:-1], value.shape[-1]]
