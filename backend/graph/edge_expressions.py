@@ -16,6 +16,7 @@ from torch import fx
 from gossamer.backend.devices.device import has_kernels
 from gossamer.backend.graph.expressions import Expression, Place, computed_from, cut
 from gossamer.backend.graph.inputs import Inputs, overwritten
+from gossamer.backend.graph.nodes import is_tangent
 
 aten = torch.ops.aten
 
@@ -105,6 +106,8 @@ def _is_leaf(node: fx.Node, inputs: Inputs) -> bool:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
         return True
+    if is_tangent(node):  # integers have such, too
+        return False
     if not isinstance(value, torch.Tensor) or not has_kernels(value.device) or value.layout is not torch.strided:
         return False
     if value.is_floating_point() or value.is_complex():

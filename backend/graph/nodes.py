@@ -128,4 +128,9 @@ def ancestors(nodes: Sequence[fx.Node], given: Callable[[fx.Node], bool] = lambd
 
 def in_training(graph: fx.Graph) -> bool:
     """Whether it is a joint graph, with gradients."""
-    return any(n.op == "placeholder" and "tangents" in str(n.target) for n in graph.nodes)
+    return any(is_tangent(n) for n in graph.nodes)
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether it is a gradient that a joint graph is given, which no node of the forward pass may read."""
+    return node.op == "placeholder" and "tangents" in str(node.target)

@@ -370,11 +370,13 @@ class _Wrap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, format: Format, shape: Sequence[int], *structure: Tensor) -> SparseTensor:
+        ctx.set_materialize_grads(False)  # no gradient would become zeros, which are dense
+        ctx.structure = len(structure)
         return SparseTensor(format, shape, (*structure, values.detach()))
 
     @staticmethod
-    def backward(ctx: Any, grad: SparseTensor) -> tuple[Tensor | None, ...]:
-        return grad._stored, None, None, *[None] * (len(grad.components) - 1)
+    def backward(ctx: Any, grad: SparseTensor | None) -> tuple[Tensor | None, ...]:
+        return grad._stored if grad is not None else None, None, None, *[None] * ctx.structure
 
 
 @cache

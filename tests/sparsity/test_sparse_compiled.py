@@ -207,3 +207,30 @@ def test_a_tensor_is_made_of_its_parts_in_a_graph() -> None:
 
     compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(*a.components, x), a.to_dense() @ x)
+
+
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+def test_an_operand_that_gets_no_gradient(dense: str, launched: list[str]) -> None:
+    """Where only its comparison is used, autograd has none for it, and not zeros that are dense."""
+    a, b = sparse(matrix(6, 5), "CSR"), sparse(matrix(6, 5), "CSR")
+    leaves = [x.values().clone().requires_grad_() for x in (a, b)]
+    compiled = torch.compile(lambda a, b: a * (b > 0), backend=backend, fullgraph=True, options={"dense": dense})
+    compiled(*(x.with_values(leaf) for x, leaf in zip((a, b), leaves, strict=True))).to_dense().sum().backward()
+    assert launched and leaves[1].grad is None
+    expected = (b.to_dense() > 0).double()
+    found = a.with_values(leaves[0].grad).to_dense().double()
+    torch.testing.assert_close(found, expected * (a.to_dense() != 0))
+
+
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+def test_gradients_through_results_of_open_size(dense: str) -> None:
+    """The gradients of what positions are found have their size, and the forward pass must not take it from them."""
+    a = sparse(matrix(4, 6), "COO")
+    leaf = a.values().clone().requires_grad_()
+    compiled = torch.compile(lambda a: a.flatten() * 3, backend=backend, fullgraph=True, options={"dense": dense})
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = compiled(a.with_values(leaf))
+    assert isinstance(found, SparseTensor) and found.shape == (24,)
+    torch.testing.assert_close(found.to_dense(), a.to_dense().flatten() * 3)
+    found.to_dense().sum().backward()
+    torch.testing.assert_close(leaf.grad, torch.full_like(leaf, 3))
