@@ -179,7 +179,7 @@ class _Replaced:
                 aten.full.default, [], float("nan"), dtype=result.meta["val"].dtype, device=result.meta["val"].device
             )
             result = emit(aten.where.self, hidden, nothing, result)
-        written.product.replace_all_uses_with(self._as(emit, result, written.product))
+        written.product.replace_all_uses_with(self._as_product(emit, result))
 
     def _scoring(self, emit: Emitter) -> list[Any] | None:
         """The arguments that are a `Scoring`; None if torch's own operation does."""
@@ -209,7 +209,7 @@ class _Replaced:
             if n == 1:
                 value = emit(aten.permute.default, value, [0, 1, 3, 2])
             value = emit(aten.clone.default, value, memory_format=torch.contiguous_format)
-            product.replace_all_uses_with(self._as(emit, value, product))
+            product.replace_all_uses_with(self._as_product(emit, value))
         for node in gradients.more:
             summed = axes_of(node) if gradients.sums else []
             value = emit(attend_masked_scores, *saved, mask, *how, summed)  # type: ignore[misc]
@@ -227,9 +227,11 @@ class _Replaced:
         """A value [batch x heads, queries, size of values] with batch and heads in two dimensions."""
         return emit(aten.reshape.default, node, [*emit.sizes(q, (0, 1, 2)), v.meta["val"].shape[3]])
 
-    def _as(self, emit: Emitter, node: fx.Node, replaced: fx.Node) -> fx.Node:
+    def _as_product(self, emit: Emitter, node: fx.Node) -> fx.Node:
         """A value with batch and heads in one dimension, as a product has them."""
-        return emit(aten.view.default, node, [-1, *emit.sizes(node, (2, 3))])
+        batch, heads, *rest = emit.sizes(node, (0, 1, 2, 3))
+        together = batch * heads if isinstance(batch, int) and isinstance(heads, int) else emit(operator.mul, batch, heads)
+        return emit(aten.view.default, node, [together, *rest])  # no -1, which torch refuses where there are no tokens
 
     def _mask(self, emit: Emitter, given: list[fx.Node]) -> fx.Node | None:
         """All that is added, as one value: the first term is what was done last."""

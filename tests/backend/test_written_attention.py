@@ -202,3 +202,22 @@ def test_a_number_below_those_of_float16_hides_as_minus_infinity_does() -> None:
     assert run.output[:, :, 0].isnan().all() and attend(*given, sees)[:, :, 0].isnan().all()
     exact = attend(*(x.double() for x in given), sees)[:, :, 1:]
     assert_same(run.output[:, :, 1:], exact.half())
+
+
+@pytest.mark.parametrize("open_sizes", [False, True])
+def test_no_tokens(open_sizes: bool) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).masked_fill(~window(q), -INF).softmax(-1) @ v
+
+    given = [x.requires_grad_() for x in tensors()]
+    if open_sizes:
+        for x in given:
+            torch._dynamo.mark_dynamic(x, (0, 2))
+    run = compile_and_run(attend, *given, regions=1, grad=True)
+    assert_same(run.output, attend(*given))
+    for shape in ((3, 2, 0, 16), (0, 2, 70, 16)):
+        nothing = [torch.zeros(shape, requires_grad=True) for _ in range(3)]
+        found = run.function(*nothing)
+        assert found.shape == shape
+        found.sum().backward()
+        assert all(x.grad is not None and x.grad.shape == shape for x in nothing)
