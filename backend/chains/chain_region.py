@@ -50,7 +50,7 @@ class CompiledChain:
     @classmethod
     def of(cls, chain: "Chain", kernel: RegionKernel, weights: tuple[ChainWeight, ...], verify: bool) -> "CompiledChain":
         """The chain with its kernel."""
-        results = tuple((stage.columns, stage.output.meta["val"].dtype) for stage in chain.results)
+        results = tuple((int(stage.columns), stage.output.meta["val"].dtype) for stage in chain.results)  # guards fixed them
         turned = chain.inputs[0].node in chain.by_position
         attends = chain.attention is not None
         return cls(kernel, weights, DenseChain.of(chain), attends, turned, verify, results)

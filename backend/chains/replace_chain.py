@@ -1,7 +1,6 @@
 """Putting one `gossamer::region` call where a chain was."""
 
 import operator
-from collections.abc import Container
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any
@@ -49,18 +48,18 @@ def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> N
             user.replace_input_with(node, y)
         replaced[node] = y
         delivered.add(y)
-    _move_behind(output, delivered, inside)
+    _move_behind(output, delivered)
 
 
 def _instead(old: fx.Node, new: fx.Node, argument: fx.Node) -> fx.Node:
     return new if argument is old else argument
 
 
-def _move_behind(output: fx.Node, delivered: set[fx.Node], inside: Container[fx.Node]) -> None:
+def _move_behind(output: fx.Node, delivered: set[fx.Node]) -> None:
     """Has what uses the results of a chain come after them: they are computed where its last node was."""
     before = list(takewhile(lambda node: node is not output, output.graph.nodes))
     for node in before:
-        if node not in inside and not delivered.isdisjoint(node.all_input_nodes):
+        if not delivered.isdisjoint(node.all_input_nodes):
             output.prepend(node)
             delivered.add(node)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.sparsity.kernels.operands import dense as bound_dense
 from gossamer.sparsity.operations.dense_results import sample
-from gossamer.sparsity.operations.sparse_results import add_sparse, in_format
+from gossamer.sparsity.operations.sparse_results import add_sparse, in_format, sizes_stay_inside
 from gossamer.sparsity.tensor.block_edges import inside_of, within
 from gossamer.sparsity.tensor.broadcasting import broadcast
 from gossamer.sparsity.tensor.densify import densified
@@ -101,7 +101,9 @@ def addcmul(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> 
     factors = left, right
     if isinstance(input, SparseTensor) and not any(isinstance(each, SparseTensor) for each in factors):
         return torch.addcmul(to_dense(input), *factors, value=value)
-    return add(input, mul(*factors), alpha=value)
+    with sizes_stay_inside():
+        product = mul(*factors)
+    return add(input, product, alpha=value)
 
 
 @implements(torch.addcdiv, torch.Tensor.addcdiv)
@@ -111,14 +113,18 @@ def addcdiv(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> 
     if isinstance(right, SparseTensor) or not isinstance(left, SparseTensor):
         dense = [to_dense(each) if isinstance(each, SparseTensor) else each for each in (input, left, right)]
         return torch.addcdiv(*dense, value=value)
-    return add(input, div(left, right), alpha=value)
+    with sizes_stay_inside():
+        quotient = div(left, right)
+    return add(input, quotient, alpha=value)
 
 
 @implements(torch.lerp, torch.Tensor.lerp)
 def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
     """input + weight * (end - input); sparse if both are"""
-    way = sub(end, input)
-    return add(input, mul(way, weight) if isinstance(way, SparseTensor) or isinstance(weight, SparseTensor) else way * weight)
+    with sizes_stay_inside():
+        way = sub(end, input)
+        share = mul(way, weight) if isinstance(way, SparseTensor) or isinstance(weight, SparseTensor) else way * weight
+    return add(input, share)
 
 
 @implements(torch.full_like)

@@ -190,3 +190,23 @@ def test_sequences_stay_apart_where_a_product_puts_them_together(dynamic: bool) 
     assert any("chain" in d.reason for d in run.regions)
     for given in (first, *(others if dynamic else ())):
         assert_same(run.function(*given), module(*given))
+
+
+class TwoEnds(nn.Module):
+    """A product of a chain's result beside another of it, whose sizes come from that result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.einsum, self.last = pruned(D, D), pruned(D, 48), pruned(D, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(x @ self.first)
+        x = x @ self.first + x
+        return torch.stack([torch.einsum("...i,io->...o", x, self.einsum), x @ self.last]).sum(0).transpose(-1, -2)
+
+
+def test_sizes_of_a_chains_result_are_known_before_they_are_used() -> None:
+    module = TwoEnds()
+    run = compile_and_run(module, x := torch.randn(3, 3, D), dynamic=True)
+    assert_same(run.output, module(x))
+    assert_same(run.function(y := torch.randn(2, 5, D)), module(y))

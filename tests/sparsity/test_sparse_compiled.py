@@ -234,3 +234,15 @@ def test_gradients_through_results_of_open_size(dense: str) -> None:
     torch.testing.assert_close(found.to_dense(), a.to_dense().flatten() * 3)
     found.to_dense().sum().backward()
     torch.testing.assert_close(leaf.grad, torch.full_like(leaf, 3))
+
+
+@pytest.mark.parametrize("function", [torch.lerp, torch.addcmul, torch.addcdiv], ids=lambda f: f.__name__)
+def test_sizes_of_what_is_between_stay_inside(function: Callable[..., Tensor]) -> None:
+    """What a function of several steps computes on its way has open sizes, which its result does not show."""
+    a, b = sparse(matrix(6, 5), "dense"), sparse(matrix(6, 5), "BSR")
+    more = (0.5,) if function is torch.lerp else (b,) if function is torch.addcmul else (torch.ones(6, 5),)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = torch.compile(lambda a, b: function(a, b, *more), backend=backend, fullgraph=True)(a, b)
+    assert isinstance(found, SparseTensor)
+    dense = [x.to_dense() if isinstance(x, SparseTensor) else x for x in (a, b, *more)]
+    torch.testing.assert_close(found.to_dense(), function(*dense))
