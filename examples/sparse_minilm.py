@@ -88,7 +88,7 @@ def unfinished_of(args: argparse.Namespace) -> Path:
 
 
 def distill(encoder: SentenceEncoder, teacher: SentenceEncoder, drawn: Iterator[dict[str, Tensor]], args: Any) -> None:
-    """Teaches the encoder's layers hidden states and embeddings of the dense one. They store nonzeros alone, which move (RigL)."""
+    """Teaches the layers hidden states and embeddings of the dense encoder. They store nonzeros alone, which move (RigL)."""
 
     def embedding(output: Any, call: Any) -> Tensor:
         return pooled(output.last_hidden_state, call.kwargs["attention_mask"])
