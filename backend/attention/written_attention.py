@@ -69,6 +69,8 @@ class WrittenAttention:
             try:
                 written = written_attention(node)
                 if written is not None:
+                    if any(equal(size, 0) for size in written.q.meta["val"].shape + written.k.meta["val"].shape):
+                        raise Refused("there are no tokens")  # torch's operation divides by their number
                     lowered = written.gradients is not None and any(_may_lower_all(t, constants) for t in written.terms)
                     _check(written, lowered, context)
                     _Replaced(written, lowered, constants, empty).emit()

@@ -204,16 +204,18 @@ def test_a_number_below_those_of_float16_hides_as_minus_infinity_does() -> None:
     assert_same(run.output[:, :, 1:], exact.half())
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("open_sizes", [False, True])
-def test_no_tokens(open_sizes: bool) -> None:
+def test_no_tokens(open_sizes: bool, masked: bool) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.mT).masked_fill(~window(q), -INF).softmax(-1) @ v
+        scores = q @ k.mT
+        return (scores.masked_fill(~window(q), -INF) if masked else scores).softmax(-1) @ v
 
     given = [x.requires_grad_() for x in tensors()]
     if open_sizes:
         for x in given:
             torch._dynamo.mark_dynamic(x, (0, 2))
-    run = compile_and_run(attend, *given, regions=1, grad=True)
+    run = compile_and_run(attend, *given, regions=int(masked), grad=True)
     assert_same(run.output, attend(*given))
     for shape in ((3, 2, 0, 16), (0, 2, 70, 16)):
         nothing = [torch.zeros(shape, requires_grad=True) for _ in range(3)]
