@@ -26,7 +26,7 @@ from gossamer.backend.graph.nodes import equal, hint
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
+from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, statically_known_true
 from gossamer.sparsity.attention.masked_attention import (
     LARGEST_HEAD,
     TYPES,
@@ -69,8 +69,6 @@ class WrittenAttention:
             try:
                 written = written_attention(node)
                 if written is not None:
-                    if any(equal(size, 0) for size in written.q.meta["val"].shape + written.k.meta["val"].shape):
-                        raise Refused("there are no tokens")  # torch's operation divides by their number
                     lowered = written.gradients is not None and any(_may_lower_all(t, constants) for t in written.terms)
                     _check(written, lowered, context)
                     _Replaced(written, lowered, constants, empty).emit()
@@ -99,6 +97,8 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
     size = q.shape[-1]
     if not (isinstance(size, int) and size == v.shape[-1]):
         raise Refused(f"heads of {size} elements, and values of {v.shape[-1]}")
+    if not all(statically_known_true(extent > 0) for extent in (*q.shape[-3:-1], v.shape[-2])):
+        raise Refused("there may be no tokens")  # by whose number torch's operation divides
     if any(t.hidden is None and t.value.meta["val"].dtype != q.dtype for t in written.terms):
         raise Refused("its mask is of another type")
     more = _more(written, lowered)
@@ -231,9 +231,7 @@ class _Replaced:
 
     def _as_product(self, emit: Emitter, node: fx.Node) -> fx.Node:
         """A value with batch and heads in one dimension, as a product has them."""
-        batch, heads, *rest = emit.sizes(node, (0, 1, 2, 3))
-        together = batch * heads if isinstance(batch, int) and isinstance(heads, int) else emit(operator.mul, batch, heads)
-        return emit(aten.view.default, node, [together, *rest])  # no -1, which torch refuses where there are no tokens
+        return emit(aten.view.default, node, [-1, *emit.sizes(node, (2, 3))])
 
     def _mask(self, emit: Emitter, given: list[fx.Node]) -> fx.Node | None:
         """All that is added, as one value: the first term is what was done last."""

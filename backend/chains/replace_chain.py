@@ -107,7 +107,7 @@ def _by_token(node: fx.Node, chain: Chain, emit: Emitter) -> fx.Node:
 
 
 def _shape(output: fx.Node, chain: Chain, emit: Emitter) -> list[Any]:
-    """The sizes of an output: those of an input or of a view in the chain that has the same but for the last."""
+    """The sizes of an output: those of an input or of a view in the chain that has the same but for the last, or of others."""
     value = output.meta["val"]
     if all(isinstance(s, int) for s in value.shape):
         return list(value.shape)
@@ -120,6 +120,6 @@ def _shape(output: fx.Node, chain: Chain, emit: Emitter) -> list[Any]:
     given = next((each.node for each in chain.inputs if has_them(each.node)), None)
     if given is not None:
         return [*emit.sizes(given, tuple(range(value.dim() - 1))), value.shape[-1]]
-    view = next(n for n in reversed(chain.members) if n.target in VIEWS and has_them(n))
-    sizes: Any = view.args[1]
+    view = next((n for n in reversed(chain.members) if n.target in VIEWS and has_them(n)), None)
+    sizes: Any = value.shape if view is None else view.args[1]
     return [*sizes[:-1], value.shape[-1]]

@@ -59,8 +59,6 @@ class TileTable:
 
     def picture(self, keys: int, size: int = 24) -> str:
         """The tiles of the first batch and head, a character for as many as fit: " " none, "░▒▓" some, "█" all."""
-        if not self.positions.numel():
-            return ""
         begin, end = (int(self.positions[0, 0, at]) for at in (0, -1))
         rows, columns = self.positions.shape[2] - 1, ceil(keys / TILE_KEYS)
         counts = self.positions[0, 0].diff()

@@ -223,3 +223,18 @@ def test_no_tokens(open_sizes: bool, masked: bool) -> None:
         assert found.shape == shape
         found.sum().backward()
         assert all(x.grad is not None and x.grad.shape == shape for x in nothing)
+
+
+def test_tokens_that_only_values_count() -> None:
+    """There may be none, by whose number torch's operation would divide."""
+
+    def attend(x: Tensor, kept: Tensor) -> Tensor:
+        q = x[kept].view(-1, 2, 16).transpose(0, 1)[None]
+        return (q @ q.mT).softmax(-1) @ q
+
+    x = made(70, 32)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = compile_and_run(attend, x, torch.arange(70) < 60, regions=0)
+        assert "no tokens" in run.decisions[0].reason
+        for count in (60, 1, 0):
+            assert_same(run.function(x, torch.arange(70) < count), attend(x, torch.arange(70) < count))
