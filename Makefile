@@ -69,6 +69,10 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) minilm-bf16 --workload minilm --dtype bf16 --pattern 32x32 --sparsity .8,.9 --inputs 8x128,1x128,1x16
 	$(MEASURE) transformer --workload transformer
 	$(MEASURE) decode --workload transformer --models step --pattern 1x16 --sparsity .5
+	$(MEASURE) convnet --workload convnet --batch 1 --contender inductor,inductor-frozen,sparse,openvino
+	$(MEASURE) training --workload training
+	$(MEASURE) training-blocks --workload training --models mlp-blocks --sparsity .8,.9
+	$(MEASURE) training-convnets --workload training --models mobilenet1,mobilenet2,resnet18 --sparsity .9
 	$(MEASURE) attention --workload attention --lengths 1024,4096,16384 --repeats 7
 	$(MEASURE) prediction --workload prediction
 	$(MEASURE) startup --workload startup
