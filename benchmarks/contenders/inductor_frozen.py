@@ -16,7 +16,7 @@ def frozen(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Inductor by another name: under its own, Dynamo would take what it compiled for another contender, not frozen."""
     from torch._inductor.compile_fx import compile_fx
 
-    compiled: Callable[..., Any] = compile_fx(module, inputs)
+    compiled: Any = compile_fx(module, inputs)
     return compiled
 
 
