@@ -232,19 +232,22 @@ class ByteWindows(Packing):
 
     A window of a strip takes some lines, each four nonzeros of every row at most, row by row: as many as its fullest row needs.
     `positions` say at which line each strip begins, `lines` how many each of its windows has, `places` in which column of the
-    window a value lies. What fills up is 0 in both.
+    window a value lies. What fills up is 0 in both. The rows of a strip are neighbours, or, where they are `sorted` (1), rows
+    that need like numbers of lines in the same windows: `order` has the row at each place.
     """
 
     kind: ClassVar[str] = "bytewindows"
     COLUMNS: ClassVar[int] = 64
     TOGETHER: ClassVar[int] = 4
     rows: int
+    sorted: int
 
     def __post_init__(self) -> None:
-        self._check((self.rows == 16, "rows must be 16"))
+        self._check((self.rows == 16, "rows must be 16"), (self.sorted in (0, 1), "sorted must be 0 or 1"))
 
     def components(self) -> tuple[Component, ...]:
-        return Component("positions", 32), Component("lines", 8), Component("places", 8), Component("values", 0)
+        order = (Component("order", 32),) if self.sorted else ()
+        return Component("positions", 32), Component("lines", 8), *order, Component("places", 8), Component("values", 0)
 
 
 @dataclass(frozen=True)

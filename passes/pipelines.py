@@ -156,7 +156,8 @@ def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int, gath
         return f"{_NORMALIZE},forget-hints{chosen}"
     family = "kblock" if schedule in (CHAIN, SEQUENCE) else schedule
     options = f"schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}"
-    return f"{_NORMALIZE},{_FUSE},choose-format{{{options} l1d={l1d}}},schedule{{{options}}}"
+    chain = " chain=true" if schedule == CHAIN else ""
+    return f"{_NORMALIZE},{_FUSE},choose-format{{{options} l1d={l1d}{chain}}},schedule{{{options}}}"
 
 
 def _returns_sparse(module: ir.Module) -> bool:

@@ -27,6 +27,7 @@ from gossamer.dialects.packing import (
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime import fragments, two_four, windows
 from gossamer.runtime.nonzeros import divided, nonzero_mask, nonzero_places
+from gossamer.runtime.row_order import alike
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
@@ -233,9 +234,12 @@ def _byte_windows(packing: ByteWindows, rows: Rows) -> tuple[list[torch.Tensor],
     strips, windows = -(-m // r), -(-k // wide)
     filled = torch.nn.functional.pad(rows.nonzero, (0, -k % wide, 0, -m % r))
     counts = filled.view(strips * r, windows, wide).sum(2)
+    order = alike(-(-counts[:m] // together), r) if packing.sorted else torch.arange(m)
+    order = torch.cat([order, torch.arange(m, strips * r)])
+    counts = counts[order]
     lines = -(-counts.view(strips, r, windows).amax(1) // together)
     begins = positions(lines.flatten())
-    row, column = rows.nonzero.nonzero().unbind(1)
+    row, column = rows.nonzero[order[:m]].nonzero().unbind(1)
     piece = row * windows + column // wide
     rank = torch.arange(len(piece)) - positions(counts.flatten())[piece]
     line = begins[row // r * windows + column // wide] + rank // together
@@ -244,8 +248,9 @@ def _byte_windows(packing: ByteWindows, rows: Rows) -> tuple[list[torch.Tensor],
     places = torch.zeros(size, dtype=torch.uint8)
     places[at] = (column % wide).to(torch.uint8)
     source = rows.places.new_full((size,), rows.nowhere)
-    source[at] = rows.places[rows.nonzero]
-    return [begins[::windows] if windows else positions(lines.sum(1)), lines, places], source
+    source[at] = rows.places[order[row], column]
+    starts = begins[::windows] if windows else positions(lines.sum(1))
+    return [starts, lines, *([order] if packing.sorted else []), places], source
 
 
 def _panels(packing: Panels, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:

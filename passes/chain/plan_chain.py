@@ -263,7 +263,7 @@ def _add_packs(chain: Chain, staged: list[Stage]) -> None:
 def _round_at_once(chain: Chain) -> None:
     """Where nothing but a rounding stage reads what a product or a pack gives, that gives bf16 by itself.
 
-    Between the panels of a product its sums still lie in the tile. For a line of pairs it has to have two rows at once.
+    Between the panels of a product its sums still lie in the tile. For a line of pairs it has to have two neighbours at once.
     """
     readers: dict[Tiled, list[Stage]] = {}
     for stage in chain.stages:
@@ -272,7 +272,7 @@ def _round_at_once(chain: Chain) -> None:
     for stage in list(chain.stages):
         if stage.kind in ("pack", "product") and not stage.strided:
             (value,) = results(stage)
-            single = stage.product is not None and stage.product.height % 2
+            single = stage.product is not None and (stage.product.height % 2 or stage.product.sorted)
             if [reader.kind for reader in readers[value]] == ["round"] and not (single and readers[value][0].gives == "lines"):
                 chain.stages.remove(readers[value][0])
                 stage.gives = readers[value][0].gives

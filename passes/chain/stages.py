@@ -201,11 +201,10 @@ def _emit_stored(
     with loop(frame.low, frame.high, index(1)) as groups:
         group = groups.induction_variable
         inner.store(group, sums)
-        first = arith.muli(group, index(product.height))
         with loop(index(0), index(product.height), index(2)) as pairs:
             slots = [arith.addi(pairs.induction_variable, index(i)) for i in (0, 1)]
             totals = [vector.load(sums_of, sums, [slot, frame.at(v)]) for slot in slots for v in range(frame.vectors)]
-            rows = [arith.addi(first, slot) for slot in slots]
+            rows = [inner.row(group, slot) for slot in slots]
             _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
 
 

@@ -31,13 +31,14 @@ SCHEDULE = "schedule"
 @dataclass(frozen=True)
 class ChooseFormat:
     """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides
-    (`amx+avx512bf16`), `l1d` the bytes of its first-level data cache."""
+    (`amx+avx512bf16`), `l1d` the bytes of its first-level data cache, `chain` whether the function becomes one."""
 
     name: ClassVar[str] = "choose-format"
     schedule: str = "kblock"
     bits: int = 512
     features: str = ""
     l1d: int = 32 << 10
+    chain: bool = False
 
     def __post_init__(self) -> None:
         if self.schedule not in ALL_FAMILIES:
@@ -62,7 +63,7 @@ class ChooseFormat:
             contract.operation.attributes[SCHEDULE] = ir.StringAttr.get(own)
         schedule = own or self.schedule
         family = ALL_FAMILIES.get(schedule)
-        chosen = family.stores(matrix) if family is not None else None
+        chosen = family.stores(matrix, self.chain) if family is not None else None
         if chosen is None:
             raise CompileError(f"no {schedule} schedule for a weight of type {weight.type}")
         weight.set_type(stored_as(ir.RankedTensorType(weight.type), chosen))

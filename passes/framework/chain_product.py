@@ -31,6 +31,9 @@ class Stores(Protocol):
     def store(self, group: "ir.Value", sums: "ir.Value") -> None:
         """The products of a group of rows into `sums`, [rows, tokens]."""
 
+    def row(self, group: "ir.Value", slot: "ir.Value") -> "ir.Value":
+        """The row of the weight whose products are in a slot of the sums."""
+
 
 Loops = TypeVar("Loops", bound=Adds | Stores)
 Inner = Callable[["tuple[ir.Value, ...]", "ir.Value", "ir.VectorType", int], Loops]
@@ -47,6 +50,7 @@ class ChainProduct:
     reads   how x lies in the tile, None for sums
     inner   makes the inner loops
     cut     (vectors of tokens) → rows whose sums are in registers, where these are not all of a group
+    sorted  whether the rows of a group lie anywhere in the weight, rather than side by side
     """
 
     tokens: int
@@ -56,6 +60,7 @@ class ChainProduct:
     reads: Layout | None
     inner: Inner[Adds | Stores]
     cut: Callable[[int], int] | None = None
+    sorted: bool = False
 
     def rows(self, vectors: int) -> int:
         """Rows that the inner loops take at once, with so many vectors of tokens: a divisor of `height`."""

@@ -111,6 +111,7 @@ class Family:
     cycles     predicted cycles of one core for a matrix and a number of tokens, but for the call
     most       tokens up to which it is worth considering
     chain      how a `kernel.spmm` of it runs in a chain; None where none does
+    chained    the storage of a weight there, where that is another than `storage`
     gain       how many times as fast a product with a matrix and a number of tokens is in a chain, about: nothing is transposed
                there between products, but the sums of all rows of a tile take turns in the second-level cache. Measured, on
                tiles that are whole vectors of tokens.
@@ -125,14 +126,16 @@ class Family:
     cycles: Callable[[Matrix, int], float]
     most: float = float("inf")
     chain: Callable[[Any], ChainProduct] | None = None
+    chained: Callable[[Matrix], Format | Packing] | None = None
     gain: Callable[[Matrix, int], float] = _tiles_gain
     integers: bool = False
     needs: frozenset[str] = frozenset()
     read: Callable[[Matrix], float] = _values_read
 
-    def stores(self, matrix: Matrix) -> Format | Packing | None:
-        """`storage`, for elements that it multiplies."""
-        return self.storage(matrix) if self.integers == (matrix.element not in FLOATS) else None
+    def stores(self, matrix: Matrix, chain: bool = False) -> Format | Packing | None:
+        """`storage`, or that in a chain, for elements that it multiplies."""
+        stored = self.storage(matrix) if self.integers == (matrix.element not in FLOATS) else None
+        return self.chained(matrix) if chain and stored is not None and self.chained is not None else stored
 
     @property
     def lowering(self) -> str:

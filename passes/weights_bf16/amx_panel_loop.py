@@ -38,6 +38,10 @@ class TilePanels(InnerLoop):
         for v in range(0, self.vectors, at_once):
             self._multiply(group, sums, range(v, min(v + at_once, self.vectors)))
 
+    def row(self, group: ir.Value, slot: ir.Value) -> ir.Value:
+        """Rows of a strip are neighbours."""
+        return arith.addi(arith.muli(group, index(self.storage.rows)), slot)
+
     def _multiply(self, strip: ir.Value, sums: ir.Value, vectors: range) -> None:
         factor, total = (ir.Type.parse(f"!x86.amx.tile<16x{columns}>") for columns in (f"{_COLUMNS}xbf16", f"{TOKENS}xf32"))
         halves, size = self.storage.rows // ROWS, ROWS * _COLUMNS

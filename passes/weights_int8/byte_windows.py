@@ -39,7 +39,7 @@ def sums_of_strip(
     arrays: WeightArrays, strip: ir.Value, windows: int, x: ir.Value, row: ir.Value, tokens: int
 ) -> list[ir.Value]:
     """A vector of i32 for each of `tokens` rows of `x`, bytes [.., whole windows of columns] with 128 added, from `row` on."""
-    positions, lines, places, values = arrays.weight
+    positions, lines, *_, places, values = arrays.weight
     i32, i8 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8)
     none, middle, bytes_ = zeros(vector_of(LANES, i32)), splat_of_bytes(_LINE, -128), vector_of(_LINE, i8)
     sums, ways = tokens + 1, max(1, _CHAINS // (tokens + 1))
@@ -81,6 +81,11 @@ class WindowStrips(InnerLoop):
     """For a tile of a chain, where `packed` has its tokens row by row (`tokens_in_rows`)."""
 
     windows: int
+
+    def row(self, group: ir.Value, slot: ir.Value) -> ir.Value:
+        """Rows are sorted."""
+        _, _, order, *_ = self.weight
+        return load_index(order, arith.addi(arith.muli(group, index(LANES)), slot))
 
     def store(self, group: ir.Value, sums: ir.Value) -> None:
         """The products of a strip into `sums`, [16 rows, tokens]."""

@@ -1,7 +1,7 @@
 """lower-lookup8: a `kernel.spmm` of the schedule "lookup8" looks up the bytes of x that a weight's nonzeros want.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "lookup8", tile = [32, 32]}
-             : (tensor<?x768xi8>, tensor<3072x768xi8, "bytewindows(reduction=1, rows=16)">) -> tensor<?x3072xf32>
+             : (tensor<?x768xi8>, tensor<3072x768xi8, "bytewindows(reduction=1, rows=16, sorted=0)">) -> tensor<?x3072xf32>
 after    scf.parallel (%task) = ...                     // chunks of the strips of the weight
            func.call @region_copied8(...)               // or 4, 2, 1 where there are fewer tokens
          func.func private @region_copied8(...)         // see strips.py; x + 128 is copied, which vpdpbusd wants
@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith
 
+from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import ByteWindows, Packing
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.product import Operands, products, shape_of
+from gossamer.passes.loops.product import Operands, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, reserve_workspace
 from gossamer.passes.weights_bf16.strips import Group, Strips
 from gossamer.passes.weights_int8.byte_products import plus_128
@@ -40,11 +41,16 @@ _FULLEST = 1.77  # standard deviations that the fullest of 16 rows lies above th
 
 
 def _storage(matrix: Matrix) -> ByteWindows | None:
-    return ByteWindows(matrix.reduction, LANES) if matrix.bits == 512 and matrix.features >= _FEATURES else None
+    return ByteWindows(matrix.reduction, LANES, 0) if matrix.bits == 512 and matrix.features >= _FEATURES else None
+
+
+def _in_chains(matrix: Matrix) -> ByteWindows:
+    """There, results are stored row by row and may come in any order, which takes a sixth of the lines away and more."""
+    return ByteWindows(matrix.reduction, LANES, 1)
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    return (_TOKENS, _TOKENS) if stored == _storage(matrix) else None
+    return (_TOKENS, _TOKENS) if stored in (_storage(matrix), _in_chains(matrix)) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
@@ -75,15 +81,31 @@ def _read(matrix: Matrix) -> float:
 def _in_chain(op: Any) -> ChainProduct:
     """Tokens row by row in a tile that the stack holds."""
     rows, columns = shape_of(op)
+    if not stored_of(op, ByteWindows).sorted:
+        raise CompileError("a chain has the rows of strips in the order that choose-format{chain=true} gives them")
 
     def inner(weight: tuple[ir.Value, ...], lines: ir.Value, vec: ir.VectorType, vectors: int) -> WindowStrips:
         return WindowStrips(weight, tokens_in_rows(lines, columns, vectors), vec, vectors, windows_of(columns))
 
     tokens = next((n for n in (64, 32) if n * columns <= _STACK), LANES)
-    return ChainProduct(tokens, LANES, -(-rows // LANES), 1, None, inner)
+    return ChainProduct(tokens, LANES, -(-rows // LANES), 1, None, inner, sorted=True)
 
 
-LOOKUP8 = Family("lookup8", _storage, _tile, _cycles, chain=_in_chain, integers=True, read=_read)
+def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
+    return 1.3 - 0.4 * matrix.density
+
+
+LOOKUP8 = Family(
+    "lookup8",
+    _storage,
+    _tile,
+    _cycles,
+    chain=_in_chain,
+    chained=_in_chains,
+    gain=_gain_in_chains,
+    integers=True,
+    read=_read,
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +116,8 @@ class LowerLookup8:
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, LOOKUP8.name):
+            if stored_of(op, ByteWindows).sorted:
+                raise CompileError("only a chain stores rows in any order")
             strips = _Windows(op, ByteWindows.COLUMNS)
             with op.location:
                 strips.run([(n, strips.in_groups(n, max(strips.tile), partial(_multiply, strips, n))) for n in _GROUPS])

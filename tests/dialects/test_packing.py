@@ -45,7 +45,7 @@ PACKINGS: list[Packing] = [
     Fragments(1),
     Slices(1, 16, 32),
     Quads(1, 2, 512),
-    ByteWindows(0, 16),
+    ByteWindows(0, 16, 1),
     Groups(1, 4),
 ]
 

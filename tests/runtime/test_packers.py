@@ -179,8 +179,10 @@ def unpacked_vnnimap(packed: Packed, rows: int, columns: int) -> Tensor:
 
 def unpacked_byte_windows(packed: Packed, rows: int, columns: int) -> Tensor:
     assert isinstance(packed.format, ByteWindows)
-    positions, lines, places, values = packed.components
+    positions, lines, *order, places, values = packed.components
     strips, windows, at = -(-rows // 16), -(-columns // 64), 0
+    of_row = order[0].argsort()[:rows] if order else torch.arange(rows)
+    assert not order or sorted(unsigned(order[0])) == list(range(strips * 16))
     dense = torch.zeros(strips * 16, windows * 64)
     for strip in range(strips):
         assert unsigned(positions)[strip] == at
@@ -191,7 +193,7 @@ def unpacked_byte_windows(packed: Packed, rows: int, columns: int) -> Tensor:
                     dense[strip * 16 + i // 4, window * 64 + place] += value
                 at += 1
     assert unsigned(positions)[strips] == at == values.numel() // 64
-    return dense[:rows, :columns]
+    return dense[of_row, :columns]
 
 
 def unpacked_panels(packed: Packed, rows: int, columns: int) -> Tensor:
@@ -253,8 +255,8 @@ PACKINGS = [
     Pairs(0, 64),
     Quads(1, 1, 16),
     Quads(0, 3, 64),
-    ByteWindows(1, 16),
-    ByteWindows(0, 16),
+    ByteWindows(1, 16, 0),
+    ByteWindows(0, 16, 1),
     Panels(1, 32, 1),
     Panels(0, 16, 2),
     Panels(1, 32, 32),

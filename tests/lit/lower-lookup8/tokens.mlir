@@ -19,13 +19,13 @@
 // CHECK-COUNT-2: llvm.call_intrinsic "llvm.x86.avx512.permvar.qi.512"(%{{.*}}, %[[WANTED]])
 // CHECK-COUNT-2: llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"(%{{.*}}, %{{.*}}, %[[W]])
 // CHECK:         llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"(%{{.*}}, %[[HIGH]], %[[W]])
-func.func @region(%x: tensor<?x70xi8>, %w: tensor<40x70xi8, "bytewindows(reduction=1, rows=16)">, %scale: tensor<40xf32>) -> tensor<?x40xf32> {
+func.func @region(%x: tensor<?x70xi8>, %w: tensor<40x70xi8, "bytewindows(reduction=1, rows=16, sorted=0)">, %scale: tensor<40xf32>) -> tensor<?x40xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: i32):
     %s = "kernel.read"(%scale) {map = affine_map<(t, m) -> (m)>} : (tensor<40xf32>) -> f32
     %0 = arith.sitofp %sum : i32 to f32
     %1 = arith.mulf %0, %s : f32
     "kernel.yield"(%1) : (f32) -> ()
-  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "lookup8", tile = [32, 32]} : (tensor<?x70xi8>, tensor<40x70xi8, "bytewindows(reduction=1, rows=16)">) -> tensor<?x40xf32>
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "lookup8", tile = [32, 32]} : (tensor<?x70xi8>, tensor<40x70xi8, "bytewindows(reduction=1, rows=16, sorted=0)">) -> tensor<?x40xf32>
   return %y : tensor<?x40xf32>
 }
