@@ -26,7 +26,7 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
 from gossamer.runtime import cache_files, disk_cache
 from gossamer.runtime.data_cache import first_level_bytes
-from gossamer.runtime.nonzeros import nonzero_mask
+from gossamer.runtime.packers.nonzeros import nonzero_mask
 from gossamer.runtime.target import host
 from gossamer.runtime.torch_internals import CACHE, is_traceable_wrapper_subclass, off
 from gossamer.runtime.versions import compiler, source_hash

@@ -11,7 +11,7 @@ class TwoFour(Packing):
     """2 of every 4 neighbours of a row, as the sparse tensor cores of GPUs take them.
 
     `metadata` has two bits for the place of each value in its group of four, in words for the lanes of a warp (see
-    runtime/two_four.py). Values lie row by row. Rows are filled up to 128, columns to 64.
+    runtime/packers/two_four.py). Values lie row by row. Rows are filled up to 128, columns to 64.
     """
 
     kind: ClassVar[str] = "twofour"

@@ -2,7 +2,7 @@
 
 A `Packing` stands where a `Format` can stand. In IR it is a string in place of the encoding,
 `tensor<768x3072xf32, "bitmap(reduction=1, lanes=16)">`; `parse` reads either. A kind is a frozen dataclass whose fields, all
-integers, are what the kernel must know; `runtime/packers.py` has a function that fills its arrays.
+integers, are what the kernel must know; `runtime/packers/fill.py` has a function that fills its arrays.
 """
 
 import re

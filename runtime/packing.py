@@ -1,6 +1,6 @@
 """Packing: a dense tensor and a format go in, the arrays that a kernel reads come out.
 
-The arrays of a `Packing` are in its own order, filled by `packers.py`. Those of a `Format` have the order and content of
+The arrays of a `Packing` are in its own order, filled by `packers/fill.py`. Those of a `Format` have the order and content of
 `sparse_tensor.assemble`'s operands: level by level the positions, then the coordinates, where the level has them; the values
 last. Arrays of 8, 16 and 32 bits hold unsigned numbers in torch's signed types, so a 16-bit coordinate of 65535 reads as -1
 in torch.
@@ -17,9 +17,10 @@ from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.dialects.quantized_packings import Groups
-from gossamer.runtime import grouped_values, packers
+from gossamer.runtime import grouped_values
 from gossamer.runtime.huge_pages import placed
-from gossamer.runtime.nonzeros import count_nonzeros, divided, nonzero_mask, nonzero_places
+from gossamer.runtime.packers.fill import fill
+from gossamer.runtime.packers.nonzeros import count_nonzeros, divided, nonzero_mask, nonzero_places
 
 _INTEGER = {0: torch.int64, 8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
@@ -46,7 +47,7 @@ class Packed:
             return self.source_or_none
         assert self.pattern is not None
         bits = _unpacked_bits(self.pattern, self.shape)
-        source = packers.fill(self.format, bits)[1] if isinstance(self.format, Packing) else pack(bits, self.format).source
+        source = fill(self.format, bits)[1] if isinstance(self.format, Packing) else pack(bits, self.format).source
         return source.to(self.values.device)
 
     @property
@@ -147,7 +148,7 @@ def pack(dense: torch.Tensor, format: Format | Packing) -> Packed:
     """
     dense = dense.detach()
     if isinstance(format, Packing):
-        arrays, source = packers.fill(format, dense)
+        arrays, source = fill(format, dense)
         held = _stored(format, _flat(dense, format).index_select(0, source))
         return Packed(format, tuple(dense.shape), placed((*arrays, *held)), source)
     layout = _Layout(format, tuple(dense.shape))

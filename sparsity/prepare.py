@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize, prune
 
-from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.adjacency import take_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
 from gossamer.sparsity.pruning.mask import Mask, is_mask

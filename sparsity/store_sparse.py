@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.prepare import parametrize_pruned
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of

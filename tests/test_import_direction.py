@@ -22,6 +22,7 @@ INSIDE = {
         "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions", "calls",
         "graph", "devices", "report",
     ],
+    "runtime": ["packers"],
     "sparsity": [
         "nn", "checkpoints", "training", "quantization", "pruning", "calls", "tensor", "edges", "attention", "operations",
         "arrays", "kernels",

@@ -30,7 +30,7 @@ from gossamer.backend.graph.masked_matrix import MaskedValues, arrangement_of, m
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
-from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.remembered import Made, Remembered
 from gossamer.runtime.weight_store import store_of

@@ -16,7 +16,7 @@ from torch import fx
 
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.report.options import Verify
-from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.torch_internals import (
     AOTInput,
     BufferAOTInput,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from gossamer.dialects.format import Format
-from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed
 
 aten = torch.ops.aten

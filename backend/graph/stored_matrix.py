@@ -18,8 +18,8 @@ from gossamer.backend.graph.masked_matrix import before_copies, turned
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, Padded
 from gossamer.runtime.huge_pages import placed
-from gossamer.runtime.nonzeros import divided
-from gossamer.runtime.packers import checked, padded
+from gossamer.runtime.packers.fill import checked, padded
+from gossamer.runtime.packers.nonzeros import divided
 from gossamer.runtime.packing import Packed
 from gossamer.sparsity.arrays.row_form import stored_by_rows
 from gossamer.sparsity.arrays.sorting import sort_keys

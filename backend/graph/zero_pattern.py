@@ -11,7 +11,7 @@ from math import comb
 
 import torch
 
-from gossamer.runtime.nonzeros import count_nonzeros, nonzero_mask
+from gossamer.runtime.packers.nonzeros import count_nonzeros, nonzero_mask
 
 _FULL = 0.75
 """Share of nonzeros from which on blocks count as filled."""

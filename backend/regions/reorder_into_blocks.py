@@ -18,7 +18,7 @@ from gossamer.backend.graph.weight_expressions import Weight, run
 from gossamer.backend.graph.zero_pattern import Pattern
 from gossamer.backend.regions.contractions import Contraction, Order
 from gossamer.backend.regions.cost import permuting_pays
-from gossamer.runtime.nonzeros import nonzero_mask
+from gossamer.runtime.packers.nonzeros import nonzero_mask
 
 _ALIKE = 0.6
 """Similarity to its nearest lines that a line has if it is part of a block."""

@@ -58,7 +58,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     permutation reads one register only; 100 a group of rows; K t / L for the copy of x.
 
     A block of L columns holds c = L density nonzeros of a row, of the longest row of a group with more than chance explains;
-    evened out over the rows (runtime/windows.py) it takes c + 1 steps, or c where the rows have equally many.
+    evened out over the rows (runtime/packers/windows.py) it takes c + 1 steps, or c where the rows have equally many.
     """
     m, k, lanes = matrix.rows, matrix.columns, matrix.lanes
     groups, blocks = -(-m // lanes), -(-k // lanes)

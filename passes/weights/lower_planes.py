@@ -57,7 +57,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     """Per token: 10.5 a step; 100 a group of rows; 0.3 K for the planes.
 
     A block of 64 columns holds c = 64 density nonzeros of a row, of the longest row of a group with more than chance explains;
-    evened out over the rows (runtime/windows.py) it takes c + 2 steps.
+    evened out over the rows (runtime/packers/windows.py) it takes c + 2 steps.
     """
     groups, blocks = -(-matrix.rows // _ROWS), -(-matrix.columns // _ROWS)
     steps = groups * blocks * (min(matrix.density * matrix.longest_of(_ROWS), 1.0) * _ROWS + 2)

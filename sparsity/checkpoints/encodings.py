@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
-from gossamer.runtime.nonzeros import nonzero_mask, nonzero_places
+from gossamer.runtime.packers.nonzeros import nonzero_mask, nonzero_places
 
 BITMASK = ("compressed", "bitmask", "shape", "row_offsets")
 GAPS = ("values", "gaps", "shape")

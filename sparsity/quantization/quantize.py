@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, check_columns

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from gossamer.runtime.nonzeros import count_nonzeros
+from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.runtime.nonzeros import count_nonzeros, nonzero_mask
+from gossamer.runtime.packers.nonzeros import count_nonzeros, nonzero_mask
 from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.mask import make_plain
 from gossamer.sparsity.pruning.patterns import Unstructured

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gossamer.runtime.nonzeros import nonzero_mask
+from gossamer.runtime.packers.nonzeros import nonzero_mask
 from gossamer.sparsity.training.masked import Masked
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.runtime.nonzeros import count_nonzeros, divided, nonzero_places
+from gossamer.runtime.packers.nonzeros import count_nonzeros, divided, nonzero_places
 from gossamer.sparsity.arrays.stored_entries import coordinates
 from gossamer.sparsity.calls.in_place import overwrite
 from gossamer.sparsity.kernels.taking import take

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gossamer.runtime.row_order import alike
+from gossamer.runtime.packers.row_order import alike
 
 
 def steps_of_strips(needed: torch.Tensor, height: int) -> int:

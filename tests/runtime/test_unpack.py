@@ -5,7 +5,7 @@ import torch
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
-from gossamer.runtime.nonzeros import count_nonzeros, divided, nonzero_mask, nonzero_places
+from gossamer.runtime.packers.nonzeros import count_nonzeros, divided, nonzero_mask, nonzero_places
 from gossamer.runtime.packing import pack
 from tests.runtime.test_packers import PACKINGS
 from tests.runtime.test_packing import FORMATS, random, two_of_four

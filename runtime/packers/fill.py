@@ -25,9 +25,9 @@ from gossamer.dialects.packing import (
     Windows,
 )
 from gossamer.dialects.quantized_packings import Groups
-from gossamer.runtime import fragments, two_four, windows
-from gossamer.runtime.nonzeros import divided, nonzero_mask, nonzero_places
-from gossamer.runtime.row_order import alike
+from gossamer.runtime.packers import fragments, two_four, windows
+from gossamer.runtime.packers.nonzeros import divided, nonzero_mask, nonzero_places
+from gossamer.runtime.packers.row_order import alike
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 

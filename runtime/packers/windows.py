@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gossamer.dialects.packing import Windows
-from gossamer.runtime.nonzeros import nonzero_places
+from gossamer.runtime.packers.nonzeros import nonzero_places
 
 _VALID = 128
 

@@ -1,0 +1,1 @@
+"""The arrays of packings, from the places of nonzeros."""
