@@ -9,7 +9,7 @@ all masked get 0. The whole row of scores is kept, [keys][tokens]: one pass over
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math, memref, scf, vector
@@ -38,16 +38,38 @@ class Sequence:
 
 
 def emit_attention(
-    op: Any, frame: Frame, sequence: Sequence, scores: ir.Value, mask: ir.Value | None, first: ir.Value, valid: ir.Value
+    op: Any,
+    frame: Frame,
+    queries: ir.Value,
+    sequence: Sequence,
+    scores: ir.Value,
+    mask: ir.Value | None,
+    first: ir.Value,
+    valid: ir.Value,
 ) -> None:
-    """Heads [low, high). `scores` is scratch memory of [keys][tokens], and so is `mask` where the op has a mask by queries, the
-    tile's from row `first` on."""
-    _Attention(op, frame, sequence, scores, mask).emit(first, valid)
+    """Heads [low, high) of `queries`, [features][tokens]. `scores` is scratch memory of [keys][tokens], and so is `mask` where
+    the op has a mask by queries, the tile's from row `first` on."""
+    Attention(op, frame, queries, sequence, scores, scores, mask).emit(first, valid)
 
 
-class _Attention:
-    def __init__(self, op: Any, frame: Frame, sequence: Sequence, scores: ir.Value, mask: ir.Value | None) -> None:
-        self.op, self.frame, self.sequence, self.scores, self.mask = op, frame, sequence, scores, mask
+class Attention:
+    """Attention in the chain's own type; what is exponentiated goes to `weights`."""
+
+    together: ClassVar[int] = 1
+    """Features, or keys, that an element holds."""
+
+    def __init__(
+        self,
+        op: Any,
+        frame: Frame,
+        queries: ir.Value,
+        sequence: Sequence,
+        scores: ir.Value,
+        weights: ir.Value,
+        mask: ir.Value | None,
+    ) -> None:
+        self.op, self.frame, self.queries, self.sequence = op, frame, queries, sequence
+        self.scores, self.weights, self.mask = scores, weights, mask
         self.size = ir.IntegerAttr(op.head_size).value
         self.group = ir.IntegerAttr(op.heads).value // ir.IntegerAttr(op.kv_heads).value
         self.offsets = integers(op.offsets)
@@ -69,7 +91,7 @@ class _Attention:
             h = heads.induction_variable
             at = arith.muli(arith.divui(h, index(self.group)), index(self.size))
             query = arith.addi(index(self.offsets[0]), arith.muli(h, index(self.size)))
-            highest = self._score(query, arith.addi(index(self.offsets[1]), at))
+            highest = self._score(self._in_elements(query), self._in_elements(arith.addi(index(self.offsets[1]), at)))
             totals = self._exponentiate(highest)
             self._sum(arith.muli(h, index(self.size)), arith.addi(index(self.offsets[2]), at), totals)
 
@@ -93,18 +115,16 @@ class _Attention:
             base = arith.addi(self.sequence.keys, arith.muli(tiles.induction_variable, self.sequence.tile))
             with loop(index(0), taken, index(keys), list(tiles.inner_iter_args)) as js:
                 j = js.induction_variable
-                with loop(index(0), index(self.size), index(1), [self.start] * (keys * frame.vectors)) as ds:
+                deep = index(self.size // self.together)
+                with loop(index(0), deep, index(1), [self.start] * (keys * frame.vectors)) as ds:
                     d = ds.induction_variable
-                    q = [
-                        vector.load(frame.vec, frame.buffers[self.op.q], [arith.addi(query, d), frame.at(v)])
-                        for v in self.vectors
-                    ]
+                    q = self._vectors(self.queries, arith.addi(query, d))
                     at = arith.addi(base, arith.addi(arith.muli(arith.addi(row, d), stride), j))
                     sums = list(ds.inner_iter_args)
                     for a in range(keys):
                         k = self._scalar(arith.addi(at, index(a)))
                         for v in self.vectors:
-                            sums[a * frame.vectors + v] = vector.fma(k, q[v], sums[a * frame.vectors + v])
+                            sums[a * frame.vectors + v] = self._plus_product(sums[a * frame.vectors + v], k, q[v])
                     scf.YieldOp(sums)
                 highest = list(js.inner_iter_args)
                 for a in range(keys):
@@ -143,18 +163,21 @@ class _Attention:
         return arith.select(exists, score, never)
 
     def _exponentiate(self, highest: list[ir.Value]) -> list[ir.Value]:
-        """scores = exp(scores - highest); returns the totals."""
+        """weights = exp(scores - highest); returns the totals."""
+        frame = self.frame
+        with loop(index(0), self.keys, index(1), [self.start] * frame.vectors) as js:
+            weights = self._powers(js.induction_variable, highest)
+            for v, weight in enumerate(weights):
+                vector.store(weight, self.weights, [js.induction_variable, frame.at(v)])
+            scf.YieldOp([arith.addf(total, weight) for total, weight in zip(js.inner_iter_args, weights, strict=True)])
+        return list(js.results)
+
+    def _powers(self, key: ir.Value, highest: list[ir.Value]) -> list[ir.Value]:
+        """exp(scores - highest) of a key."""
         frame = self.frame
         power = exp_below_zero if isinstance(frame.vec.element_type, ir.F32Type) else math.exp
-        with loop(index(0), self.keys, index(1), [self.start] * frame.vectors) as js:
-            totals = []
-            for v, total in enumerate(js.inner_iter_args):
-                at = [js.induction_variable, frame.at(v)]
-                weight = power(arith.subf(vector.load(frame.vec, self.scores, at), highest[v]))
-                vector.store(weight, self.scores, at)
-                totals.append(arith.addf(total, weight))
-            scf.YieldOp(totals)
-        return list(js.results)
+        scores = [vector.load(frame.vec, self.scores, [key, frame.at(v)]) for v in self.vectors]
+        return [power(arith.subf(score, top)) for score, top in zip(scores, highest, strict=True)]
 
     def _sum(self, result: ir.Value, row: ir.Value, totals: list[ir.Value]) -> None:
         """The values of a head, weighed by the scores."""
@@ -170,7 +193,7 @@ class _Attention:
             with self._tiles([self.start] * (step * frame.vectors)) as tiles:
                 origin, taken, stride = self._tile(tiles.induction_variable)
                 base = arith.addi(self.sequence.values, arith.muli(tiles.induction_variable, self.sequence.tile))
-                places = [arith.addi(base, arith.muli(r, stride)) for r in rows]
+                places = [arith.addi(base, arith.muli(r, self._in_elements(stride))) for r in rows]
                 scf.YieldOp(self._add(origin, taken, places, list(tiles.inner_iter_args)))
             for a in range(step):
                 m = arith.addi(arith.addi(result, ds.induction_variable), index(a))
@@ -194,20 +217,34 @@ class _Attention:
         self, origin: ir.Value, taken: ir.Value, places: list[ir.Value], carried: list[ir.Value], hides: bool
     ) -> list[ir.Value]:
         """The same; where it `hides` keys, a weight of 0 leaves out what may be NaN."""
-        frame, none = self.frame, self.start
-        with loop(index(0), taken, index(1), carried) as js:
+        frame, count = self.frame, arith.ceildivui(taken, index(self.together))
+        with loop(index(0), count, index(1), carried) as js:
             j, sums = js.induction_variable, list(js.inner_iter_args)
-            key = arith.addi(origin, j)
-            weights = [vector.load(frame.vec, self.scores, [key, frame.at(v)]) for v in self.vectors]
-            seen = [arith.cmpf(arith.CmpFPredicate.UNE, weight, none) for weight in weights] if hides else weights
+            weights = self._vectors(self.weights, arith.addi(self._in_elements(origin), j))
+            seen = [self._seen(weight) for weight in weights] if hides else weights
             for a, place in enumerate(places):
                 value = self._scalar(arith.addi(place, j))
                 for v in self.vectors:
                     i = a * frame.vectors + v
-                    more = vector.fma(value, weights[v], sums[i])
-                    sums[i] = arith.select(seen[v], more, sums[i]) if hides else more
+                    given = arith.select(seen[v], value, zeros(ir.VectorType(value.type))) if hides else value
+                    sums[i] = self._plus_product(sums[i], given, weights[v])
             scf.YieldOp(sums)
         return list(js.results)
+
+    def _in_elements(self, count: ir.Value) -> ir.Value:
+        """Features, or keys, as a number of elements."""
+        return count if self.together == 1 else arith.divui(count, index(self.together))
+
+    def _vectors(self, buffer: ir.Value, row: ir.Value) -> list[ir.Value]:
+        """A row of elements of all tokens."""
+        return [vector.load(self.frame.vec, buffer, [row, self.frame.at(v)]) for v in self.vectors]
+
+    def _plus_product(self, total: ir.Value, scalar: ir.Value, given: ir.Value) -> ir.Value:
+        return vector.fma(scalar, given, total)
+
+    def _seen(self, weight: ir.Value) -> ir.Value:
+        """Where a weight is not 0."""
+        return arith.cmpf(arith.CmpFPredicate.UNE, weight, self.start)
 
     def _scalar(self, at: ir.Value) -> ir.Value:
         """An element of keys or values for all queries."""

@@ -23,6 +23,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf
 
 from gossamer.dialects.errors import CompileError
+from gossamer.passes.chain.attention_pairs import emit_attention_in_pairs
 from gossamer.passes.chain.attention_stage import Sequence, emit_attention
 from gossamer.passes.chain.normalize_stage import emit_norm
 from gossamer.passes.chain.plan_chain import (
@@ -31,6 +32,7 @@ from gossamer.passes.chain.plan_chain import (
     Rounded,
     Stage,
     Tiled,
+    attended,
     columns,
     factor,
     plan_chain,
@@ -67,15 +69,16 @@ _KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.max", "kernel.
 
 @dataclass(frozen=True)
 class LowerChain:
-    """Lower chains of kernel ops to scf and vector."""
+    """Lower chains of kernel ops to scf and vector; `bf16` says whether the target multiplies pairs of bf16."""
 
     name: ClassVar[str] = "lower-chain"
+    bf16: bool = False
 
     def run(self, module: ir.Module) -> None:
         for function in public_functions(module):
             ops = [op for op in function.entry_block.operations if op.operation.name in _KERNEL_OPS]
             if len(ops) > 1:
-                _Lowering(module, function, ops).lower()
+                _Lowering(module, function, ops, self.bf16).lower()
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class _Tile:
 
 
 class _Lowering:
-    def __init__(self, module: ir.Module, function: func.FuncOp, ops: list[Any]) -> None:
+    def __init__(self, module: ir.Module, function: func.FuncOp, ops: list[Any], bf16: bool) -> None:
         self.module, self.function, self.ops = module, function, ops
         self.writes = [o.operation for o in function.entry_block.operations if o.operation.name == _WRITE]
         returned = [_result(write) for write in self.writes]
@@ -108,7 +111,7 @@ class _Lowering:
         products = [op for op in ops if op.operation.name == "kernel.spmm"]
         self.lanes = ir.IntegerAttr(products[0].lanes).value
         self.tokens = min(chain_product(op).tokens for op in products)
-        self.chain: Chain = plan_chain(function.operation, ops, returned, self.lanes, self.tokens)
+        self.chain: Chain = plan_chain(function.operation, ops, returned, self.lanes, self.tokens, bf16)
         *_, self.workspace, self.threads = function.entry_block.arguments
         self.attention = next((op for op in ops if op.operation.name == "kernel.attend"), None)
         masks = [
@@ -185,11 +188,10 @@ class _Lowering:
         first = arith.addi(arith.muli(tile.within, self.sequences), tile.sequence) if stage.strided else tile.first
         indices += [first, tile.valid, low, high, *([self.sequences] if stage.strided else [])]
         if stage.kind == "attend":
-            (op,) = stage.ops
             scratch = arith.muli(self.per_sequence, index(self.scratch))
             mine = arith.addi(self.scratch_base, arith.muli(thread_number(), scratch))
             start = arith.subi(tile.number, arith.divui(tile.within, index(self.tokens)))
-            at = [self._offset(v, _Tile(start, tile.slot, *[tile.first] * 4)) for v in (op.k, op.v)]
+            at = [self._offset(v, _Tile(start, tile.slot, *[tile.first] * 4)) for v in attended(stage)[1:]]
             indices += [self.length, tile.within, tile.sequence, *at, mine]
         arguments = [self.workspace, *(b for group in memory.values() for b in group), *indices]
         call_narrowest(tile.valid, self._variants(stage, [v.type for v in arguments]), arguments)
@@ -293,15 +295,17 @@ class _Lowering:
         elif stage.kind == "rotate":
             emit_rotation(stage.ops[0], frame)
         else:
-            self._fill_attention(stage.ops[0], frame, workspace, first, valid, rest)
+            self._fill_attention(stage, frame, workspace, first, valid, rest)
 
     def _fill_attention(
-        self, op: Any, frame: Frame, workspace: ir.Value, first: ir.Value, valid: ir.Value, rest: list[ir.Value]
+        self, stage: Stage, frame: Frame, workspace: ir.Value, first: ir.Value, valid: ir.Value, rest: list[ir.Value]
     ) -> None:
+        (op,) = stage.ops
         length, within, number, keys, values, scratch = rest
         element = self.chain.sum_type
         size, dynamic = index(byte_width(element)), ir.ShapedType.get_dynamic_size()
-        everything = ir.MemRefType.get([dynamic], element)
+        # Pairs of bf16 are read as the 32 bits that they are.
+        everything = ir.MemRefType.get([dynamic], ir.IntegerType.get_signless(32) if stage.dots else element)
         bytes_ = memref.dim(workspace, index(0))
         memory = memref.view(everything, workspace, index(0), [arith.divui(bytes_, size)])
         width = frame.vectors * self.lanes
@@ -316,7 +320,12 @@ class _Lowering:
         sequence = Sequence(
             length, within, number, memory, arith.divui(keys, size), arith.divui(values, size), tile, self.tokens
         )
-        emit_attention(op, frame, sequence, scores, mask, first, valid)
+        queries = frame.buffers[attended(stage)[0]]
+        if not stage.dots:
+            emit_attention(op, frame, queries, sequence, scores, mask, first, valid)
+            return
+        pairs = memref.view(ir.MemRefType.get([dynamic, 2 * width], ir.BF16Type.get()), workspace, scratch, [rows])
+        emit_attention_in_pairs(op, frame, queries, sequence, scores, pairs, mask, first, valid)
 
 
 def _result(write: ir.Operation) -> Result:

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError
+from gossamer.dialects.kernel import integers
 from gossamer.passes.chain.products import chain_product
 from gossamer.passes.framework.chain_product import ChainProduct, Layout
 from gossamer.passes.loops.epilogue import reads_tokens
@@ -31,6 +32,7 @@ Kind = Literal["pack", "round", "product", "rows", "normalize", "rotate", "atten
 _PER_HEAD: dict[str, Kind] = {"kernel.attend": "attend", "kernel.normalize": "normalize", "kernel.rotate": "rotate"}
 
 _LINE = 64
+_PAIRS = 16  # of bf16 in a vector
 
 
 class Rounded(NamedTuple):
@@ -76,6 +78,7 @@ class Stage:
     splits   into how many parts threads may share it out
     product  how it runs, where it is one
     gives    the layout of what it gives in bf16: rounding, or a product or a pack of which nothing else is read
+    dots     of attention: whether it multiplies pairs of bf16
     strided  whether the rows that it packs or unpacks come position by position
     """
 
@@ -88,6 +91,7 @@ class Stage:
     gives: Layout | None = None
     strided: bool = False
     out: ir.Value | None = None
+    dots: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,13 @@ class Chain:
         return 1 + max(stage.phase for stage in self.stages)
 
 
-def plan_chain(function: ir.Operation, ops: list[Any], returned: list[Result], lanes: int, tokens: int) -> Chain:
-    """The chain of the kernel ops of a function, in tiles of `tokens`. CompileError if their sums differ in type."""
+def plan_chain(
+    function: ir.Operation, ops: list[Any], returned: list[Result], lanes: int, tokens: int, bf16: bool = False
+) -> Chain:
+    """The chain of the kernel ops of a function, in tiles of `tokens`. CompileError if their sums differ in type.
+
+    `bf16` says whether the target multiplies pairs of bf16.
+    """
     chain = Chain(function, lanes, _sum_type(ops))
     phases = _phases(ops)
     staged: list[Stage] = []
@@ -130,7 +139,17 @@ def plan_chain(function: ir.Operation, ops: list[Any], returned: list[Result], l
                 continue
             staged.append(Stage("rows", [op], None, phase))
         elif name in _PER_HEAD:
-            staged.append(Stage(_PER_HEAD[name], [op], None, phase, ir.IntegerAttr(op.heads).value))
+            stage = Stage(_PER_HEAD[name], [op], None, phase, ir.IntegerAttr(op.heads).value)
+            if name == "kernel.attend" and bf16 and lanes == _PAIRS and _in_pairs(op) and _narrow(ops):
+                stage.dots = True
+                wanted = dict.fromkeys(value for value in attended(stage) if isinstance(value, Rounded))
+                given = [(each.value, each.gives) for each in staged if each.kind == "round"]
+                staged += [
+                    Stage("round", [], value, phases.get(value, phase - 1), gives=layout)
+                    for value, layout in wanted
+                    if (value, layout) not in given
+                ]
+            staged.append(stage)
         else:
             product = chain_product(op)
             rounding = ("round", op.x, product.reads)
@@ -155,6 +174,23 @@ def _with_unpacks(staged: list[Stage], returned: list[Result]) -> Iterator[Stage
                 yield Stage("unpack", [], each.value, stage.phase, strided=each.strided, out=each.out)
 
 
+def attended(stage: Stage) -> tuple[Tiled, Tiled, Tiled]:
+    """Queries, keys and values, as the tile has them for attention."""
+    (op,) = stage.ops
+    return (Rounded(op.q, "lines"), Rounded(op.k, "lines"), Rounded(op.v, "rows")) if stage.dots else (op.q, op.k, op.v)
+
+
+def _in_pairs(op: Any) -> bool:
+    """Whether the features of heads are in pairs."""
+    return all(n % 2 == 0 for n in (ir.IntegerAttr(op.head_size).value, *integers(op.offsets)))
+
+
+def _narrow(ops: list[Any]) -> bool:
+    """Whether nothing in a chain is multiplied as exactly as f32: then attention is not, either."""
+    weights = [ir.RankedTensorType(op.w.type).element_type for op in ops if op.operation.name == "kernel.spmm"]
+    return all(str(element) in ("i8", "bf16") for element in weights)
+
+
 def tile_operands(stage: Stage) -> list[Tiled]:
     """The matrices and columns that a stage reads from the tile (keys and values from all tiles of the sequence)."""
     if stage.kind == "pack":
@@ -165,8 +201,11 @@ def tile_operands(stage: Stage) -> list[Tiled]:
     found: dict[Tiled, None] = {}
     inside = {op.operation.results[0] for op in stage.ops}
     for op in stage.ops:
+        if stage.kind == "attend":
+            found.update(dict.fromkeys(attended(stage)))
+            continue
         if stage.kind in _PER_HEAD.values():
-            tiled = {"attend": ("q", "k", "v"), "normalize": ("x",), "rotate": ("x", "cos", "sin")}[stage.kind]
+            tiled = {"normalize": ("x",), "rotate": ("x", "cos", "sin")}[stage.kind]
             found.update(dict.fromkeys(getattr(op, name) for name in tiled))
             continue
         if stage.product is not None:
@@ -244,6 +283,7 @@ def _phases(ops: list[Any]) -> dict[ir.Value, int]:
 def _add_packs(chain: Chain, staged: list[Stage]) -> None:
     """Before the first stage that reads a matrix from outside comes a stage that packs it; for attention a phase earlier."""
     computed = {v for stage in staged for v in results(stage)}
+    keys = [v for stage in staged if stage.dots for v in (stage.ops[0].k, stage.ops[0].v)]
     packed: set[Tiled] = set()
     early: list[Stage] = []
     for stage in staged:
@@ -252,7 +292,7 @@ def _add_packs(chain: Chain, staged: list[Stage]) -> None:
                 continue
             packed.add(value)
             strided = (source := defining(value)) is not None and source.name == "kernel.regroup"
-            if stage.kind == "attend":
+            if stage.kind == "attend" or (stage.kind == "round" and stage.value in keys):
                 early.append(Stage("pack", [], value, max(stage.phase - 1, 0), strided=strided))
             else:
                 chain.stages.append(Stage("pack", [], value, stage.phase, strided=strided))
@@ -273,7 +313,8 @@ def _round_at_once(chain: Chain) -> None:
         if stage.kind in ("pack", "product") and not stage.strided:
             (value,) = results(stage)
             single = stage.product is not None and (stage.product.height % 2 or stage.product.sorted)
-            if [reader.kind for reader in readers[value]] == ["round"] and not (single and readers[value][0].gives == "lines"):
+            kinds = [(reader.kind, reader.gives) for reader in readers[value]]
+            if kinds == [("round", "columns")] or (kinds == [("round", "lines")] and not single):
                 chain.stages.remove(readers[value][0])
                 stage.gives = readers[value][0].gives
 

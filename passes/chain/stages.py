@@ -34,7 +34,7 @@ from gossamer.passes.loops.vectors import (
     zeros,
 )
 from gossamer.passes.weights_bf16.bf16_columns import LINE, round_columns, store_column, transpose_columns
-from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, store_line
+from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, round_rows, store_line
 from gossamer.passes.weights_int8.byte_products import plus_128
 
 
@@ -144,7 +144,7 @@ def emit_pack_rounded(target: Rounded, frame: Frame, first: ir.Value, valid: ir.
 
 def emit_round(target: Rounded, frame: Frame) -> None:
     """A value of the tile in bf16."""
-    round_ = {"columns": round_columns, "lines": round_lines}[target.layout]
+    round_ = {"columns": round_columns, "lines": round_lines, "rows": round_rows}[target.layout]
     round_(frame.buffers[target.value], frame.buffers[target], columns(target), frame.vectors)
 
 

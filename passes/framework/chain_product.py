@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 if TYPE_CHECKING:
     from torch_mlir import ir
 
-Layout = Literal["columns", "lines"]
-"""How x lies in the tile where it is bf16: columns (bf16_columns.py), or two side by side (bf16_pairs.py)."""
+Layout = Literal["columns", "lines", "rows"]
+"""How x lies in the tile where it is bf16: columns (bf16_columns.py), two side by side (bf16_pairs.py), or, for attention, rows
+of tokens as they come."""
 
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 

@@ -47,6 +47,15 @@ def round_lines(source: ir.Value, packed: ir.Value, count: int, vectors: int) ->
         store_line(even, odd, packed, arith.divui(k, index(2)))
 
 
+def round_rows(source: ir.Value, packed: ir.Value, count: int, vectors: int) -> None:
+    """source[k, t] -> packed[k, t] for k < count: pairs of neighbouring tokens."""
+    given, element = (ir.MemRefType(m.type).element_type for m in (source, packed))
+    with loop(index(0), index(count), index(1)) as columns:
+        for v in range(vectors):
+            at = [columns.induction_variable, index(v * _LANES)]
+            vector.store(narrowed(vector.load(vector_of(_LANES, given), source, at), vector_of(_LANES, element)), packed, at)
+
+
 def store_line(even: list[ir.Value], odd: list[ir.Value], packed: ir.Value, at: ir.Value) -> None:
     """Vectors of tokens of two neighbouring columns, rounded, into packed[at]."""
     half = vector_of(_LANES, ir.MemRefType(packed.type).element_type)
