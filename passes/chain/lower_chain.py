@@ -256,7 +256,7 @@ class _Lowering:
             for region in op.operation.regions:
                 text += _body_text(region.blocks[0], order)
         places = [(columns(v), p.rows, str(p.element), p.beside) for v, p in ((v, self.chain.places[v]) for v in tiled)]
-        return "\n".join([stage.kind, str(types), str(places), *text])
+        return "\n".join([stage.kind, str(stage.gives), str(types), str(places), *text])
 
     def _function(self, name: str, stage: Stage, types: list[ir.Type], vectors: int) -> func.FuncOp:
         with ir.InsertionPoint(self.function.operation):
