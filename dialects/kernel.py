@@ -374,13 +374,9 @@ def end(*values: ir.Value) -> None:
     ir.Operation.create("kernel.yield", operands=values)
 
 
-def product(
-    name: str, factors: Sequence[ir.Value], attributes: Mapping[str, ir.Attribute], types: Sequence[ir.Type]
-) -> Any:
+def product(name: str, factors: Sequence[ir.Value], attributes: Mapping[str, ir.Attribute], types: Sequence[ir.Type]) -> Any:
     """A kernel.contract or kernel.spmm with results of these types and an empty epilogue.
 
     Not by its class, which would note in an attribute of each op how many results it has.
     """
-    return ir.Operation.create(
-        f"kernel.{name}", results=types, operands=factors, attributes=dict(attributes), regions=1
-    ).opview
+    return ir.Operation.create(f"kernel.{name}", results=types, operands=factors, attributes=dict(attributes), regions=1).opview

@@ -113,7 +113,11 @@ def test_two_results(element: str, schedule: str) -> None:
     if not able(region, schedule):
         pytest.skip(f"this machine has no instructions for the {schedule} schedule in {element}")
     y = f"tensor<?x27x{element}>"
-    text = region.text().replace(f"-> {y} {{\n", f"-> ({y}, {y}) {{\n", 1).replace(f"return %y2 : {y}", f"return %y2, %y0 : {y}, {y}")
+    text = (
+        region.text()
+        .replace(f"-> {y} {{\n", f"-> ({y}, {y}) {{\n", 1)
+        .replace(f"return %y2 : {y}", f"return %y2, %y0 : {y}, {y}")
+    )
     kernel = compiled(text, schedule)
     packed = kernel.formats[1]
     assert kernel.schedule == schedule and packed is not None
