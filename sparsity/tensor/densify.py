@@ -92,9 +92,9 @@ def _tell(func: Callable[..., Any]) -> None:
     name = func.__name__.strip("_")
     if name == "chunk" and _is_being_sharded():
         raise OptionError(
-            "FSDP2 keeps parameters in flat arrays of all elements, which a SparseTensor does not have: shard a model with stored "
-            "weights by gossamer.fully_shard, which keeps their nonzeros on every process and averages their gradients, or deal "
-            "them by gossamer.ColwiseParallel and gossamer.RowwiseParallel"
+            "FSDP2 keeps parameters in flat arrays of all elements, and a SparseTensor has none: shard a model with stored "
+            "weights by gossamer.fully_shard, which keeps their nonzeros on every process and averages their gradients, or "
+            "deal them by gossamer.ColwiseParallel and gossamer.RowwiseParallel"
         )
     message = f"SparseTensor has no sparse {name}: all its elements, zeros too, are computed for it and the result is dense"
     if _strict.get():

@@ -1,4 +1,4 @@
-"""`gossamer.fully_shard`: stored weights on every process, the rest by FSDP2; steps are those of one process with all batches."""
+"""`gossamer.fully_shard`: stored weights on all processes, the rest by FSDP2, to the steps of one process with all batches."""
 
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 import gossamer
 from gossamer import OptionError, SparseTensor
 from gossamer.backend.report.report import collect
+from tests.processes import leave
 
 STEPS, TOKENS = 8, 8
 X = torch.randn(STEPS, 4, TOKENS, 24, generator=torch.Generator().manual_seed(1))
@@ -103,12 +104,11 @@ def worker(rank: int, ranks: int, directory: str) -> None:
     equal(model, alone)
     with pytest.raises(OptionError, match=r"gossamer\.fully_shard"):
         torch_fully_shard(network(), mesh=mesh)
-    with pytest.raises(OptionError, match="mp_policy computes in torch.bfloat16"):
+    with pytest.raises(OptionError, match=r"mp_policy computes in torch\.bfloat16"):
         gossamer.fully_shard(network(), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     with pytest.raises(OptionError, match="processes store other elements of"):
         gossamer.fully_shard(network(rank), mesh=mesh)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
