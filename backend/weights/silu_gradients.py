@@ -7,7 +7,7 @@ Then the derivative can be computed where %x is, in the forward pass (regions/gr
 sigmoid is at most 1.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import fx
@@ -30,24 +30,27 @@ class SiluGradients:
         """No decision: sparse-weights decides about what this makes."""
         for node in list(graph.nodes) if in_training(graph) else ():
             for inner, derivative in _factors(node):
-                found = next((pair for pair in _factors(inner) if _is_logistic(*pair, derivative)), None)
-                if found is not None and only_user(inner) is node:
+                pairs = _factors(inner) if only_user(inner) is node else []
+                found = next((pair for pair in pairs if _is_logistic(pair[1], derivative)), None)
+                if found is not None:
                     gradient, logistic = found
                     emit = Emitter(node)
-                    node.replace_all_uses_with(emit(aten.mul.Tensor, gradient, emit(aten.mul.Tensor, logistic, derivative)))
+                    product = emit(aten.mul.Tensor, gradient, emit(aten.mul.Tensor, logistic, derivative))
+                    node.replace_all_uses_with(product)
                     break
         graph.eliminate_dead_code()
         return []
 
 
-def _factors(node: fx.Node) -> list[Any]:
+def _factors(node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
     """The factors of a product of two matrices, in both orders."""
     if node.target is not aten.mul.Tensor or not all(isinstance(factor, fx.Node) for factor in node.args):
         return []
-    return [node.args, node.args[::-1]]
+    left, right = cast(tuple[fx.Node, fx.Node], node.args)
+    return [(left, right), (right, left)]
 
 
-def _is_logistic(gradient: fx.Node, factor: fx.Node, derivative: fx.Node) -> bool:
+def _is_logistic(factor: fx.Node, derivative: fx.Node) -> bool:
     """Whether a factor is the sigmoid of that which the derivative is computed from."""
     if factor.target is not aten.sigmoid.default or not (same_shape(factor, derivative) and same_dtype(factor, derivative)):
         return False
@@ -59,4 +62,4 @@ def _is_logistic(gradient: fx.Node, factor: fx.Node, derivative: fx.Node) -> boo
         if not is_elementwise(node):
             return False
         pending += node.all_input_nodes
-    return gradient is not x
+    return True

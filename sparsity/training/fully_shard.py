@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
@@ -41,8 +41,10 @@ def fully_shard(module: Module, *, mesh: DeviceMesh | None = None, **options: An
                 "model before it is sharded, or leave out param_dtype"
             )
     ignored = {*(options.pop("ignored_params", None) or ()), *weights.values()}
-    made: Module = torch_fully_shard(module, mesh=mesh, ignored_params=ignored, **options)
-    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)] if mesh is not None else [dist.group.WORLD]
+    if mesh is None:
+        mesh = init_device_mesh(next(module.parameters()).device.type, (dist.get_world_size(),))
+    torch_fully_shard(module, mesh=mesh, ignored_params=ignored, **options)  # in place
+    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
     for name, weight in stored.items():
         average(name, weight, groups, lambda: True)
-    return made
+    return module

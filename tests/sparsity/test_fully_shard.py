@@ -52,7 +52,7 @@ def network(seed: int = 0) -> Network:
 def shard(model: Network, mesh: Any) -> Network:
     for block in model.blocks:
         gossamer.fully_shard(block, mesh=mesh)
-    return gossamer.fully_shard(model, mesh=mesh)
+    return gossamer.fully_shard(model)  # over all processes
 
 
 def train(model: nn.Module, rank: int, ranks: int, recipe: str = "") -> None:
