@@ -24,6 +24,7 @@ GRAPH_PASSES = {
     "unsigned-products": "weights.unsigned_products:UnsignedProducts",
     "dequantized-products": "weights.dequantized_products:DequantizedProducts",
     "written-attention": "attention.written_attention:WrittenAttention",
+    "silu-gradients": "weights.silu_gradients:SiluGradients",
     "sparse-weights": "weights.sparse_weights:SparseWeights",
     "masked-gradients": "weights.masked_gradients:MaskedGradients",
     "routed-experts": "weights.routed_experts:RoutedExperts",

@@ -1,7 +1,7 @@
 """The kernel dialect, defined in Python on MLIR's bindings: what a region computes, and how it is scheduled.
 
 `kernel.contract` says what: a contraction of two factors and, in its region, the elementwise epilogue that turns each
-finished sum into a result element. The epilogue reads further tensors with `kernel.read`.
+finished sum into a result element, or into one of each of several results. It reads further tensors with `kernel.read`.
 
     %y = "kernel.contract"(%x, %w) ({
     ^bb0(%sum: f32):
@@ -26,7 +26,7 @@ of a matrix, to [T, 1]), whose bodies read all they need with `kernel.read`, `ke
 Operations on sparse tensors that come with each call are in `open_ops` and `edges`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch_mlir import ir
@@ -69,13 +69,13 @@ def integers(attribute: ir.ArrayAttr) -> list[int]:
 def epilogue_problem(op: Any) -> str | None:
     if len(op.epilogue.blocks) != 1 or len(op.epilogue.blocks[0].arguments) != 1:
         return "needs one epilogue block that takes the sum"
-    return _block_problem(op, op.epilogue.blocks[0], "epilogue")
+    return _block_problem(op, op.epilogue.blocks[0], "epilogue", list(op.operation.results))
 
 
 def _body_problem(op: Any) -> str | None:
     if len(op.body.blocks) != 1 or len(op.body.blocks[0].arguments) != 0:
         return "needs one block without arguments"
-    return _block_problem(op, op.body.blocks[0], "body")
+    return _block_problem(op, op.body.blocks[0], "body", [op.result])
 
 
 def _sum_problem(op: Any) -> str | None:
@@ -137,18 +137,24 @@ def _rotate_problem(op: Any) -> str | None:
     return None
 
 
-def _block_problem(op: Any, block: ir.Block, name: str) -> str | None:
-    result = ir.RankedTensorType(op.result.type)
+def _block_problem(op: Any, block: ir.Block, name: str, given: list[ir.Value]) -> str | None:
+    results = [ir.RankedTensorType(value.type) for value in given]
     operations = list(block.operations)
     if not operations or operations[-1].operation.name != "kernel.yield":
         return f"{name} must end in kernel.yield"
-    if operations[-1].operands[0].type != result.element_type:
-        return f"{name} yields {operations[-1].operands[0].type}, the result holds {result.element_type}"
+    yielded = list(operations[-1].operands)
+    if len(yielded) != len(results):
+        return f"{name} yields {len(yielded)} values for {len(results)} results"
+    for value, result in zip(yielded, results, strict=True):
+        if value.type != result.element_type:
+            return f"{name} yields {value.type}, the result holds {result.element_type}"
+        if result != results[0]:
+            return f"has results {results[0]} and {result}, must be of one type"
     for inner in operations:
         if inner.operation.name == "kernel.read":
             dims = ir.AffineMapAttr(inner.attributes["map"]).value.n_dims
-            if dims != result.rank:
-                return f"{name} reads with a map over {dims} dimensions, the result has {result.rank}"
+            if dims != results[0].rank:
+                return f"{name} reads with a map over {dims} dimensions, the result has {results[0].rank}"
     return None
 
 
@@ -206,10 +212,15 @@ class ContractOp(KernelOp, name="contract", traits=[ext.Pure]):
     lhs: ext.Operand[Any]
     rhs: ext.Operand[Any]
     indexing_maps: ir.ArrayAttr
-    result: ext.Result[Any]
+    outputs: Sequence[ext.Result[Any]]
     epilogue: ext.Region
 
     verify_region_invariants = verified(_contract_problem)
+
+    @property
+    def result(self) -> ir.Value:
+        """The first one."""
+        return self.operation.results[0]
 
 
 class SpmmOp(KernelOp, name="spmm", traits=[ext.Pure]):
@@ -221,10 +232,15 @@ class SpmmOp(KernelOp, name="spmm", traits=[ext.Pure]):
     tile: ir.ArrayAttr
     lanes: ir.IntegerAttr
     reduction: ir.IntegerAttr
-    result: ext.Result[Any]
+    outputs: Sequence[ext.Result[Any]]
     epilogue: ext.Region
 
     verify_region_invariants = verified(_spmm_problem)
+
+    @property
+    def result(self) -> ir.Value:
+        """The first one."""
+        return self.operation.results[0]
 
 
 class MapOp(KernelOp, name="map", traits=[ext.Pure]):
@@ -348,6 +364,19 @@ class ReadOp(KernelOp, name="read", traits=[ext.Pure]):
 
 
 class YieldOp(KernelOp, name="yield", traits=[ir.IsTerminatorTrait]):
-    """Ends an epilogue: the value stored into the result."""
+    """Ends an epilogue: the value stored into the result, or into each of several."""
 
-    value: ext.Operand[Any]
+    values: Sequence[ext.Operand[Any]]
+
+
+def end(*values: ir.Value) -> None:
+    """Ends a body with these values."""
+    ir.Operation.create("kernel.yield", operands=values)
+
+
+def product(name: str, factors: Sequence[ir.Value], attributes: Mapping[str, ir.Attribute], types: Sequence[ir.Type]) -> Any:
+    """A kernel.contract or kernel.spmm with results of these types and an empty epilogue.
+
+    Not by its class, which would note in an attribute of each op how many results it has.
+    """
+    return ir.Operation.create(f"kernel.{name}", results=types, operands=factors, attributes=dict(attributes), regions=1).opview

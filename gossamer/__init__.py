@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gossamer.sparsity.tensor_parallel import ColwiseParallel, RowwiseParallel
     from gossamer.sparsity.training.data_parallel import data_parallel
     from gossamer.sparsity.training.distill import DistillationLoss, distill
+    from gossamer.sparsity.training.fully_shard import fully_shard
     from gossamer.sparsity.training.gradual_masks import GradualMasks
     from gossamer.sparsity.training.recipe import Recipe, Sparsifier
     from gossamer.sparsity.training.schedules import Cubic, Exchange, Fading, Schedule, Stepwise
@@ -64,6 +65,7 @@ _HOMES = {
     "data_parallel": "gossamer.sparsity.training.data_parallel",
     "distill": "gossamer.sparsity.training.distill",
     "DistillationLoss": "gossamer.sparsity.training.distill",
+    "fully_shard": "gossamer.sparsity.training.fully_shard",
     "GradualMasks": "gossamer.sparsity.training.gradual_masks",
     "prepare": "gossamer.sparsity.prepare",
     "prune": "gossamer.sparsity.pruning.prune",
@@ -121,6 +123,7 @@ __all__ = [
     "einsum",
     "explain",
     "finalize",
+    "fully_shard",
     "graph_attention",
     "implements",
     "load",

@@ -1,7 +1,7 @@
 """`gossamer::region`, the opaque operation that stands for a region in the rewritten graph.
 
     gossamer::region([x [T, K], *statics, *extras], key) -> [T, M]
-    gossamer::chain([...], key) -> [[T, M], [T, N], ...]                a chain of several regions with several results
+    gossamer::chain([...], key) -> [[T, M], [T, N], ...]                the same, or several regions, with several results
 
 `statics` are the leaves of the weight's expression, `extras` the other tensors the epilogue reads, `key` is the content
 hash under which this process knows the region. One list, and torch.library.Library instead of custom_op, because every
@@ -48,6 +48,7 @@ class CompiledRegion:
     m, dtype columns and type of the result
     allocate memory for the result, on the device of the kernels
     training whether the region is of a graph with gradients
+    two      whether it has two results, both of this type
     """
 
     variants: tuple[Variant, ...]
@@ -60,6 +61,12 @@ class CompiledRegion:
     dtype: torch.dtype
     allocate: Allocate
     training: bool
+    two: bool = False
+
+    @property
+    def results(self) -> tuple[tuple[int, torch.dtype], ...]:
+        """Columns and type of each result."""
+        return ((self.m, self.dtype),) * (1 + self.two)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -70,13 +77,16 @@ class CompiledRegion:
         """Sizes of the result for this first operand."""
         return x.shape[0], self.m
 
-    def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, operands: list[torch.Tensor]) -> Any:
         tokens, m = operands[0].shape[0], self.m  # faster than size(0)
-        out = self.allocate((tokens, m), (m, 1), self.dtype)
+        out: Any = self.allocate((tokens, m), (m, 1), self.dtype)
+        if self.two:
+            out = [out, self.allocate((tokens, m), (m, 1), self.dtype)]
         return out if tokens == 0 or m == 0 else self.into(operands, out)
 
-    def into(self, operands: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        """Computes into `out`, which is not empty, or densely into another tensor; whichever is returned has the result."""
+    def into(self, operands: list[torch.Tensor], out: Any) -> Any:
+        """Computes into `out`, which is not empty, or densely into another tensor; whichever is returned has the result. Of two
+        results, lists."""
         # Runs at every call: what would read better in a function, or as a comprehension, costs 0.1 µs more there.
         x, variant, leaves = operands[0], self.variants[0], self.leaves
         if x.shape[0] > variant.most_tokens:
@@ -92,11 +102,12 @@ class CompiledRegion:
         variant.kernel(given, out)
         return out
 
-    def dense(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    def dense(self, operands: Sequence[torch.Tensor]) -> Any:
         """The same in plain torch."""
         x, statics, extras = operands[0], operands[1 : 1 + self.leaves], operands[1 + self.leaves :]
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            return self.body(x, run(self.variants[0].packings.evaluate, statics), *extras).contiguous()
+            found: Any = self.body(x, run(self.variants[0].packings.evaluate, statics), *extras)
+        return [each.contiguous() for each in found] if self.two else found.contiguous()
 
 
 class Callee(Protocol):

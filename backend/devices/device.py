@@ -32,7 +32,7 @@ class Device(Protocol):
     What it can do besides:
 
     rounds_to_bf16  products of f32 whose weight is rounded to bf16, faster than without
-    chains          several products and what lies between them as one kernel
+    chains          several products and what lies between them as one kernel, or several results of one
     reorders        products with the rows and columns of the weight in another order
     measures        schedules are timed against each other; elsewhere predictions stand
     """

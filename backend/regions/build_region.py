@@ -85,7 +85,7 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
             out = region.output.meta["val"]
             compiled = CompiledRegion(
                 tuple(variants), region.body, len(leaves), densest, renew, verify == "full", contraction.m, out.dtype,
-                device.allocate, training,
+                device.allocate, training, region.second is not None,
             )  # fmt: skip
             kinds = [extra.kind for extra in region.extras]
             orders = contraction.orders

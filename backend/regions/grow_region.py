@@ -7,21 +7,28 @@
 
 The largest sub-graph with one output is taken: nothing inside it but its output is used elsewhere. T is always dynamic,
 so that one kernel serves every number of tokens.
+
+In training, what follows such an output and reads nothing else may leave two outputs in its place: an activation, and the
+derivative that the backward pass multiplies with. Both are computed forward, from a value that nobody has to keep.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
+from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, kind_of
-from gossamer.backend.graph.nodes import phase
+from gossamer.backend.graph.nodes import in_training, phase
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody
 
 aten = torch.ops.aten
+
+_ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of which a kernel computes exponential functions in vectors."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Region:
 
     body     (x [T, K], w as stored, *extras) → [T, M]; see `matrix_functions` for what its nodes' meta says
     extras   the values of the large graph that `body` takes after x and w
-    members  the nodes of the large graph that it computes; `output` is the only one that others use
+    members  the nodes of the large graph that it computes; others use `output` and `second`, if there is one, alone
     """
 
     contraction: Contraction
@@ -38,6 +45,7 @@ class Region:
     extras: tuple[Extra, ...]
     members: tuple[fx.Node, ...]
     output: fx.Node
+    second: fx.Node | None = None
 
     @property
     def fused(self) -> int:
@@ -50,10 +58,66 @@ class Region:
 def grow(contraction: Contraction, claimed: Container[fx.Node]) -> Region:
     """The largest region around a contraction that leaves the `claimed` nodes of other regions alone."""
     members = [contraction.node] if contraction.axis == -2 else epilogue(contraction.node, claimed, axis=contraction.axis)
+    output, second = members[-1], None
+    if _may_have_two(contraction):
+        more = _two_outputs(output, claimed)
+        if more is not None:
+            behind, output, second = more
+            members += behind
     body = ProductBody(contraction)
     for node in members[1:]:
         body.append(node)
-    return Region(contraction, body.finish(members[-1]), tuple(body.extras), tuple(members), members[-1])
+    finished = body.finish(output) if second is None else body.finish(output, second)
+    return Region(contraction, finished, tuple(body.extras), tuple(members), output, second)
+
+
+def _may_have_two(contraction: Contraction) -> bool:
+    if contraction.axis != -1 or contraction.backward or not device_of(contraction.weight.device).chains:
+        return False
+    return in_training(contraction.node.graph)
+
+
+def _two_outputs(output: fx.Node, claimed: Container[fx.Node]) -> tuple[list[fx.Node], fx.Node, fx.Node] | None:
+    """The elementwise nodes that compute something from an output alone, if others use two of their values, and not the output;
+    and these two, the first of the same phase as the output."""
+    dtype = output.meta["val"].dtype
+    if dtype not in _ACTIVATIONS:
+        return None
+    found, pending, node = dict[fx.Node, None](), set(output.users), output
+    while pending:
+        node = node.next
+        if node in pending:
+            pending.discard(node)
+            if node not in claimed and _follows(node, {output, *found}):
+                found[node] = None
+                pending.update(node.users)
+    while wrong := [end for end in _ends(found) if is_identity(end) or end.meta["val"].dtype != dtype]:
+        left_out = {wrong[0]}
+        for node in found:
+            if not left_out.isdisjoint(node.all_input_nodes):
+                left_out.add(node)
+        found = {node: None for node in found if node not in left_out}
+    ends = _ends(found)
+    if len(ends) != 2 or any(user not in found for user in output.users) or phase(ends[0]) != phase(output):
+        return None
+    return list(found), ends[0], ends[1]
+
+
+def _ends(nodes: Mapping[fx.Node, None]) -> list[fx.Node]:
+    return [node for node in nodes if any(user not in nodes for user in node.users)]
+
+
+def _follows(node: fx.Node, given: Container[fx.Node]) -> bool:
+    """Whether a node is elementwise and reads these matrices alone."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype not in (*_ACTIVATIONS, torch.bool):
+        return False
+    if not (is_elementwise(node) or is_identity(node)):
+        return False
+    return all(
+        kind_of(operand, value.shape) == "matrix" if operand in given else constant_of(operand) is not None
+        for operand in node.all_input_nodes
+    )
 
 
 def epilogue(

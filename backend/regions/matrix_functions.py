@@ -84,9 +84,10 @@ class _Body:
         """Adds a node that has the values of the one that it is of."""
         self._copies[node] = self._operand(node.args[0], node.args[0].meta["val"].shape)  # type: ignore[union-attr, arg-type]
 
-    def finish(self, output: fx.Node) -> fx.GraphModule:
-        """The body that returns the copy of `output`."""
-        self.graph.output(self._copies[output])
+    def finish(self, output: fx.Node, *others: fx.Node) -> fx.GraphModule:
+        """The body that returns the copy of `output`, or of several nodes."""
+        found = tuple(self._copies[node] for node in (output, *others))
+        self.graph.output(found if others else found[0])
         return fx.GraphModule({}, self.graph, "Region")
 
     def _converted(self, x: fx.Node, node: fx.Node) -> fx.Node:

@@ -1,10 +1,12 @@
-"""Putting one `gossamer::region` call where a region was."""
+"""Putting one `gossamer::region` call where a region was, or a call of several results."""
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 
+from gossamer.backend.calls.region_op import chain as chain_op
 from gossamer.backend.calls.region_op import region as region_op
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import VIEWS, same_shape
@@ -15,7 +17,7 @@ aten = torch.ops.aten
 
 
 def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
-    """Replaces the region's output by a call of the region op with views around it.
+    """Replaces the region's output by a call of the region op with views around it, and its second output, too.
 
     `replaced` maps the outputs of the regions that were replaced before to their new nodes, and is added to.
     """
@@ -28,7 +30,17 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
     if rank > 2:
         x = emit(aten.reshape.default, x, [-1, contraction.k])
     extras = [read_as(extra, emit.now(extra.node), emit) for extra in region.extras]
-    y = emit(region_op, [x, *contraction.weight.leaves, *extras], key)
+    given = [x, *contraction.weight.leaves, *extras]
+    if region.second is not None:
+        called = emit(chain_op, given, key)
+        for number, node in enumerate((output, region.second)):
+            y = emit(operator.getitem, called, number)
+            if not same_shape(y, node):
+                y = emit(aten.reshape.default, y, _shape(region, node, emit))
+            node.replace_all_uses_with(y)
+            replaced[node] = y
+        return
+    y = emit(region_op, given, key)
     if contraction.side == "left":
         if rank > 2:
             y = emit(aten.reshape.default, y, [*emit.sizes(contraction.x, (0, 2)), contraction.m])

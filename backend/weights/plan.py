@@ -126,6 +126,7 @@ class _Planner:
         built = self._compiled(partial(build_region, region, name, leaves, self.options, self.dump), region)
         if built is not None:
             fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
+            fused += ", 2 results" if region.second is not None else ""
             self._decide(contraction, built.format, built.schedule, fused, *built.packed_bytes)
         else:
             gain = self._gains[contraction.node]

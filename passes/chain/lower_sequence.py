@@ -114,13 +114,13 @@ class _Rows:
                 token = rows.induction_variable
                 if self.op.operation.name == "kernel.map":
                     with loop(index(0), memory.features, index(self.lanes)) as columns:
-                        memory.store_token(token, columns.induction_variable, self.lanes, self._value)
+                        memory.store_token(token, columns.induction_variable, self.lanes, self._values)
                 else:
                     self._reduce(token)
         self.storage.erase()
 
-    def _value(self, read: Read) -> ir.Value:
-        return on_lanes(self.body, {}, self.value, self.lanes, read)
+    def _values(self, read: Read) -> list[ir.Value]:
+        return [on_lanes(self.body, {}, self.value, self.lanes, read)]
 
     def _reduce(self, token: ir.Value) -> None:
         adds, vec = self.op.operation.name == "kernel.sum", vector_of(self.lanes, self.value.type)
@@ -133,7 +133,8 @@ class _Rows:
             def load(type_: ir.VectorType, buffer: ir.Value, where: list[ir.Value]) -> ir.Value:
                 return vector.maskedload(type_, buffer, where, mask, zeros(type_))
 
-            value = arith.select(mask, self._value(reader(self.reads, [token, at], load)), start)
+            (value,) = self._values(reader(self.reads, [token, at], load))
+            value = arith.select(mask, value, start)
             scf.YieldOp([(arith.addf if adds else arith.maximumf)(columns.inner_iter_args[0], value)])
         kind = ir.Attribute.parse("#vector.kind<add>" if adds else "#vector.kind<maximumf>")
         fast = ir.Attribute.parse("#arith.fastmath<reassoc>")

@@ -5,6 +5,8 @@ before   %0 = linalg.generic (fill with 0) ...
          %2 = linalg.generic {parallel, parallel} ins(%1, %bias) { math.tanh(in + in_1) }
 after    %2 = "kernel.contract"(%x, %w) ({ ^bb0(%sum): tanh(%sum + kernel.read(%bias)) }) {indexing_maps = [...]}
 
+A function may return several values of that work; they are so many results of the contraction then.
+
 Expects generic ops (after linalg-generalize-named-ops and linalg-fuse-elementwise-ops). A contraction that has no factor with
 a sparse encoding is left alone. Narrow factors are widened to the accumulator's type, as linalg has it.
 """
@@ -14,8 +16,8 @@ from typing import ClassVar
 
 from torch_mlir import ir
 
-from gossamer.dialects.kernel import ContractOp, ReadOp, YieldOp
-from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, parallel, reductions, sole_user, walk
+from gossamer.dialects.kernel import ReadOp, end, product
+from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, parallel, reductions, walk
 
 _MULTIPLIED = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # by what adds up
 
@@ -66,56 +68,76 @@ def _maps(op: ir.Operation) -> list[ir.AffineMap]:
 
 def _fuse(op: ir.Operation) -> None:
     lhs, rhs, _ = op.operands
-    result = op.results[0]
-    epilogues: list[ir.Operation] = []
-    while (user := _epilogue_of(result)) is not None:
-        epilogues.append(user)
-        result = user.results[0]
-    last = epilogues[-1] if epilogues else op
+    members, several = _members(op)
+    last = members[-1]
+    ends = list(several.operands) if several is not None else _ends(members)
     maps = ir.ArrayAttr.get(list(ir.ArrayAttr(op.attributes["indexing_maps"]))[:2])
     with ir.InsertionPoint(last), last.location:
-        contract = ContractOp(lhs, rhs, maps, result=result.type)
+        contract = product("contract", [lhs, rhs], {"indexing_maps": maps}, [value.type for value in ends])
         block = ir.Block.create_at_start(
             contract.epilogue, [ir.RankedTensorType(op.results[0].type).element_type], [last.location]
         )
         with ir.InsertionPoint(block):
-            value: ir.Value = block.arguments[0]
-            feed = op.results[0]
-            for epilogue in epilogues:
-                value = _inline(epilogue, feed, value)
-                feed = epilogue.results[0]
-            YieldOp(value)
-    result.replace_all_uses_with(contract.result)
-    for dead in reversed([op, *epilogues]):
+            values: dict[ir.Value, ir.Value] = {op.results[0]: block.arguments[0]}
+            for epilogue in members[1:]:
+                values[epilogue.results[0]] = _inline(epilogue, values)
+            end(*(values[value] for value in ends))
+    if several is None:
+        ends[0].replace_all_uses_with(contract.result)
+    else:  # maybe the same value twice
+        for position, result in enumerate(contract.operation.results):
+            several.operands[position] = result
+    for dead in reversed(members):
         dead.erase()
 
 
-def _epilogue_of(result: ir.Value) -> ir.Operation | None:
-    """The one elementwise generic that reads `result` element by element, if it can go into the contraction."""
-    user = sole_user(result)
-    if user is None or user.name != "linalg.generic" or len(user.results) != 1 or not parallel(user):
-        return None
-    inputs, maps = list(user.operands)[:-1], _maps(user)
-    identity = ir.AffineMap.get_identity(ir.RankedTensorType(result.type).rank)
-    fed = [m for v, m in zip(inputs, maps, strict=False) if v == result]
-    block = user.regions[0].blocks[0]
+def _members(op: ir.Operation) -> tuple[list[ir.Operation], ir.Operation | None]:
+    """A contraction and the elementwise generics after it that can go into it, in order: so many that others use one value, or
+    all of them if the function returns several values that are all they are used for, and its return."""
+    members, computed = [op], {op.results[0]}
+    block = [each.operation for each in op.parent.regions[0].blocks[0].operations]
+    for other in block[block.index(op) + 1 :]:
+        if _is_epilogue(other, computed):
+            members.append(other)
+            computed.add(other.results[0])
+    returned = list(block[-1].operands)
+    if len(returned) > 1 and set(returned) <= computed and set(_ends(members)) <= set(returned):
+        return members, block[-1]
+    count = next(n for n in range(len(members), 0, -1) if n == 1 or len(_ends(members[:n])) == 1)
+    return members[:count], None
+
+
+def _ends(members: list[ir.Operation]) -> list[ir.Value]:
+    """The values of these ops that others use."""
+    return [op.results[0] for op in members if any(use.owner.operation not in members for use in op.results[0].uses)]
+
+
+def _is_epilogue(op: ir.Operation, computed: set[ir.Value]) -> bool:
+    """Whether an op is an elementwise generic that reads some of these values, element by element."""
+    if op.name != "linalg.generic" or len(op.results) != 1 or not parallel(op):
+        return False
+    inputs, maps = list(op.operands)[:-1], _maps(op)
+    fed = [m for v, m in zip(inputs, maps, strict=False) if v in computed]
+    identity = ir.AffineMap.get_identity(ir.RankedTensorType(op.results[0].type).rank)
+    block = op.regions[0].blocks[0]
     reads_init = any(True for _ in block.arguments[len(inputs)].uses)
     if not fed or any(m != identity for m in fed) or maps[-1] != identity or reads_init:
-        return None
+        return False
     if any(ir.RankedTensorType(v.type).encoding is not None for v in inputs):
-        return None
-    if any(o.operation.name == "linalg.index" for o in block.operations):
-        return None
-    return user
+        return False
+    return not any(o.operation.name == "linalg.index" for o in block.operations)
 
 
-def _inline(epilogue: ir.Operation, feed: ir.Value, value: ir.Value) -> ir.Value:
-    """Clone the body of `epilogue` at the insertion point, with `value` for `feed`; returns what it yields."""
+def _inline(epilogue: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
+    """Clone the body of `epilogue` at the insertion point, with these values for what it reads of them; returns what it
+    yields."""
     block, maps = epilogue.regions[0].blocks[0], _maps(epilogue)
     mapping: dict[ir.Value, ir.Value] = {}
     for i, operand in enumerate(list(epilogue.operands)[:-1]):
         argument = block.arguments[i]
         mapping[argument] = (
-            value if operand == feed else ReadOp(operand, ir.AffineMapAttr.get(maps[i]), result=argument.type).result
+            values[operand]
+            if operand in values
+            else ReadOp(operand, ir.AffineMapAttr.get(maps[i]), result=argument.type).result
         )
     return clone_into(block, mapping)[0]

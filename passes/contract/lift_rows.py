@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch_mlir import ir
 
-from gossamer.dialects.kernel import MapOp, MaxOp, ReadOp, SumOp, YieldOp
+from gossamer.dialects.kernel import MapOp, MaxOp, ReadOp, SumOp, end
 from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, iterator_types, walk
 
 _REDUCTIONS = {"arith.addf": (SumOp, 0), "arith.maximumf": (MaxOp, -math.inf)}
@@ -52,7 +52,7 @@ def _lift_map(op: ir.Operation) -> None:
         lifted = MapOp(result=op.results[0].type)
         body = ir.Block.create_at_start(lifted.body, [], [])
         with ir.InsertionPoint(body):
-            YieldOp(clone_into(block, _reads(op, _as_they_are(op)))[0])
+            end(clone_into(block, _reads(op, _as_they_are(op)))[0])
     op.results[0].replace_all_uses_with(lifted.result)
     op.erase()
 
@@ -74,7 +74,7 @@ def _lift_reduction(op: ir.Operation) -> None:
         with ir.InsertionPoint(body):
             mapping = _reads(op, reads)
             clone_into(block, mapping)
-            YieldOp(mapping.get(others[0], others[0]))
+            end(mapping.get(others[0], others[0]))
             next(o for o in body.operations if any(v == old for v in o.operands)).operation.erase()
     op.results[0].replace_all_uses_with(lifted.result)
     op.erase()

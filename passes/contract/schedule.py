@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError, OptionError
-from gossamer.dialects.kernel import SpmmOp
+from gossamer.dialects.kernel import product
 from gossamer.passes.contract.choose_format import SCHEDULE, is_linear, matrix_of
 from gossamer.passes.framework.pass_options import choices
 from gossamer.passes.loops.encodings import storage_of_type
@@ -56,13 +56,17 @@ class Schedule:
         if tile is None:
             raise CompileError(f"no {schedule} schedule for a weight stored as {stored.name}")
         with ir.InsertionPoint(contract), contract.location:
-            scheduled = SpmmOp(
-                contract.lhs, contract.rhs, ir.StringAttr.get(schedule),
-                ir.ArrayAttr.get([_i64(n) for n in tile]), _i64(matrix.lanes),
-                _i64(matrix.reduction), result=contract.result.type,
-            )  # fmt: skip
+            how = {
+                "schedule": ir.StringAttr.get(schedule),
+                "tile": ir.ArrayAttr.get([_i64(n) for n in tile]),
+                "lanes": _i64(matrix.lanes),
+                "reduction": _i64(matrix.reduction),
+            }
+            results = contract.operation.results
+            scheduled = product("spmm", [contract.lhs, contract.rhs], how, [value.type for value in results])
         contract.epilogue.blocks[0].append_to(scheduled.epilogue)
-        contract.result.replace_all_uses_with(scheduled.result)
+        for value, result in zip(results, scheduled.operation.results, strict=True):
+            value.replace_all_uses_with(result)
         contract.operation.erase()
 
 

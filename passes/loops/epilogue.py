@@ -3,7 +3,7 @@
 Sums are computed feature-major (lanes are tokens), results are stored token-major (lanes are features). What depends on the
 sum, on scalars and on per-feature vectors runs on the sums (`before`), once per row while they are in registers; what
 reads a whole [T, M] tensor or a per-token vector runs after the transpose (`after`). One value crosses between the two, in
-the memory of the sums; where that cannot be, all is done after.
+the memory of the sums; where that cannot be, or there are several results, all is done after.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ class Epilogue:
 
     def __init__(self, block: ir.Block) -> None:
         *body, terminator = [op.operation for op in block.operations]
-        self.sum, self.result = block.arguments[0], terminator.operands[0]
+        self.sum, self.results = block.arguments[0], list(terminator.operands)
         self._summed = _users({self.sum}, body)
         late = _users({r for op in body if op.name == "kernel.read" and reads_tokens(op) for r in op.results}, body)
         self._before = [op for op in body if not any(r in late for r in op.results)]
         self._after = [op for op in body if any(r in late for r in op.results)]
-        self.crossing = self.result
+        self.crossing = self.results[0]
         if self._after:
             crossing = {v for op in self._after for v in op.operands if v in self._summed and v not in late}
             self.crossing = crossing.pop() if len(crossing) == 1 else self.sum
-        if self.trivial or not _fits(self.crossing.type, self.sum.type):
+        if self.trivial or len(self.results) > 1 or not _fits(self.crossing.type, self.sum.type):
             self._before, self._after, self.crossing = [], body, self.sum
 
     @property
@@ -42,26 +42,50 @@ class Epilogue:
         """Whether `before` has nothing to do."""
         return self.crossing == self.sum
 
+    @property
+    def result(self) -> ir.Value:
+        """The only result."""
+        (result,) = self.results
+        return result
+
     def before(self, sums: ir.Value, read: Read) -> ir.Value:
         """The crossing value, for a vector of sums of one feature."""
-        return self._emit(self._before, {self.sum: sums}, self.crossing, read)
+        (crossing,) = self._emit(self._before, {self.sum: sums}, [self.crossing], read)
+        return crossing
 
-    def after(self, crossing: ir.Value, read: Read) -> ir.Value:
-        """The results, for a vector of crossing values of one token."""
+    def after(self, crossing: ir.Value, read: Read) -> list[ir.Value]:
+        """What is stored into each result, for a vector of crossing values of one token."""
         missing = [op for op in self._before if not any(r in self._summed for r in op.results)]
-        return self._emit(missing + self._after, {self.crossing: crossing}, self.result, read)
+        return self._emit(missing + self._after, {self.crossing: crossing}, self.results, read)
+
+    def every(self, sums: ir.Value, read: Read) -> list[ir.Value]:
+        """What is stored into each result, for a vector of sums of one token."""
+        return self._emit(self._before + self._after, {self.sum: sums}, self.results, read)
 
     def whole(self, sums: ir.Value, read: Read) -> ir.Value:
-        """The results, for a vector of sums of one token."""
-        return self._emit(self._before + self._after, {self.sum: sums}, self.result, read)
+        """What is stored into the only result, for a vector of sums of one token."""
+        (value,) = self.every(sums, read)
+        return value
 
-    def _emit(self, body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, read: Read) -> ir.Value:
+    def _emit(
+        self, body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: list[ir.Value], read: Read
+    ) -> list[ir.Value]:
         lanes = ir.VectorType(next(iter(mapping.values())).type).shape[0]
-        return on_lanes(body, mapping, wanted, lanes, read)
+        _emit_lanes(body, mapping, lanes, read)
+        return [_lanes_of(value, mapping, lanes) for value in wanted]
 
 
 def on_lanes(body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, lanes: int, read: Read) -> ir.Value:
     """Emit the scalar ops of a body on vectors; `mapping` holds the vectors of what they take from elsewhere."""
+    _emit_lanes(body, mapping, lanes, read)
+    return _lanes_of(wanted, mapping, lanes)
+
+
+def _lanes_of(value: ir.Value, mapping: dict[ir.Value, ir.Value], lanes: int) -> ir.Value:
+    return mapping[value] if value in mapping else splat(value, lanes)
+
+
+def _emit_lanes(body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], lanes: int, read: Read) -> None:
     for op in body:
         types = [vector_of(lanes, r.type) for r in op.results]
         if op.name == "kernel.read":
@@ -74,12 +98,11 @@ def on_lanes(body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted
         attributes = {name: op.attributes[name] for name in op.attributes}
         clone = ir.Operation.create(op.name, results=types, operands=operands, attributes=attributes)
         mapping.update(zip(op.results, clone.results, strict=True))
-    return mapping[wanted] if wanted in mapping else splat(wanted, lanes)
 
 
 def check_elements(contract: Any) -> None:
     """CompileError unless the result and what the epilogue reads are floats that lie in memory in the order of the result."""
-    elements = [ir.RankedTensorType(contract.result.type).element_type]
+    elements = [ir.RankedTensorType(result.type).element_type for result in contract.operation.results]
     for read in contract.epilogue.blocks[0].operations:
         if read.operation.name == "kernel.read":
             affine_map = ir.AffineMapAttr(read.map).value
@@ -111,10 +134,10 @@ def reader(buffers: dict[ir.Value, ir.Value], at: Sequence[ir.Value], load: Load
 
 
 class Buffers:
-    """The memory behind the kernel.read ops of an epilogue, and the result's: how lanes are read and stored."""
+    """The memory behind the kernel.read ops of an epilogue, and the results': how lanes are read and stored."""
 
-    def __init__(self, reads: dict[ir.Value, ir.Value], out: ir.Value) -> None:
-        self.reads, self.out = reads, out
+    def __init__(self, reads: dict[ir.Value, ir.Value], out: ir.Value, *others: ir.Value) -> None:
+        self.reads, self.out, self._outs = reads, out, (out, *others)
         self.tokens = memref.dim(out, index(0))
         self.features = memref.dim(out, index(1))
 
@@ -127,9 +150,9 @@ class Buffers:
 
         return read
 
-    def store_token(self, token: ir.Value, row: ir.Value, lanes: int, result: Callable[[Read], ir.Value]) -> None:
-        """out[token, row..] = result(read), where the lanes are the features from `row` on; a token past the end is not
-        stored, and reads the last one's memory."""
+    def store_token(self, token: ir.Value, row: ir.Value, lanes: int, results: Callable[[Read], list[ir.Value]]) -> None:
+        """out[token, row..] = results(read) for each result, where the lanes are the features from `row` on; a token past the
+        end is not stored, and reads the last one's memory."""
         mask = mask_of(lanes, arith.subi(self.features, row))
         none = arith.constant(mask.type, ir.DenseElementsAttr.get_splat(mask.type, ir.BoolAttr.get(False)))
         exists = arith.cmpi(arith.CmpIPredicate.ult, token, self.tokens)
@@ -138,7 +161,8 @@ class Buffers:
         read = reader(
             self.reads, [safe, row], lambda type_, buffer, at: vector.maskedload(type_, buffer, at, mask, zeros(type_))
         )
-        vector.maskedstore(self.out, [safe, row], mask, result(read))
+        for out, values in zip(self._outs, results(read), strict=True):
+            vector.maskedstore(out, [safe, row], mask, values)
 
 
 def _dims(read: ir.Operation) -> list[int | None]:

@@ -101,15 +101,16 @@ class Product:
         parent = self.op.operation.parent.opview
         own = f"{parent.name.value}_{suffix}"
         name = own if self._others == 0 else f"{own}_{self._others}"
-        values = [*self.numbers, *self.buffers, self.storage.output, self.storage.workspace]
+        values = [*self.numbers, *self.buffers, *self.storage.outputs, self.storage.workspace]
         types = [v.type for v in values] + [ir.IndexType.get()] * 4
         with ir.InsertionPoint(parent):
             function = func.FuncOp(name, (types, []), visibility="private")
         with ir.InsertionPoint(function.add_entry_block()):
-            *given, out, workspace, offset, first, low, high = function.entry_block.arguments
+            *given, workspace, offset, first, low, high = function.entry_block.arguments
+            given, outs = given[: -len(self.storage.outputs)], given[-len(self.storage.outputs) :]
             numbers, buffers = tuple(given[: len(self.numbers)]), given[len(self.numbers) :]
             x, weight, reads = buffers[0], tuple(buffers[1 : 1 + self.components]), buffers[1 + self.components :]
-            memory = Buffers(dict(zip((r.results[0] for r in self.reads), reads, strict=True)), out)
+            memory = Buffers(dict(zip((r.results[0] for r in self.reads), reads, strict=True)), *outs)
             emit(Operands(x, weight, memory, workspace, offset, first, low, high, numbers))
             func.ReturnOp([])
         return function
@@ -213,6 +214,6 @@ class Product:
 
     def call(self, variants: dict[int, func.FuncOp], offset: ir.Value, first: ir.Value, low: ir.Value, high: ir.Value) -> None:
         """Call the narrowest of the functions, keyed by their tokens, that holds the tokens from `first` on."""
-        arguments = [*self.numbers, *self.buffers, self.storage.output, self.storage.workspace, offset, first, low, high]
+        arguments = [*self.numbers, *self.buffers, *self.storage.outputs, self.storage.workspace, offset, first, low, high]
         left = arith.subi(self.all_tokens(), first)
         call_narrowest(left, variants, arguments)

@@ -85,4 +85,4 @@ class TokenRows:
         """Put a vector of rows' totals for each token through the epilogue into y."""
         for t, total in enumerate(totals):
             token = arith.addi(self.operands.first, index(t))
-            self.memory.store_token(token, row, self.lanes, partial(self.product.epilogue.whole, total))
+            self.memory.store_token(token, row, self.lanes, partial(self.product.epilogue.every, total))

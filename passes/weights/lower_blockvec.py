@@ -165,7 +165,7 @@ class _Rows:
                         vector.store(sums, partial_sums, [index(t), arith.subi(group, start), index(0)])
                 totals = [self._totals(partial_sums, t) for t in range(self.count)]
             for token, total in zip(self.tokens, totals, strict=True):
-                self.memory.store_token(token, row, self.lanes, partial(self.product.epilogue.whole, total))
+                self.memory.store_token(token, row, self.lanes, partial(self.product.epilogue.every, total))
 
     def _partial_sums(self) -> ir.Value:
         """Memory for the partial sums of the groups that make a vector of rows, for each token."""

@@ -135,7 +135,7 @@ class _Rows:
                     total = vector.reduction(self.gather.sum_type, _add(), sums, fastmath=fast)
                     memref.store(total, totals, [index(t), arith.subi(m, row)])
             for t, token in enumerate(self.tokens):
-                finish = partial(self.gather.epilogue.whole, vector.load(self.vec, totals, [index(t), index(0)]))
+                finish = partial(self.gather.epilogue.every, vector.load(self.vec, totals, [index(t), index(0)]))
                 self.memory.store_token(token, row, self.lanes, finish)
 
     def _row(self, m: ir.Value) -> list[ir.Value]:

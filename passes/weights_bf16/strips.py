@@ -117,7 +117,7 @@ class Strips(Product):
             t = tokens.induction_variable
             for half in range(self.halves):
                 at = index(half * LANES)
-                finish = partial(self.epilogue.whole, vector.load(vec, sums, [t, at]))
+                finish = partial(self.epilogue.every, vector.load(vec, sums, [t, at]))
                 operands.memory.store_token(arith.addi(group.token, t), arith.addi(group.first_row, at), LANES, finish)
 
     def store_sums(self, operands: Operands, group: "Group", sums: list[ir.Value]) -> None:
@@ -149,7 +149,7 @@ class Strips(Product):
             def body(task: ir.Value, offset: ir.Value) -> None:
                 first = arith.muli(arith.divui(task, chunks), tile)
                 low, high = self.row_range(arith.remui(task, chunks), chunks)
-                arguments = [*self.buffers, self.storage.output, self.storage.workspace, offset, first, low, high]
+                arguments = [*self.buffers, *self.storage.outputs, self.storage.workspace, offset, first, low, high]
                 _call_widest(tokens, functions, arguments)
 
             self.parallel(arith.muli(n_tiles, chunks), self.workspace, body)

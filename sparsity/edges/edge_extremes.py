@@ -19,7 +19,7 @@ from torch_mlir.dialects import arith, func
 
 from gossamer.dialects.edges import ReduceEdgesOp
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import ReadOp, YieldOp
+from gossamer.dialects.kernel import ReadOp, end
 from gossamer.passes.framework.context import context
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
@@ -58,7 +58,7 @@ def extremes_ir(what: str, features: int, format: Format, dtype: torch.dtype) ->
             kind = ir.StringAttr.get(what if matrices == 1 else "add")
             op = ReduceEdgesOp(a, kind, result=matrix)
             with ir.InsertionPoint(ir.Block.create_at_start(op.body, [], [])):
-                YieldOp(_body(what, given, element))
+                end(_body(what, given, element))
             func.ReturnOp([op.result])
         module.operation.verify()
         return str(module)

@@ -17,7 +17,7 @@ from torch_mlir.dialects import func, tensor
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import ReadOp, YieldOp
+from gossamer.dialects.kernel import ReadOp, end
 from gossamer.dialects.open_ops import SampleOp
 from gossamer.passes.framework.context import context
 from gossamer.passes.loops.scalars import Scalars
@@ -66,7 +66,7 @@ def sample(pattern: Operand, factors: Sequence[Operand], dtype: torch.dtype) -> 
                 ReadOp(tensor, _map(letters, factor.letters), result=scalars.element).result
                 for tensor, factor in zip(given[1:], factors, strict=True)
             ]
-            YieldOp(scalars.product([scalars.widened(read) for read in reads]))
+            end(scalars.product([scalars.widened(read) for read in reads]))
         return op.result
 
     return _region([pattern, *factors], dtype, build)

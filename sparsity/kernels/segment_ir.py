@@ -7,7 +7,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, math
 
 from gossamer.dialects.errors import CompileError
-from gossamer.dialects.kernel import ReadOp, YieldOp
+from gossamer.dialects.kernel import ReadOp, end
 from gossamer.dialects.open_ops import SegmentMapOp, SegmentReduceOp
 from gossamer.passes.framework.context import context
 from gossamer.passes.loops.scalars import Scalars
@@ -95,7 +95,7 @@ class _Segments:
 
     def _filled(self, op: SegmentReduceOp | SegmentMapOp, body: Callable[[], ir.Value]) -> ir.Value:
         with ir.InsertionPoint(ir.Block.create_at_start(op.body, [], [])):
-            YieldOp(body())
+            end(body())
         return op.result
 
 

@@ -4,17 +4,19 @@ Functions that compute nothing (sizes, properties, copies, in-place arithmetic o
 pointwise.py.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
 from functools import cache
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from gossamer.dialects.errors import GossamerError
+from gossamer.dialects.errors import GossamerError, OptionError
 from gossamer.runtime.torch_internals import tree_map_only
 from gossamer.sparsity.tensor.pointwise import ON_VALUES
 from gossamer.sparsity.tensor.shapes import to_dense
@@ -88,6 +90,12 @@ def _name_computes(name: str) -> bool:
 def _tell(func: Callable[..., Any]) -> None:
     """Once for each function, or raise under `strict`."""
     name = func.__name__.strip("_")
+    if name == "chunk" and _is_being_sharded():
+        raise OptionError(
+            "FSDP2 keeps parameters in flat arrays of all elements, and a SparseTensor has none: shard a model with stored "
+            "weights by gossamer.fully_shard, which keeps their nonzeros on every process and averages their gradients, or "
+            "deal them by gossamer.ColwiseParallel and gossamer.RowwiseParallel"
+        )
     message = f"SparseTensor has no sparse {name}: all its elements, zeros too, are computed for it and the result is dense"
     if _strict.get():
         raise GossamerError(f"{message}. Use to_dense() where that is meant, or gossamer.implements({name}) to add it")
@@ -96,3 +104,11 @@ def _tell(func: Callable[..., Any]) -> None:
         warnings.warn(
             f"{message}. Use to_dense() where that is meant; gossamer.strict() makes this an error", UserWarning, stacklevel=5
         )
+
+
+def _is_being_sharded() -> bool:
+    """Whether fully_shard is at work, which takes a part of each parameter."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("torch.distributed.fsdp."):
+        frame = frame.f_back
+    return frame is not None

@@ -3,6 +3,8 @@
 model = gossamer.data_parallel(gossamer.store_sparse(model))          before the optimizer is made and before torch.compile
 """
 
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -29,15 +31,54 @@ def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
     leave_to_us(model, ignored)
     wrapped = DistributedDataParallel(model, **options)
     for name, weight in stored.items():
-        _take_from_the_first(name, weight, wrapped)
-        if weight.requires_grad:
-            weight.register_post_accumulate_grad_hook(_averaging(wrapped))
+        average(name, weight, [wrapped.process_group], lambda: wrapped.require_backward_grad_sync)
     return wrapped
 
 
+class Averaging:
+    """A hook of a stored weight that averages its gradient over the processes of some groups, by the stored values."""
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup], wanted: Callable[[], bool]) -> None:
+        self.groups, self._wanted = groups, wanted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nothing, ()  # copies of the model are nobody's
+
+    def __call__(self, weight: Tensor) -> None:
+        if self._wanted():
+            assert isinstance(weight.grad, SparseTensor)
+            values = weight.grad.components[-1]
+            self.sum_up(values)
+            values.div_(prod(group.size() for group in self.groups))
+
+    def sum_up(self, tensor: Tensor) -> None:
+        """Sums a dense tensor over the processes."""
+        for group in self.groups:
+            dist.all_reduce(tensor, group=group)
+
+
+def average(name: str, weight: SparseTensor, groups: Sequence[dist.ProcessGroup], wanted: Callable[[], bool]) -> None:
+    """Gives all processes the values of the first, and averages gradients from now on, when `wanted`. OptionError where
+    processes store other elements."""
+    for group in groups:
+        _take_from_the_first(name, weight, group)
+    if weight.requires_grad:
+        weight.register_post_accumulate_grad_hook(Averaging(groups, wanted))
+
+
+def averaging_of(weight: Tensor) -> Averaging | None:
+    """The hook that averages the gradients of a weight, if it has one."""
+    hooks = (weight._post_accumulate_grad_hooks or {}).values()
+    return next((hook for hook in hooks if isinstance(hook, Averaging)), None)
+
+
+def _nothing() -> Callable[[Tensor], None]:
+    return lambda weight: None
+
+
 @torch.no_grad()
-def _take_from_the_first(name: str, weight: SparseTensor, wrapped: DistributedDataParallel) -> None:
-    group, (*structure, values) = wrapped.process_group, weight.components
+def _take_from_the_first(name: str, weight: SparseTensor, group: dist.ProcessGroup) -> None:
+    *structure, values = weight.components
     size = torch.tensor([weight.nnz])
     _broadcast(size, group)
     same = torch.tensor([int(size.item() == weight.nnz)])
@@ -52,20 +93,9 @@ def _take_from_the_first(name: str, weight: SparseTensor, wrapped: DistributedDa
     if not same.item():
         raise OptionError(
             f"processes store other elements of '{name}': prune with the same seed on all, or load the same weights, before "
-            "gossamer.data_parallel"
+            "this call"
         )
 
 
 def _broadcast(tensor: Tensor, group: Any) -> None:
     dist.broadcast(tensor, dist.get_global_rank(group, 0), group=group)
-
-
-def _averaging(wrapped: DistributedDataParallel) -> Any:
-    def average(weight: Tensor) -> None:
-        if wrapped.require_backward_grad_sync:
-            assert isinstance(weight.grad, SparseTensor)
-            values = weight.grad.components[-1]
-            dist.all_reduce(values, group=wrapped.process_group)
-            values.div_(wrapped.process_group.size())
-
-    return average

@@ -28,7 +28,7 @@ _MEMORY = 0.9
 class Masks:
     """Masks by a recipe. `advance` makes them anew where it is time, `apply` puts them on the weights.
 
-    together  what sums a tensor over all processes that train the model, so that masks stay in step
+    together  what sums a tensor over all processes that train the model, so that masks stay in step; stored weights know it
     kept      what masks of modules have kept so far, instead of what is not zero
     """
 
@@ -94,14 +94,20 @@ class Masks:
             grown = self._random(layer)
         else:
             assert layer.dense is not None, "an exchange by gradients comes after a gradient"
-            if self.together is not None:
-                self.together(layer.dense)
+            self._sum_up(layer, layer.dense)
             grown = layer.matrix(layer.whole(layer.dense)).abs()
         if isinstance(layer, StoredWeight) and isinstance(pattern, Unstructured):
             layer.exchange(1 - moved, grown)
             return
         kept = pattern.mask(self._scores(layer, step), density * (1 - moved))
         layer.mask = layer.unfolded(pattern.mask(torch.where(kept, torch.inf, grown), density)).contiguous()
+
+    def _sum_up(self, layer: Masked, tensor: Tensor) -> None:
+        """Sums a tensor over all processes that train the layer."""
+        if isinstance(layer, StoredWeight):
+            layer.sum_up(tensor)
+        elif self.together is not None:
+            self.together(tensor)
 
     @property
     def _stays(self) -> bool:
@@ -119,8 +125,7 @@ class Masks:
         else:
             assert layer.squares is not None, "gradients are seen before the first mask"
             squares = layer.whole(layer.squares).clone()
-            if self.together is not None:
-                self.together(squares)
+            self._sum_up(layer, squares)
             scores = layer.matrix(squares)
             scores = scores if saliency == "first-order" else 0.5 * weight.square() * scores
         return torch.where(layer.matrix(layer.mask), scores, -1.0) if self._stays or grows else scores

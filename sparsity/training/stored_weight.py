@@ -21,6 +21,7 @@ from gossamer.sparsity.calls.in_place import overwrite
 from gossamer.sparsity.kernels.taking import take
 from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
+from gossamer.sparsity.training.data_parallel import averaging_of
 from gossamer.sparsity.training.masked import Masked
 
 
@@ -136,6 +137,12 @@ class StoredWeight(Masked):
         for tensor in (self.parameter, self.parameter.grad, *state):
             if isinstance(tensor, SparseTensor):
                 yield tensor
+
+    def sum_up(self, tensor: Tensor) -> None:
+        """Sums a tensor over the processes that average the gradients of the weight."""
+        averaging = averaging_of(self.parameter)
+        if averaging is not None:
+            averaging.sum_up(tensor)
 
     def weight(self) -> Tensor:
         return self.parameter.detach().to_dense()

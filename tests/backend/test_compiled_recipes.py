@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import gossamer
 from tests.backend.harness import assert_same, compile_and_run
+from tests.processes import leave
 
 STEPS = 13
 
@@ -84,7 +85,7 @@ def worker(rank: int, size: int, directory: str) -> None:
         assert torch.equal(ours.mask, theirs.mask)
         assert_same(ours.parameter.detach(), theirs.parameter.detach())
     assert not torch.equal(first, reference.masks.layers[0].mask)
-    dist.destroy_process_group()
+    leave()
 
 
 def test_masks_are_in_step_on_all_ranks(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 import gossamer
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.report import collect
+from tests.processes import leave
 
 LAYERS, WIDTH = 3, 512
 OPTIONS = {"min_gain": 0, "strict": True, "dense": "eager"}
@@ -59,7 +60,7 @@ def worker(rank: int, size: int, directory: str) -> None:
     torch.testing.assert_close(y, outputs[rank], rtol=1e-4, atol=1e-5)
     for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected.grad / size, rtol=1e-4, atol=1e-6)
-    dist.destroy_process_group()
+    leave()
 
 
 def test_a_masked_model_trains_sparse_under_ddp(tmp_path: Path) -> None:

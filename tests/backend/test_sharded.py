@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import gossamer
 from gossamer.backend.report.report import collect
 from tests.backend.harness import prune_
+from tests.processes import leave
 
 STEPS, RANKS = 6, 2
 X = torch.randn(STEPS, RANKS, 12, 32, generator=torch.Generator().manual_seed(1))
@@ -87,7 +88,7 @@ def gathered(rank: int, directory: str) -> None:
         assert done["linear", True] == 4, collected.decisions
         for ours, theirs in zip(found, alone, strict=True):
             torch.testing.assert_close(ours[0], theirs[rank], rtol=1e-4, atol=1e-4)
-    dist.destroy_process_group()
+    leave()
 
 
 def parted(rank: int, directory: str) -> None:
@@ -117,7 +118,7 @@ def parted(rank: int, directory: str) -> None:
     assert done["linear", True] >= 4, collected.decisions
     for ours, theirs in zip(found, alone, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.parametrize("worker", [gathered, parted])

@@ -14,6 +14,7 @@ from gossamer import OptionError, SparseTensor
 from gossamer.backend.report.report import collect
 from gossamer.sparsity.tensor.pointwise import PatternError
 from tests.backend.harness import prune_
+from tests.processes import leave
 
 STEPS, RANKS = 12, 2
 X = torch.randn(64, 24, generator=torch.Generator().manual_seed(1))
@@ -84,7 +85,7 @@ def worker(rank: int, directory: str) -> None:
         gossamer.data_parallel(network(rank))
     with pytest.raises(PatternError, match=r"gossamer\.data_parallel"):
         DistributedDataParallel(network())
-    dist.destroy_process_group()
+    leave()
 
 
 def test_steps_are_those_of_one_process(tmp_path: Path) -> None:

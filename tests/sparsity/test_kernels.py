@@ -106,6 +106,30 @@ def test_each_epilogue(epilogue: tuple[str, ...], schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("element", ["f32", "bf16"])
+def test_two_results(element: str, schedule: str) -> None:
+    """What comes after the bias, and the bias by itself."""
+    region = suited(Region(27, 40, element, ("bias", "gelu", "residual")), schedule)
+    if not able(region, schedule):
+        pytest.skip(f"this machine has no instructions for the {schedule} schedule in {element}")
+    y = f"tensor<?x27x{element}>"
+    text = (
+        region.text()
+        .replace(f"-> {y} {{\n", f"-> ({y}, {y}) {{\n", 1)
+        .replace(f"return %y2 : {y}", f"return %y2, %y0 : {y}, {y}")
+    )
+    kernel = compiled(text, schedule)
+    packed = kernel.formats[1]
+    assert kernel.schedule == schedule and packed is not None
+    for tokens in (1, 19, 70):
+        x, w, extras = region.operands(tokens)
+        outs = [torch.full((tokens, 27), torch.nan, dtype=x.dtype) for _ in range(2)]
+        kernel([x, pack(w, packed), *extras], outs)
+        assert_near(outs[0], region.reference(x, w, extras))
+        assert_near(outs[1], replace(region, epilogue=("bias",)).reference(x, w, extras))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_weight_stored_as_k_by_m(schedule: str) -> None:
     for tokens in (1, 40):
         check(Region(27, 210, "bf16", ("bias", "silu"), transposed=True), schedule, tokens)

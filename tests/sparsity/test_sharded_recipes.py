@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import gossamer
 from gossamer import OptionError
+from tests.processes import leave
 
 STEPS, HALF = 8, 4
 X = torch.randn(STEPS, 4, 8, 12, generator=torch.Generator().manual_seed(1))
@@ -90,7 +91,7 @@ def sharded(rank: int, directory: str) -> None:
     with pytest.raises(OptionError, match="needs a parametrization"):
         model = fully_shard(network(), mesh=mesh)
         gossamer.train_sparse(model, torch.optim.AdamW(model.parameters()), "sr-ste", steps=STEPS)
-    dist.destroy_process_group()
+    leave()
 
 
 def parted(rank: int, directory: str) -> None:
@@ -102,7 +103,7 @@ def parted(rank: int, directory: str) -> None:
     optimizer, _ = attached(model, "rigl")
     train(model, optimizer, range(STEPS), 0, 1)
     equal(model, alone)
-    dist.destroy_process_group()
+    leave()
 
 
 def half(rank: int, directory: str, ranks: int, first: bool) -> None:
@@ -130,7 +131,7 @@ def half(rank: int, directory: str, ranks: int, first: bool) -> None:
             optimizer, _ = attached(alone, recipe)
             train(alone, optimizer, range(STEPS), 0, 1)
             equal(model, alone)
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.parametrize("worker", [sharded, parted])

@@ -15,6 +15,7 @@ import gossamer
 from gossamer import OptionError, SparseTensor
 from gossamer.backend.report.report import collect
 from tests.backend.harness import prune_
+from tests.processes import leave
 
 STEPS = 4
 X = torch.randn(STEPS, 6, 18, generator=torch.Generator().manual_seed(1))
@@ -88,7 +89,7 @@ def worker(rank: int, directory: str) -> None:
     narrow = gossamer.store_sparse(prune_(nn.Sequential(nn.Linear(64, 1)), 0.3))
     with pytest.raises(OptionError, match="cannot be dealt to 2 processes by dimension 0"):
         parallelize_module(narrow, mesh, {"0": gossamer.ColwiseParallel()})
-    dist.destroy_process_group()
+    leave()
 
 
 def test_steps_are_those_of_one_process(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""`gossamer.fully_shard`: FSDP2 for models some of whose weights store their nonzeros alone.
+
+for block in model.blocks:
+    gossamer.fully_shard(block, mesh=mesh)
+gossamer.fully_shard(model, mesh=mesh)                             before the optimizer is made and before torch.compile
+"""
+
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+
+from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+from gossamer.sparsity.training.data_parallel import average, averaging_of
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def fully_shard(module: Module, *, mesh: DeviceMesh | None = None, **options: Any) -> Module:
+    """torch's fully_shard(module, mesh=mesh, **options), in which stored weights stay whole on every process.
+
+    FSDP2 gathers and scatters flat arrays of all elements, which a stored weight does not have. Here a process keeps all of its
+    nonzeros, starts with the values of the first process, and gets the mean of all gradients by their values (4 bytes a nonzero
+    in f32) after each backward pass; everything else is sharded. An optimizer with `fused=True` or `foreach=True` needs stored
+    weights in a group of parameters of their own, for torch has no operation on both kinds.
+
+    OptionError where processes store other elements than the first one, or a policy computes in another type than stored
+    weights have.
+    """
+    weights = {name: p for name, p in module.named_parameters() if isinstance(p, SparseTensor)}
+    stored = {name: weight for name, weight in weights.items() if averaging_of(weight) is None}
+    computes_in = options.get("mp_policy", MixedPrecisionPolicy()).param_dtype
+    for name, weight in stored.items():
+        if computes_in not in (None, weight.dtype):
+            raise OptionError(
+                f"mp_policy computes in {computes_in}, and '{name}' stores {weight.dtype}, which is not converted: convert the "
+                "model before it is sharded, or leave out param_dtype"
+            )
+    ignored = {*(options.pop("ignored_params", None) or ()), *weights.values()}
+    if mesh is None:
+        mesh = init_device_mesh(next(module.parameters()).device.type, (dist.get_world_size(),))
+    torch_fully_shard(module, mesh=mesh, ignored_params=ignored, **options)  # in place
+    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    for name, weight in stored.items():
+        average(name, weight, groups, lambda: True)
+    return module

@@ -1,0 +1,116 @@
+"""`gossamer.fully_shard`: stored weights on all processes, the rest by FSDP2, to the steps of one process with all batches."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.distributed.tensor import DTensor
+
+import gossamer
+from gossamer import OptionError, SparseTensor
+from gossamer.backend.report.report import collect
+from tests.processes import leave
+
+STEPS, TOKENS = 8, 8
+X = torch.randn(STEPS, 4, TOKENS, 24, generator=torch.Generator().manual_seed(1))
+
+
+class Block(nn.Module):
+    """Two stored weights, and what is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(24), nn.Linear(24, 44), nn.Linear(44, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList([Block(), Block()]), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def network(seed: int = 0) -> Network:
+    torch.manual_seed(seed)
+    model = gossamer.sparsify(Network(), "magnitude", density=0.2, skip=["last"])
+    return gossamer.store_sparse(model)
+
+
+def shard(model: Network, mesh: Any) -> Network:
+    for block in model.blocks:
+        gossamer.fully_shard(block, mesh=mesh)
+    return gossamer.fully_shard(model)  # over all processes
+
+
+def train(model: nn.Module, rank: int, ranks: int, recipe: str = "") -> None:
+    """Each process has its share of four parts of a batch, in passes of one part."""
+    stored = [p for p in model.parameters() if isinstance(p, SparseTensor)]
+    others = [p for p in model.parameters() if not isinstance(p, SparseTensor)]
+    optimizer = torch.optim.AdamW([{"params": stored}, {"params": others}], 1e-2, fused=True)
+    if recipe:
+        gossamer.train_sparse(model, optimizer, recipe, steps=STEPS, sparsity=0.8, every=3, skip=["last"])
+    parts = X.shape[1] // ranks
+    for x in X:
+        optimizer.zero_grad()
+        for part in range(rank * parts, rank * parts + parts):
+            (model(x[part]).square().mean() / parts).backward()
+        optimizer.step()
+
+
+def equal(model: nn.Module, reference: nn.Module) -> None:
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        if isinstance(ours, SparseTensor):
+            assert isinstance(theirs, SparseTensor)
+            for array, expected in zip(ours.components[:-1], theirs.components[:-1], strict=True):
+                assert torch.equal(array, expected)
+            torch.testing.assert_close(ours.values().detach(), theirs.values().detach(), rtol=1e-3, atol=1e-4)
+        else:
+            assert isinstance(ours, DTensor)
+            torch.testing.assert_close(ours.detach().full_tensor(), theirs.detach(), rtol=1e-3, atol=1e-4)
+
+
+def worker(rank: int, ranks: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{directory}/meet", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    for recipe in ("", "rigl"):
+        alone, model = network(), network()
+        train(alone, 0, 1, recipe)
+        with torch.no_grad():
+            model.blocks[1].up.weight.mul_(1.0 + rank)  # type: ignore[union-attr, operator]
+        shard(model, mesh)
+        train(model, rank, ranks, recipe)
+        equal(model, alone)
+    alone, model = network(), shard(network(), mesh)
+    train(alone, 0, 1)
+    for block in model.blocks:
+        block.compile(backend="sparse", options={"dense": "inductor", "min_gain": 0, "strict": True})
+    with collect() as collected:
+        train(model, rank, ranks)
+    assert len([d for d in collected.decisions if d.sparse]) >= 6, collected.decisions  # both ways, and gradients of weights
+    equal(model, alone)
+    with pytest.raises(OptionError, match=r"gossamer\.fully_shard"):
+        torch_fully_shard(network(), mesh=mesh)
+    with pytest.raises(OptionError, match=r"mp_policy computes in torch\.bfloat16"):
+        gossamer.fully_shard(network(), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    with pytest.raises(OptionError, match="processes store other elements of"):
+        gossamer.fully_shard(network(rank), mesh=mesh)
+    leave()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_steps_are_those_of_one_process(ranks: int, tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(worker, (ranks, str(tmp_path)), nprocs=ranks)
