@@ -27,14 +27,17 @@ def run(o, out=None, shared=0, scratch=0):
 class Kernel:
     """Machine code of a region; calls are safe from any number of Python threads.
 
-    `words` is how many words the operands and the output take, `workspace` the scratch bytes that each thread needs. `terms`
-    are Python's words for the words, of operands `o` and output `out`; by default `o` is a list of them.
+    It is made with how many `words` the operands and the output take. `terms` are Python's words for the words, of operands `o`
+    and output `out`; by default `o` is a list of them. `workspace` are the scratch bytes that each thread needs.
     """
 
     run: Callable[..., None]
     """run(o, out, shared=0, scratch=0) calls with the words of all operands and of the output (see emit-entry), on
     torch.get_num_threads() threads, with `shared` more bytes of workspace for all, and `scratch` for each thread. Nothing is
     checked: every address must hold what the kernel's types say."""
+
+    words: Callable[..., list[Any]]
+    """words(o, out) are the words that `run` would pass for these operands and this output, but for the last three."""
 
     def __init__(self, code: Code, words: int, workspace: int, terms: str = "*o") -> None:
         function: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
@@ -44,12 +47,14 @@ class Kernel:
         }  # fmt: skip
         exec(_RUN.format(terms=terms), names)  # one function, for it runs at every call
         self.run = names["run"]
-        self._count, self._needed, self._here, self._function = words + 3, workspace, names["here"], function
+        self.words = eval(f"lambda o, out: [{terms}]")
+        self.function, self.workspace = function, workspace
+        self._count, self._here = words + 3, names["here"]
 
     def bound(self, words: Sequence[int]) -> Callable[..., None]:
         """A function of the words that follow these first ones: much of a small kernel's call is to bring all into place."""
         before, after = struct.pack(f"{len(words)}q", *words), struct.Struct(f"{self._count - len(words)}q").pack
-        here, function, needed, get_num_threads = self._here, self._function, self._needed, torch.get_num_threads
+        here, function, needed, get_num_threads = self._here, self.function, self.workspace, torch.get_num_threads
 
         def call(*words: int) -> None:
             workspace, threads = here.arguments.workspace, get_num_threads()
@@ -90,6 +95,11 @@ class _Here(threading.local):
 
     def __init__(self, length: int) -> None:
         self.arguments = _Arguments(length, _thread.workspace)
+
+
+def workspace_here() -> _Workspace:
+    """The one that all kernels share in the Python thread that asks."""
+    return _thread.workspace
 
 
 class _Thread(threading.local):

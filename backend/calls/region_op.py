@@ -1,7 +1,7 @@
 """`gossamer::region`, the opaque operation that stands for a region in the rewritten graph.
 
     gossamer::region([x [T, K], *statics, *extras], key) -> [T, M]
-    gossamer::chain([...], key) -> [[T, M], [T, N], ...]                a chain of several regions with several results
+    gossamer::chain([...], key) -> [[T, M], [T, N], ...]                several regions with several results
 
 `statics` are the leaves of the weight's expression, `extras` the other tensors the epilogue reads, `key` is the content
 hash under which this process knows the region. One list, and torch.library.Library instead of custom_op, because every
@@ -166,8 +166,7 @@ def _on_meta(operands: list[torch.Tensor], key: str) -> torch.Tensor:
 
 def _chain_on_meta(operands: list[torch.Tensor], key: str) -> list[torch.Tensor]:
     several: Any = known(key)
-    rows = several.shape(operands[0])[0]
-    return [operands[0].new_empty((rows, columns), dtype=dtype) for columns, dtype in several.results]
+    return [operands[0].new_empty(shape, dtype=dtype) for shape, dtype in several.outputs(operands)]
 
 
 def _unknown(key: str) -> CompileError:
