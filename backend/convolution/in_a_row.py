@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from gossamer.backend.calls import region_op
-from gossamer.backend.calls.convolutions_in_a_row import ConvolutionsInARow, Step
+from gossamer.backend.calls.convolved_row import ConvolvedRow, Step
 from gossamer.backend.calls.convolved_region import ConvolvedRegion
 from gossamer.backend.calls.depthwise_region import DepthwiseRegion
 from gossamer.backend.graph.emit import Emitter
@@ -27,7 +27,7 @@ from gossamer.backend.regions.build_region import content_hash
 from gossamer.backend.report.report import Decision
 
 
-class ConvolutionsInRows:
+class ConvolutionsInARow:
     """Regions of convolutions in a row become one operation; of training, where gradients read what is between, they do not."""
 
     name: ClassVar[str] = "convolutions-in-a-row"
@@ -98,7 +98,7 @@ def _join(row: Sequence[fx.Node], known: Container[fx.Node], statics: Mapping[fx
         own = None if isinstance(region, ConvolvedRegion) else places.pop(0)[1]
         steps.append(Step(region, numbers[x], tuple(map(leaves.index, weight)), own, tuple(places)))
     results = tuple(n for n, node in enumerate(row) if any(user not in row for user in node.users))
-    found = ConvolutionsInARow(tuple(steps), len(images), len(expression.leaves), expression.evaluate, results)
+    found = ConvolvedRow(tuple(steps), len(images), len(expression.leaves), expression.evaluate, results)
     key = content_hash(*[key for _, key in calls], [step.places for step in steps], found.given, expression.key, results)
     region_op.add(key, found)
     _replace(row, [*images, *leaves], key, results)

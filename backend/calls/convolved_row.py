@@ -53,7 +53,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class ConvolutionsInARow:
+class ConvolvedRow:
     """Several convolutions that can run.
 
     given     how many operands are not static
