@@ -1,9 +1,10 @@
-"""A compiled kernel that can be called: machine code, its workspace and the words it takes."""
+"""Compiled kernels that can be called, alone or in a row: machine code, its workspace and the words it takes."""
 
 import ctypes
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -97,11 +98,6 @@ class _Here(threading.local):
         self.arguments = _Arguments(length, _thread.workspace)
 
 
-def workspace_here() -> _Workspace:
-    """The one that all kernels share in the Python thread that asks."""
-    return _thread.workspace
-
-
 class _Thread(threading.local):
     """The workspace of a Python thread."""
 
@@ -110,3 +106,72 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+@dataclass(frozen=True)
+class Given:
+    """An address that each call gives, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a kernel takes in place of a tensor: where it will be, and its sizes."""
+
+    address: int | Given
+    shape: tuple[int, ...]
+
+    def data_ptr(self) -> int | Given:
+        """As a tensor has it."""
+        return self.address
+
+
+class KernelsInARow:
+    """Calls of several kernels, one after the other, whose words stay the same from call to call but for a few addresses: most of
+    a small kernel's call is to find its words. To be called, with those addresses, by the Python thread that made it.
+
+    `calls` are the kernels with the words that `Kernel.words` gives for operands and output.
+    """
+
+    def __init__(self, calls: Sequence[tuple[Kernel, Sequence[int | Given]]]) -> None:
+        self._needed = max(kernel.workspace for kernel, _ in calls)
+        self._arrays = [(ctypes.c_int64 * (len(words) + 3))() for _, words in calls]
+        self._calls: list[tuple[Callable[[int], None], int]] = []
+        self._open: list[tuple[Any, int, int]] = []
+        for array, (kernel, words) in zip(self._arrays, calls, strict=True):
+            self._calls.append((kernel.function, ctypes.addressof(array)))
+            for place, word in enumerate(words):
+                if isinstance(word, Given):
+                    self._open.append((array, place, word.number))
+                else:
+                    array[place] = word
+        self._there = (-1, -1, 0)
+
+    def __call__(self, addresses: Sequence[int]) -> None:
+        workspace, threads = _thread.workspace, torch.get_num_threads()
+        if workspace.size < self._needed * threads:
+            workspace.grow(self._needed * threads)
+        if (there := (workspace.address, workspace.size, threads)) != self._there:
+            for array in self._arrays:
+                array[-3:] = there
+            self._there = there
+        for array, place, number in self._open:
+            array[place] = addresses[number]
+        for function, words in self._calls:
+            function(words)
+
+
+def places(sizes: Sequence[int], last_uses: Sequence[int]) -> tuple[list[int], int]:
+    """Where results lie in one piece of memory, and its bytes. Result n is made by call n, read last by call `last_uses[n]`."""
+    found, end = list[int](), 0
+    for n, size in enumerate(sizes):
+        taken = sorted((at, at + sizes[m]) for m, at in enumerate(found) if last_uses[m] >= n)
+        at = 0
+        for low, high in taken:
+            if at + size <= low:
+                break
+            at = max(at, -(-high // _CACHE_LINE) * _CACHE_LINE)
+        found.append(at)
+        end = max(end, at + size)
+    return found, end

@@ -17,7 +17,7 @@ from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.devices.kernel import Kernel, allocate, contiguous_strides
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.window import Sizes, Window
-from gossamer.runtime.kernels_in_a_row import Memory
+from gossamer.runtime.kernel import Memory
 
 aten = torch.ops.aten
 

@@ -19,8 +19,8 @@ import torch
 from gossamer.backend.calls.convolved_region import ConvolvedRegion, OnImages
 from gossamer.backend.devices.kernel import Kernel, allocate, contiguous_strides
 from gossamer.backend.graph.weight_expressions import run
+from gossamer.runtime.kernel import Given, KernelsInARow, Memory, places
 from gossamer.runtime.kernel import Kernel as Code
-from gossamer.runtime.kernels_in_a_row import Given, KernelsInARow, Memory, places
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.uncounted import counts_writes
 
@@ -134,7 +134,9 @@ class ConvolvedRow:
                     last[read - self.given] = max(last[read - self.given], n)
         made = sizes[self.given :]
         codes = [_code(step.region.kernel) for step in self.steps]
-        inner = [0 if n in self.results else prod(s) * step.region.dtype.itemsize for n, (s, step) in _numbered(made, self.steps)]
+        inner = [
+            0 if n in self.results else prod(s) * step.region.dtype.itemsize for n, (s, step) in _numbered(made, self.steps)
+        ]
         where, size = places(inner, last)
         if size > _MOST_BYTES or 0 in map(prod, made) or None in codes:
             return None

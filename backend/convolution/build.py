@@ -127,7 +127,7 @@ def _told(
 ) -> Decision:
     fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
     weight = found.weight
-    if found.depthwise:
+    if found.depthwise or found.density == 1:
         reason = f"as it is, by a kernel that reads what the sparse layers write; {fused}"
         return Decision(name, found.op, weight.shape, found.density, None, None, False, reason, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
