@@ -5,6 +5,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -110,9 +111,13 @@ _thread = _Thread()
 
 @dataclass(frozen=True)
 class Given:
-    """An address that each call gives, by its number."""
+    """So many bytes behind an address that each call gives, by its number."""
 
     number: int
+    offset: int = 0
+
+    def __add__(self, bytes: int) -> "Given":
+        return Given(self.number, self.offset + bytes)
 
 
 @dataclass(frozen=True)
@@ -126,10 +131,16 @@ class Memory:
         """As a tensor has it."""
         return self.address
 
+    def part(self, image: int, low: int, high: int, itemsize: int) -> "Memory":
+        """Channels [low, high) of one of images [N, channels, ...] that lie one after the other."""
+        _, channels, *sizes = self.shape
+        offset = (image * channels + low) * prod(sizes) * itemsize
+        return Memory(self.address + offset, (1, high - low, *sizes))
+
 
 class KernelsInARow:
-    """Calls of several kernels, one after the other, whose words stay the same from call to call but for a few addresses: most of
-    a small kernel's call is to find its words. To be called, with those addresses, by the Python thread that made it.
+    """Calls of several kernels, one after the other, whose words stay the same but for a few addresses: most of a small kernel's
+    call is to find its words. To be called, with those addresses, by the Python thread that made it.
 
     `calls` are the kernels with the words that `Kernel.words` gives for operands and output.
     """
@@ -138,12 +149,12 @@ class KernelsInARow:
         self._needed = max(kernel.workspace for kernel, _ in calls)
         self._arrays = [(ctypes.c_int64 * (len(words) + 3))() for _, words in calls]
         self._calls: list[tuple[Callable[[int], None], int]] = []
-        self._open: list[tuple[Any, int, int]] = []
+        self._open: list[tuple[Any, int, int, int]] = []
         for array, (kernel, words) in zip(self._arrays, calls, strict=True):
             self._calls.append((kernel.function, ctypes.addressof(array)))
             for place, word in enumerate(words):
                 if isinstance(word, Given):
-                    self._open.append((array, place, word.number))
+                    self._open.append((array, place, word.number, word.offset))
                 else:
                     array[place] = word
         self._there = (-1, -1, 0)
@@ -156,8 +167,8 @@ class KernelsInARow:
             for array in self._arrays:
                 array[-3:] = there
             self._there = there
-        for array, place, number in self._open:
-            array[place] = addresses[number]
+        for array, place, number, offset in self._open:
+            array[place] = addresses[number] + offset
         for function, words in self._calls:
             function(words)
 

@@ -64,8 +64,10 @@ def slid_over(window: Window, given: torch.Size) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class OnImages:
-    """What a kernel computes of images of any size with a window that slides over them; it takes the last `dims` of their depth,
-    height and width."""
+    """What a kernel computes of images of any size with a window that slides over them.
+
+    It takes the last `dims` of their depth, height and width.
+    """
 
     dims: ClassVar[int] = 3
     kernel: Kernel
@@ -111,11 +113,20 @@ class OnImages:
 
 
 @dataclass(frozen=True, eq=False)
+class Band:
+    """A kernel that computes so many rows of the weight, that is channels of the result, and no more."""
+
+    kernel: Kernel
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
 class ConvolvedRegion(OnImages):
     """A convolution that can run, sparse or dense; the fields are those of `CompiledRegion`.
 
     body     computes the region from (x, weight as a matrix, *extras), densely
     window   what slides over the images
+    band     computes some channels, where a depthwise convolution reads the result
     """
 
     packings: Packings
@@ -124,6 +135,12 @@ class ConvolvedRegion(OnImages):
     densest: float
     verify: bool
     m: int
+    band: Band | None = None
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those for all channels, and for some."""
+        return (self.kernel,) if self.band is None else (self.kernel, self.band.kernel)
 
     def _shape(self, given: torch.Size) -> tuple[int, ...]:
         return given[0], self.m, *slid_over(self.window, given)

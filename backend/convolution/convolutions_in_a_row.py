@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 from torch import fx
 
 from gossamer.backend.calls import region_op
-from gossamer.backend.calls.convolved_row import ConvolvedRow, Step
 from gossamer.backend.calls.convolved_region import ConvolvedRegion
+from gossamer.backend.calls.convolved_row import ConvolvedRow
 from gossamer.backend.calls.depthwise_region import DepthwiseRegion
+from gossamer.backend.calls.row_of_kernels import Step
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext

@@ -1,4 +1,4 @@
-"""What follows a convolution by channel alone becomes one product and one sum: a batch norm in inference, with a bias before it.
+"""What follows a convolution by channel alone becomes one product and one sum: a batch norm in inference, a bias before it.
 
 %a = sub(%y, %mean)                                %scale = mul(%deviation, %gamma)
 %b = mul(%a, %deviation)                           %shift = add(mul(neg(%mean), %scale), %beta)
