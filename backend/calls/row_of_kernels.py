@@ -1,7 +1,7 @@
 """The calls of kernels that several convolutions in a row come to, prepared for images of some sizes.
 
-Where a depthwise convolution reads what no other does, and that is larger than the cache of a core, both are computed by bands of
-channels: the second finds in the cache what the first has just written.
+Where a depthwise convolution alone reads what a pointwise one writes, and that is larger than the cache of a core, both are
+computed by bands of channels: the second finds in the cache what the first has just written.
 
     for low in 0, 8, ..., 88:
         band = 1x1 convolution, rows [low, low + 8) of its weight        [8, 112, 112] of 96 channels

@@ -1,5 +1,7 @@
-"""Pointwise convolutions that a depthwise one follows, by bands of channels: what the first writes for some, the second finds in
-the cache. What others read is packed with zeros around it, which would be done again for each band."""
+"""Pointwise convolutions that a depthwise one follows, by bands of channels (see `row_of_kernels`).
+
+What other convolutions read is packed with zeros around it, which would be done again for each band.
+"""
 
 from dataclasses import replace
 from math import prod
