@@ -139,8 +139,9 @@ class Memory:
 
 
 class KernelsInARow:
-    """Calls of several kernels, one after the other, whose words stay the same but for a few addresses: most of a small kernel's
-    call is to find its words. To be called, with those addresses, by the Python thread that made it.
+    """Calls of several kernels, one after the other, whose words stay the same but for a few addresses.
+
+    Most of a small kernel's call is to find its words. To be called, with the addresses, by the Python thread that made it.
 
     `calls` are the kernels with the words that `Kernel.words` gives for operands and output.
     """

@@ -72,14 +72,15 @@ class ConvolvedRow:
 
     def __call__(self, operands: list[torch.Tensor]) -> list[torch.Tensor]:
         images, statics = operands[: self.given], operands[self.given :]
-        here = self._here
-        if here.known is None or not here.known.is_of(statics):
-            here.known = _Statics(statics)
+        all_known, address = self._here.known, statics[0].data_ptr()
+        known = all_known.get(address)
+        if known is None or not known.is_of(statics):
+            all_known[address] = _Statics(statics, all_known, address)
             return self._by_themselves(images, statics)
-        if here.known.changing:
+        if known.changing:
             return self._by_themselves(images, statics)
         images = [each if each.is_contiguous() else each.contiguous() for each in images]
-        prepared = here.known.prepared
+        prepared = known.prepared
         shapes = tuple([each.shape for each in images])
         if shapes not in prepared:
             if len(prepared) == _MANY:
@@ -102,16 +103,21 @@ class ConvolvedRow:
 
 
 class _Statics:
-    """What was prepared for some tensors as they were, by sizes of images; nothing if torch does not tell when they change."""
+    """What was prepared for some tensors as they were, by sizes of images; nothing if torch does not tell when they change.
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    It goes from what is `known`, under the address of the first, when one of them dies.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], known: "dict[int, _Statics]", address: int) -> None:
         self.changing = not all(map(counts_writes, tensors))
         self.prepared = dict[tuple[_Shape, ...], Ready | None]()
-        forget = weakref.WeakMethod(self._forget)
-        self._marks = [
-            (weakref.ref(t, lambda _: (own := forget()) and own()), 0 if self.changing else t._version, t.data_ptr())
-            for t in tensors
-        ]
+        mine = weakref.ref(self)
+
+        def forget(_: object) -> None:
+            if known.get(address) is mine():
+                known.pop(address, None)
+
+        self._marks = [(weakref.ref(t, forget), 0 if self.changing else t._version, t.data_ptr()) for t in tensors]
 
     def is_of(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are the tensors, and nobody has written to them."""
@@ -122,12 +128,9 @@ class _Statics:
                 return False
         return True
 
-    def _forget(self) -> None:
-        self.prepared.clear()
-
 
 class _Here(threading.local):
-    """What a Python thread has prepared."""
+    """What a Python thread has prepared, by the address of the first static tensor: layers of equal sizes share a row."""
 
     def __init__(self) -> None:
-        self.known: _Statics | None = None
+        self.known = dict[int, _Statics]()
