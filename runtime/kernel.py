@@ -166,7 +166,7 @@ class KernelsInARow:
             workspace.grow(self._needed * threads)
         if (there := (workspace.address, workspace.size, threads)) != self._there:
             for array in self._arrays:
-                array[-3:] = there
+                array[-3:] = list(there)
             self._there = there
         for array, place, number, offset in self._open:
             array[place] = addresses[number] + offset

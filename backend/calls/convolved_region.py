@@ -94,7 +94,7 @@ class OnImages:
 
     def sizes(self, given: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """What `Shapes` has for images of this shape."""
-        return self._shapes[given]  # type: ignore[attr-defined,no-any-return]
+        return self._shapes[given]  # type: ignore[attr-defined]
 
     def taken(self, x: Memory, weight: Any, extras: Sequence[Any], out: Memory) -> tuple[list[Any], Memory]:
         """The operands and the output of the kernel for images that lie somewhere, one after the other."""
