@@ -30,6 +30,7 @@ GRAPH_PASSES = {
     "routed-experts": "weights.routed_experts:RoutedExperts",
     "flex-attention": "attention.flex_attention:FlexAttention",
     "convolutions": "convolution.convolutions:Convolutions",
+    "convolutions-in-a-row": "convolution.convolutions_in_a_row:ConvolutionsInARow",
     "cached-attention": "attention.cached_attention:CachedAttention",
     "masked-attention": "attention.masked_attention:MaskedAttention",
     "report-operations": "operations.report_operations:ReportOperations",

@@ -1,9 +1,11 @@
-"""A compiled kernel that can be called: machine code, its workspace and the words it takes."""
+"""Compiled kernels that can be called, alone or in a row: machine code, its workspace and the words it takes."""
 
 import ctypes
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -27,14 +29,17 @@ def run(o, out=None, shared=0, scratch=0):
 class Kernel:
     """Machine code of a region; calls are safe from any number of Python threads.
 
-    `words` is how many words the operands and the output take, `workspace` the scratch bytes that each thread needs. `terms`
-    are Python's words for the words, of operands `o` and output `out`; by default `o` is a list of them.
+    It is made with how many `words` the operands and the output take. `terms` are Python's words for the words, of operands `o`
+    and output `out`; by default `o` is a list of them. `workspace` are the scratch bytes that each thread needs.
     """
 
     run: Callable[..., None]
     """run(o, out, shared=0, scratch=0) calls with the words of all operands and of the output (see emit-entry), on
     torch.get_num_threads() threads, with `shared` more bytes of workspace for all, and `scratch` for each thread. Nothing is
     checked: every address must hold what the kernel's types say."""
+
+    words: Callable[..., list[Any]]
+    """words(o, out) are the words that `run` would pass for these operands and this output, but for the last three."""
 
     def __init__(self, code: Code, words: int, workspace: int, terms: str = "*o") -> None:
         function: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
@@ -44,12 +49,14 @@ class Kernel:
         }  # fmt: skip
         exec(_RUN.format(terms=terms), names)  # one function, for it runs at every call
         self.run = names["run"]
-        self._count, self._needed, self._here, self._function = words + 3, workspace, names["here"], function
+        self.words = eval(f"lambda o, out: [{terms}]")
+        self.function, self.workspace = function, workspace
+        self._count, self._here = words + 3, names["here"]
 
     def bound(self, words: Sequence[int]) -> Callable[..., None]:
         """A function of the words that follow these first ones: much of a small kernel's call is to bring all into place."""
         before, after = struct.pack(f"{len(words)}q", *words), struct.Struct(f"{self._count - len(words)}q").pack
-        here, function, needed, get_num_threads = self._here, self._function, self._needed, torch.get_num_threads
+        here, function, needed, get_num_threads = self._here, self.function, self.workspace, torch.get_num_threads
 
         def call(*words: int) -> None:
             workspace, threads = here.arguments.workspace, get_num_threads()
@@ -100,3 +107,83 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+@dataclass(frozen=True)
+class Given:
+    """So many bytes behind an address that each call gives, by its number."""
+
+    number: int
+    offset: int = 0
+
+    def __add__(self, bytes: int) -> "Given":
+        return Given(self.number, self.offset + bytes)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a kernel takes in place of a tensor: where it will be, and its sizes."""
+
+    address: int | Given
+    shape: tuple[int, ...]
+
+    def data_ptr(self) -> int | Given:
+        """As a tensor has it."""
+        return self.address
+
+    def part(self, image: int, low: int, high: int, itemsize: int) -> "Memory":
+        """Channels [low, high) of one of images [N, channels, ...] that lie one after the other."""
+        _, channels, *sizes = self.shape
+        offset = (image * channels + low) * prod(sizes) * itemsize
+        return Memory(self.address + offset, (1, high - low, *sizes))
+
+
+class KernelsInARow:
+    """Calls of several kernels, one after the other, whose words stay the same but for a few addresses.
+
+    Most of a small kernel's call is to find its words. To be called, with the addresses, by the Python thread that made it.
+
+    `calls` are the kernels with the words that `Kernel.words` gives for operands and output.
+    """
+
+    def __init__(self, calls: Sequence[tuple[Kernel, Sequence[int | Given]]]) -> None:
+        self._needed = max(kernel.workspace for kernel, _ in calls)
+        self._arrays = [(ctypes.c_int64 * (len(words) + 3))() for _, words in calls]
+        self._calls: list[tuple[Callable[[int], None], int]] = []
+        self._open: list[tuple[Any, int, int, int]] = []
+        for array, (kernel, words) in zip(self._arrays, calls, strict=True):
+            self._calls.append((kernel.function, ctypes.addressof(array)))
+            for place, word in enumerate(words):
+                if isinstance(word, Given):
+                    self._open.append((array, place, word.number, word.offset))
+                else:
+                    array[place] = word
+        self._there = (-1, -1, 0)
+
+    def __call__(self, addresses: Sequence[int]) -> None:
+        workspace, threads = _thread.workspace, torch.get_num_threads()
+        if workspace.size < self._needed * threads:
+            workspace.grow(self._needed * threads)
+        if (there := (workspace.address, workspace.size, threads)) != self._there:
+            for array in self._arrays:
+                array[-3:] = list(there)
+            self._there = there
+        for array, place, number, offset in self._open:
+            array[place] = addresses[number] + offset
+        for function, words in self._calls:
+            function(words)
+
+
+def places(sizes: Sequence[int], last_uses: Sequence[int]) -> tuple[list[int], int]:
+    """Where results lie in one piece of memory, and its bytes. Result n is made by call n, read last by call `last_uses[n]`."""
+    found, end = list[int](), 0
+    for n, size in enumerate(sizes):
+        taken = sorted((at, at + sizes[m]) for m, at in enumerate(found) if last_uses[m] >= n)
+        at = 0
+        for low, high in taken:
+            if at + size <= low:
+                break
+            at = max(at, -(-high // _CACHE_LINE) * _CACHE_LINE)
+        found.append(at)
+        end = max(end, at + size)
+    return found, end

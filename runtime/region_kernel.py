@@ -75,6 +75,11 @@ class RegionKernel:
         tiles = -(-length // tokens)
         self._kernel.run(operands, out, rows // length * tiles * shared, tiles * scratch)
 
+    @property
+    def code(self) -> Kernel | None:
+        """What runs; None where its workspace depends on the call."""
+        return None if self._tiles else self._kernel
+
     def bound(self, words: Sequence[int]) -> Callable[..., None]:
         """A function of the words that follow these ones, of the operands and the output: see `Kernel.bound`."""
         return self._kernel.bound(words)

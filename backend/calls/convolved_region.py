@@ -8,7 +8,7 @@ Extras that are a number for each channel come as [M], images as they are.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -17,6 +17,7 @@ from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.devices.kernel import Kernel, allocate, contiguous_strides
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.window import Sizes, Window
+from gossamer.runtime.kernel import Memory
 
 aten = torch.ops.aten
 
@@ -63,8 +64,12 @@ def slid_over(window: Window, given: torch.Size) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class OnImages:
-    """What a kernel computes of images of any size with a window that slides over them."""
+    """What a kernel computes of images of any size with a window that slides over them.
 
+    It takes the last `dims` of their depth, height and width.
+    """
+
+    dims: ClassVar[int] = 3
     kernel: Kernel
     window: Window
     dtype: torch.dtype
@@ -87,14 +92,32 @@ class OnImages:
     def _shape(self, given: torch.Size) -> tuple[int, ...]:
         raise NotImplementedError
 
-    def computed(self, x: torch.Tensor, weight: Any, extras: Sequence[torch.Tensor], dims: int) -> torch.Tensor:
-        """The result, by a kernel that takes the last so many of depth, height and width."""
+    def sizes(self, given: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """What `Shapes` has for images of this shape."""
+        return self._shapes[given]  # type: ignore[attr-defined]
+
+    def taken(self, x: Memory, weight: Any, extras: Sequence[Any], out: Memory) -> tuple[list[Any], Memory]:
+        """The operands and the output of the kernel for images that lie somewhere, one after the other."""
+        _, _, read, written, sizes = self.sizes(x.shape)
+        others = [Memory(e.data_ptr(), written) if len(e.shape) > 2 else e for e in extras]
+        return [Memory(x.address, read), weight, *others, *sizes[3 - self.dims :]], Memory(out.address, written)
+
+    def computed(self, x: torch.Tensor, weight: Any, extras: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result."""
         shape, strides, read, written, sizes = self._shapes[x.shape]  # type: ignore[attr-defined]
         out = allocate(shape, strides, self.dtype)
         if out.numel():
             others = [pixels(extra, written) for extra in extras]
-            self.kernel([pixels(x, read), weight, *others, *sizes[3 - dims :]], out.view(written))
+            self.kernel([pixels(x, read), weight, *others, *sizes[3 - self.dims :]], out.view(written))
         return out
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """A kernel that computes so many rows of the weight, that is channels of the result, and no more."""
+
+    kernel: Kernel
+    rows: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +126,7 @@ class ConvolvedRegion(OnImages):
 
     body     computes the region from (x, weight as a matrix, *extras), densely
     window   what slides over the images
+    band     computes some channels, where a depthwise convolution reads the result
     """
 
     packings: Packings
@@ -111,6 +135,12 @@ class ConvolvedRegion(OnImages):
     densest: float
     verify: bool
     m: int
+    band: Band | None = None
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those for all channels, and for some."""
+        return (self.kernel,) if self.band is None else (self.kernel, self.band.kernel)
 
     def _shape(self, given: torch.Size) -> tuple[int, ...]:
         return given[0], self.m, *slid_over(self.window, given)
@@ -119,7 +149,7 @@ class ConvolvedRegion(OnImages):
         given = 1 + self.leaves
         look_up = self.packings.verified if self.verify else self.packings.current
         packed = look_up(operands[1:given], self.densest)
-        return self.dense(operands) if packed is None else self.computed(operands[0], packed, operands[given:], 3)
+        return self.dense(operands) if packed is None else self.computed(operands[0], packed, operands[given:])
 
     def dense(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The same in plain torch."""

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 class ReferenceRegion(ConvolvedRegion):
     """A convolution of one group as a product of matrices."""
 
-    def computed(self, x: Tensor, weight: Any, extras: Sequence[Tensor], dims: int) -> Tensor:
+    def computed(self, x: Tensor, weight: Any, extras: Sequence[Tensor]) -> Tensor:
         shape = self.shape(x)
         result = torch.empty_strided((shape[0] * prod(shape[2:]), self.m), (self.m, 1), dtype=self.dtype)
         if result.numel():

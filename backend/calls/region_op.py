@@ -177,8 +177,7 @@ def _on_meta(operands: list[torch.Tensor], key: str) -> torch.Tensor:
 
 def _chain_on_meta(operands: list[torch.Tensor], key: str) -> list[torch.Tensor]:
     several: Any = known(key)
-    rows = several.shape(operands[0])[0]
-    return [operands[0].new_empty((rows, columns), dtype=dtype) for columns, dtype in several.results]
+    return [operands[0].new_empty(shape, dtype=dtype) for shape, dtype in several.outputs(operands)]
 
 
 def _unknown(key: str) -> CompileError:

@@ -69,6 +69,11 @@ class CompiledChain:
         """Sizes of the first result for this first input."""
         return self.rows(x), self.results[0][0]
 
+    def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and types of all results."""
+        rows = self.rows(operands[0])
+        return [((rows, columns), dtype) for columns, dtype in self.results]
+
     def rows(self, x: torch.Tensor) -> int:
         """Rows of each result for this first input."""
         return x.shape[0] * x.shape[1] if self.attends else x.shape[0]

@@ -8,10 +8,11 @@ from torch import fx
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.compact_region import CompactRegion
-from gossamer.backend.calls.convolved_region import ConvolvedRegion, on_images
+from gossamer.backend.calls.convolved_region import Band, ConvolvedRegion, on_images
 from gossamer.backend.calls.depthwise_region import DepthwiseRegion
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.calls.reference_region import ReferenceRegion
+from gossamer.backend.convolution.bands import band_rows, of_rows
 from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
@@ -43,6 +44,7 @@ def build(
     options = context.options
     schedule = REFERENCE if options.schedule == REFERENCE else _SCHEDULE
     kernel = _compiled(name, found, region, schedule, context.dump)
+    rows = band_rows(found, region) if schedule == _SCHEDULE else None
     out = region.output.meta["val"]
     if found.depthwise:
         key = content_hash(kernel.key, found.window)
@@ -56,12 +58,17 @@ def build(
     packings = Packings.of(weight.key, weight.evaluate, format)
     densest = 1.0 if options.min_gain == 0 else max(weight.density, weight.density * (gain or 0.0))
     dims = found.x.meta["val"].dim()
-    key = content_hash(kernel.key, weight.key, format, window, dims, densest, verify, signature(region.body))
+    key = content_hash(kernel.key, weight.key, format, window, dims, densest, verify, signature(region.body), rows)
     known = region_op.find(key)
     if known is None:
+        band = (
+            None
+            if rows is None
+            else Band(_compiled(f"{name}.band", *of_rows(found, region, rows), schedule, context.dump), rows)
+        )
         known = (ReferenceRegion if schedule == REFERENCE else ConvolvedRegion)(
             kernel, window, out.dtype, packings, on_images(region.body, window, dims), len(leaves), densest,
-            verify == "full", found.m,
+            verify == "full", found.m, band,
         )  # fmt: skip
     region_op.add(key, known)
     packed = packings.current(leaves, densest)
@@ -127,7 +134,7 @@ def _told(
 ) -> Decision:
     fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
     weight = found.weight
-    if found.depthwise:
+    if found.depthwise or found.density == 1:
         reason = f"as it is, by a kernel that reads what the sparse layers write; {fused}"
         return Decision(name, found.op, weight.shape, found.density, None, None, False, reason, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize

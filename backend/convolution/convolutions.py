@@ -15,6 +15,7 @@ from torch import fx
 from gossamer.backend.calls import region_op
 from gossamer.backend.convolution.build import REFERENCE, build, build_compact
 from gossamer.backend.convolution.convolution import Convolution, Judgement, find, gain_of
+from gossamer.backend.convolution.fold_scales import fold_scales
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
 from gossamer.backend.convolution.planar import together
 from gossamer.backend.convolution.transposed import of_forward
@@ -50,7 +51,8 @@ class Convolutions:
         static = computed_from(graph, values)
         _spell_out(graph)
         instead = of_forward(graph, static)
-        gradients, whole = take_apart(graph, static) if in_training(graph) else ([], {})
+        training = in_training(graph)
+        gradients, whole = take_apart(graph, static) if training else ([], {})
         instead += gradients
         for node, found in find(graph, values, {each.convolution: each for each in instead}):
             if not isinstance(found, str):
@@ -69,6 +71,8 @@ class Convolutions:
             name = statics[found.weight.main].name
             if reason is None:
                 plain = _without_bias(found)
+                if not training:
+                    fold_scales(plain.node, static)
                 region = grow(plain, claimed)
                 try:
                     if found.compact:
@@ -92,7 +96,7 @@ class Convolutions:
         for other in instead:
             if other.convolution not in claimed:
                 other.undo()
-        if in_training(graph):
+        if training:
             ask_for_what_is_used(graph)
         if claimed:
             _keep_planar()

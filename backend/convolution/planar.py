@@ -16,6 +16,7 @@ from torch import fx
 
 from gossamer.backend.convolution.convolution import Judgement, dense_us, innermost_us, ours_us, planar_us
 from gossamer.backend.devices.device import device_of
+from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.nodes import hint
 
 aten = torch.ops.aten
@@ -38,7 +39,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
         reordering, here = _reordering_us(found.node), ours_us(found)
         alone = min(dense_us(found), here) if found.depthwise else dense_us(found)
         planar = planar_us(found.node) if found.instead is None else None
-        apart = alone + reordering if planar is None else planar
+        apart = alone + reordering if planar is None else planar + _following_us(found.node)
         if any(
             user.target is aten.permute.default for user in found.node.users
         ):  # to have channels innermost, as oneDNN writes them
@@ -73,6 +74,14 @@ def _longer_us(node: fx.Node) -> float:
     """Microseconds that a convolution which stays dense takes more with pixels innermost."""
     planar, innermost = planar_us(node), innermost_us(node)
     return _reordering_us(node) if planar is None or innermost is None else max(0.0, planar - innermost)
+
+
+def _following_us(node: fx.Node) -> float:
+    """Microseconds of what follows a convolution of torch's that writes pixels innermost: a pass over its result."""
+    y = node.meta["val"]
+    if not any(map(is_elementwise, node.users)):
+        return 0.0
+    return device_of(y.device).transpose_us(prod(hint(n) or 1 for n in y.shape) * y.itemsize) / torch.get_num_threads()
 
 
 def _reordering_us(node: fx.Node) -> float:

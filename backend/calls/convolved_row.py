@@ -1,0 +1,136 @@
+"""What runs where several convolutions stood, each a region of its own: their kernels, one after the other, in one call.
+
+    gossamer::chain([*images, *statics], key) -> [results that others use]
+
+The first call with some statics, and every one after they have changed, runs region by region. The second prepares what all
+later ones take: packed weights, what epilogues read for each channel, and memory for what no other reads. It is prepared for
+each Python thread and shape of images.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from gossamer.backend.calls.row_of_kernels import Ready, Step, prepare
+from gossamer.backend.devices.kernel import Kernel
+from gossamer.backend.graph.weight_expressions import run
+from gossamer.runtime.uncounted import counts_writes
+
+_MANY = 4  # shapes of images that a thread prepares
+
+_Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolvedRow:
+    """Several convolutions that can run.
+
+    given     how many operands are not static
+    leaves    how many of the others `evaluate` takes, from the first one on
+    evaluate  computes from them what they alone determine
+    results   the numbers of the steps that others read
+    """
+
+    steps: tuple[Step, ...]
+    given: int
+    leaves: int
+    evaluate: Callable[..., Sequence[torch.Tensor]]
+    results: tuple[int, ...]
+    _here: "_Here" = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_here", _Here())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, each.name) for each in fields(self) if each.init)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those of all steps."""
+        return tuple(kernel for step in self.steps for kernel in step.region.kernels)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first result."""
+        return self.steps[self.results[0]].region.dtype
+
+    def shape(self, x: torch.Tensor) -> _Shape:
+        """Sizes of the first result where it reads this operand."""
+        return self.steps[self.results[0]].region.shape(x)
+
+    def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[_Shape, torch.dtype]]:
+        """Sizes and types of all results."""
+        images = list[torch.Tensor](operands[: self.given])
+        for step in self.steps:
+            x = images[step.images]
+            images.append(x.new_empty(step.region.shape(x), dtype=step.region.dtype))
+        return [(tuple(images[self.given + n].shape), images[self.given + n].dtype) for n in self.results]
+
+    def __call__(self, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+        images, statics = operands[: self.given], operands[self.given :]
+        all_known, address = self._here.known, statics[0].data_ptr()
+        known = all_known.get(address)
+        if known is None or not known.is_of(statics):
+            all_known[address] = _Statics(statics, all_known, address)
+            return self._by_themselves(images, statics)
+        if known.changing:
+            return self._by_themselves(images, statics)
+        images = [each if each.is_contiguous() else each.contiguous() for each in images]
+        prepared = known.prepared
+        shapes = tuple([each.shape for each in images])
+        if shapes not in prepared:
+            if len(prepared) == _MANY:
+                prepared.clear()
+            prepared[shapes] = self._prepared(shapes, statics)
+        ready = prepared[shapes]
+        return self._by_themselves(images, statics) if ready is None else ready(images)
+
+    def _prepared(self, shapes: Sequence[_Shape], statics: Sequence[torch.Tensor]) -> Ready | None:
+        return prepare(self.steps, shapes, self.results, run(self.evaluate, statics[: self.leaves]), statics)
+
+    def _by_themselves(self, images: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results, region by region."""
+        computed, images = run(self.evaluate, statics[: self.leaves]), list(images)
+        for step in self.steps:
+            weight = [statics[n] for n in step.leaves] if step.weight is None else [computed[step.weight]]
+            extras = [(computed if static else images)[n] for static, n in step.extras]
+            images.append(step.region([images[step.images], *weight, *extras]))  # type: ignore[operator]
+        return [images[self.given + n] for n in self.results]
+
+
+class _Statics:
+    """What was prepared for some tensors as they were, by sizes of images; nothing if torch does not tell when they change.
+
+    It goes from what is `known`, under the address of the first, when one of them dies.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], known: "dict[int, _Statics]", address: int) -> None:
+        self.changing = not all(map(counts_writes, tensors))
+        self.prepared = dict[tuple[_Shape, ...], Ready | None]()
+        mine = weakref.ref(self)
+
+        def forget(_: object) -> None:
+            if known.get(address) is mine():
+                known.pop(address, None)
+
+        self._marks = [(weakref.ref(t, forget), 0 if self.changing else t._version, t.data_ptr()) for t in tensors]
+
+    def is_of(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the tensors, and nobody has written to them."""
+        if self.changing:
+            return True
+        for (mine, version, address), tensor in zip(self._marks, tensors, strict=True):
+            if mine() is not tensor or tensor._version != version or tensor.data_ptr() != address:
+                return False
+        return True
+
+
+class _Here(threading.local):
+    """What a Python thread has prepared, by the address of the first static tensor: layers of equal sizes share a row."""
+
+    def __init__(self) -> None:
+        self.known = dict[int, _Statics]()
