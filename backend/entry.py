@@ -17,6 +17,7 @@ from gossamer.backend.report.graph_breaks import watch_for_sparse
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.given_back import give_back
 from gossamer.runtime.torch_internals import INDUCTOR, off
 
 
@@ -57,7 +58,10 @@ def sparse(
             raise
         rewrite.give_up(error)
         return gm.forward
-    keep_with(compiled, rewrite.finish())
+    called = rewrite.finish()
+    keep_with(compiled, called)
+    if called:
+        give_back()
     return compiled
 
 
