@@ -3,8 +3,8 @@
     PROCESSES TOKENS...     20 128 1024 by default; a record `spread` of this machine is written
 
 Where weights, x, results and workspace lie is chance, and one choice lasts as long as a process does. Timed is the layer as a
-user calls it, one thread, 768 x 3072, 90 % zeros: the median of its calls in a third of a second, in each process. Processes run one
-after the other, one more before them fills the caches on disk.
+user calls it, one thread, 768 x 3072, 90 % zeros: the median of its calls in a third of a second, in each process. Processes
+run one after the other, one more before them fills the caches on disk.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What of the compiler's memory may be given back: pages that nobody has written to, and nothing of others."""
 
-from gossamer.runtime.given_back import _untouched, give_back
+from gossamer.backend.given_back import _untouched, give_back
 
 SMAPS = """\
 7f0000000000-7f0000001000 r--p 00000000 08:01 11 /site-packages/llvmlite/binding/libllvmlite.so
