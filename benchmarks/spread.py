@@ -22,7 +22,6 @@ FEATURES, SPARSITY, SECONDS = (768, 3072), 0.9, 0.3
 def main(arguments: list[str]) -> None:
     """Runs the processes and prints, for each number of tokens, the medians and their spread."""
     count, *tokens = [int(each) for each in arguments] or [20, 128, 1024]
-    begun()
     found = [json.loads(begun(*map(str, tokens))) for _ in range(1 + count)][1:]
     cases = []
     for number, each in enumerate(tokens):
