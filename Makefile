@@ -75,6 +75,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) training-convnets --workload training --models mobilenet1,mobilenet2,resnet18 --sparsity .9
 	$(MEASURE) attention --workload attention --lengths 1024,4096,16384 --repeats 7
 	$(MEASURE) prediction --workload prediction
+	-$(BIN)/python -m benchmarks.spread
 	$(MEASURE) startup --workload startup
 	$(MEASURE) spmv --workload spmv $(SHORT)
 	$(MEASURE) spmm --workload spmm $(SHORT)

@@ -9,6 +9,7 @@ from gossamer.backend.attention.trace_gradients import trace_flex_gradients
 from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.calls.profile_marks import leave_out_profile_marks
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
+from gossamer.backend.given_back import give_back
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
@@ -57,7 +58,10 @@ def sparse(
             raise
         rewrite.give_up(error)
         return gm.forward
-    keep_with(compiled, rewrite.finish())
+    called = rewrite.finish()
+    keep_with(compiled, called)
+    if called:
+        give_back()
     return compiled
 
 

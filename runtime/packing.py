@@ -31,7 +31,8 @@ class Packed:
 
     `source` says where each stored value lies in the dense tensor, row-major: filled up to `padded_shape` for a Format; for a
     Packing followed by one 0, which is the source of what it stores to fill up. It takes 4 bytes a value, so `compact` keeps
-    a bit an element instead, in `pattern`, from which it is worked out when it is asked for.
+    a bit an element instead, in `pattern`, from which it is worked out when it is asked for. Neither is there (`has_source`)
+    where who holds the arrays packs the dense tensor again when it changes.
     """
 
     format: Format | Packing
@@ -39,6 +40,11 @@ class Packed:
     components: tuple[torch.Tensor, ...]
     source_or_none: torch.Tensor | None = field(repr=False)
     pattern: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def has_source(self) -> bool:
+        """Whether it is known where the stored values lie in the dense tensor."""
+        return self.source_or_none is not None or self.pattern is not None
 
     @property
     def source(self) -> torch.Tensor:
@@ -98,6 +104,12 @@ class Packed:
     def with_values(self, values: torch.Tensor) -> "Packed":
         """The same arrays with other values, without `source`: who has them knows where they come from."""
         return replace(self, components=(*self.components[:-1], values), source_or_none=None)
+
+    def has_pattern_of(self, other: "Packed") -> bool:
+        """Whether the same elements of a tensor of the same shape are stored in the same order."""
+        coded = self.format.coded if isinstance(self.format, Groups) else 1
+        pairs = zip(self.components[:-coded], other.components[:-coded], strict=True)
+        return self.shape == other.shape and self.format == other.format and all(torch.equal(a, b) for a, b in pairs)
 
     def compact(self) -> "Packed":
         """The same arrays without `source`, where a bit an element is smaller and tells as much."""

@@ -13,6 +13,8 @@ old tensor), data pointers and version counters. When a version moves on:
 
 Where versions do not tell (see runtime/uncounted.py), all values are compared at every call.
 
+Most weights never change. Until one does, where its values lie in the dense weight is not kept: that takes 4 bytes a value.
+
 Weights are packed on the CPU and kept where they are used.
 """
 
@@ -83,6 +85,11 @@ class _Weight:
         """Whether `places` alone can give it new values: what compares them and finds them in a matrix is not kept beside."""
         return self.places is not None and self.packed is not None and self.packed.source_or_none is None
 
+    @property
+    def lacks_source(self) -> bool:
+        """Whether a packing is there whose values cannot be found in the weight."""
+        return self.packed is not None and not self.packed.has_source
+
 
 class Packings(Remembered[_Weight]):
     """All weights that are computed by one expression and packed in one format.
@@ -132,7 +139,7 @@ class Packings(Remembered[_Weight]):
         """As `current`, but every value is compared, so that writes which no version counter shows are seen."""
         self._compares = True
         made = self._entries.get(_key(leaves))
-        if made is not None and made.value.bare:
+        if made is not None and made.value.lacks_source:
             self._entries.pop(_key(leaves), None)
         elif made is not None:
             made.storage, made.counted = None, False
@@ -178,20 +185,25 @@ class Packings(Remembered[_Weight]):
                     weight = _Weight()
             elif old is None and self._unsettled > 8 + 2 * len(self):
                 weight = _Weight()  # a new tensor at every call
-            made.value = self._packed(leaves, densest, bare) if weight is None else weight
+            if weight is None:
+                weight = self._packed(leaves, densest, bare, light=bare and old is None)
+            made.value = weight
             self._put(key, made)
             return made.value, self._filled(made.value, leaves) if made.value.lent else made.value.packed
 
     def _refreshed(self, old: _Weight, leaves: Sequence[torch.Tensor], changes: int) -> _Weight | None:
         """The weight with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
         assert old.packed is not None
-        value = run(self.evaluate, leaves)
-        if not old.packed.refresh(value):
+        value, packed = run(self.evaluate, leaves), old.packed
+        if packed.has_source:
+            fits = packed.refresh(value)
+        else:
+            packed = pack(value.cpu(), self.format).to(value.device)
+            fits = packed.has_pattern_of(old.packed)
+        nonzeros = count_nonzeros(packed.values)
+        if not fits or nonzeros < _HOLLOW * old.nonzeros:
             return None
-        nonzeros = count_nonzeros(old.packed.values)
-        if nonzeros < _HOLLOW * old.nonzeros:
-            return None
-        density, packed = nonzeros / value.numel(), _adopted(old.packed, leaves)
+        density, packed = nonzeros / value.numel(), _adopted(packed, leaves)
         return _Weight(packed, old.nonzeros, density, old.calls, old.calls, changes)
 
     def _taken_over(self, old: _Weight, leaves: Sequence[torch.Tensor], densest: float, changes: int, bare: bool) -> _Weight:
@@ -231,7 +243,10 @@ class Packings(Remembered[_Weight]):
         masked.renew(old.packed, leaves)
         return replace(old, before=old.calls, changes=changes, masked=masked)
 
-    def _packed(self, leaves: Sequence[torch.Tensor], densest: float, bare: bool, whole: bool = False) -> _Weight:
+    def _packed(
+        self, leaves: Sequence[torch.Tensor], densest: float, bare: bool, whole: bool = False, light: bool = False
+    ) -> _Weight:
+        """The weight as it is now; `light` where it may be without the places of its values."""
         self._unsettled += 1
         if self._stored is not None:
             nonzeros, values = count_nonzeros(leaves[-1]), leaves[-1].numel()
@@ -244,6 +259,8 @@ class Packings(Remembered[_Weight]):
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()
         packed = _adopted(self._stored_of(value, leaves, nonzeros, whole), leaves) if density <= densest else None
+        if light and self._stored is None and self._masked is None and packed is not None and packed.pattern is None:
+            packed = packed.with_values(packed.values)
         return _Weight(packed, nonzeros, density, whole=whole)
 
     def _stored_of(self, value: torch.Tensor, leaves: Sequence[torch.Tensor], nonzeros: int, whole: bool) -> Packed:

@@ -25,10 +25,13 @@ COPIES = {aten.clone.default, aten.detach.default, aten.alias.default, aten.lift
 SPREADS = VIEWS | COPIES | {aten.expand.default, aten.unsqueeze.default}
 """The same values, some of them possibly several times."""
 
+_WHOLE = SPREADS | {aten.slice.Tensor}
+"""The same values in the same places, where the shape is that of what they are applied to."""
+
 
 def same(node: Any) -> fx.Node:
-    """The node before copies, and before views that have its shape."""
-    while node.target in COPIES or (node.target in SPREADS and same_shape(node.args[0], node)):
+    """The node before copies, and before views and slices that have its shape: x[:, None] of an open size slices all of x."""
+    while node.target in COPIES or (node.target in _WHOLE and same_shape(node.args[0], node)):
         node = node.args[0]
     return node
 

@@ -191,9 +191,12 @@ def test_packings_are_kept_refreshed_and_renewed() -> None:
     kept = Packings("identity", identity, Format.CSR)
     weight = pruned(48, 64)
     first = kept.current([weight], 1.0)
-    assert kept.current([weight], 1.0) is first
+    assert kept.current([weight], 1.0) is first and first is not None and not first.has_source
     weight.mul_(2)
-    assert kept.current([weight], 1.0) is first and first.matches(weight)
+    first = kept.current([weight], 1.0)
+    assert kept.current([weight], 1.0) is first and first is not None and first.matches(weight)
+    weight.mul_(2)
+    assert kept.current([weight], 1.0) is first and first.matches(weight), "in place from the second change on"
     weight.copy_(pruned(48, 64))
     second = kept.current([weight], 1.0)
     assert second is not None and second is not first and second.matches(weight)
