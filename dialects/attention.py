@@ -26,7 +26,7 @@ STRIDED = {
     "kernel.attend_blocks": ("q", "k", "v", "out"),
     "kernel.attend_blocks_of_queries": ("q", "k", "v", "gradient", "of_q"),
     "kernel.attend_blocks_of_keys": ("q", "k", "v", "gradient", "of_k", "of_v"),
-    "kernel.attend_blocks_of_scores": ("q", "k", "v", "gradient", "of_scores"),
+    "kernel.attend_blocks_of_scores": ("q", "k", "v", "gradient", "of_k", "of_v", "of_scores"),
 }
 """What has three strides behind them, of batch, head and token."""
 
@@ -133,10 +133,12 @@ class AttendBlocksOfKeysOp(_Gradient, name="attend_blocks_of_keys"):
 
 
 class AttendBlocksOfScoresOp(_Gradient, name="attend_blocks_of_scores"):
-    """The gradient of what is added to the scores, summed over what has a stride of 0; its table is that of
-    kernel.attend_blocks_of_keys. `of_scores` holds 0 where nothing is seen.
+    """What kernel.attend_blocks_of_keys gives, and the gradient of what is added to the scores, summed over what has a stride
+    of 0. It is added to what is there.
 
     of_scores   memory, [batch, heads, queries, keys]; keys are next to each other
     """
 
+    of_k: ext.Result[Any]
+    of_v: ext.Result[Any]
     of_scores: ext.Result[Any]

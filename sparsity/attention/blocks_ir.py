@@ -20,7 +20,7 @@ _OPS = {
     "forward": (AttendBlocksOp, (), ("out", "statistics")),
     "queries": (AttendBlocksOfQueriesOp, ("gradient", "statistics", "delta"), ("of_q",)),
     "keys": (AttendBlocksOfKeysOp, ("gradient", "statistics", "delta"), ("of_k", "of_v")),
-    "scores": (AttendBlocksOfScoresOp, ("gradient", "statistics", "delta"), ("of_scores",)),
+    "scores": (AttendBlocksOfScoresOp, ("gradient", "statistics", "delta"), ("of_k", "of_v", "of_scores")),
 }
 """By what they are called here: the op, what gradients need besides, and what it gives."""
 

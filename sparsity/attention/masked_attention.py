@@ -3,7 +3,7 @@
 gossamer::attend_masked(q, k, v, mask, scale, cap, seed, dropout, own) -> (Tensor, Tensor)  its tiles are found at the call
 gossamer::attend_tiles(q, k, v, table, scale, cap, seed, dropout, own) -> (Tensor, Tensor)     they are known
 gossamer::attend_masked_backward, attend_tiles_backward                         the gradients of q, k and v
-gossamer::attend_masked_scores(upstream, q, k, v, out, statistics, mask, ...)      the gradient of what the mask adds
+gossamer::attend_masked_scores                                                  these, and that of what the mask adds
 
 They give what `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward give: the weighted values, the logarithm of
 each query's sum of exp(score), and the gradients; see `Scoring` for what they do with scores. Queries that see no key get 0.
@@ -124,7 +124,8 @@ class _Backward:
         self._rows = statistics.contiguous(), delta
 
     def run(self, what: str, table: TileTable, made: Sequence[Tensor], score: Sequence[Step] | None = None) -> None:
-        """The gradients of "queries", "keys" (and values) or "scores"; the table of the last two is the turned one."""
+        """The gradients of "queries", "keys" (and values), or of these and "scores"; the table of the last two is the turned
+        one."""
         q, k, _ = self._given
         rows = q.shape[2] if what == "queries" else k.shape[2]
         more: list[Tensor | int] = [*_random(self._how), *_sizes(q, k, table, rows, [*self.read, *made])]
@@ -142,9 +143,11 @@ def gradients(
     how: Scoring,
     score: Sequence[Step] | None = None,
     of_statistics: Tensor | None = None,
+    of_scores: Tensor | None = None,
 ) -> Given:
     """Those of q, k and v for that of the result, of `attend(*given, table, how, score)`, and for that of the statistics.
-    Two tables are needed: of the mask, and of the mask with queries and keys in each other's place."""
+    Two tables are needed: of the mask, and of the mask with queries and keys in each other's place. To `of_scores`, f32 [batch,
+    heads, queries, keys], that of what is added to the scores is added; one place along what it is expanded by."""
     k = given[1]
     of = tuple(_result(x, x.dtype) for x in given)
     if not out.numel() or not k.numel():
@@ -152,31 +155,34 @@ def gradients(
     wide = [x if x.dtype == torch.float32 else _result(x, torch.float32) for x in of]
     backward = _Backward(upstream, given, out, statistics, how, of_statistics)
     backward.run("queries", tables[0], wide[:1], score)
-    backward.run("keys", tables[1], wide[1:], score)
+    if of_scores is None:
+        backward.run("keys", tables[1], wide[1:], score)
+    else:
+        backward.run("scores", tables[1], [*wide[1:], of_scores], score)
     for x, computed in zip(of, wide, strict=True):
         if x is not computed:
             x.copy_(computed)
     return of  # type: ignore[return-value]
 
 
-def score_gradients(
+def gradients_and_scores(
     upstream: Tensor,
     given: Given,
     out: Tensor,
     statistics: Tensor,
-    turned: TileTable,
+    tables: tuple[TileTable, TileTable],
     how: Scoring,
     summed: Sequence[int],
-) -> Tensor:
-    """That of what is added to the scores, [batch, heads, queries, keys] of the type of q, where `summed` are the axes, of the
-    first two, over which it is summed: they have one place. `turned` is the table of keys and queries."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`gradients`, and that of what is added to the scores, [batch, heads, queries, keys] of the type of q, where `summed` are
+    the axes, of the first two, over which it is summed: they have one place."""
     q, k, _ = given
-    sizes = [1 if axis in summed else size for axis, size in enumerate((*q.shape[:3], k.shape[2]))]
-    found = torch.zeros(sizes, dtype=torch.float32)
-    if found.numel() and q.numel():
-        made = found.as_strided(sizes, [0 if axis in summed else step for axis, step in enumerate(found.stride())])
-        _Backward(upstream, given, out, statistics, how).run("scores", turned, [made])
-    return found.to(q.dtype)
+    whole = *q.shape[:3], k.shape[2]
+    of_scores = torch.zeros([1 if axis in summed else size for axis, size in enumerate(whole)], dtype=torch.float32)
+    steps = [0 if axis in summed else step for axis, step in enumerate(of_scores.stride())]
+    added_to = of_scores.as_strided(of_scores.shape, steps)
+    found = gradients(upstream, given, out, statistics, tables, how, of_scores=added_to)
+    return *found, of_scores.to(q.dtype)
 
 
 def _random(how: Scoring) -> list[Tensor]:
@@ -229,21 +235,19 @@ class Mask:
 
     value  gives it: [batch or 1, heads or 1, queries or 1, keys] or [queries, keys], of bools, or of numbers to add
     known  (sizes, make) → what `make` returns for this mask, remembered
+    lasts  whether other calls will probably have it, too
     """
 
     value: Callable[[], Tensor]
     known: Callable[[Sequence[Hashable], Callable[[], Any]], Any]
+    lasts: bool = True
 
     def table(self, q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
         """Its table, or that of its transpose."""
-        sizes = "backward" if turned else "forward", q.shape[2], k.shape[2]
-
-        def make() -> TileTable:
-            mask = _expanded(self.value(), q, k)
-            return tile_table(mask, turned)
-
-        table: TileTable = self.known(sizes, make)
-        return table
+        found: dict[bool, TileTable] = self.known((q.shape[2], k.shape[2]), dict)
+        if turned not in found:
+            found[turned] = tile_table(_expanded(self.value(), q, k), turned, self.lasts)
+        return found[turned]
 
     def added(self, dtype: torch.dtype) -> Tensor:
         """As numbers to add to scores: made once for all layers, where torch's own kernel computes them all."""
@@ -284,7 +288,7 @@ def gradients_where(upstream: Tensor, given: Given, out: Tensor, statistics: Ten
 def _mask(mask: Tensor | None, k: Tensor) -> Mask:
     if mask is None:
         return _everything(k.shape[2])
-    return Mask(lambda: mask, lambda more, make: _tables.get([mask], more, make))
+    return Mask(lambda: mask, lambda more, make: _tables.get([mask], more, make), lasts=False)
 
 
 @lru_cache(16)
@@ -312,10 +316,11 @@ def _attend_backward(
 
 def _attend_scores(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor | None, *how: Any
-) -> Tensor:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *scoring, summed = how
-    turned = _mask(mask, k).table(q, k, turned=True)
-    return score_gradients(upstream, (q, k, v), out, statistics, turned, Scoring(*scoring), summed)
+    found = _mask(mask, k)
+    tables = found.table(q, k), found.table(q, k, turned=True)
+    return gradients_and_scores(upstream, (q, k, v), out, statistics, tables, Scoring(*scoring), summed)
 
 
 def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, parts: list[Tensor], *given: Any) -> tuple[Tensor, Tensor]:
@@ -340,9 +345,9 @@ def fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
     return tuple(_result(x, x.dtype) for x in (q, k, v))
 
 
-def _fake_scores(_upstream: Tensor, q: Tensor, k: Tensor, *rest: Any) -> Tensor:
+def _fake_scores(upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     sizes = (*q.shape[:3], k.shape[2])
-    return q.new_empty([1 if axis in rest[-1] else size for axis, size in enumerate(sizes)])
+    return *fake_backward(upstream, q, k, v), q.new_empty([1 if axis in rest[-1] else n for axis, n in enumerate(sizes)])
 
 
 _GIVEN = "Tensor q, Tensor k, Tensor v, "
@@ -360,7 +365,13 @@ for _name, _arguments, _results, _cpu, _meta in (
         _attend_tiles_backward,
         fake_backward,
     ),
-    ("attend_masked_scores", f"{_SAVED}Tensor? mask, {SCORING}, int[] summed", "Tensor", _attend_scores, _fake_scores),
+    (
+        "attend_masked_scores",
+        f"{_SAVED}Tensor? mask, {SCORING}, int[] summed",
+        "(Tensor, Tensor, Tensor, Tensor)",
+        _attend_scores,
+        _fake_scores,
+    ),
 ):
     LIBRARY.define(f"{_name}({_arguments}) -> {_results}", tags=TAGS)
     implement(_name, _cpu)
