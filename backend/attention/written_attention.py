@@ -8,7 +8,7 @@ found however it was written, in training with the gradients. What is done to sc
 """
 
 import operator
-from math import isfinite, isinf
+from math import isfinite, isinf, prod
 from typing import Any, ClassVar
 
 import torch
@@ -50,6 +50,9 @@ _LOW = -1e3
 _LEAST_CAPPED, _LEAST_SCORES = 64 * 64, 256 * 256
 """Queries times keys below which Inductor takes less time for products and softmax than the operation, with a cap or dropout
 and without; unless a chain may take the latter."""
+
+_LEAST_SUMMED = 2
+"""Scores to which the same is added, below which its gradient is not faster in the kernel."""
 
 
 class WrittenAttention:
@@ -114,6 +117,8 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
         raise Refused(f"{more} for fewer than {_LEAST_QUERIES} queries")
     only_low = written.cap is None and written.dropout is None
     _check_scores(q, v, _LEAST_SCORES if only_low else _LEAST_CAPPED, context)
+    if written.dropout is None and written.gradients is not None and written.gradients.more and context.options.min_gain > 0:
+        _check_sums(written.gradients)
     steps = (*cap_steps(written.cap), *((ADD,) if written.terms else ()))
     for part in ("forward", *_parts(written.gradients)):
         attention_kernel(part, size, written.scale, steps, written.share)
@@ -146,6 +151,15 @@ def _parts(gradients: Gradients | None) -> tuple[str, ...]:
 def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphContext) -> None:
     if (hint(q.shape[-2]) or 0) * (hint(v.shape[-2]) or 0) < least and context.options.min_gain > 0:
         raise Refused(f"with fewer than {least} pairs of a query and a key it is faster as it is written")
+
+
+def _check_sums(gradients: Gradients) -> None:
+    """Raises Refused where as many numbers are added as there are scores: making their tables takes as long as is gained."""
+    for node in gradients.more:
+        summed: Any = node.args[0]
+        sizes = [hint(summed.meta["val"].shape[axis]) or 1 for axis in axes_of(node)] if gradients.sums else []
+        if prod(sizes) < _LEAST_SUMMED:
+            raise Refused("what is added to each of its scores has a gradient of its own")
 
 
 class _Replaced:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import TANH, TILE_QUERIES, Step
+from gossamer.runtime.huge_pages import large_zeros
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
@@ -178,7 +179,7 @@ def gradients_and_scores(
     the axes, of the first two, over which it is summed: they have one place."""
     q, k, _ = given
     whole = *q.shape[:3], k.shape[2]
-    of_scores = torch.zeros([1 if axis in summed else size for axis, size in enumerate(whole)], dtype=torch.float32)
+    of_scores = large_zeros([1 if axis in summed else size for axis, size in enumerate(whole)])
     steps = [0 if axis in summed else step for axis, step in enumerate(of_scores.stride())]
     added_to = of_scores.as_strided(of_scores.shape, steps)
     found = gradients(upstream, given, out, statistics, tables, how, of_scores=added_to)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import ADD, ADDED_LOW, FILLED_LOW, LOW, TILE_KEYS, TILE_QUERIES, Step
+from gossamer.runtime.huge_pages import large_empty
 
 Array = np.ndarray[Any, Any]
 
@@ -155,7 +156,7 @@ def _seen_and_added(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     top, lowest = mask.amax(-1, keepdim=True), torch.finfo(mask.dtype).min / 2
     if bool(((top >= _LOWERED) | top.isneginf()).all()):
         hidden = mask <= lowest
-        return ~hidden, _unless_zero(mask.float().masked_fill(hidden, 0))
+        return ~hidden, _unless_zero(large_empty(mask.shape).copy_(mask).masked_fill_(hidden, 0))
     absorbs = (top <= max(lowest, LOW)) & ~top.isneginf()
     hidden = torch.where(absorbs, mask < top, mask <= lowest)
     moved = (top < _LOWERED) & ~absorbs & ~top.isneginf()
