@@ -138,7 +138,7 @@ def _replace(
     try:
         wanted = ("forward", *(("queries", "keys") if backward else ()), *(("queries", "scores") if of_scores else ()))
         steps = *cap_steps(cap), *_steps(table, mask if condition is None else None)
-        kernels += [attention_kernel(part, q.shape[3], scale, steps, dropout).key for part in wanted]
+        kernels += [attention_kernel(part, q, scale, steps, dropout).key for part in wanted]
     except CompileError:
         if context.options.strict:
             raise

@@ -121,7 +121,7 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
         _check_sums(written.gradients)
     steps = (*cap_steps(written.cap), *((ADD,) if written.terms else ()))
     for part in ("forward", *_parts(written.gradients)):
-        attention_kernel(part, size, written.scale, steps, written.share)
+        attention_kernel(part, q, written.scale, steps, written.share)
 
 
 def _generates(written: Written, context: GraphContext) -> bool:

@@ -98,10 +98,9 @@ class _Gradient(BlockRows):
         seen = self.seen(entry.words) if masked else None
         with loop(index(0), index(TILE_KEYS), index(tile.at_once)) as rows:
             numbers = [arith.addi(rows.induction_variable, index(n)) for n in range(tile.at_once)]
-            scores, gradients = (
-                tile.products(other.memory, [other.at(arith.addi(entry.key, number)) for number in numbers], own)
-                for other, own in zip(others, turned, strict=True)
-            )
+            each = [arith.addi(entry.key, number) for number in numbers]
+            scores = self.products(others[0], each, turned[0])
+            gradients = tile.products(others[1], each, turned[1])
             for number, products, gradient in zip(numbers, scores, gradients, strict=True):
                 row = arith.addi(entry.key, number)
                 score, derivatives = self.scored(products, arith.addi(entry.floats, number))
@@ -169,9 +168,11 @@ class _OfQueries(_Gradient):
     def _row(self, batch: ir.Value, head: ir.Value, row: ir.Value, scratch: list[ir.Value]) -> None:
         tile, (turned, gradients, sums, scores) = self.tile, scratch
         first, shared = arith.muli(row, index(TILE_QUERIES)), arith.divui(head, self.sizes["group"])
-        k, v = self.rows("k", batch, shared, "keys"), self.rows("v", batch, shared, "keys")
-        tile.turn(self.rows("q", batch, head, "queries"), first, turned, self.scales()[0])
-        tile.turn(self.rows("gradient", batch, head, "queries"), first, gradients, splat_of(tile.vec, 1.0))
+        k, v = (self.rows(name, batch, shared, "keys", multiplied=True) for name in ("k", "v"))
+        added = self.rows("k", batch, shared, "keys")
+        q, gradient = (self.rows(name, batch, head, "queries", multiplied=True) for name in ("q", "gradient"))
+        tile.turn(q, first, turned, self.scales()[0])
+        tile.turn(gradient, first, gradients, splat_of(tile.vec, 1.0))
         tile.clear(sums)
         statistics, delta = (self._lanes(memory, self.pair(batch, head), first) for memory in self.per_query())
         kept = None
@@ -182,7 +183,7 @@ class _OfQueries(_Gradient):
             count = arith.minui(arith.subi(self.listed(batch, head, row)[1], start), index(self.chunk))
             of_query = lambda _: (statistics, delta)
             self.weights(start, count, (k, v), (turned, gradients), of_query, kept, self.into(scores))
-            self.add(sums, start, count, k, scores)
+            self.add(sums, start, count, added, scores)
         tile.scale(sums, self.scales())
         tile.turn_back(sums, self.rows("of_q", batch, head, "queries"), first)
 
@@ -231,8 +232,8 @@ class _OfKeys(_Gradient):
     def turn_keys(self, batch: ir.Value, head: ir.Value, first: ir.Value, keys: ir.Value, values: ir.Value) -> None:
         """A tile of keys, scaled, and of values."""
         tile = self.tile
-        tile.turn(self.rows("k", batch, head, "keys"), first, keys, self.scales()[0])
-        tile.turn(self.rows("v", batch, head, "keys"), first, values, splat_of(tile.vec, 1.0))
+        tile.turn(self.rows("k", batch, head, "keys", multiplied=True), first, keys, self.scales()[0])
+        tile.turn(self.rows("v", batch, head, "keys", multiplied=True), first, values, splat_of(tile.vec, 1.0))
 
     def of_head(
         self,
@@ -244,7 +245,9 @@ class _OfKeys(_Gradient):
         then: Callable[[ir.Value, ir.Value, Rows, Rows], None],
     ) -> None:
         """The weights of a head's queries for a tile of keys, and what is done after each few tiles."""
-        q, gradient = (self.rows(name, batch, head, "queries") for name in ("q", "gradient"))
+        names = "q", "gradient"
+        added = [self.rows(name, batch, head, "queries") for name in names]
+        q, gradient = (self.rows(name, batch, head, "queries", multiplied=True) for name in names)
         pair = self.pair(batch, head)
         base, kept = arith.muli(pair, self.sizes["queries"]), None
         if self.dropout:
@@ -255,7 +258,7 @@ class _OfKeys(_Gradient):
             start = chunks.induction_variable
             count = arith.minui(arith.subi(end, start), index(self.chunk))
             self.weights(start, count, (q, gradient), turned, self._of_query(base), kept, put)
-            then(start, count, q, gradient)
+            then(start, count, *added)
 
     def _of_query(self, base: ir.Value) -> PerRow:
         last = arith.subi(self.sizes["queries"], index(1))

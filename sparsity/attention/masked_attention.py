@@ -24,6 +24,7 @@ from gossamer.runtime.huge_pages import large_zeros
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
+from gossamer.runtime.target import host
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
 from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
@@ -42,11 +43,26 @@ _tables = Remembered[Any]("all", most=16)
 there."""
 
 
+def attention_kernel(what: str, q: Tensor, scale: float, score: Sequence[Step] = (), dropout: float = 0.0) -> RegionKernel:
+    """The kernel for heads of queries like these: "forward", or the gradients of "queries", "keys" or "scores". CompileError if
+    it cannot be made."""
+    return _kernel(what, q.shape[-1], scale, tuple(score), dropout, _dots(q))
+
+
 @lru_cache(256)
-def attention_kernel(what: str, head_size: int, scale: float, score: Sequence[Step] = (), dropout: float = 0.0) -> RegionKernel:
-    """The kernel for heads of a size: "forward", or the gradients of "queries", "keys" or "scores". CompileError if it cannot
-    be made."""
-    return compile_region(attend_blocks(what, head_size, scale, score, dropout), schedule="blocks")
+def _kernel(what: str, *how: Any) -> RegionKernel:
+    return compile_region(attend_blocks(what, *how), schedule="blocks")
+
+
+def _dots(q: Tensor) -> bool:
+    """Whether products are of pairs of bf16."""
+    here = host()
+    return q.dtype == torch.bfloat16 and q.shape[-1] % 2 == 0 and "avx512bf16" in here.instructions and here.vector_bits == 512
+
+
+def _pairs(*given: Tensor) -> list[Tensor]:
+    """What kernels read in pairs, laid out as `_streamed`."""
+    return [x.contiguous() for x in given] if _dots(given[0]) else []
 
 
 def cap_steps(cap: float | None) -> tuple[Step, ...]:
@@ -91,14 +107,15 @@ def attend(
     [batch, heads, queries].
     """
     out = torch.empty_like(q)
-    given = [_rows(q), _streamed(k), _streamed(v)]
+    pairs = _pairs(q, k)
+    given = [_streamed(q) if pairs else _rows(q), _streamed(k), _streamed(v)]
     wide = out if out.dtype == torch.float32 else torch.empty_like(given[0])
     statistics = torch.empty(q.shape[:3], dtype=torch.float32)
     if not out.numel() or not k.shape[2]:
         return out.zero_(), statistics.zero_()
-    more: list[Tensor | int] = [*_random(how), *_sizes(q, k, table, q.shape[2], [*given, wide])]
+    more: list[Tensor | int] = [*_random(how), *pairs, *_sizes(q, k, table, q.shape[2], [*given, wide])]
     score = how.steps(table) if score is None else tuple(score)
-    kernel = attention_kernel("forward", q.shape[3], how.scale, score, how.dropout)
+    kernel = attention_kernel("forward", q, how.scale, score, how.dropout)
     kernel.into([wide, statistics], [*given, *table.tensors, *more])
     if wide is not out:
         out.copy_(wide)
@@ -119,6 +136,7 @@ class _Backward:
     ) -> None:
         self._given, self._how = given, how
         self.read = [_streamed(x) for x in (*given, upstream)]
+        self._pairs = _pairs(*given, upstream)
         delta = (self.read[3] * out).sum(-1, dtype=torch.float32).contiguous()
         if of_statistics is not None:
             delta -= of_statistics
@@ -129,10 +147,10 @@ class _Backward:
         one."""
         q, k, _ = self._given
         rows = q.shape[2] if what == "queries" else k.shape[2]
-        more: list[Tensor | int] = [*_random(self._how), *_sizes(q, k, table, rows, [*self.read, *made])]
+        more: list[Tensor | int] = [*_random(self._how), *self._pairs, *_sizes(q, k, table, rows, [*self.read, *made])]
         operands: list[Tensor | SparseOperand | int] = [self.read[3], *self._rows, *self.read[:3], *table.tensors, *more]
         score = self._how.steps(table) if score is None else tuple(score)
-        attention_kernel(what, q.shape[3], self._how.scale, score, self._how.dropout).into(made, operands)
+        attention_kernel(what, q, self._how.scale, score, self._how.dropout).into(made, operands)
 
 
 def gradients(
