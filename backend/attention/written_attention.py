@@ -47,9 +47,9 @@ _LEAST_QUERIES = 8
 _LOW = -1e3
 """Numbers below are taken to hide what they are added to."""
 
-_LEAST_CAPPED, _LEAST_SCORES = 64 * 64, 256 * 256
-"""Queries times keys below which Inductor takes less time for products and softmax than the operation, with a cap or dropout
-and without; unless a chain may take the latter."""
+_LEAST_CAPPED, _LEAST_ADDED, _LEAST_SCORES = 64 * 64, 128 * 128, 256 * 256
+"""Queries times keys below which Inductor takes less time for products and softmax than the operation: with a cap or dropout,
+with a gradient of what is added, and with neither, unless a chain may take it."""
 
 _LEAST_SUMMED = 2
 """Scores to which the same is added, below which its gradient is not faster in the kernel."""
@@ -115,10 +115,14 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
         raise Refused(f"{more} of heads of {size} elements of {q.dtype}")
     if (hint(q.shape[-2]) or 0) < _LEAST_QUERIES and context.options.min_gain > 0:
         raise Refused(f"{more} for fewer than {_LEAST_QUERIES} queries")
-    only_low = written.cap is None and written.dropout is None
-    _check_scores(q, v, _LEAST_SCORES if only_low else _LEAST_CAPPED, context)
-    if written.dropout is None and written.gradients is not None and written.gradients.more and context.options.min_gain > 0:
-        _check_sums(written.gradients)
+    if written.cap is not None or written.dropout is not None:
+        least = _LEAST_CAPPED
+    elif written.gradients is not None and written.gradients.more:
+        least = _LEAST_ADDED
+        _check_sums(written.gradients, context)
+    else:
+        least = _LEAST_SCORES
+    _check_scores(q, v, least, context)
     steps = (*cap_steps(written.cap), *((ADD,) if written.terms else ()))
     for part in ("forward", *_parts(written.gradients)):
         attention_kernel(part, q, written.scale, steps, written.share)
@@ -153,12 +157,12 @@ def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphCo
         raise Refused(f"with fewer than {least} pairs of a query and a key it is faster as it is written")
 
 
-def _check_sums(gradients: Gradients) -> None:
+def _check_sums(gradients: Gradients, context: GraphContext) -> None:
     """Raises Refused where as many numbers are added as there are scores: making their tables takes as long as is gained."""
     for node in gradients.more:
         summed: Any = node.args[0]
         sizes = [hint(summed.meta["val"].shape[axis]) or 1 for axis in axes_of(node)] if gradients.sums else []
-        if prod(sizes) < _LEAST_SUMMED:
+        if prod(sizes) < _LEAST_SUMMED and context.options.min_gain > 0:
             raise Refused("what is added to each of its scores has a gradient of its own")
 
 
