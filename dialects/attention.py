@@ -83,8 +83,8 @@ class _Attention(KernelOp, traits=[ext.Pure]):
     score        the steps from <q, k> to the score, the scale first; what is hidden is left out after them
     seed         [1] of i32: weights are set to 0 with a probability of `dropout`, the others divided by what is left, by the
                  random bits (dialects/philox.py) of the seed and the number of batch, head, query and key
-    pairs        nothing; or q, k and, for gradients, v and the gradient in bf16, laid out as they are, for targets that multiply
-                 pairs of them. Then products of rows are of these, sums of weighted rows of the others.
+    pairs        nothing; or q, k and, for gradients, v and the gradient in bf16, laid out as they are, for targets that
+                 multiply pairs of them. Then products of rows are of these, sums of weighted rows of the others.
     """
 
     q: ext.Operand[Any]

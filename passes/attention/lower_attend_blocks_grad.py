@@ -9,8 +9,8 @@ after    scf.parallel (%task) = ...                           // batch x heads x
            sums * scale into %dq
 
 For keys and values the same, with keys in the lanes and the queries of all heads that share them one after the other; where
-what is added to the scores has a gradient, those of all batches and heads that share it. The scores, and what dropout keeps, are
-computed again (Dao et al., "FlashAttention", 2022), once for each of the two.
+what is added to the scores has a gradient, those of all batches and heads that share it. The scores, and what dropout keeps,
+are computed again (Dao et al., "FlashAttention", 2022), once for each of the two.
 """
 
 from collections.abc import Callable

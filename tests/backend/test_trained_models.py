@@ -22,7 +22,14 @@ def model(family: str, dropout: float, attention: str) -> nn.Module:
     how: dict[str, Any] = {"attn_implementation": attention}
     if family == "T5":
         config = transformers.T5Config(
-            vocab_size=96, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2, dropout_rate=dropout, decoder_start_token_id=0
+            vocab_size=96,
+            d_model=32,
+            d_kv=16,
+            d_ff=48,
+            num_layers=2,
+            num_heads=2,
+            dropout_rate=dropout,
+            decoder_start_token_id=0,
         )
         made = transformers.T5ForConditionalGeneration(config)
     elif family == "Bert":

@@ -132,7 +132,9 @@ def difference(case: Case) -> str | None:
             found += zip(("dk with scores", "dv with scores"), ours[1:], [x.nan_to_num(0) for x in theirs[1:3]], strict=True)
             found.append(("dscores", mine, exact.sum(case.summed, keepdim=True) if case.summed else exact))
     least = 1.0
-    if case.dtype != torch.float32:  # gradients are sums over rounded numbers, less the product of the rounded result and its own
+    if (
+        case.dtype != torch.float32
+    ):  # gradients are sums over rounded numbers, less the product of the rounded result and its own
         least = max(1.0, case.queries**0.5 / 2) * max(1.0, case.size**0.5 / 4) / (1 - case.dropout)
     for name, mine, theirs in found:
         error = (mine.double() - theirs.detach()).abs().max() / theirs.detach().abs().max().clamp(min=least)
