@@ -74,6 +74,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) training-blocks --workload training --models mlp-blocks --sparsity .8,.9
 	$(MEASURE) training-convnets --workload training --models mobilenet1,mobilenet2,resnet18 --sparsity .9
 	$(MEASURE) attention --workload attention --lengths 1024,4096,16384 --repeats 7
+	$(MEASURE) attention-bf16 --workload attention --dtype bf16 --masks window-64,documents --lengths 4096 --repeats 7
 	$(MEASURE) prediction --workload prediction
 	-$(BIN)/python -m benchmarks.spread
 	$(MEASURE) startup --workload startup

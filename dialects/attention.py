@@ -26,7 +26,7 @@ STRIDED = {
     "kernel.attend_blocks": ("q", "k", "v", "out"),
     "kernel.attend_blocks_of_queries": ("q", "k", "v", "gradient", "of_q"),
     "kernel.attend_blocks_of_keys": ("q", "k", "v", "gradient", "of_k", "of_v"),
-    "kernel.attend_blocks_of_scores": ("q", "k", "v", "gradient", "of_scores"),
+    "kernel.attend_blocks_of_scores": ("q", "k", "v", "gradient", "of_k", "of_v", "of_scores"),
 }
 """What has three strides behind them, of batch, head and token."""
 
@@ -59,6 +59,12 @@ def _problem(op: Any) -> str | None:
     needed = len(SIZES) + 3 * len(strided)
     if len(op.sizes) != needed:
         return f"has {len(op.sizes)} sizes, must be {needed}: {', '.join(SIZES)}, then three strides of {', '.join(strided)}"
+    products = 2 if op.operation.name == "kernel.attend_blocks" else 4
+    if len(op.pairs) not in (0, products) or (len(op.pairs) and size % 2):
+        return f"has {len(op.pairs)} pairs for heads of {size} elements, there may be {products} if these are even"
+    for pair in op.pairs:
+        if not isinstance(ir.RankedTensorType(pair.type).element_type, ir.BF16Type):
+            return f"has pairs {pair.type}, must be memory of bf16"
     for name in strided:
         tensor = ir.RankedTensorType(getattr(op, name).type)
         if tensor.rank != 1 or not isinstance(tensor.element_type, ir.F32Type):
@@ -77,6 +83,8 @@ class _Attention(KernelOp, traits=[ext.Pure]):
     score        the steps from <q, k> to the score, the scale first; what is hidden is left out after them
     seed         [1] of i32: weights are set to 0 with a probability of `dropout`, the others divided by what is left, by the
                  random bits (dialects/philox.py) of the seed and the number of batch, head, query and key
+    pairs        nothing; or q, k and, for gradients, v and the gradient in bf16, laid out as they are, for targets that
+                 multiply pairs of them. Then products of rows are of these, sums of weighted rows of the others.
     """
 
     q: ext.Operand[Any]
@@ -87,6 +95,7 @@ class _Attention(KernelOp, traits=[ext.Pure]):
     words: ext.Operand[Any]
     floats: ext.Operand[Any]
     seed: ext.Operand[Any] | None
+    pairs: Sequence[ext.Operand[Any]]
     sizes: Sequence[ext.Operand[Any]]
     head_size: ir.IntegerAttr
     score: ir.ArrayAttr
@@ -133,10 +142,12 @@ class AttendBlocksOfKeysOp(_Gradient, name="attend_blocks_of_keys"):
 
 
 class AttendBlocksOfScoresOp(_Gradient, name="attend_blocks_of_scores"):
-    """The gradient of what is added to the scores, summed over what has a stride of 0; its table is that of
-    kernel.attend_blocks_of_keys. `of_scores` holds 0 where nothing is seen.
+    """What kernel.attend_blocks_of_keys gives, and the gradient of what is added to the scores, summed over what has a stride
+    of 0. It is added to what is there.
 
     of_scores   memory, [batch, heads, queries, keys]; keys are next to each other
     """
 
+    of_k: ext.Result[Any]
+    of_v: ext.Result[Any]
     of_scores: ext.Result[Any]

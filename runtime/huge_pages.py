@@ -1,8 +1,12 @@
-"""Arrays on huge pages: a kernel that streams megabytes of a weight at every call is slowed down by looking up small pages."""
+"""Arrays on huge pages: a kernel that streams megabytes of a weight at every call is slowed down by looking up small pages, and
+the first write to each small page takes longer than what is written."""
 
 import ctypes
 import sys
+from collections.abc import Sequence
+from math import prod
 
+import numpy as np
 import torch
 
 _HUGE = 2 << 20
@@ -26,3 +30,14 @@ def placed(arrays: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         copies.append(memory[at : at + array.nbytes].view(array.dtype).copy_(array.flatten()).view(array.shape))
         at += size
     return tuple(copies)
+
+
+def large_empty(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A contiguous tensor on the CPU whose elements are anything. NumPy asks for huge pages, torch does not."""
+    memory = np.empty(prod(sizes) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(*sizes)
+
+
+def large_zeros(sizes: Sequence[int]) -> torch.Tensor:
+    """Such a tensor of zeros, f32."""
+    return torch.from_numpy(np.zeros(tuple(sizes), dtype=np.float32))

@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from gossamer.runtime.huge_pages import large_empty
 from gossamer.runtime.uncounted import counts_writes
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class Made(Generic[T]):
         counted = [counts_writes(t) for t in tensors]
         self.counted = all(counted)
         copied = [compared == "all" or (compared == "uncounted" and not each) for each in counted]
-        self._copies = [t.clone() if copy else None for t, copy in zip(tensors, copied, strict=True)]
+        self._copies = [_copy(t) if copy else None for t, copy in zip(tensors, copied, strict=True)]
         self._storages = [weakref.ref(t.untyped_storage(), forget) for t in tensors]
         alone = len(tensors) == 1 and self.counted and not copied[0]
         self.storage: weakref.ref[torch.UntypedStorage] | None = self._storages[0] if alone else None
@@ -127,6 +128,10 @@ class _Forget:
         of = self._of()
         if of is not None:
             of.forget(self._key)
+
+
+def _copy(t: Tensor) -> Tensor:
+    return large_empty(t.shape, t.dtype).copy_(t) if t.is_contiguous() and t.device.type == "cpu" else t.clone()
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:

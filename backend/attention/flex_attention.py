@@ -81,7 +81,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         mask, leaves, numbers = _flex_mask(node, backward, context)
         scale = float(_fixed(node.args[5]))
         parts = ("forward", *(("queries", "keys") if backward else ()))
-        kernels += [attention_kernel(part, q.shape[3], scale, mask.score).key for part in parts]
+        kernels += [attention_kernel(part, q, scale, mask.score).key for part in parts]
     except (Refused, CompileError) as problem:
         if isinstance(problem, CompileError) and context.options.strict:
             raise

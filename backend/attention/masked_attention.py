@@ -136,9 +136,9 @@ def _replace(
     if table is None and work < _LEAST and may_stay:
         return decision(False, "it is too small to look at its mask at every call")
     try:
-        wanted = ("forward", *(("queries", "keys") if backward else ()), *(("scores",) if of_scores else ()))
+        wanted = ("forward", *(("queries", "keys") if backward else ()), *(("queries", "scores") if of_scores else ()))
         steps = *cap_steps(cap), *_steps(table, mask if condition is None else None)
-        kernels += [attention_kernel(part, q.shape[3], scale, steps, dropout).key for part in wanted]
+        kernels += [attention_kernel(part, q, scale, steps, dropout).key for part in wanted]
     except CompileError:
         if context.options.strict:
             raise

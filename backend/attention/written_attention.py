@@ -8,7 +8,7 @@ found however it was written, in training with the gradients. What is done to sc
 """
 
 import operator
-from math import isfinite, isinf
+from math import isfinite, isinf, prod
 from typing import Any, ClassVar
 
 import torch
@@ -47,9 +47,12 @@ _LEAST_QUERIES = 8
 _LOW = -1e3
 """Numbers below are taken to hide what they are added to."""
 
-_LEAST_CAPPED, _LEAST_SCORES = 64 * 64, 256 * 256
-"""Queries times keys below which Inductor takes less time for products and softmax than the operation, with a cap or dropout
-and without; unless a chain may take the latter."""
+_LEAST_CAPPED, _LEAST_ADDED, _LEAST_SCORES = 64 * 64, 128 * 128, 256 * 256
+"""Queries times keys below which Inductor takes less time for products and softmax than the operation: with a cap or dropout,
+with a gradient of what is added, and with neither, unless a chain may take it."""
+
+_LEAST_SUMMED = 2
+"""Scores to which the same is added, below which its gradient is not faster in the kernel."""
 
 
 class WrittenAttention:
@@ -112,14 +115,17 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
         raise Refused(f"{more} of heads of {size} elements of {q.dtype}")
     if (hint(q.shape[-2]) or 0) < _LEAST_QUERIES and context.options.min_gain > 0:
         raise Refused(f"{more} for fewer than {_LEAST_QUERIES} queries")
-    only_low = written.cap is None and written.dropout is None
-    _check_scores(q, v, _LEAST_SCORES if only_low else _LEAST_CAPPED, context)
-    adds = written.gradients is not None and written.gradients.more
-    if adds and written.dropout is None and context.options.min_gain > 0:
-        raise Refused("what is added to its scores has a gradient: without dropout it is faster as it is written")
+    if written.cap is not None or written.dropout is not None:
+        least = _LEAST_CAPPED
+    elif written.gradients is not None and written.gradients.more:
+        least = _LEAST_ADDED
+        _check_sums(written.gradients, context)
+    else:
+        least = _LEAST_SCORES
+    _check_scores(q, v, least, context)
     steps = (*cap_steps(written.cap), *((ADD,) if written.terms else ()))
     for part in ("forward", *_parts(written.gradients)):
-        attention_kernel(part, size, written.scale, steps, written.share)
+        attention_kernel(part, q, written.scale, steps, written.share)
 
 
 def _generates(written: Written, context: GraphContext) -> bool:
@@ -151,6 +157,15 @@ def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphCo
         raise Refused(f"with fewer than {least} pairs of a query and a key it is faster as it is written")
 
 
+def _check_sums(gradients: Gradients, context: GraphContext) -> None:
+    """Raises Refused where as many numbers are added as there are scores: making their tables takes as long as is gained."""
+    for node in gradients.more:
+        summed: Any = node.args[0]
+        sizes = [hint(summed.meta["val"].shape[axis]) or 1 for axis in axes_of(node)] if gradients.sums else []
+        if prod(sizes) < _LEAST_SUMMED and context.options.min_gain > 0:
+            raise Refused("what is added to each of its scores has a gradient of its own")
+
+
 class _Replaced:
     """The operation in place of what was written."""
 
@@ -165,6 +180,8 @@ class _Replaced:
         if written.turned:
             given[1] = emit(aten.permute.default, given[1], [0, 1, 3, 2])
         mask = self._mask(emit, given)
+        if mask is not None and written.gradients is not None and written.gradients.more:  # computed as it will be read
+            mask = emit(aten.clone.default, mask, memory_format=torch.contiguous_format)
         how = self._scoring(emit)
         if how is None:
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
@@ -199,11 +216,15 @@ class _Replaced:
         order = {node: n for n, node in enumerate(made[0].graph.nodes)}
         emit = Emitter(min((*products, *gradients.more), key=order.__getitem__))
         saved = [self._unfolded(emit, gradients.upstream, given[0], given[2]), *given, *made]
+        axes = [set(axes_of(each)) if gradients.sums else set[int]() for each in gradients.more]
+        summed = sorted(set.intersection(*axes)) if axes else []
         if how is None:
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
             node = emit(cpu_attention_backward, *saved, 0.0, False, **more)
-        else:
+        elif not gradients.more:
             node = emit(attend_masked_backward, *saved, mask, *how)
+        else:
+            node = emit(attend_masked_scores, *saved, mask, *how, summed)
         for n, product in enumerate(products):
             value = emit(operator.getitem, node, n)
             if n < 2 and gradients.factor != 1:
@@ -212,15 +233,15 @@ class _Replaced:
                 value = emit(aten.permute.default, value, [0, 1, 3, 2])
             value = emit(aten.clone.default, value, memory_format=torch.contiguous_format)
             product.replace_all_uses_with(self._as_product(emit, value))
-        for node in gradients.more:
-            summed = axes_of(node) if gradients.sums else []
-            value = emit(attend_masked_scores, *saved, mask, *how, summed)  # type: ignore[misc]
-            like = node.meta["val"]
-            if not summed:
+        for wanted, over in zip(gradients.more, axes, strict=True):
+            value, like = emit(operator.getitem, node, 3), wanted.meta["val"]
+            if rest := sorted(over.difference(summed)):
+                value = emit(aten.sum.dim_IntList, value, rest, True)
+            if not gradients.sums:
                 value = emit(aten.reshape.default, value, list(like.shape))
             if value.meta["val"].dtype != like.dtype:
                 value = emit(prims.convert_element_type.default, value, like.dtype)
-            node.replace_all_uses_with(value)
+            wanted.replace_all_uses_with(value)
 
     def _four(self, emit: Emitter, node: fx.Node) -> fx.Node:
         return node if node.meta["val"].dim() == 4 else emit(aten.unsqueeze.default, node, 0)

@@ -24,7 +24,7 @@ from benchmarks.attention import Attention, Rule
 from benchmarks.contenders.sparse import grouped, missing
 from benchmarks.registry import Case, Contender, Prepared, Unsupported, Workload
 
-WINDOWS = (64, 256, 1024)
+WINDOWS = (64, 256, 512, 1024)
 MASKS = (*(f"{kind}-{w}" for kind in ("window", "causal") for w in WINDOWS), "documents", "padding", "bigbird", "prefix")
 PASSES = ("forward", "both")
 BLOCK = 64

@@ -52,6 +52,7 @@ class BlockRows:
         given = [name for name in strided if isinstance(getattr(op, name), ir.Value) and name in ("q", "k", "v", "gradient")]
         self.memory = {name: buffer_of(getattr(op, name)) for name in given}
         self.memory |= zip(strided[len(given) :], self.storage.outputs, strict=False)
+        self.pairs_of = dict(zip(("q", "k", "v", "gradient"), (buffer_of(each) for each in op.pairs), strict=False))
 
     def replace(self, module: ir.Module, lanes: str, scratch: list[int], task: Task) -> None:
         """Put one loop over all tiles of `lanes` ("queries" or "keys") in place of the op; `scratch` says how many rows each
@@ -90,9 +91,19 @@ class BlockRows:
             offset = arith.addi(offset, index(4 * TILE_QUERIES * count))
         return found
 
-    def rows(self, name: str, batch: ir.Value, head: ir.Value, count: str) -> Rows:
+    def rows(self, name: str, batch: ir.Value, head: ir.Value, count: str, multiplied: bool = False) -> Rows:
+        """Those of a head; in pairs, where there are, if they are `multiplied` with those of a tile."""
         base = arith.addi(arith.muli(batch, self.sizes[f"{name}_batch"]), arith.muli(head, self.sizes[f"{name}_head"]))
-        return Rows(self.memory[name], base, self.sizes[f"{name}_row"], self.sizes[count])
+        memory = self.pairs_of.get(name, self.memory[name]) if multiplied else self.memory[name]
+        return Rows(memory, base, self.sizes[f"{name}_row"], self.sizes[count])
+
+    def products(self, rows: Rows, numbers: list[ir.Value], turned: ir.Value) -> list[list[ir.Value]]:
+        """Those of rows of these numbers with a tile, scaled: a tile of numbers has been, one of pairs has not."""
+        found = self.tile.products(rows, numbers, turned)
+        if not rows.in_pairs:
+            return found
+        scale = splat_of(self.tile.vec, self.scale)
+        return [[arith.mulf(value, scale) for value in values] for values in found]
 
     def first_key(self, number: ir.Value) -> ir.Value:
         """That of a tile of the table."""

@@ -61,8 +61,8 @@ class _Attend(BlockRows):
         turned, sums, scores = scratch
         tile, sizes, vec = self.tile, self.sizes, self.tile.vec
         first, shared = arith.muli(row, index(TILE_QUERIES)), arith.divui(head, sizes["group"])
-        k, v = self.rows("k", batch, shared, "keys"), self.rows("v", batch, shared, "keys")
-        tile.turn(self.rows("q", batch, head, "queries"), first, turned, splat_of(vec, self.scale))
+        k, v = self.rows("k", batch, shared, "keys", multiplied=True), self.rows("v", batch, shared, "keys")
+        tile.turn(self.rows("q", batch, head, "queries", multiplied=True), first, turned, splat_of(vec, self.scale))
         tile.clear(sums)
         begin, end = self.listed(batch, head, row)
         pair = self.pair(batch, head)
@@ -119,8 +119,8 @@ class _Attend(BlockRows):
         seen = self.seen(entry.words) if masked else None
         with loop(index(0), index(TILE_KEYS), index(tile.at_once), largest) as keys:
             j, found = keys.induction_variable, list(keys.inner_iter_args)
-            places = [k.at(arith.addi(arith.addi(entry.key, j), index(n))) for n in range(tile.at_once)]
-            for n, products in enumerate(tile.products(k.memory, places, turned)):
+            rows = [arith.addi(arith.addi(entry.key, j), index(n)) for n in range(tile.at_once)]
+            for n, products in enumerate(self.products(k, rows, turned)):
                 number = arith.addi(j, index(n))
                 products, _ = self.scored(products, arith.addi(entry.floats, number))
                 if seen is not None:

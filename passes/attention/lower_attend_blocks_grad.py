@@ -8,9 +8,9 @@ after    scf.parallel (%task) = ...                           // batch x heads x
              sums[d][query] += sum_key k[key][d] s[key][query]
            sums * scale into %dq
 
-For keys and values the same, with keys in the lanes and the queries of all heads that share them one after the other, and for
-what is added to the scores: those of all batches and heads that share it. The scores, and what dropout keeps, are computed
-again (Dao et al., "FlashAttention", 2022), once for each.
+For keys and values the same, with keys in the lanes and the queries of all heads that share them one after the other; where
+what is added to the scores has a gradient, those of all batches and heads that share it. The scores, and what dropout keeps,
+are computed again (Dao et al., "FlashAttention", 2022), once for each of the two.
 """
 
 from collections.abc import Callable
@@ -98,10 +98,9 @@ class _Gradient(BlockRows):
         seen = self.seen(entry.words) if masked else None
         with loop(index(0), index(TILE_KEYS), index(tile.at_once)) as rows:
             numbers = [arith.addi(rows.induction_variable, index(n)) for n in range(tile.at_once)]
-            scores, gradients = (
-                tile.products(other.memory, [other.at(arith.addi(entry.key, number)) for number in numbers], own)
-                for other, own in zip(others, turned, strict=True)
-            )
+            each = [arith.addi(entry.key, number) for number in numbers]
+            scores = self.products(others[0], each, turned[0])
+            gradients = tile.products(others[1], each, turned[1])
             for number, products, gradient in zip(numbers, scores, gradients, strict=True):
                 row = arith.addi(entry.key, number)
                 score, derivatives = self.scored(products, arith.addi(entry.floats, number))
@@ -169,9 +168,11 @@ class _OfQueries(_Gradient):
     def _row(self, batch: ir.Value, head: ir.Value, row: ir.Value, scratch: list[ir.Value]) -> None:
         tile, (turned, gradients, sums, scores) = self.tile, scratch
         first, shared = arith.muli(row, index(TILE_QUERIES)), arith.divui(head, self.sizes["group"])
-        k, v = self.rows("k", batch, shared, "keys"), self.rows("v", batch, shared, "keys")
-        tile.turn(self.rows("q", batch, head, "queries"), first, turned, self.scales()[0])
-        tile.turn(self.rows("gradient", batch, head, "queries"), first, gradients, splat_of(tile.vec, 1.0))
+        k, v = (self.rows(name, batch, shared, "keys", multiplied=True) for name in ("k", "v"))
+        added = self.rows("k", batch, shared, "keys")
+        q, gradient = (self.rows(name, batch, head, "queries", multiplied=True) for name in ("q", "gradient"))
+        tile.turn(q, first, turned, self.scales()[0])
+        tile.turn(gradient, first, gradients, splat_of(tile.vec, 1.0))
         tile.clear(sums)
         statistics, delta = (self._lanes(memory, self.pair(batch, head), first) for memory in self.per_query())
         kept = None
@@ -182,7 +183,7 @@ class _OfQueries(_Gradient):
             count = arith.minui(arith.subi(self.listed(batch, head, row)[1], start), index(self.chunk))
             of_query = lambda _: (statistics, delta)
             self.weights(start, count, (k, v), (turned, gradients), of_query, kept, self.into(scores))
-            self.add(sums, start, count, k, scores)
+            self.add(sums, start, count, added, scores)
         tile.scale(sums, self.scales())
         tile.turn_back(sums, self.rows("of_q", batch, head, "queries"), first)
 
@@ -219,16 +220,20 @@ class _OfKeys(_Gradient):
                 self.add(of_v, start, count, gradient, p)
                 self.add(of_k, start, count, q, s)
 
-            self.of_head(batch, own, row, (keys, values), self.into(p, s), add)
+            self.of_head(batch, own, row, (keys, values), self.put(batch, own, first, p, s), add)
         tile.scale(of_k, self.scales())
         tile.turn_back(of_k, self.rows("of_k", batch, head, "keys"), first)
         tile.turn_back(of_v, self.rows("of_v", batch, head, "keys"), first)
 
+    def put(self, _batch: ir.Value, _head: ir.Value, _first: ir.Value, p: ir.Value, s: ir.Value) -> Put:
+        """What is done with the weights of a head for the keys from `first` on."""
+        return self.into(p, s)
+
     def turn_keys(self, batch: ir.Value, head: ir.Value, first: ir.Value, keys: ir.Value, values: ir.Value) -> None:
         """A tile of keys, scaled, and of values."""
         tile = self.tile
-        tile.turn(self.rows("k", batch, head, "keys"), first, keys, self.scales()[0])
-        tile.turn(self.rows("v", batch, head, "keys"), first, values, splat_of(tile.vec, 1.0))
+        tile.turn(self.rows("k", batch, head, "keys", multiplied=True), first, keys, self.scales()[0])
+        tile.turn(self.rows("v", batch, head, "keys", multiplied=True), first, values, splat_of(tile.vec, 1.0))
 
     def of_head(
         self,
@@ -237,10 +242,12 @@ class _OfKeys(_Gradient):
         row: ir.Value,
         turned: tuple[ir.Value, ir.Value],
         put: Put,
-        then: Callable[[ir.Value, ir.Value, Rows, Rows], None] | None = None,
+        then: Callable[[ir.Value, ir.Value, Rows, Rows], None],
     ) -> None:
         """The weights of a head's queries for a tile of keys, and what is done after each few tiles."""
-        q, gradient = (self.rows(name, batch, head, "queries") for name in ("q", "gradient"))
+        names = "q", "gradient"
+        added = [self.rows(name, batch, head, "queries") for name in names]
+        q, gradient = (self.rows(name, batch, head, "queries", multiplied=True) for name in names)
         pair = self.pair(batch, head)
         base, kept = arith.muli(pair, self.sizes["queries"]), None
         if self.dropout:
@@ -251,8 +258,7 @@ class _OfKeys(_Gradient):
             start = chunks.induction_variable
             count = arith.minui(arith.subi(end, start), index(self.chunk))
             self.weights(start, count, (q, gradient), turned, self._of_query(base), kept, put)
-            if then is not None:
-                then(start, count, q, gradient)
+            then(start, count, *added)
 
     def _of_query(self, base: ir.Value) -> PerRow:
         last = arith.subi(self.sizes["queries"], index(1))
@@ -268,37 +274,32 @@ class _OfKeys(_Gradient):
 
 
 class _OfScores(_OfKeys):
-    def pairs(self) -> tuple[ir.Value, ir.Value]:
-        shared = [self._shared(name) for name in ("batch", "head")]
-        sizes = self.sizes["batch"], self.sizes["heads"]
-        return tuple(arith.select(s, index(1), n) for s, n in zip(shared, sizes, strict=True))
+    """A task has all batches and heads whose scores are summed."""
 
-    def lower(self, module: ir.Module) -> None:
-        """Put loops in place of the op."""
-        self.replace(module, "keys", [self.tile.padded] * 2, self._row)
+    def pairs(self) -> tuple[ir.Value, ir.Value]:
+        batch, head = (self._shared(name) for name in ("batch", "head"))
+        batches, heads = super().pairs()
+        return arith.select(batch, index(1), batches), arith.select(head, index(1), heads)
 
     def _row(self, batch: ir.Value, head: ir.Value, row: ir.Value, scratch: list[ir.Value]) -> None:
-        first = arith.muli(row, index(TILE_QUERIES))
-        out = self.rows("of_scores", batch, head, "queries")
-        put = self._add_to(out, first)
-        one = index(1)
+        one, counts = index(1), super().pairs()
         ends = (
-            arith.select(self._shared(name), self.sizes[count], arith.addi(at, one))
-            for name, count, at in (("batch", "batch", batch), ("head", "heads", head))
+            arith.select(self._shared(name), count, arith.addi(at, one))
+            for name, count, at in zip(("batch", "head"), counts, (batch, head), strict=True)
         )
         last_batch, last_head = ends
         with loop(batch, last_batch, one) as batches, loop(head, last_head, one) as heads:
-            b, h = batches.induction_variable, heads.induction_variable
-            self.turn_keys(b, arith.divui(h, self.sizes["group"]), first, *scratch)
-            self.of_head(b, h, row, (scratch[0], scratch[1]), put)
+            super()._row(batches.induction_variable, heads.induction_variable, row, scratch)
 
     def _shared(self, name: str) -> ir.Value:
         return arith.cmpi(arith.CmpIPredicate.eq, self.sizes[f"of_scores_{name}"], index(0))
 
-    def _add_to(self, out: Rows, first: ir.Value) -> Put:
-        tile, left = self.tile, arith.subi(self.sizes["keys"], first)
+    def put(self, batch: ir.Value, head: ir.Value, first: ir.Value, p: ir.Value, s: ir.Value) -> Put:
+        tile, left, out = self.tile, arith.subi(self.sizes["keys"], first), self.rows("of_scores", batch, head, "queries")
+        into = self.into(p, s)
 
-        def put(_slot: ir.Value, row: ir.Value, _p: list[ir.Value], _s: list[ir.Value], of_score: list[ir.Value]) -> None:
+        def put(slot: ir.Value, row: ir.Value, p: list[ir.Value], s: list[ir.Value], of_score: list[ir.Value]) -> None:
+            into(slot, row, p, s, of_score)
             place = arith.addi(out.at(row), first)
             for v, value in enumerate(of_score):
                 behind = index(v * tile.lanes)

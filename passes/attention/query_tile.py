@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import gcd
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, scf, vector
+from torch_mlir.dialects import arith, memref, scf, vector, x86
 
 from gossamer.dialects.attention import TILE_QUERIES
-from gossamer.passes.loops.vectors import index, loop, mask_of, transpose, vector_of, zeros
+from gossamer.passes.loops.vectors import in_all_lanes, index, loop, mask_of, transpose, vector_of, zeros
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,16 @@ class Rows:
         """Where a row begins; the last one stands in for those that are not there."""
         inside = arith.minui(row, arith.subi(self.count, index(1)))
         return arith.addi(self.base, arith.muli(inside, self.stride))
+
+    @property
+    def element(self) -> ir.Type:
+        """The type of the elements."""
+        return ir.MemRefType(self.memory.type).element_type
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether they are bf16, of which instructions multiply two at a time and add the products."""
+        return isinstance(self.element, ir.BF16Type)
 
 
 class QueryTile:
@@ -69,18 +79,21 @@ class QueryTile:
             self.store([arith.mulf(a, b) for a, b in zip(values, factors, strict=True)], memory, ds.induction_variable)
 
     def turn(self, rows: Rows, first: ir.Value, turned: ir.Value, factor: ir.Value) -> None:
-        """turned[d][r] = rows[first + r][d] * factor"""
+        """turned[d][r] = rows[first + r][d] * factor; rows of bf16 in pairs, turned[d][r] = rows[first + r][2 d], [2 d + 1]"""
+        pairs = rows.in_pairs
+        line_type = vector_of(2 * self.lanes, rows.element) if pairs else self.vec
 
         def one(at: ir.Value, columns: ir.Value, v: int) -> None:
-            mask, lines = mask_of(self.lanes, columns), []
+            mask, lines = mask_of(2 * self.lanes, arith.muli(columns, index(2))) if pairs else mask_of(self.lanes, columns), []
+            behind = arith.muli(at, index(2)) if pairs else at
             for r in range(v * self.lanes, (v + 1) * self.lanes):
-                place = arith.addi(rows.at(arith.addi(first, index(r))), at)
-                line = vector.maskedload(self.vec, rows.memory, [place], mask, zeros(self.vec))
-                lines.append(arith.mulf(line, factor))
+                place = arith.addi(rows.at(arith.addi(first, index(r))), behind)
+                line = vector.maskedload(line_type, rows.memory, [place], mask, zeros(line_type))
+                lines.append(vector.bitcast(self.vec, line) if pairs else arith.mulf(line, factor))
             for d, value in enumerate(transpose(lines)):
                 vector.store(value, turned, [arith.addi(at, index(d)), index(v * self.lanes)])
 
-        self._squares(one)
+        self._squares(one, self.size // 2 if pairs else self.size)
 
     def turn_back(self, turned: ir.Value, rows: Rows, first: ir.Value) -> None:
         """rows[first + r][d] = turned[d][r] where there is such a row."""
@@ -95,28 +108,40 @@ class QueryTile:
                 mask = mask_of(self.lanes, arith.select(there, columns, index(0)))
                 vector.maskedstore(rows.memory, [arith.addi(rows.at(row), at)], mask, value)
 
-        self._squares(one)
+        self._squares(one, self.size)
 
-    def _squares(self, one: Callable[[ir.Value, ir.Value, int], None]) -> None:
-        """Calls with the first column of each square of as many rows as columns, how many it has, and its vector of rows."""
-        with loop(index(0), index(self.size), index(self.lanes)) as columns:
+    def _squares(self, one: Callable[[ir.Value, ir.Value, int], None], size: int) -> None:
+        """Calls with the first of `size` columns of each square of as many rows as columns, how many it has, and its vector of
+        rows."""
+        with loop(index(0), index(size), index(self.lanes)) as columns:
             at = columns.induction_variable
-            width = arith.minui(arith.subi(index(self.size), at), index(self.lanes))
+            width = arith.minui(arith.subi(index(size), at), index(self.lanes))
             for v in range(self.vectors):
                 one(at, width, v)
 
-    def products(self, memory: ir.Value, places: Sequence[ir.Value], turned: ir.Value) -> list[list[ir.Value]]:
-        """For each of the rows at these places the products with all rows of the tile."""
-        step, width = gcd(self.size, 4), self.vectors
-        with loop(index(0), index(self.size), index(step), [zeros(self.vec)] * (len(places) * width)) as ds:
+    def products(self, rows: Rows, numbers: Sequence[ir.Value], turned: ir.Value) -> list[list[ir.Value]]:
+        """For each of the rows of these numbers the products with all rows of the tile; of pairs, by dot products."""
+        size, width = self.size // 2 if rows.in_pairs else self.size, self.vectors
+        step, places = gcd(size, 4), [rows.at(number) for number in numbers]
+        with loop(index(0), index(size), index(step), [zeros(self.vec)] * (len(places) * width)) as ds:
             sums = list(ds.inner_iter_args)
             for u in range(step):
                 d = arith.addi(ds.induction_variable, index(u))
                 own = self.load(turned, d)
+                if rows.in_pairs:
+                    own = [vector.bitcast(vector_of(2 * self.lanes, rows.element), each) for each in own]
                 for n, place in enumerate(places):
-                    element = self._scalar(memory, arith.addi(place, d))
+                    if rows.in_pairs:
+                        at = arith.addi(place, arith.muli(d, index(2)))
+                        element = in_all_lanes(vector.load(vector_of(2, rows.element), rows.memory, [at]))
+                    else:
+                        element = self._scalar(rows.memory, arith.addi(place, d))
                     for v in range(width):
-                        sums[n * width + v] = vector.fma(element, own[v], sums[n * width + v])
+                        i = n * width + v
+                        if rows.in_pairs:
+                            sums[i] = x86.DotBF16Op(sums[i], element, own[v]).result
+                        else:
+                            sums[i] = vector.fma(element, own[v], sums[i])
             scf.YieldOp(sums)
         return [list(ds.results)[n * width : (n + 1) * width] for n in range(len(places))]
 

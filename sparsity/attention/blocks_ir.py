@@ -20,14 +20,19 @@ _OPS = {
     "forward": (AttendBlocksOp, (), ("out", "statistics")),
     "queries": (AttendBlocksOfQueriesOp, ("gradient", "statistics", "delta"), ("of_q",)),
     "keys": (AttendBlocksOfKeysOp, ("gradient", "statistics", "delta"), ("of_k", "of_v")),
-    "scores": (AttendBlocksOfScoresOp, ("gradient", "statistics", "delta"), ("of_scores",)),
+    "scores": (AttendBlocksOfScoresOp, ("gradient", "statistics", "delta"), ("of_k", "of_v", "of_scores")),
 }
 """By what they are called here: the op, what gradients need besides, and what it gives."""
 
 
-def attend_blocks(what: str, head_size: int, scale: float, score: Sequence[Step] = (), dropout: float = 0.0) -> str:
-    """forward                (q, k, v, positions, tiles, words, floats, seed if there is dropout, sizes...) → (out, statistics)
+def attend_blocks(
+    what: str, head_size: int, scale: float, score: Sequence[Step] = (), dropout: float = 0.0, dots: bool = False
+) -> str:
+    """forward                (q, k, v, positions, tiles, words, floats, seed if there is dropout, pairs, sizes...) → (out,
+                           statistics)
     queries, keys, scores  (gradient, statistics, delta, and all of these) → the gradients
+
+    `pairs` are there if products are `dots`: q and k in bf16 or, for gradients, q, k, v and the gradient.
     """
     op, more, results = _OPS[what]
     with context(), ir.Location.unknown():
@@ -35,7 +40,8 @@ def attend_blocks(what: str, head_size: int, scale: float, score: Sequence[Step]
         floats, narrow, wide = (_memory(kind) for kind in ("f32", "i16", "i32"))
         count = len(SIZES) + 3 * len(STRIDED[f"kernel.{op.OPERATION_NAME.removeprefix('kernel.')}"])
         seed = [wide] if dropout else []
-        types = [*[floats] * (len(more) + 3), wide, wide, narrow, floats, *seed, *[ir.IndexType.get()] * count]
+        pairs = [_memory("bf16")] * ((4 if more else 2) if dots else 0)
+        types = [*[floats] * (len(more) + 3), wide, wide, narrow, floats, *seed, *pairs, *[ir.IndexType.get()] * count]
         steps = [ir.StringAttr.get(s) if isinstance(s, str) else ir.FloatAttr.get(ir.F64Type.get(), s) for s in (scale, *score)]
         with ir.InsertionPoint(module.body):
             function = func.FuncOp("region", (types, [floats] * len(results)))
@@ -46,7 +52,8 @@ def attend_blocks(what: str, head_size: int, scale: float, score: Sequence[Step]
                 sizes=arguments[-count:],
                 head_size=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), head_size),
                 score=ir.ArrayAttr.get(steps),
-                seed=arguments[-count - 1] if dropout else None,
+                seed=arguments[len(more) + 7] if dropout else None,
+                pairs=arguments[-count - len(pairs) : -count],
                 dropout=ir.FloatAttr.get(ir.F64Type.get(), dropout),
                 **dict(zip(more, arguments, strict=False)),
                 **dict.fromkeys(results, floats),

@@ -3,7 +3,7 @@
 gossamer::attend_masked(q, k, v, mask, scale, cap, seed, dropout, own) -> (Tensor, Tensor)  its tiles are found at the call
 gossamer::attend_tiles(q, k, v, table, scale, cap, seed, dropout, own) -> (Tensor, Tensor)     they are known
 gossamer::attend_masked_backward, attend_tiles_backward                         the gradients of q, k and v
-gossamer::attend_masked_scores(upstream, q, k, v, out, statistics, mask, ...)      the gradient of what the mask adds
+gossamer::attend_masked_scores                                                  these, and that of what the mask adds
 
 They give what `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward give: the weighted values, the logarithm of
 each query's sum of exp(score), and the gradients; see `Scoring` for what they do with scores. Queries that see no key get 0.
@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import TANH, TILE_QUERIES, Step
+from gossamer.runtime.huge_pages import large_zeros
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
+from gossamer.runtime.target import host
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
 from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.tile_table import TileTable, tile_table
@@ -41,11 +43,26 @@ _tables = Remembered[Any]("all", most=16)
 there."""
 
 
+def attention_kernel(what: str, q: Tensor, scale: float, score: Sequence[Step] = (), dropout: float = 0.0) -> RegionKernel:
+    """The kernel for heads of queries like these: "forward", or the gradients of "queries", "keys" or "scores". CompileError if
+    it cannot be made."""
+    return _kernel(what, q.shape[-1], scale, tuple(score), dropout, _dots(q))
+
+
 @lru_cache(256)
-def attention_kernel(what: str, head_size: int, scale: float, score: Sequence[Step] = (), dropout: float = 0.0) -> RegionKernel:
-    """The kernel for heads of a size: "forward", or the gradients of "queries", "keys" or "scores". CompileError if it cannot
-    be made."""
-    return compile_region(attend_blocks(what, head_size, scale, score, dropout), schedule="blocks")
+def _kernel(what: str, *how: Any) -> RegionKernel:
+    return compile_region(attend_blocks(what, *how), schedule="blocks")
+
+
+def _dots(q: Tensor) -> bool:
+    """Whether products are of pairs of bf16."""
+    here = host()
+    return q.dtype == torch.bfloat16 and q.shape[-1] % 2 == 0 and "avx512bf16" in here.instructions and here.vector_bits == 512
+
+
+def _pairs(*given: Tensor) -> list[Tensor]:
+    """What kernels read in pairs, laid out as `_streamed`."""
+    return [x.contiguous() for x in given] if _dots(given[0]) else []
 
 
 def cap_steps(cap: float | None) -> tuple[Step, ...]:
@@ -90,14 +107,15 @@ def attend(
     [batch, heads, queries].
     """
     out = torch.empty_like(q)
-    given = [_rows(q), _streamed(k), _streamed(v)]
+    pairs = _pairs(q, k)
+    given = [_streamed(q) if pairs else _rows(q), _streamed(k), _streamed(v)]
     wide = out if out.dtype == torch.float32 else torch.empty_like(given[0])
     statistics = torch.empty(q.shape[:3], dtype=torch.float32)
     if not out.numel() or not k.shape[2]:
         return out.zero_(), statistics.zero_()
-    more: list[Tensor | int] = [*_random(how), *_sizes(q, k, table, q.shape[2], [*given, wide])]
+    more: list[Tensor | int] = [*_random(how), *pairs, *_sizes(q, k, table, q.shape[2], [*given, wide])]
     score = how.steps(table) if score is None else tuple(score)
-    kernel = attention_kernel("forward", q.shape[3], how.scale, score, how.dropout)
+    kernel = attention_kernel("forward", q, how.scale, score, how.dropout)
     kernel.into([wide, statistics], [*given, *table.tensors, *more])
     if wide is not out:
         out.copy_(wide)
@@ -118,19 +136,21 @@ class _Backward:
     ) -> None:
         self._given, self._how = given, how
         self.read = [_streamed(x) for x in (*given, upstream)]
+        self._pairs = _pairs(*given, upstream)
         delta = (self.read[3] * out).sum(-1, dtype=torch.float32).contiguous()
         if of_statistics is not None:
             delta -= of_statistics
         self._rows = statistics.contiguous(), delta
 
     def run(self, what: str, table: TileTable, made: Sequence[Tensor], score: Sequence[Step] | None = None) -> None:
-        """The gradients of "queries", "keys" (and values) or "scores"; the table of the last two is the turned one."""
+        """The gradients of "queries", "keys" (and values), or of these and "scores"; the table of the last two is the turned
+        one."""
         q, k, _ = self._given
         rows = q.shape[2] if what == "queries" else k.shape[2]
-        more: list[Tensor | int] = [*_random(self._how), *_sizes(q, k, table, rows, [*self.read, *made])]
+        more: list[Tensor | int] = [*_random(self._how), *self._pairs, *_sizes(q, k, table, rows, [*self.read, *made])]
         operands: list[Tensor | SparseOperand | int] = [self.read[3], *self._rows, *self.read[:3], *table.tensors, *more]
         score = self._how.steps(table) if score is None else tuple(score)
-        attention_kernel(what, q.shape[3], self._how.scale, score, self._how.dropout).into(made, operands)
+        attention_kernel(what, q, self._how.scale, score, self._how.dropout).into(made, operands)
 
 
 def gradients(
@@ -142,9 +162,11 @@ def gradients(
     how: Scoring,
     score: Sequence[Step] | None = None,
     of_statistics: Tensor | None = None,
+    of_scores: Tensor | None = None,
 ) -> Given:
     """Those of q, k and v for that of the result, of `attend(*given, table, how, score)`, and for that of the statistics.
-    Two tables are needed: of the mask, and of the mask with queries and keys in each other's place."""
+    Two tables are needed: of the mask, and of the mask with queries and keys in each other's place. To `of_scores`, f32 [batch,
+    heads, queries, keys], that of what is added to the scores is added; one place along what it is expanded by."""
     k = given[1]
     of = tuple(_result(x, x.dtype) for x in given)
     if not out.numel() or not k.numel():
@@ -152,31 +174,34 @@ def gradients(
     wide = [x if x.dtype == torch.float32 else _result(x, torch.float32) for x in of]
     backward = _Backward(upstream, given, out, statistics, how, of_statistics)
     backward.run("queries", tables[0], wide[:1], score)
-    backward.run("keys", tables[1], wide[1:], score)
+    if of_scores is None:
+        backward.run("keys", tables[1], wide[1:], score)
+    else:
+        backward.run("scores", tables[1], [*wide[1:], of_scores], score)
     for x, computed in zip(of, wide, strict=True):
         if x is not computed:
             x.copy_(computed)
     return of  # type: ignore[return-value]
 
 
-def score_gradients(
+def gradients_and_scores(
     upstream: Tensor,
     given: Given,
     out: Tensor,
     statistics: Tensor,
-    turned: TileTable,
+    tables: tuple[TileTable, TileTable],
     how: Scoring,
     summed: Sequence[int],
-) -> Tensor:
-    """That of what is added to the scores, [batch, heads, queries, keys] of the type of q, where `summed` are the axes, of the
-    first two, over which it is summed: they have one place. `turned` is the table of keys and queries."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`gradients`, and that of what is added to the scores, [batch, heads, queries, keys] of the type of q, where `summed` are
+    the axes, of the first two, over which it is summed: they have one place."""
     q, k, _ = given
-    sizes = [1 if axis in summed else size for axis, size in enumerate((*q.shape[:3], k.shape[2]))]
-    found = torch.zeros(sizes, dtype=torch.float32)
-    if found.numel() and q.numel():
-        made = found.as_strided(sizes, [0 if axis in summed else step for axis, step in enumerate(found.stride())])
-        _Backward(upstream, given, out, statistics, how).run("scores", turned, [made])
-    return found.to(q.dtype)
+    whole = *q.shape[:3], k.shape[2]
+    of_scores = large_zeros([1 if axis in summed else size for axis, size in enumerate(whole)])
+    steps = [0 if axis in summed else step for axis, step in enumerate(of_scores.stride())]
+    added_to = of_scores.as_strided(of_scores.shape, steps)
+    found = gradients(upstream, given, out, statistics, tables, how, of_scores=added_to)
+    return *found, of_scores.to(q.dtype)
 
 
 def _random(how: Scoring) -> list[Tensor]:
@@ -229,21 +254,19 @@ class Mask:
 
     value  gives it: [batch or 1, heads or 1, queries or 1, keys] or [queries, keys], of bools, or of numbers to add
     known  (sizes, make) → what `make` returns for this mask, remembered
+    lasts  whether other calls will probably have it, too
     """
 
     value: Callable[[], Tensor]
     known: Callable[[Sequence[Hashable], Callable[[], Any]], Any]
+    lasts: bool = True
 
     def table(self, q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
         """Its table, or that of its transpose."""
-        sizes = "backward" if turned else "forward", q.shape[2], k.shape[2]
-
-        def make() -> TileTable:
-            mask = _expanded(self.value(), q, k)
-            return tile_table(mask, turned)
-
-        table: TileTable = self.known(sizes, make)
-        return table
+        found: dict[bool, TileTable] = self.known((q.shape[2], k.shape[2]), dict)
+        if turned not in found:
+            found[turned] = tile_table(_expanded(self.value(), q, k), turned, self.lasts)
+        return found[turned]
 
     def added(self, dtype: torch.dtype) -> Tensor:
         """As numbers to add to scores: made once for all layers, where torch's own kernel computes them all."""
@@ -284,7 +307,7 @@ def gradients_where(upstream: Tensor, given: Given, out: Tensor, statistics: Ten
 def _mask(mask: Tensor | None, k: Tensor) -> Mask:
     if mask is None:
         return _everything(k.shape[2])
-    return Mask(lambda: mask, lambda more, make: _tables.get([mask], more, make))
+    return Mask(lambda: mask, lambda more, make: _tables.get([mask], more, make), lasts=False)
 
 
 @lru_cache(16)
@@ -312,10 +335,11 @@ def _attend_backward(
 
 def _attend_scores(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, mask: Tensor | None, *how: Any
-) -> Tensor:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *scoring, summed = how
-    turned = _mask(mask, k).table(q, k, turned=True)
-    return score_gradients(upstream, (q, k, v), out, statistics, turned, Scoring(*scoring), summed)
+    found = _mask(mask, k)
+    tables = found.table(q, k), found.table(q, k, turned=True)
+    return gradients_and_scores(upstream, (q, k, v), out, statistics, tables, Scoring(*scoring), summed)
 
 
 def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, parts: list[Tensor], *given: Any) -> tuple[Tensor, Tensor]:
@@ -340,9 +364,9 @@ def fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
     return tuple(_result(x, x.dtype) for x in (q, k, v))
 
 
-def _fake_scores(_upstream: Tensor, q: Tensor, k: Tensor, *rest: Any) -> Tensor:
+def _fake_scores(upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     sizes = (*q.shape[:3], k.shape[2])
-    return q.new_empty([1 if axis in rest[-1] else size for axis, size in enumerate(sizes)])
+    return *fake_backward(upstream, q, k, v), q.new_empty([1 if axis in rest[-1] else n for axis, n in enumerate(sizes)])
 
 
 _GIVEN = "Tensor q, Tensor k, Tensor v, "
@@ -360,7 +384,13 @@ for _name, _arguments, _results, _cpu, _meta in (
         _attend_tiles_backward,
         fake_backward,
     ),
-    ("attend_masked_scores", f"{_SAVED}Tensor? mask, {SCORING}, int[] summed", "Tensor", _attend_scores, _fake_scores),
+    (
+        "attend_masked_scores",
+        f"{_SAVED}Tensor? mask, {SCORING}, int[] summed",
+        "(Tensor, Tensor, Tensor, Tensor)",
+        _attend_scores,
+        _fake_scores,
+    ),
 ):
     LIBRARY.define(f"{_name}({_arguments}) -> {_results}", tags=TAGS)
     implement(_name, _cpu)

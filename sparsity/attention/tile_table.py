@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import ADD, ADDED_LOW, FILLED_LOW, LOW, TILE_KEYS, TILE_QUERIES, Step
+from gossamer.runtime.huge_pages import large_empty
 
 Array = np.ndarray[Any, Any]
 
@@ -69,49 +70,69 @@ class TileTable:
         return "\n".join("".join(" ░▒▓█"[ceil(x * 4)] for x in line) for line in small.tolist())
 
 
-def tile_table(mask: Tensor, turned: bool = False) -> TileTable:
+def tile_table(mask: Tensor, turned: bool = False, shared: bool = True) -> TileTable:
     """The table of a mask [batch or 1, heads or 1, queries or 1, keys]: True where a query sees a key, or what is added to its
     score, minus infinity where it does not see it.
 
     Dimensions that are expanded are looked at once. With `turned`, queries and keys are in each other's place in the table.
+    Tiles that add the same numbers have them once if they are `shared`, which takes some time to find out.
     """
     for axis in range(2 if turned else 3):
         if mask.stride(axis) == 0 and mask.shape[axis] > 1:
             mask = mask.narrow(axis, 0, 1)
-    seen, added = (mask, None) if mask.dtype == torch.bool else _seen_and_added(mask)
+    mask = mask.detach().cpu()
+    seen, added = (mask, None) if mask.dtype == torch.bool else _seen_and_added(mask.contiguous())
     if turned:
-        seen, added = seen.mT, added.mT if added is not None else None
-    batch, heads, queries, keys = seen.shape
-    rows, columns = ceil(queries / TILE_QUERIES), ceil(keys / TILE_KEYS)
-    packed = np.packbits(seen.detach().cpu().numpy(), axis=-1, bitorder="little")
+        mask, seen, added = mask.mT, None if seen is None else seen.mT, None if added is None else added.mT
+    batch, heads, queries, keys = mask.shape
+    shape = batch, heads, ceil(queries / TILE_QUERIES), ceil(keys / TILE_KEYS)
+    there, words = _everything(shape, keys) if seen is None else _seen_tiles(shape, seen)
+    floats = None
+    if added is not None:
+        padding = (0, shape[3] * TILE_KEYS - keys, 0, shape[2] * TILE_QUERIES - queries)
+        whole = torch.nn.functional.pad(added, padding) if any(padding) else added
+        tiled = whole.numpy().reshape(*shape[:3], TILE_QUERIES, shape[3], TILE_KEYS).transpose(0, 1, 2, 4, 5, 3)
+        floats = tiled.copy().reshape(-1, *tiled.shape[4:]) if len(words) == prod(shape) else tiled[there]
+    return listed(shape[:3], there, words, floats, shared)
+
+
+def _everything(shape: tuple[int, ...], keys: int) -> tuple[tuple[Array, ...], Array]:
+    """All tiles, where all keys are seen: of each its batch, head, row and column; and its words."""
+    there = np.unravel_index(np.arange(prod(shape)), shape)
+    words = np.full((prod(shape), TILE_QUERIES), _ALL, dtype=np.uint16)
+    if keys % TILE_KEYS:
+        words[there[3] == shape[3] - 1] = (1 << keys % TILE_KEYS) - 1
+    return there, words
+
+
+def _seen_tiles(shape: tuple[int, ...], seen: Tensor) -> tuple[tuple[Array, ...], Array]:
+    """The tiles in which a key is seen, as `_everything` has them."""
+    batch, heads, rows, columns = shape
+    queries = seen.shape[2]
+    packed = np.packbits(seen.numpy(), axis=-1, bitorder="little")
     words = np.zeros((batch, heads, rows * TILE_QUERIES, columns * 2), dtype=np.uint8)
     words[:, :, :queries, : packed.shape[-1]] = packed
     words[:, :, queries:] = words[:, :, queries - 1 : queries]  # what stands in for queries that are not there
     each = words.view(np.uint16).reshape(batch, heads, rows, TILE_QUERIES, columns)
     there = np.nonzero(np.bitwise_or.reduce(each, axis=3))
-    b, h, row, column = there
-    floats = None
-    if added is not None:
-        padding = (0, columns * TILE_KEYS - keys, 0, rows * TILE_QUERIES - queries)
-        whole = torch.nn.functional.pad(added.detach().cpu(), padding).numpy()
-        tiled = whole.reshape(batch, heads, rows, TILE_QUERIES, columns, TILE_KEYS)
-        floats = tiled[b, h, row, :, column].transpose(0, 2, 1)
-    return listed((batch, heads, rows), there, each.transpose(0, 1, 2, 4, 3)[there], floats)
+    return there, each.transpose(0, 1, 2, 4, 3)[there]
 
 
-def listed(shape: tuple[int, int, int], there: tuple[Array, ...], words: Array, floats: Array | None = None) -> TileTable:
+def listed(
+    shape: tuple[int, ...], there: tuple[Array, ...], words: Array, floats: Array | None = None, shared: bool = True
+) -> TileTable:
     """The table of some tiles.
 
     shape   batch or 1, heads or 1, and rows of tiles
     there   of each tile its batch, head, row and column, in this order
     words   uint16 [tiles, TILE_QUERIES]
-    floats  [tiles, TILE_KEYS, TILE_QUERIES]
+    floats  [tiles, TILE_KEYS, TILE_QUERIES]; those of tiles that have the same are kept once if they are `shared`
     """
     partial = (words != _ALL).any(-1)
     counts = np.bincount(np.ravel_multi_index(there[:3], shape), minlength=prod(shape)).reshape(shape)
     ends = counts.cumsum().reshape(shape)
     positions = np.concatenate([ends[..., :1] - counts[..., :1], ends], axis=-1)
-    distinct, number = (_NONE, np.zeros(len(words), dtype=np.int64)) if floats is None else _distinct(floats)
+    distinct, number = (_NONE, np.zeros(len(words), dtype=np.int64)) if floats is None else _distinct(floats, shared)
     tiles = np.stack([there[3] * 2 + partial, np.where(partial, partial.cumsum() - 1, 0), number], axis=-1, dtype=np.int32)
     return TileTable(
         torch.from_numpy(positions.astype(np.int32)),
@@ -121,8 +142,8 @@ def listed(shape: tuple[int, int, int], there: tuple[Array, ...], words: Array, 
     )
 
 
-def _seen_and_added(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What a mask of numbers hides and what else it adds, if anything.
+def _seen_and_added(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """What a mask of numbers does not hide, None for everything, and what else it adds, if anything.
 
     The lowest numbers hide like minus infinity, save from queries that they hide everything from: the scores of those are
     absorbed, so they see alike all keys to which the largest of these numbers is added (ADDED_LOW, or FILLED_LOW). What lowers
@@ -130,15 +151,22 @@ def _seen_and_added(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """
     if not mask.numel():
         return mask > 0, None
-    top = mask.amax(-1, keepdim=True)
-    lowest = torch.finfo(mask.dtype).min / 2
+    if float(mask.amin()) >= _LOWERED:
+        return None, _unless_zero(mask.float())
+    top, lowest = mask.amax(-1, keepdim=True), torch.finfo(mask.dtype).min / 2
+    if bool(((top >= _LOWERED) | top.isneginf()).all()):
+        hidden = mask <= lowest
+        return ~hidden, _unless_zero(large_empty(mask.shape).copy_(mask).masked_fill_(hidden, 0))
     absorbs = (top <= max(lowest, LOW)) & ~top.isneginf()
     hidden = torch.where(absorbs, mask < top, mask <= lowest)
     moved = (top < _LOWERED) & ~absorbs & ~top.isneginf()
     added = mask.float() - torch.where(moved, top, 0).float()
     filled = torch.where(top == filling(mask.dtype), FILLED_LOW, ADDED_LOW)
-    added = torch.where(absorbs, filled, added).masked_fill_(hidden, 0)
-    return ~hidden, added if bool(added.any()) else None
+    return ~hidden, _unless_zero(torch.where(absorbs, filled, added).masked_fill_(hidden, 0))
+
+
+def _unless_zero(added: Tensor) -> Tensor | None:
+    return None if float(added.amin()) == float(added.amax()) == 0 else added
 
 
 def filling(dtype: torch.dtype) -> float:
@@ -146,9 +174,12 @@ def filling(dtype: torch.dtype) -> float:
     return float(torch.tensor(FILLED_LOW if dtype != torch.float16 else -40000.0, dtype=dtype))
 
 
-def _distinct(floats: Array) -> tuple[Array, Array]:
-    """The distinct ones of some tiles, and of each which it is. What depends on distances alone has few."""
+def _distinct(floats: Array, shared: bool) -> tuple[Array, Array]:
+    """The distinct ones of some tiles if they are `shared`, else all, and of each which it is. What depends on distances alone
+    has few."""
     floats = np.ascontiguousarray(floats, dtype=np.float32)
+    if not shared:
+        return floats, np.arange(len(floats))
     known: dict[bytes, int] = {}
     number = np.array([known.setdefault(tile.tobytes(), len(known)) for tile in floats], dtype=np.int64)
     return floats[np.unique(number, return_index=True)[1]], number

@@ -73,8 +73,10 @@ def test_operations_give_what_dense_attention_does(
         assert_same(mine, exact.float())
     if added is not None:
         for summed in ([], [0], [1], [0, 1]):
-            mine = attend_masked_scores(upstream, q, k, v, out, statistics, mask, *how, summed)
-            assert_same(mine, theirs[3].sum(summed, keepdim=True).float() if summed else theirs[3].float())
+            all_of_them = attend_masked_scores(upstream, q, k, v, out, statistics, mask, *how, summed)
+            sums = theirs[3].sum(summed, keepdim=True) if summed else theirs[3]
+            for mine, exact in zip(all_of_them, [*theirs[:3], sums], strict=True):
+                assert_same(mine, exact.float())
 
 
 def by_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Attention under masks in graphs: which masks are found, what comes out against dense float64, gradients, what stays."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.backend.calls import mask_ops
+from gossamer.passes import pipelines
+from gossamer.runtime import jit
+from gossamer.runtime.target import Target, host
 from gossamer.sparsity.attention import masked_attention
+from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.masked_attention import Scoring, attend, gradients
 from gossamer.sparsity.attention.tile_table import tile_table
 from tests.backend.harness import assert_same, compile_and_run
@@ -26,6 +31,8 @@ def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = N
     logarithms = torch.logsumexp(scores, -1)
     return scores.softmax(-1).nan_to_num(0) @ v, logarithms.where(~logarithms.isneginf(), 0)
 
+
+needs_dots = pytest.mark.skipif("avx512bf16" not in host().instructions, reason="this machine has no AVX512-BF16")
 
 MASKS: dict[str, Callable[[int, int, int, int], Tensor]] = {
     "nothing": lambda b, h, q, k: torch.zeros(1, 1, q, k, dtype=torch.bool),
@@ -76,6 +83,41 @@ def test_narrow_types_are_computed_in_f32(dtype: torch.dtype) -> None:
     q, k, v = (made(1, 2, 40, 32, dtype=dtype) for _ in range(3))
     mask = MASKS["window"](1, 2, 40, 40)
     assert_same(attend(q, k, v, tile_table(mask), Scoring(32**-0.5))[0], dense(q, k, v, mask)[0].to(dtype))
+
+
+@pytest.mark.parametrize("dots", [False, pytest.param(True, marks=needs_dots)])
+@pytest.mark.parametrize(("tokens", "heads", "size"), [(100, (4, 2), 20), (33, (1, 1), 2), (64, (2, 2), 64), (1, (1, 1), 34)])
+def test_bf16_is_multiplied_in_pairs_where_there_are_instructions_for_it(
+    dots: bool, tokens: int, heads: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not dots:
+        monkeypatch.setattr(masked_attention, "_dots", lambda _: False)
+    many, few = heads
+    q, upstream = (made(2, tokens, many, n, dtype=torch.bfloat16).transpose(1, 2)[..., :size] for n in (size, size + 1))
+    k, v = (made(2, few, tokens, n, dtype=torch.bfloat16)[..., :size] for n in (size, size + 1))
+    mask = MASKS["window"](2, many, tokens, tokens)
+    tables, how = (tile_table(mask), tile_table(mask, turned=True)), Scoring(0.3)
+    out, logarithms = attend(q, k, v, tables[0], how)
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    expected = dense(wide[0], wide[1], wide[2], mask, 0.3)
+    assert_same(out, expected[0].to(torch.bfloat16))
+    torch.testing.assert_close(logarithms.double(), expected[1], rtol=1e-5, atol=1e-5)  # products of bf16 are exact
+    theirs = torch.autograd.grad(expected[0], wide, upstream.double())
+    for mine, exact in zip(gradients(upstream, (q, k, v), out, logarithms, tables, how), theirs, strict=True):
+        assert_same(mine, exact.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(("what", "loops"), [("forward", 2), ("queries", 4), ("keys", 4)])
+def test_a_line_of_queries_is_loaded_once_for_the_pairs_of_eight_keys(what: str, loops: int) -> None:
+    named = Target.named("amx")
+    contract = attend_blocks(what, 64, 0.125, dots=True)
+    planned = pipelines.plan(contract, "blocks", named.vector_bits, features=named.instructions)
+    module = jit.optimize(pipelines.lower(planned, named.rounds_to_bf16).llvm_ir, named)
+    lines = jit.assembly(module, named).split("\n")
+    dots = [at for at, line in enumerate(lines) if "vdpbf16ps" in line]
+    assert len(dots) == loops * 64  # four steps of two vectors for eight keys, for tiles hidden in part and not
+    assert sum(bool(re.search(r"vbroadcastss\s.*\(", line)) for line in lines[dots[0] - 4 : dots[63]]) == 32
+    assert sum(bool(re.search(r"vmov\w+\s.*\(.*zmm", line)) for line in lines[dots[0] - 4 : dots[63]]) == 8
 
 
 def test_keeps_nan_and_infinity() -> None:

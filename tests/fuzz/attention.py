@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import ADD, TANH, Step
-from gossamer.sparsity.attention.masked_attention import Scoring, attend, gradients, score_gradients
+from gossamer.sparsity.attention.masked_attention import Scoring, attend, gradients, gradients_and_scores
 from gossamer.sparsity.attention.tile_table import tile_table
 from gossamer.sparsity.edges.dropout_mask import kept
 
@@ -127,12 +127,15 @@ def difference(case: Case) -> str | None:
         ours = gradients(upstream, (q, k, v), out, logarithms, tables, how)
         found += zip(("dq", "dk", "dv"), ours, [x.nan_to_num(0) for x in theirs[:3]], strict=True)
         if case.added:
-            mine = score_gradients(upstream, (q, k, v), out, logarithms, tables[1], how, case.summed)
+            *ours, mine = gradients_and_scores(upstream, (q, k, v), out, logarithms, tables, how, case.summed)
             exact = theirs[3].nan_to_num(0)
+            found += zip(("dk with scores", "dv with scores"), ours[1:], [x.nan_to_num(0) for x in theirs[1:3]], strict=True)
             found.append(("dscores", mine, exact.sum(case.summed, keepdim=True) if case.summed else exact))
-    least = (
-        1.0 if case.dtype == torch.float32 else max(1.0, case.queries**0.5 / 2)
-    )  # of gradients that are sums of rounded ones
+    least = 1.0
+    if (
+        case.dtype != torch.float32
+    ):  # gradients are sums over rounded numbers, less the product of the rounded result and its own
+        least = max(1.0, case.queries**0.5 / 2) * max(1.0, case.size**0.5 / 4) / (1 - case.dropout)
     for name, mine, theirs in found:
         error = (mine.double() - theirs.detach()).abs().max() / theirs.detach().abs().max().clamp(min=least)
         if not float(error) <= TOLERANCE[case.dtype]:
