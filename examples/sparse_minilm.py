@@ -5,6 +5,7 @@ result is compared on those. The layers hold their nonzeros alone while they lea
 to where gradients are large. It goes on where it was broken off. 5,000 steps take an hour to an hour and a half on one core.
 The file beside this one is of three runs, each begun from the last: 5,000 steps when nonzeros did not move here yet, 4,500, and
 1,600 with `--moving 0.05 --learning-rate 3e-4`.
+At 90 %, 2,600 steps from that file on end at an MRR of 39.14 (dense 41.29).
 
     pip install gossamer[examples]
     python examples/sparse_minilm.py --sparsity 0.8 --out examples/sparse_minilm.safetensors
