@@ -34,6 +34,8 @@ def placed(arrays: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 def large_empty(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A contiguous tensor on the CPU whose elements are anything. NumPy asks for huge pages, torch does not."""
+    if not prod(sizes):
+        return torch.empty(tuple(sizes), dtype=dtype)
     memory = np.empty(prod(sizes) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(memory).view(dtype).view(*sizes)
 

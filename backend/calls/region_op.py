@@ -64,11 +64,6 @@ class CompiledRegion:
     two: bool = False
 
     @property
-    def results(self) -> tuple[tuple[int, torch.dtype], ...]:
-        """Columns and type of each result."""
-        return ((self.m, self.dtype),) * (1 + self.two)
-
-    @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Those of all variants."""
         return tuple(variant.kernel for variant in self.variants)
@@ -76,6 +71,10 @@ class CompiledRegion:
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         """Sizes of the result for this first operand."""
         return x.shape[0], self.m
+
+    def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and types of all results."""
+        return [(self.shape(operands[0]), self.dtype)] * (1 + self.two)
 
     def __call__(self, operands: list[torch.Tensor]) -> Any:
         tokens, m = operands[0].shape[0], self.m  # faster than size(0)

@@ -119,7 +119,14 @@ def _code(folder: Path, name: str, kernel: GpuRegionKernel) -> dict[str, Any]:
 
 def _copy_sources(folder: Path) -> None:
     """The shipped part of this package, and what it needs of gossamer."""
-    for package in ("benchmarks", "benchmarks/gpu", "gossamer", "gossamer/dialects", "gossamer/runtime"):
+    for package in (
+        "benchmarks",
+        "benchmarks/gpu",
+        "gossamer",
+        "gossamer/dialects",
+        "gossamer/runtime",
+        "gossamer/runtime/packers",
+    ):
         (folder / package).mkdir(exist_ok=True)
         (folder / package / "__init__.py").touch()
     here = Path(benchmarks.__path__[0]) / "gpu"
