@@ -8,33 +8,19 @@ Queries and keys are lines of pairs of features (bf16_pairs.py), and so are the 
 tokens, of which two are a pair. Weights take the place of the scores of keys that are past.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector, x86
 
-from gossamer.passes.chain.attention_stage import Attention, Sequence
-from gossamer.passes.chain.stages import Frame
+from gossamer.passes.chain.attention_stage import Attention
 from gossamer.passes.loops.vectors import index, loop, vector_of
 from gossamer.passes.weights_bf16.bf16_pairs import LINE, store_line
 
 
-def emit_attention_in_pairs(
-    op: Any,
-    frame: Frame,
-    queries: ir.Value,
-    sequence: Sequence,
-    scores: ir.Value,
-    weights: ir.Value,
-    mask: ir.Value | None,
-    first: ir.Value,
-    valid: ir.Value,
-) -> None:
-    """Heads [low, high), as `emit_attention` does them; `weights` is the memory of the scores as [keys][2 x tokens] of bf16."""
-    _InPairs(op, frame, queries, sequence, scores, weights, mask).emit(first, valid)
+class AttentionInPairs(Attention):
+    """`weights` is the memory of the scores as [keys][2 x tokens] of bf16."""
 
-
-class _InPairs(Attention):
     together: ClassVar[int] = 2
 
     def _exponentiate(self, highest: list[ir.Value]) -> list[ir.Value]:

@@ -37,23 +37,12 @@ class Sequence:
     tokens: int
 
 
-def emit_attention(
-    op: Any,
-    frame: Frame,
-    queries: ir.Value,
-    sequence: Sequence,
-    scores: ir.Value,
-    mask: ir.Value | None,
-    first: ir.Value,
-    valid: ir.Value,
-) -> None:
-    """Heads [low, high) of `queries`, [features][tokens]. `scores` is scratch memory of [keys][tokens], and so is `mask` where
-    the op has a mask by queries, the tile's from row `first` on."""
-    Attention(op, frame, queries, sequence, scores, scores, mask).emit(first, valid)
-
-
 class Attention:
-    """Attention in the chain's own type; what is exponentiated goes to `weights`."""
+    """Attention in the chain's own type.
+
+    `queries` are [features][tokens]. `scores` is scratch memory of [keys][tokens], what is exponentiated goes to `weights`, the
+    same memory; and so is `mask` where the op has a mask by queries.
+    """
 
     together: ClassVar[int] = 1
     """Features, or keys, that an element holds."""
@@ -80,6 +69,7 @@ class Attention:
         self.keys_at_once = min(_KEYS if frame.lanes * 32 != 256 else 2, frame.lanes)
 
     def emit(self, first: ir.Value, valid: ir.Value) -> None:
+        """Heads [low, high) for the tile's tokens, whose masks are from row `first` on."""
         frame, sequence = self.frame, self.sequence
         self.keys = sequence.length
         if self.causal:

@@ -23,8 +23,8 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf
 
 from gossamer.dialects.errors import CompileError
-from gossamer.passes.chain.attention_pairs import emit_attention_in_pairs
-from gossamer.passes.chain.attention_stage import Sequence, emit_attention
+from gossamer.passes.chain.attention_pairs import AttentionInPairs
+from gossamer.passes.chain.attention_stage import Attention, Sequence
 from gossamer.passes.chain.normalize_stage import emit_norm
 from gossamer.passes.chain.plan_chain import (
     Chain,
@@ -321,11 +321,11 @@ class _Lowering:
             length, within, number, memory, arith.divui(keys, size), arith.divui(values, size), tile, self.tokens
         )
         queries = frame.buffers[attended(stage)[0]]
-        if not stage.dots:
-            emit_attention(op, frame, queries, sequence, scores, mask, first, valid)
-            return
-        pairs = memref.view(ir.MemRefType.get([dynamic, 2 * width], ir.BF16Type.get()), workspace, scratch, [rows])
-        emit_attention_in_pairs(op, frame, queries, sequence, scores, pairs, mask, first, valid)
+        weights, attention = scores, Attention
+        if stage.dots:
+            lines = ir.MemRefType.get([dynamic, 2 * width], ir.BF16Type.get())
+            weights, attention = memref.view(lines, workspace, scratch, [rows]), AttentionInPairs
+        attention(op, frame, queries, sequence, scores, weights, mask).emit(first, valid)
 
 
 def _result(write: ir.Operation) -> Result:

@@ -1,13 +1,11 @@
-"""Kernels against f64 and against each other: shapes, types, epilogues, threads, memory bounds, and what they share."""
+"""Kernels against f64 and against each other: shapes, types, epilogues, threads and memory bounds."""
 
 import ctypes
 import mmap
 import resource
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from threading import Barrier
 
 import pytest
 import torch
@@ -15,14 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.dialects.errors import CompileError, OptionError
+from gossamer.dialects.errors import CompileError
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
-from gossamer.runtime import region_kernel
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
-from gossamer.sparsity.kernels import compile_kernel
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from tests.contracts import EPILOGUES, STEPS, Region, assert_near
 
@@ -298,169 +294,3 @@ def test_nothing_is_touched_outside_of_the_tensors(schedule: str) -> None:
         kernel(operands, parts[-1].tensor)
         assert_near(parts[-1].tensor, region.reference(x, w, extras))
         assert all(p.untouched() for p in parts)
-
-
-# What is shared
-
-
-def test_regions_that_differ_in_their_hints_share_a_kernel() -> None:
-    one = compile_region(Region(40, 79, density=0.1, tokens=1).text(), schedule="kblock")
-    other = compile_region(Region(40, 79, density=0.15, tokens=128).text(), schedule="kblock")
-    assert one is other
-
-
-def test_a_density_that_wants_another_format_is_another_kernel() -> None:
-    """So many columns that no first-level cache holds all of their x."""
-    sparse, denser = (compile_region(Region(800, 3000, density=d).text(), schedule="kblock") for d in (0.05, 0.5))
-    assert sparse.formats[1] != denser.formats[1]
-    assert sparse.key != denser.key
-
-
-def test_the_key_tells_apart_what_the_code_depends_on() -> None:
-    regions = [Region(24, 40), Region(24, 41), Region(25, 40), Region(24, 40, "f64"), Region(24, 40, epilogue=("bias",))]
-    keys = {compile_region(r.text(), schedule=s).key for r in regions for s in ("gather", "reference")}
-    assert len(keys) == 2 * len(regions)
-
-
-def test_regions_that_say_the_same_in_other_words_share_a_kernel() -> None:
-    text = Region(24, 40, epilogue=("bias",)).text()
-    renamed = text.replace("%y0", "%result").replace("#CSR", "#weight")
-    assert renamed != text
-    assert compile_region(text, schedule="gather") is compile_region(renamed, schedule="gather")
-
-
-def test_code_comes_from_the_disk_in_the_next_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    region = Region(23, 45, epilogue=("bias", "relu"))
-    for process in range(2):
-        monkeypatch.setattr(compile_kernel, "_by_contract", {})
-        monkeypatch.setattr(region_kernel, "_by_key", {})
-        compiled.cache_clear()
-        if process:
-            monkeypatch.setattr(compile_kernel, "_machine_code", lambda *_: pytest.fail("compiled again"))
-        check(region, "gather", 3)
-
-
-def test_the_source_of_the_compiler_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = Region(22, 45).text()
-    before = compile_region(text, schedule="gather").key
-    monkeypatch.setattr(compile_kernel, "compiler", lambda: "another compiler")
-    monkeypatch.setattr(compile_kernel, "_by_contract", {})
-    assert compile_region(text, schedule="gather").key != before
-
-
-# Threads
-
-
-@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - {"reference"}))
-def test_threads_call_one_kernel_at_once(schedule: str) -> None:
-    region = suited(Region(97, 101, epilogue=("bias", "residual")), schedule)
-    kernel = compile_region(region.text(), schedule=schedule)
-    work = [region.operands(tokens) for tokens in (3, 65, 130, 20)]
-    expected = [run(kernel, *operands, region.m) for operands in work]
-    start = Barrier(len(work))
-
-    def repeat(i: int) -> bool:
-        torch.set_num_threads(1 + i % 2)
-        start.wait()
-        return all(torch.equal(run(kernel, *work[i], region.m), expected[i]) for _ in range(40))
-
-    with ThreadPoolExecutor(len(work)) as threads:
-        assert all(threads.map(repeat, range(len(work))))
-
-
-def test_threads_compile_at_once() -> None:
-    regions = [Region(21 + i // 2, 30, epilogue=("bias", "gelu")) for i in range(6)]
-    start = Barrier(len(regions))
-
-    def compiled(region: Region) -> RegionKernel:
-        start.wait()
-        return compile_region(region.text(), schedule="gather")
-
-    with ThreadPoolExecutor(len(regions)) as threads:
-        found = list(threads.map(compiled, regions))
-    assert [found[i] is found[i + 1] for i in range(5)] == [True, False, True, False, True]
-    for region, kernel in zip(regions, found, strict=True):
-        x, w, extras = region.operands(4)
-        assert_near(run(kernel, x, w, extras, region.m), region.reference(x, w, extras))
-
-
-# What is refused, and what is done instead
-
-
-def before_the_product(text: str) -> str:
-    """A region that doubles x first, which is no epilogue."""
-    double = """%x2 = linalg.generic {
-        indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>],
-        iterator_types = ["parallel", "parallel"]} ins(%x : tensor<?x40xf32>) outs(%x : tensor<?x40xf32>) {
-      ^bb0(%a: f32, %o: f32):
-        %double = arith.addf %a, %a : f32
-        linalg.yield %double : f32
-      } -> tensor<?x40xf32>
-      %sums = linalg.matmul ins(%x2,"""
-    return text.replace("%sums = linalg.matmul ins(%x,", double)
-
-
-def turned_residual(text: str) -> str:
-    """A region whose residual is stored as [m, T]."""
-    text = text.replace("%e0: tensor<?x24xf32>", "%e0: tensor<24x?xf32>").replace(
-        ", %e0 : tensor<?x24xf32>, tensor<?x24xf32>", ", %e0 : tensor<?x24xf32>, tensor<24x?xf32>"
-    )
-    same = "affine_map<(d0, d1) -> (d0, d1)>"
-    return text.replace(f"[{same}, {same}, {same}]", f"[{same}, affine_map<(d0, d1) -> (d1, d0)>, {same}]")
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [(before_the_product, "no schedule for linalg.generic"), (turned_residual, "which is not in order")],
-)
-def test_what_has_no_schedule_goes_to_the_reference(change: Callable[[str], str], reason: str) -> None:
-    region = Region(24, 40, epilogue=("residual",))
-    text = change(region.text())
-    for schedule in ("kblock", "gather"):
-        with pytest.raises(CompileError, match=reason):
-            compile_region(text, schedule=schedule)
-    kernel = compile_region(text)
-    assert kernel.schedule == "reference"
-    x, w, extras = region.operands(30)
-    expected = region.reference(2 * x if change is before_the_product else x, w, extras)
-    given = [extras[0].t().contiguous()] if change is turned_residual else extras
-    assert_near(run(kernel, x, w, given, region.m), expected)
-
-
-def test_auto_is_kblock_where_that_works() -> None:
-    text = Region(24, 40).text()
-    assert compile_region(text).schedule == "kblock"
-    assert compile_region(text) is compile_region(text, schedule="kblock")
-
-
-def test_an_unknown_schedule() -> None:
-    with pytest.raises(OptionError, match=r"unknown schedule 'kblok', there are auto, amx, .*, kblock, .*, reference"):
-        compile_region(Region(24, 40).text(), schedule="kblok")
-
-
-def test_text_that_is_no_contract() -> None:
-    with pytest.raises(CompileError, match=r"the contract IR does not parse"):
-        compile_region("func.func @region(%x: tensor<4xf32)")
-
-
-def test_a_region_without_a_sparse_operand_has_no_kernel_of_ours() -> None:
-    text = Region(24, 40).text().replace(", #CSR>", ">")
-    with pytest.raises(CompileError, match=r"no schedule for linalg.generic"):
-        compile_region(text, schedule="kblock")
-
-
-def test_the_observer_sees_every_stage_in_order() -> None:
-    stages: list[tuple[str, str, str]] = []
-    compile_region(Region(24, 40).text(), schedule="kblock", observer=lambda *stage: stages.append(stage))
-    names = [name for name, _, _ in stages]
-    ours = ["propagate-encodings", "fuse-epilogue", "choose-format", "schedule", "expose-storage", "lower-kblock"]
-    assert [n for n in names if n in ours] == ours
-    assert names[-3:] == ["lower-to-llvm", "llvm", "assembly"]
-    assert [suffix for _, suffix, _ in stages[-3:]] == ["mlir", "ll", "s"]
-    texts = dict(zip(names, (text for _, _, text in stages), strict=True))
-    assert '"kernel.contract"' in texts["fuse-epilogue"]
-    assert '"kernel.spmm"' in texts["schedule"]
-    assert "define void @entry(" in texts["llvm"]
