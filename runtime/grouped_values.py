@@ -1,6 +1,6 @@
 """Floats as integers of 4 or 8 bits and a scale for each 16 of them: what `Groups` stores.
 
-    element = integer x scale, rounded to float32      integers from -2^(bits - 1) to 2^(bits - 1) - 1
+    element = integer x scale      integers from -2^(bits - 1) to 2^(bits - 1) - 1, scales of bfloat16, so that float32 is exact
 
 The scale of a group is found from its elements: its largest is the integer n times the scale, for some n.
 
@@ -16,7 +16,7 @@ from gossamer.runtime.operations import LIBRARY
 
 
 def encoded(packing: Groups, elements: Tensor) -> tuple[Tensor, Tensor]:
-    """The `scales`, the bits of float32 in int32, and the `values`, uint8, of float32 elements in the order of storage.
+    """The `scales`, two of bfloat16 in int32, and the `values`, uint8, of float32 elements in the order of storage.
 
     FormatError if the elements of a group are not integers of so many bits times any scale.
     """
@@ -26,7 +26,7 @@ def encoded(packing: Groups, elements: Tensor) -> tuple[Tensor, Tensor]:
     scales, integers = _on_grid(packing.bits, groups)
     if packing.bits == 8:
         return scales.view(torch.int32), integers.view(torch.uint8).flatten()
-    pairs = integers.view(-1, packing.together, packing.COLUMNS).view(torch.uint8)
+    pairs = integers.view(-1, packing.TOGETHER, packing.COLUMNS).view(torch.uint8)
     return scales.view(torch.int32), ((pairs[:, 0] & 15) | (pairs[:, 1] << 4)).flatten()
 
 
@@ -35,11 +35,15 @@ def decoded(packing: Groups, scales: Tensor, values: Tensor) -> Tensor:
     integers = values.view(torch.int8).view(-1, packing.COLUMNS)
     if packing.bits == 4:
         integers = torch.stack([(integers << 4) >> 4, integers >> 4], 1).view(-1, packing.COLUMNS)
-    return (integers.float() * scales.view(torch.float32)[:, None]).flatten()
+    return _floats(integers, scales.view(torch.bfloat16)).flatten()
+
+
+def _floats(integers: Tensor, scale: Tensor) -> Tensor:
+    return integers.float() * scale.float()[:, None] + 0.0  # no -0.0, for other scales give the same elements
 
 
 def _on_grid(bits: int, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """A scale for each group, and its integers."""
+    """A scale for each group, bfloat16, and its integers."""
     most = 1 << bits - 1
     extremes = groups.gather(1, groups.abs().argmax(1, keepdim=True))
     scales, integers = torch.ones_like(extremes), torch.zeros(groups.shape, dtype=torch.int8)
@@ -49,12 +53,14 @@ def _on_grid(bits: int, groups: Tensor) -> tuple[Tensor, Tensor]:
             break
         scale = extremes[left] / n
         found = (groups[left] / scale).round().clamp_(-most, most - 1)
-        fits = (found * scale == groups[left]).all(1)
+        fits = (found * scale == groups[left]).all(1) & (scale.bfloat16() == scale).flatten()
         scales[left[fits]], integers[left[fits]] = scale[fits], found[fits].to(torch.int8)
         left = left[~fits]
     if len(left):
-        raise FormatError(f"{len(left)} groups of {groups.shape[1]} elements are no integers of {bits} bits times a scale")
-    return scales.flatten(), integers
+        raise FormatError(
+            f"{len(left)} groups of {groups.shape[1]} elements are no integers of {bits} bits times a scale of bfloat16"
+        )
+    return scales.flatten().bfloat16(), integers
 
 
 def _dense_groups(codes: Tensor, scale: Tensor, kept: Tensor, columns: int, bits: int) -> Tensor:
@@ -64,7 +70,7 @@ def _dense_groups(codes: Tensor, scale: Tensor, kept: Tensor, columns: int, bits
     integers = codes.view(torch.int8)
     if bits == 4:
         integers = torch.stack([(integers << 4) >> 4, integers >> 4], 2).flatten(1)
-    dense[mask_of_groups(kept, groups)] = integers.float() * scale.float()[:, None]
+    dense[mask_of_groups(kept, groups)] = _floats(integers, scale)
     return dense.flatten(1)[:, :columns].contiguous()
 
 

@@ -71,7 +71,7 @@ class Packed:
     @property
     def nnz(self) -> int:
         """The number of stored elements, zeros that a block or an N:M group stores included."""
-        return self.values.numel() * (self.format.together if isinstance(self.format, Groups) else 1)
+        return self.values.numel() * 8 // self.format.bits if isinstance(self.format, Groups) else self.values.numel()
 
     @property
     def nbytes(self) -> int:

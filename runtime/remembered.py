@@ -10,6 +10,7 @@ of a call if
 It goes when one of the storages dies, and so must not share their memory.
 """
 
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -27,6 +28,10 @@ Compared = Literal["none", "uncounted", "all"]
 """Of which tensors the values are compared: of those to which torch counts no writes (see uncounted.py), or of all."""
 
 
+_TENSOR: Callable[[weakref.ref[Tensor]], Tensor | None] = weakref.ref.__call__
+_VERSION = operator.attrgetter("_version")
+
+
 class Made(Generic[T]):
     """A value, and what tells that some tensors are still those that it was made of.
 
@@ -36,7 +41,7 @@ class Made(Generic[T]):
     storage   that of the only tensor, if its `version` says all; None otherwise. For a quick look without a call.
     """
 
-    __slots__ = ("_copies", "_storages", "counted", "storage", "value", "version", "versions")
+    __slots__ = ("_copies", "_storages", "_tensors", "counted", "storage", "value", "version", "versions")
     value: T
 
     def __init__(self, tensors: Sequence[Tensor], compared: Compared, forget: Callable[[Any], None]) -> None:
@@ -47,6 +52,9 @@ class Made(Generic[T]):
         copied = [compared == "all" or (compared == "uncounted" and not each) for each in counted]
         self._copies = [_copy(t) if copy else None for t, copy in zip(tensors, copied, strict=True)]
         self._storages = [weakref.ref(t.untyped_storage(), forget) for t in tensors]
+        # The same objects have the same storages, as long as their addresses are the same: a quick look at several.
+        plain = self.counted and not any(copied) and -1 not in self.versions
+        self._tensors = [weakref.ref(t) for t in tensors] if plain else []
         alone = len(tensors) == 1 and self.counted and not copied[0]
         self.storage: weakref.ref[torch.UntypedStorage] | None = self._storages[0] if alone else None
         self.version = self.versions[0] if alone else -1
@@ -56,7 +64,9 @@ class Made(Generic[T]):
         return all(ref() is t.untyped_storage() for ref, t in zip(self._storages, tensors, strict=True))
 
     def is_current(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether it was made of these tensors as they are now."""
+        """Whether it was made of these tensors as they are now, if it was made of some at these addresses."""
+        if self._tensors and all(map(operator.is_, map(_TENSOR, self._tensors), tensors)):
+            return self.versions == [*map(_VERSION, tensors)]
         if self.versions != _versions(tensors) or not self.is_of(tensors):
             return False
         return all(copy is None or torch.equal(copy, t) for copy, t in zip(self._copies, tensors, strict=True))

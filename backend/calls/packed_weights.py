@@ -287,7 +287,7 @@ def _capturing(leaves: Sequence[torch.Tensor]) -> bool:
 
 
 def _key(leaves: Sequence[torch.Tensor]) -> _Key:
-    return leaves[0].data_ptr() if len(leaves) == 1 else tuple([leaf.data_ptr() for leaf in leaves])
+    return leaves[0].data_ptr() if len(leaves) == 1 else tuple(map(torch.Tensor.data_ptr, leaves))
 
 
 def _adopted(packed: Packed, leaves: Sequence[torch.Tensor]) -> Packed:

@@ -5,14 +5,17 @@ after    scf.parallel (%task) = ...                    // chunks of the weight's
            for each 8 tokens: func.call @region_rows8  // or _rows4, _rows2, _rows1 for what is left of the tokens
          func.func private @region_rows8(...)
            the tokens of x into the workspace, widened to f32 and filled up with zeros
-           for each row:
-             scf.for each entry of the row iter_args(sums)   // two groups of 4 bits, or one of 8
-               values[16 p ..], 16 bytes, as integers in lanes of 32 bits
-               4 bits: permute(levels, bytes), permute(levels, bytes >> 4), the floats -8 .. 7; or by shifts
-               times the scale of the group; one multiply-add a token
-           the totals of 16 rows, through the epilogue into y
+           for each block of 128 rows:
+             for each of its strips of 16, some rows at once, so that their sums fill 16 registers:
+               scf.for each line of the strip iter_args(sums)   // an entry of each row, which has two groups
+                 its 16 bytes (4 bits) or 32 (8 bits), as integers in lanes of 32 bits
+                 4 bits: permute(levels, bytes), permute(levels, bytes >> 4), the floats -8 .. 7; or by shifts
+                 times the scale of the group, scales[p] << 16 or & ~65535 as a float; one multiply-add a token
+             the totals of its rows, in their own order, through the epilogue into y
 
-What a lane multiplies is the element of the dequantized weight, so that a sum is that of floats.
+What a lane multiplies is the element of the dequantized weight, so that a sum is that of floats. All rows of a strip take the
+same number of steps: with a loop for each row the branch at its end was guessed wrong as often as not, which took as long as
+half of the groups.
 """
 
 from dataclasses import dataclass
@@ -28,22 +31,21 @@ from gossamer.dialects.packing import Packing
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.product import Operands, products, stored_of
-from gossamer.passes.loops.vectors import index, load_index, loop, sums_across, vector_of, zeros
+from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, sums_across, vector_of, zeros
 from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
 
 _TOKENS = 8  # at most, that share the weights as floats
 _NEAR = 32 << 10  # bytes of the tokens of a tile: what the first-level cache of any target holds
-_CHAINS = 8  # sums that have to be under way at once
 _WIDEST = 16  # lanes, of which an instruction looks up any other
 _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
-_GROUP = {4: 1.2, 8: 2.6}  # cycles, by bits
-_TOKEN, _ROW, _TOTALS = 1.05, 30.0, 8.0
+_GROUP = {4: 0.7, 8: 0.9}  # cycles, by bits
+_TOKEN, _ROW, _TOTALS = 0.8, 3.0, 5.0
 
 
 def _storage(matrix: Matrix) -> Groups | None:
     if matrix.group_bits is None or matrix.element != "f32" or matrix.columns > Groups.WIDEST:
         return None
-    return Groups(matrix.reduction, matrix.group_bits)
+    return Groups.for_columns(matrix.reduction, matrix.group_bits, matrix.columns)
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
@@ -58,8 +60,8 @@ def _tokens(matrix: Matrix) -> int:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of t tokens: 1.2 (4 bits) or 2.6 (8 bits) + 1.05 t for each stored group, L of 16 elements at a time; 30 + 8 t a
-    row; K t / L for the copy of x."""
+    """Per tile of t tokens: .7 (4 bits) or .9 (8 bits) + .8 t for each stored group, L of 16 elements at a time; 3 + 5 t a row;
+    K t / L for the copy of x."""
     assert matrix.group_bits is not None
     groups, lanes = matrix.rows * matrix.columns / Groups.COLUMNS * kept_groups(matrix), matrix.lanes
     vectors = _WIDEST / lanes
@@ -74,7 +76,12 @@ def _read(matrix: Matrix) -> float:
     """Bytes: 16 elements, a scale and a coordinate for each stored group."""
     assert matrix.group_bits is not None
     groups = matrix.rows * matrix.columns / Groups.COLUMNS * kept_groups(matrix)
-    return groups * (Groups.COLUMNS * matrix.group_bits / 8 + 6)
+    return groups * (Groups.COLUMNS * matrix.group_bits / 8 + 2 + _coordinate(matrix))
+
+
+def _coordinate(matrix: Matrix) -> int:
+    assert matrix.group_bits is not None
+    return Groups.for_columns(matrix.reduction, matrix.group_bits, matrix.columns).places // 8
 
 
 def kept_groups(matrix: Matrix) -> float:
@@ -106,12 +113,12 @@ class _Product(FewTokens):
     def __init__(self, op: ir.OpView, stored: Groups) -> None:
         wide = stored.COLUMNS
         columns = ir.RankedTensorType(op.operands[0].type).shape[1]
-        super().__init__(op, -(-columns // wide) * wide + wide)
+        super().__init__(op, -(-columns // wide) * wide + wide, stored.BLOCK)
         if self.lanes > wide or wide % self.lanes or str(self.sum_type) != "f32":
             raise CompileError(f"groups of {wide} are no vectors of {self.lanes} {self.sum_type}")
         self.stored = stored
-        # A vector of sums for each token and row of a vector, in place of their totals.
-        self.workspace += self.tokens * (self.lanes - 1) * self.lanes * 4
+        # Behind the copy of x a vector of sums for each token and row of a strip, and the totals of a block.
+        self.workspace = self.tokens * 4 * (self.padded_K + stored.ROWS * self.lanes + stored.BLOCK)
 
 
 def _emit_rows(product: _Product, count: int, operands: Operands) -> None:
@@ -124,8 +131,8 @@ class _Rows(TokenRows):
     def __init__(self, product: _Product, count: int, operands: Operands) -> None:
         super().__init__(product, count, operands)
         self.stored, self.parts = product.stored, product.stored.COLUMNS // self.lanes
-        self.positions, self.coordinates, self.scales, self.values = operands.weight
-        self.ways = min(self.parts * self.stored.together, max(1, _CHAINS // count))
+        self.positions, self.order, self.coordinates, self.scales, self.values = operands.weight
+        self.together = max(1, self.lanes // count)
         self.integers = vector_of(self.lanes, ir.IntegerType.get_signless(32))
         if self.stored.bits == 4 and self.lanes == _WIDEST:
             levels = [float(n - 16 if n >= 8 else n) for n in range(16)]
@@ -134,58 +141,66 @@ class _Rows(TokenRows):
             self.levels = arith.constant(self.vec, elements)
 
     def emit(self) -> None:
-        x, sums, lanes = self.copy_of_x(), self._sums(), index(self.lanes)
-        with loop(self.operands.low, self.operands.high, index(1)) as groups:
-            row = arith.muli(groups.induction_variable, lanes)
-            with loop(row, arith.minui(arith.addi(row, lanes), index(self.product.M)), index(1)) as rows:
-                m = rows.induction_variable
-                for t, each in enumerate(self._row(x, m)):
-                    vector.store(each, sums, [index(t), arith.subi(m, row), index(0)])
-            found = [
-                sums_across([vector.load(self.vec, sums, [index(t), index(r), index(0)]) for r in range(self.lanes)])
-                for t in range(self.count)
-            ]
-            self.store(row, found)
+        product, height, block = self.product, index(self.stored.ROWS), index(self.stored.BLOCK)
+        x, after = self.copy_of_x(), self.count * product.padded_K * 4
+        sums = self._memory(after, [self.count, self.stored.ROWS, self.lanes])
+        totals = self._memory(after + self.count * self.stored.ROWS * self.lanes * 4, [self.count, self.stored.BLOCK])
+        with loop(self.operands.low, self.operands.high, index(1)) as blocks:
+            begin = arith.muli(blocks.induction_variable, block)
+            end = arith.minui(arith.addi(begin, block), index(product.M))
+            with loop(begin, end, height) as strips:
+                first = strips.induction_variable
+                self._strip(x, sums, arith.divui(first, height))
+                self._add_up(sums, totals, arith.subi(first, begin))
+            with loop(begin, end, index(self.lanes)) as rows:
+                row = rows.induction_variable
+                self.store(row, [self._in_order(totals, t, row) for t in range(self.count)])
 
-    def _sums(self) -> ir.Value:
-        """Memory for a vector of sums for each token and row of a vector."""
-        type_ = ir.MemRefType.get([self.count, self.lanes, self.lanes], self.product.sum_type)
-        after = self.count * self.product.padded_K * 4
-        return memref.view(type_, self.operands.workspace, arith.addi(self.operands.offset, index(after)), [])
+    def _memory(self, at: int, shape: list[int]) -> ir.Value:
+        type_ = ir.MemRefType.get(shape, self.product.sum_type)
+        return memref.view(type_, self.operands.workspace, arith.addi(self.operands.offset, index(at)), [])
 
-    def _row(self, x: ir.Value, m: ir.Value) -> list[ir.Value]:
-        """A vector of sums for each token."""
-        begin, end = (load_index(self.positions, arith.addi(m, index(i))) for i in (0, 1))
-        with loop(begin, end, index(1), [zeros(self.vec)] * (self.count * self.ways)) as entries:
-            scf.YieldOp(self._entry(x, entries.induction_variable, list(entries.inner_iter_args)))
-        sums = list(entries.results)
-        while len(sums) > self.count:
-            half = len(sums) // 2
-            sums = [arith.addf(a, b) for a, b in zip(sums[:half], sums[half:], strict=True)]
-        return sums
+    def _strip(self, x: ir.Value, sums: ir.Value, strip: ir.Value) -> None:
+        """A vector of sums for each token and row of a strip."""
+        begin, end = (load_index(self.positions, arith.addi(strip, index(i))) for i in (0, 1))
+        with loop(index(0), index(self.stored.ROWS), index(self.together)) as parts:
+            first = parts.induction_variable
+            with loop(begin, end, index(1), [zeros(self.vec)] * (self.together * self.count)) as lines:
+                entry = arith.addi(arith.muli(lines.induction_variable, index(self.stored.ROWS)), first)
+                found = [
+                    self._entry(x, arith.addi(entry, index(r)), list(lines.inner_iter_args[r :: self.together]))
+                    for r in range(self.together)
+                ]
+                scf.YieldOp([found[r][t] for t in range(self.count) for r in range(self.together)])
+            for i, each in enumerate(lines.results):
+                t, r = divmod(i, self.together)
+                vector.store(each, sums, [index(t), arith.addi(first, index(r)), index(0)])
 
     def _entry(self, x: ir.Value, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """The sums with the products of an entry, whose vectors take turns with the sets of sums."""
-        first, together = arith.muli(p, index(self.stored.COLUMNS)), self.stored.together
-        turn = 0
+        """The sums of a row, one for each token, with the products of an entry."""
+        scales = self._scales(p)
         for part in range(self.parts):
-            places = arith.addi(first, index(part * self.lanes))
-            for g, floats in enumerate(self._floats(places)):
-                group = arith.addi(arith.muli(p, index(together)), index(g))
-                scale = arith.bitcast(self.product.sum_type, memref.load(self.scales, [group]))
-                weights = arith.mulf(floats, vector.broadcast(self.vec, scale))
-                column = arith.addi(load_index(self.coordinates, group), index(part * self.lanes))
-                way = turn % self.ways * self.count
-                for t in range(self.count):
-                    sums[way + t] = vector.fma(weights, vector.load(self.vec, x, [index(t), column]), sums[way + t])
-                turn += 1
+            for g, floats in enumerate(self._floats(p, part * self.lanes)):
+                group = arith.addi(arith.muli(p, index(self.stored.TOGETHER)), index(g))
+                weights = arith.mulf(floats, scales[g])
+                number = load_index(self.coordinates, group)
+                column = arith.addi(arith.muli(number, index(self.stored.COLUMNS)), index(part * self.lanes))
+                sums = [vector.fma(weights, vector.load(self.vec, x, [index(t), column]), sums[t]) for t in range(self.count)]
         return sums
 
-    def _floats(self, at: ir.Value) -> list[ir.Value]:
-        """The integers in the bytes from `at` on, as floats: a vector for each group of the entry."""
-        data = vector.load(vector_of(self.lanes, ir.IntegerType.get_signless(8)), self.values, [at])
+    def _scales(self, p: ir.Value) -> list[ir.Value]:
+        """The scale of each group of an entry, in all lanes."""
+        both = vector.broadcast(self.integers, memref.load(self.scales, [p]))
+        bits = arith.shli(both, self._splat(16)), arith.andi(both, self._splat(-1 << 16))
+        return [arith.bitcast(self.vec, each) for each in bits]
+
+    def _floats(self, p: ir.Value, part: int) -> list[ir.Value]:
+        """The integers of an entry as floats, from the `part`-th of each of its groups on."""
+        first = arith.addi(arith.muli(p, index(2 * self.stored.bits * self.stored.COLUMNS // 8)), index(part))
         if self.stored.bits == 8:
-            return [arith.sitofp(self.vec, data)]
+            places = first, arith.addi(first, index(self.stored.COLUMNS))
+            return [arith.sitofp(self.vec, self._bytes(self.values, at)) for at in places]
+        data = self._bytes(self.values, first)
         if self.lanes == _WIDEST:  # of a lane the lowest four bits count
             low = arith.extui(self.integers, data)
             return [
@@ -195,6 +210,22 @@ class _Rows(TokenRows):
         wide = arith.extsi(self.integers, data)
         low = arith.shrsi(arith.shli(wide, self._splat(28)), self._splat(28))
         return [arith.sitofp(self.vec, each) for each in (low, arith.shrsi(wide, self._splat(4)))]
+
+    def _add_up(self, sums: ir.Value, totals: ir.Value, place: ir.Value) -> None:
+        """The totals of a strip, which begins at this place of its block."""
+        for t in range(self.count):
+            for r in range(0, self.stored.ROWS, self.lanes):
+                each = [vector.load(self.vec, sums, [index(t), index(r + i), index(0)]) for i in range(self.lanes)]
+                vector.store(sums_across(each), totals, [index(t), arith.addi(place, index(r))])
+
+    def _in_order(self, totals: ir.Value, token: int, row: ir.Value) -> ir.Value:
+        """The totals of a vector of rows of a block."""
+        places = arith.extui(self.integers, self._bytes(self.order, row))
+        everywhere = mask_of(self.lanes, index(self.lanes))
+        return vector.gather(self.vec, totals, [index(token), index(0)], places, everywhere, zeros(self.vec))
+
+    def _bytes(self, memory: ir.Value, at: ir.Value) -> ir.Value:
+        return vector.load(vector_of(self.lanes, ir.IntegerType.get_signless(8)), memory, [at])
 
     def _splat(self, value: int) -> ir.Value:
         attribute = ir.IntegerAttr.get(self.integers.element_type, value)

@@ -199,21 +199,28 @@ def _pairs(packing: Pairs, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor
 
 
 def _groups(packing: Groups, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    (m, k), width = rows.nonzero.shape, packing.COLUMNS
+    (m, k), width, height, together = rows.nonzero.shape, packing.COLUMNS, packing.ROWS, packing.TOGETHER
     edges, cut = (0, -k % width), (m, -(-k // width), width)
-    if k > packing.WIDEST:
-        raise FormatError(f"{packing}: of {k} columns its coordinates can tell {packing.WIDEST}")
+    if cut[1] >= 1 << packing.places:
+        raise FormatError(f"{packing}: of {k} columns its coordinates can tell {width * ((1 << packing.places) - 1)}")
     kept = torch.nn.functional.pad(rows.nonzero, edges).view(cut).any(2)
     counts = kept.sum(1)
-    begins = positions(-(-counts // packing.together))
+    entries = torch.nn.functional.pad(-(-counts // together), (0, -m % height))
+    block = torch.arange(len(entries)) // packing.BLOCK
+    order = torch.argsort(block * (cut[1] + 1) - entries, stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    begins = positions(entries[order].view(-1, height).amax(1))
     row, group = kept.nonzero().unbind(1)
-    at = torch.arange(len(row)) + (packing.together * begins[:-1] - positions(counts)[:-1])[row]
-    coordinates = torch.full((packing.together * int(begins[-1]),), cut[1] * width)
-    coordinates[at] = group * width
+    rank = torch.arange(len(row)) - positions(counts)[row]
+    line, at = begins[place[row] // height] + rank // together, place[row] % height
+    at = (line * height + at) * together + rank % together
+    coordinates = torch.full((int(begins[-1]) * height * together,), cut[1])
+    coordinates[at] = group
     places = torch.nn.functional.pad(rows.places, edges, value=rows.nowhere).reshape(cut)
     source = places.new_full((len(coordinates), width), rows.nowhere)
     source[at] = places[row, group]
-    return [begins, coordinates], source.flatten()
+    return [begins, place % packing.BLOCK, coordinates], source.flatten()
 
 
 def _vnnimap(packing: VnniMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:

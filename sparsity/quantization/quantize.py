@@ -9,6 +9,7 @@ from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
+from gossamer.sparsity.quantization.aware_linear import QuantizationAwareLinear
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, check_columns
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
 
@@ -26,6 +27,7 @@ def quantize(
     *,
     weights: Literal["int8", "int4"] = "int8",
     group: int | None = None,
+    aware: bool = False,
     only: Layers | None = None,
     skip: Layers = (),
 ) -> Model:
@@ -41,6 +43,9 @@ def quantize(
     - A layer stays the same object and an nn.Linear (`QuantizedLinear`): `weight_int8` and `weight_scale` are buffers, `weight`
       is computed from them and has no gradient; that of the input goes straight through. A token with a NaN or an infinity
       gives NaN.
+    - `aware=True` keeps the weights floats and rounds them, and the inputs, at every call as they will be, so that the model
+      can be trained for it (`distill`, `GradualMasks` or `train_sparse`, begun after this, hold its zeros): see
+      `QuantizationAwareLinear`. `quantize(model)` again makes them int8.
     - `torch.compile(model, backend="sparse")` gives these layers, alone or in chains, int8 kernels where the CPU has AVX2 and
       they are predicted to be faster than torch's own (`torch._int_mm`), which computes the others.
 
@@ -52,6 +57,8 @@ def quantize(
     grouped = group is not None or weights == "int4"
     if group not in (None, GROUP):
         raise OptionError(f"group={group!r}: groups have {GROUP} elements")
+    if grouped and aware:
+        raise OptionError("aware=True trains for int8 throughout, not for groups: leave out group, and weights='int4'")
     layers = [
         layer
         for layer in chosen_layers(model, only, skip)
@@ -65,7 +72,9 @@ def quantize(
         make_dense(layer)
         if parametrize.is_parametrized(layer, "weight"):
             parametrize.remove_parametrizations(layer, "weight")
-        if grouped:
+        if aware:
+            QuantizationAwareLinear.of(layer)
+        elif grouped:
             GroupedLinear.of(layer, _BITS[weights])
         else:
             QuantizedLinear.of(layer)

@@ -75,10 +75,21 @@ class QuantizedLinear(nn.Linear):
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix as int8 and a float32 scale for each row, to nearest. GossamerError for what is not finite."""
     check_finite(weight)
-    wide = weight.float()
-    most = wide.abs().amax(1) if wide.shape[1] else wide.new_zeros(wide.shape[0])
-    scale = (most / _MOST).clamp_min(_LEAST)
-    return (wide / scale[:, None]).round().clamp(-_MOST, _MOST).to(torch.int8), scale
+    return rows_on_grid(weight.float())
+
+
+def rows_on_grid(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """As `quantized`, of float32 that may be anything: the scale of a row that is not finite is NaN."""
+    most = rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(rows.shape[0])
+    scale = (most / _MOST).clamp_min(_LEAST) + most * 0
+    return (rows / scale[:, None]).round().clamp(-_MOST, _MOST).to(torch.int8), scale
+
+
+def tokens_on_grid(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [T, K] of float32 as int8 and the step of each, [T, 1], by the formula above: NaN for one that is not finite."""
+    most = rows.abs().amax(1, keepdim=True)
+    step = (most / _MOST).clamp_min(_LEAST) + most * 0
+    return (rows * (1 / step)).round().to(torch.int8), step
 
 
 def check_finite(weight: Tensor) -> None:
@@ -97,9 +108,7 @@ def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
     if weight.shape[1] == 0:
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     rows = x.reshape(-1, weight.shape[1]).float()
-    most = rows.abs().amax(1, keepdim=True)
-    step = (most / _MOST).clamp_min(_LEAST) + most * 0  # NaN for a token that is not finite
-    q = (rows * (1 / step)).round().to(torch.int8)
+    q, step = tokens_on_grid(rows)
     # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
     sums = torch.ops.aten._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
     y = sums.float() * step * scale

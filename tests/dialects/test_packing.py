@@ -46,7 +46,7 @@ PACKINGS: list[Packing] = [
     Slices(1, 16, 32),
     Quads(1, 2, 512),
     ByteWindows(0, 16, 1),
-    Groups(1, 4),
+    Groups(1, 4, 8),
 ]
 
 

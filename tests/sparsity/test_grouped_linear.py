@@ -88,7 +88,7 @@ def test_what_is_there_and_what_is_not() -> None:
         gossamer.quantize(broken, weights="int4", only=nn.Linear)
     assert type(broken[0]) is nn.Linear
     with pytest.raises(gossamer.GossamerError, match="too many for groups"):
-        gossamer.quantize(nn.Linear(1 << 16, 1), weights="int4", only=nn.Linear)
+        gossamer.quantize(nn.Linear(1 << 20, 1), weights="int4", only=nn.Linear)
 
 
 def test_all_of_it_zero_or_tiny() -> None:

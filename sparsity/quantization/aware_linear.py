@@ -1,0 +1,60 @@
+"""`QuantizationAwareLinear`: an nn.Linear that trains for int8, with weight and input rounded as `QuantizedLinear` rounds them.
+
+y = round(x) round(w)^T + bias        the gradients take rounding for the identity
+
+(Jacob et al., 2018, section 3; straight-through: Bengio et al., 2013.)
+"""
+
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.sparsity.quantization.quantized_linear import dequantized, rows_on_grid, tokens_on_grid
+
+
+class QuantizationAwareLinear(nn.Linear):
+    """A linear layer whose parameters are floats, and whose results are those of the `QuantizedLinear` made of them.
+
+    Zeros of the weight stay zeros in what is multiplied; in training they are held as in any linear layer, by `GradualMasks`,
+    `distill` or `train_sparse`. Results have the input's type; sums are those of floats. NaN and infinity make NaN.
+    """
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Self:
+        """Turns a linear layer into one, in place; its parameters stay."""
+        linear.__class__ = cls
+        made: Any = linear
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As that of nn.Linear."""
+        if self.in_features == 0:
+            return super().forward(input)
+        x, weight = _RoundedTokens.apply(input), _RoundedRows.apply(self.weight)
+        return F.linear(x, weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, trains for int8"
+
+
+class _Rounded(torch.autograd.Function):
+    """A function that rounds, with the gradient of the identity."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class _RoundedRows(_Rounded):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return dequantized(*rows_on_grid(weight.float())).to(weight.dtype)
+
+
+class _RoundedTokens(_Rounded):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        q, step = tokens_on_grid(x.reshape(-1, x.shape[-1]).float())
+        return (q.float() * step).to(x.dtype).view(x.shape)
