@@ -246,3 +246,24 @@ def test_sizes_of_what_is_between_stay_inside(function: Callable[..., Tensor]) -
     assert isinstance(found, SparseTensor)
     dense = [x.to_dense() if isinstance(x, SparseTensor) else x for x in (a, b, *more)]
     torch.testing.assert_close(found.to_dense(), function(*dense))
+
+
+PARTS_OF_OPEN_SIZE: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "every other of what a mask takes": ("CSR", lambda a: a.masked_select(a > 0)[::2]),
+    "a mask of columns in groups": ("2:4", lambda a: a[0, a.to_dense()[1] > 0]),
+    "a mask of rows in blocks": ("BSR", lambda a: a[a.to_dense()[:, 1] > 0]),
+    "the first of what a mask takes": ("CSR", lambda a: a.masked_select(a > 0)[:2]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS_OF_OPEN_SIZE)
+def test_parts_of_open_size(name: str) -> None:
+    format, function = PARTS_OF_OPEN_SIZE[name]
+    dense = matrix(6, 8)
+    if format == "2:4":
+        dense = torch.where(torch.arange(8) % 4 < 2, dense, 0)
+    a = SparseTensor.from_dense(dense, Format.nm(2, 4)) if format == "2:4" else sparse(dense, format)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = torch.compile(function, backend=backend, fullgraph=True)(a)
+    found = found.to_dense() if isinstance(found, SparseTensor) else found
+    torch.testing.assert_close(found, function(dense))
