@@ -12,11 +12,11 @@ SIZES = ("static", "marked", "unbacked")
 
 
 class Attention(nn.Module):
-    """Two heads; maxima begin with `least`, sums of exponentials with `added`."""
+    """Two heads; maxima begin with `least`, sums of exponentials with `added`, which may be `late`: added for each edge."""
 
-    def __init__(self, least: float, added: float, scattered: bool) -> None:
+    def __init__(self, least: float, added: float, scattered: bool, late: bool = False) -> None:
         super().__init__()
-        self.least, self.added, self.scattered = least, added, scattered
+        self.least, self.added, self.scattered, self.late = least, added, scattered, late
         self.linear = nn.Linear(6, 8, bias=False)
         self.of_target, self.of_source = (nn.Parameter(torch.randn(2, 4)) for _ in range(2))
 
@@ -27,7 +27,8 @@ class Attention(nn.Module):
         most = torch.full_like(zeros, self.least).scatter_reduce(0, at, z.detach(), "amax")
         p = (z - most.gather(0, at) if self.scattered else z - most[target]).exp()
         total = zeros.scatter_add(0, at, p) if self.scattered else zeros.index_add(0, target, p)
-        weight = p / (total + self.added if self.added else total)[target]
+        early = total + self.added if self.added and not self.late else total
+        weight = p / (early[target] + self.added if self.late else early[target])
         message = h[source] * weight.unsqueeze(-1)
         out = message.new_zeros(x.shape[0], 2, 4)
         if self.scattered:
@@ -58,6 +59,18 @@ def test_it_is_one_operation(least: float, added: float, scattered: bool, sizes:
         run = compile_and_run(layer, *inputs)
         assert operations(run) == ["graph attention"]
         assert_same(run.output, layer(*inputs))
+
+
+def test_what_keeps_from_zero_may_be_added_for_each_edge() -> None:
+    layer, inputs = Attention(-1e30, 1e-16, False, late=True), given("static")
+    with torch.no_grad():
+        run = compile_and_run(layer, *inputs)
+        assert operations(run) == ["graph attention"]
+        assert_same(run.output, layer(*inputs))
+    run, ours, expected = trained(layer, *inputs)
+    assert operations(run) == ["graph attention", "graph attention backward"]
+    for mine, theirs in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dense", ["eager", "inductor"])
