@@ -218,6 +218,7 @@ PRIVATE = {
         "torch.utils._python_dispatch:return_and_correct_aliasing", "in-place arithmetic", SPARSE_TENSORS
     ),
     "sparse_sum": Private("torch:_sparse_sum", "what torch.sparse.sum, a Python function, calls", SPARSE_SUM, torch.sum),
+    "is_zerotensor": Private("torch:Tensor._is_zerotensor", "zeros without memory", SPARSE_TENSORS),
     "stored_entries": Private("torch:Tensor._nnz", "how torch.sparse calls them", SPARSE_TENSORS),
     "tree_map_only": Private("torch.utils._pytree:tree_map_only", "arguments in lists", SPARSE_TENSORS),
     "FunctionalTensor": Private(

@@ -16,6 +16,7 @@ from gossamer.backend.devices import calibrated
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
 from gossamer.backend.graph.weight_expressions import run
+from gossamer.backend.measuring.correct import correct
 from gossamer.backend.measuring.measure import Product, fastest
 from gossamer.backend.measuring.progress import progress
 from gossamer.backend.measuring.tuning_db import Key, TuningDatabase
@@ -64,6 +65,7 @@ def _measured(
     database: TuningDatabase,
 ) -> dict[Key, Times]:
     known: dict[Key, Times] = {}
+    measured: list[tuple[Key, int, Times]] = []
     product, owner = None, None
     with progress("gossamer measures", len(missing)) as bar:
         for key, (contraction, tokens) in missing.items():
@@ -78,8 +80,10 @@ def _measured(
             calls = product.calls(tokens, _shortlist(key, options))
             if len(calls) > 1:
                 known[key] = Times(fastest(calls, key.threads))
+                measured.append((key, tokens, known[key]))
                 if options.schedule == "auto":
                     database.add(key, known[key])
+    correct(measured)
     return known
 
 

@@ -159,12 +159,13 @@ class MessageEdges:
         """What weights are the softmax of by targets."""
         if node.target is not aten.div.Tensor or not of_tensors(node):
             return None
-        exponential, total = same(node.args[0]), gather_at(node.args[1], self._structure)  # type: ignore[arg-type]
+        exponential = same(node.args[0])  # type: ignore[arg-type]
+        gathered, added_there = _beside_a_number(node.args[1])  # type: ignore[arg-type]
+        total = gather_at(gathered, self._structure)
         if exponential.target is not aten.exp.default or total is None or not self.target.is_(total.index):
             return None
-        summed, added = same(total.x), 0.0
-        if summed.target is aten.add.Tensor and isinstance(summed.args[1], float) and not summed.kwargs:
-            added, summed = summed.args[1], same(summed.args[0])  # against division by zero
+        summed, added = _beside_a_number(total.x)
+        added += added_there
         sums = aggregation_at(summed, self._structure)
         if sums is None or same(sums.message) is not exponential or sums.base is not None or sums.mean:
             return None
@@ -192,6 +193,14 @@ class MessageEdges:
         if least <= torch.finfo(node.meta["val"].dtype).min:
             return True
         return least <= _LEAST and not any(number < least for each in ancestors([of]) for number in _numbers(each))
+
+
+def _beside_a_number(node: fx.Node) -> tuple[fx.Node, float]:
+    """What a number is added to, against division by zero, and the number, 0 if there is none."""
+    node = same(node)
+    if node.target is aten.add.Tensor and isinstance(node.args[1], float) and not node.kwargs:
+        return same(node.args[0]), node.args[1]  # type: ignore[arg-type]
+    return node, 0.0
 
 
 def _factors(product: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:

@@ -59,6 +59,8 @@ _SORT_CALLS = 10
 _SCORE = 16
 """The same for a score: two gathers, a maximum, an exponential, a sum and a division of each edge and head are left out. Over
 edges by the thousand it is 26, over those by the hundred thousand, where gathered rows come from memory, 7 (Zen 5)."""
+_FEW_HEADS, _ATTENTION = 14, 100e3
+"""Elements in the time of an edge of attention with few heads, its lanes, and in that of its call beside a product's."""
 
 
 class MessagePassing:
@@ -138,7 +140,7 @@ class _Rewriting:
         found = edges and attention_at(edges.forward, edges.aggregation.message.meta["val"].shape[1:], edges)
         if not edges or not found:
             return []
-        decision = self._judge(edges.aggregation, "graph attention", "edges", _SCORE * found.heads)
+        decision = self._judge(edges.aggregation, "graph attention", "edges", found.heads)
         if not decision.sparse:
             return []  # its parts are judged one by one
         expression = self._structure.cut(edges.source.node, edges.target.node, None)
@@ -167,20 +169,21 @@ class _Rewriting:
         self._put(of.node, PerNode(of.node).written(y, emit))
         return [decision, *([replace(decision, op=f"{decision.op} backward")] if of_x is not None else [])]
 
-    def _judge(self, found: Aggregation | EdgeProducts, op: str, schedule: str, besides: int = 0) -> Decision:
-        """Whether it pays; `besides` is what is saved for each edge beside its row, in elements that are moved."""
+    def _judge(self, found: Aggregation | EdgeProducts, op: str, schedule: str, scores: int = 0) -> Decision:
+        """Whether it pays; an attention computes so many scores for each edge, too."""
         index = found.target if isinstance(found, Aggregation) else found.left.index
         assert index is not None
         leaves = self._structure.cut(index).leaves
         name = " ".join(self._inputs.name(leaf) for leaf in leaves) or index.name
         edges = _edges(index, leaves)
-        moved = edges * (_features(found) + besides)
+        moved = edges * (_features(found) + _SCORE * scores)
         value = found.node.meta["val"]
         call = device_of(value.device).edge_call
         # A list whose size is left open is most likely another one at every call, and is sorted for it.
         uses = max(1, self._uses[self._sorted_list(found)])
         sorting = (_SORT * edges + _SORT_CALLS * call) / uses if _is_open(leaves) else 0.0
-        gain = moved / (moved / _GAIN + call + sorting)
+        attending = edges * max(_SCORE * scores / _GAIN, _FEW_HEADS) + _ATTENTION if scores else 0.0
+        gain = moved / (edges * _features(found) / _GAIN + attending + call + sorting)
         reason = f"too small for a gain of {self._options.min_gain:g}x" if gain < self._options.min_gain else None
         problem = None if reason else _missing_kernel(value.dtype, schedule, value.device)
         if problem is not None:

@@ -36,6 +36,10 @@ class Curve:
         (t0, low), (t1, high) = self.points[place - 1 : place + 1]
         return _between(math.log(t0), low, math.log(t1), high, math.log(tokens))
 
+    def times(self, tokens: int, factor: float) -> "Curve":
+        """The curve with this many times the quantity at a number of tokens; other points stay."""
+        return Curve(tuple(sorted({**dict(self.points), tokens: factor * self.at(tokens)}.items())))
+
 
 # Cycles that pass in a microsecond of families whose terms were fitted to another CPU. This one has 3.6 GHz, but begins one
 # load of 512 bits a cycle instead of two, be it of x or of one value into all lanes, and one multiply-add; it reads 32 bytes a
@@ -72,6 +76,20 @@ class Speed:
         within = min(max(size, low), high)
         each = near_at if low == high else _between(math.log(low), near_at, math.log(high), far_at, math.log(within))
         return each * elements * tokens * 1e-6
+
+    def nearest(self, size: float) -> int:
+        """The size of a weight, in bytes, that dense products were measured with, next to another."""
+        return min((known for known, _ in self.dense), key=lambda known: abs(math.log(known / size)))
+
+    def dense_slower(self, size: int, tokens: int, factor: float) -> "Speed":
+        """The speed with dense products of a weight of this size, which is one of `dense`, so many times slower."""
+        curves = ((known, curve.times(tokens, factor) if known == size else curve) for known, curve in self.dense)
+        return replace(self, dense=tuple(curves))
+
+    def slower(self, family: str, tokens: int, factor: float) -> "Speed":
+        """The speed with the kernels of a family so many times slower for a number of tokens."""
+        curve = self.families.get(family, Curve(((tokens, _CYCLES_A_US),)))
+        return replace(self, families={**self.families, family: curve.times(tokens, 1 / factor)})
 
     @property
     def least(self) -> float:

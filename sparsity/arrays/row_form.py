@@ -7,7 +7,8 @@ brought into rows once and kept as long as its arrays live, for an adjacency is 
     COO, DCSR                  positions counted, nothing moves
     BSR, N:M, hybrid           the coordinates of their entries, those that fill up edge blocks left out
 
-What is kept are integers, never values: those are gathered at every call, so that no change of theirs can be missed.
+What is kept are integers, never values: those are gathered at every call, so that no change of theirs can be missed; for
+products of two sparse matrices while they are equal to a copy (see operations/sparse_product.py).
 """
 
 from collections.abc import Sequence

@@ -10,6 +10,7 @@ from gossamer.runtime.torch_internals import (
     has_storage,
     is_functorch_wrapped_tensor,
     is_torch_function_mode_enabled,
+    is_zerotensor,
     layers_of_transforms,
     len_torch_dispatch_stack,
     peek_interpreter_stack,
@@ -26,9 +27,22 @@ def is_plain(tensor: Tensor) -> bool:
         type(tensor) in PLAIN
         and tensor.is_cpu
         and tensor.layout is torch.strided
-        and not tensor.is_neg()
+        and not is_marked(tensor)
         and has_storage(tensor)
     )
+
+
+def is_marked(tensor: Tensor) -> bool:
+    """Whether torch's dispatcher alone knows its numbers: the negative of what lies in memory, or zeros that lie nowhere, as
+    gradients of steps (torch.sgn) are. Kernels of complex numbers are given copies."""
+    return tensor.is_neg() or is_zerotensor(tensor)
+
+
+def in_memory(tensor: Tensor) -> Tensor:
+    """The tensor, for who will not ask the dispatcher: with its numbers in memory."""
+    if torch.compiler.is_compiling() or not (tensor.is_conj() or is_marked(tensor)):
+        return tensor
+    return torch.zeros_like(tensor) if is_zerotensor(tensor) else tensor.resolve_conj().resolve_neg()
 
 
 def in_transform() -> bool:

@@ -3,6 +3,7 @@
     c[i, j] = sum_k a[i, k] b[k, j]        SpGEMM, into CSR, or into CSC as the product of the transposes
 
 A matrix that is not stored by rows is brought into them once (see row_form): A Aᵀ sorts A once, however often it is computed.
+Its values are brought into them once, too, as long as they are equal to a copy, which is read faster than they are gathered.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows, stored_by_rows
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Bound, Spec
@@ -22,6 +24,7 @@ from gossamer.sparsity.operations.matrix_calls import ByRows, all_dense
 Kernel = Callable[[Any, Tensor], None]
 
 _WIDE = 1 << 20  # columns: what a kernel does for each of so many takes no time to speak of
+_COPIED = 1 << 24  # entries up to which values are kept by rows: copies of more would take too much memory
 _HYPERSPARSE = 64  # columns for each entry of the factors from which on the kernel's sums are mostly not used
 
 
@@ -65,7 +68,7 @@ class _Factor:
 
     def __init__(self, operand: Bound, rows: int) -> None:
         form = _by_rows(operand, rows)
-        values = form.values(operand.values).contiguous()
+        values = _values_by_rows(form, operand.values)
         self.words = ByRows(form.positions, form.coordinates, values, operand.shape[rows], operand.shape[1 - rows])
         self.widths = form.positions.itemsize * 8, form.coordinates.itemsize * 8
 
@@ -74,6 +77,17 @@ def _by_rows(operand: Bound, rows: int) -> RowForm:
     assert operand.format is not None
     found = row_form(operand.format, rows, operand.shape, operand.arrays)
     return found if found is not None else sorted_by_rows(operand.format, rows, operand.shape, operand.arrays)
+
+
+def _values_by_rows(form: RowForm, stored: Tensor) -> Tensor:
+    if form.order is None or stored.numel() > _COPIED or not stored.is_cpu:
+        return form.values(stored).contiguous()
+    stored = stored.detach()
+    # The form is kept with them, so that no other one has its id.
+    return _gathered.get((stored,), (id(form),), lambda: (form, form.values(stored).contiguous()))[1]
+
+
+_gathered: Remembered[tuple[RowForm, Tensor]] = Remembered(compared="all", most=8)
 
 
 @lru_cache(1024)

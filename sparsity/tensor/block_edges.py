@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.arrays.stored_entries import blocked
 from gossamer.sparsity.kernels.operands import Bound
 from gossamer.sparsity.kernels.operands import dense as bound_dense
@@ -21,7 +22,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, lette
 
 def inside(pattern: Bound) -> Tensor | None:
     """Which stored values lie within the shape, None if all do."""
-    edges = [(c, n) for c, n, padded in _extents(pattern) if n != padded]
+    edges = _edges(pattern)
     if not edges:
         return None
     ones = pattern.values.detach().new_ones
@@ -47,13 +48,16 @@ def summed_within(bound: Sequence[Bound], result: str) -> list[Bound]:
 
 def _alone_within(operand: Bound, others: list[str]) -> Bound:
     letters = set().union(*others)
-    if all(n == padded or c in letters for c, n, padded in _extents(operand)):
+    if all(c in letters for c, _ in _edges(operand)):
         return operand
     kept = inside(operand)
     return operand if kept is None else operand.with_values(torch.where(kept, operand.values, 0))
 
 
-def _extents(pattern: Bound) -> list[tuple[str, int, int]]:
+def _edges(pattern: Bound) -> list[tuple[str, int]]:
+    """The letters, with their extents, that blocks reach beyond, or may where a compiled graph does not know the extent."""
     if pattern.format is None or not blocked(pattern.format):
         return []
-    return list(zip(pattern.letters, pattern.shape, pattern.format.padded_shape(pattern.shape), strict=True))
+    padded = pattern.format.padded_shape(pattern.shape)
+    extents = zip(pattern.letters, pattern.shape, padded, strict=True)
+    return [(c, n) for c, n, whole in extents if not statically_known_true(n == whole)]

@@ -21,7 +21,7 @@ from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec
 from gossamer.sparsity.operations.calls import planned_call
 from gossamer.sparsity.operations.dense_results import einsum_ir, einsum_of, einsum_on_cpu
-from gossamer.sparsity.operations.dispatch import PLAIN, watched
+from gossamer.sparsity.operations.dispatch import PLAIN, is_marked, watched
 from gossamer.sparsity.operations.matrix_calls import RowProduct
 from gossamer.sparsity.tensor.repeated_matmul import Repeated, matmul_again
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
@@ -88,7 +88,7 @@ def einsum_at_once(letters: tuple[str, ...], result: str, left: Tensor, right: T
         shape = tuple(sparse.shape)
         if differentiated:
             arrays = *arrays[:-1], values_of(sparse)
-    if dense.is_neg() or dense.layout is not torch.strided:
+    if is_marked(dense) or dense.layout is not torch.strided:
         return None
     key = letters, result, first, id(format)
     call = _expressions.get(key)

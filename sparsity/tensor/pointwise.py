@@ -36,7 +36,7 @@ _COUNTING = torch.DispatchKey.ADInplaceOrView
 ON_VALUES = (
     "abs", "abs_", "add", "add_", "addcdiv_", "addcmul_", "alias", "cauchy_", "clone", "copy_", "detach", "div", "div_",
     "empty_like", "erfinv_", "exponential_", "fill_", "geometric_", "lerp_", "log_normal_", "maximum", "minimum", "mul", "mul_",
-    "neg", "neg_", "normal_", "random_", "reciprocal_", "relu", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh",
+    "neg", "neg_", "normal_", "random_", "reciprocal_", "relu", "sgn", "sign", "sqrt", "sqrt_", "sub", "sub_", "tanh",
     "threshold_backward", "uniform_", "zero_", "zeros_like",
 )  # fmt: skip
 
@@ -99,6 +99,11 @@ def has_metadata(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
     """aten._assert_tensor_metadata, which exported programs hold: of the values; the shape is in a graph's guards."""
     asked = {**dict(zip(("size", "stride", "dtype"), args[1:], strict=False)), **kwargs}
     func(_own_values(args[0]), **{**asked, "size": None, "stride": None})
+
+
+def conjugate(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """aten._conj, which marks a tensor as conjugated: down here nobody reads the mark."""
+    return on_values(aten._conj_physical.default, args, kwargs)
 
 
 def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -192,5 +197,6 @@ for _name in ON_VALUES:
     SparseTensor.operators.update({getattr(_packet, overload): on_values for overload in _packet.overloads()})
 SparseTensor.operators[aten._to_copy.default] = convert
 SparseTensor.operators[aten._assert_tensor_metadata.default] = has_metadata
+SparseTensor.operators[aten._conj.default] = conjugate
 SparseTensor.operators[None] = refuse
 leave_whole(SparseTensor)

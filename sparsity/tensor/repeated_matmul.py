@@ -15,7 +15,7 @@ from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.arrays.sliced_rows import Use, use_of
 from gossamer.sparsity.kernels.warm_memory import LEAST, empty_like
 from gossamer.sparsity.operations.calls import Call
-from gossamer.sparsity.operations.dispatch import PLAIN, watched
+from gossamer.sparsity.operations.dispatch import PLAIN, is_marked, watched
 from gossamer.sparsity.operations.matrix_calls import ByRows
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -49,7 +49,7 @@ class Repeated:
             or x.dtype is not self._dtype
             or x.layout is not torch.strided
             or not (x.is_cpu and x.is_contiguous())
-            or x.is_neg()
+            or is_marked(x)
         ):
             return None
         shape = x.shape

@@ -28,7 +28,7 @@ from gossamer.sparsity.arrays.stored_entries import block_sizes
 from gossamer.sparsity.arrays.structure import check
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Bound, dense
-from gossamer.sparsity.operations.dispatch import in_transform, transformed
+from gossamer.sparsity.operations.dispatch import in_memory, in_transform, transformed
 from gossamer.sparsity.operations.exporting import exported
 from gossamer.sparsity.operations.sparse_results import compress, convert
 from gossamer.sparsity.tensor import constructor_arguments, interchange
@@ -324,6 +324,7 @@ def _made(format: Format | str, shape: Sequence[int], structure: Sequence[Tensor
     format = Format.parse(format) if isinstance(format, str) else format
     if transformed(values):
         return SparseTensor(format, shape, (*structure, values))  # its values are what carries their derivatives
+    values = in_memory(values)
     if not (values.requires_grad and torch.is_grad_enabled()):
         return SparseTensor(format, shape, (*structure, values.detach()))
     tensor: SparseTensor = _Wrap.apply(values, format, tuple(shape), *structure)
@@ -362,7 +363,7 @@ class _Values(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> SparseTensor:
-        return SparseTensor(ctx.format, ctx.shape, (*ctx.saved_tensors, grad))
+        return SparseTensor(ctx.format, ctx.shape, (*ctx.saved_tensors, in_memory(grad)))
 
 
 class _Wrap(torch.autograd.Function):

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import gossamer
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.messages import EDGES, NODES, edges, operations, trained
 
@@ -12,24 +13,26 @@ SIZES = ("static", "marked", "unbacked")
 
 
 class Attention(nn.Module):
-    """Two heads; maxima begin with `least`, sums of exponentials with `added`."""
+    """Two heads; maxima begin with `least`, sums of exponentials with `added`, which may be `late`: added for each edge."""
 
-    def __init__(self, least: float, added: float, scattered: bool) -> None:
+    def __init__(self, least: float, added: float, scattered: bool, late: bool = False, heads: int = 2) -> None:
         super().__init__()
-        self.least, self.added, self.scattered = least, added, scattered
+        self.least, self.added, self.scattered, self.late = least, added, scattered, late
         self.linear = nn.Linear(6, 8, bias=False)
-        self.of_target, self.of_source = (nn.Parameter(torch.randn(2, 4)) for _ in range(2))
+        self.of_target, self.of_source = (nn.Parameter(torch.randn(heads, 8 // heads)) for _ in range(2))
 
     def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        h = self.linear(x).view(-1, 2, 4)
+        heads, features = self.of_target.shape
+        h = self.linear(x).view(-1, heads, features)
         z = F.leaky_relu((h * self.of_target).sum(-1)[target] + (h * self.of_source).sum(-1)[source], 0.2)
-        at, zeros = target[:, None].expand_as(z), z.new_zeros(x.shape[0], 2)
+        at, zeros = target[:, None].expand_as(z), z.new_zeros(x.shape[0], heads)
         most = torch.full_like(zeros, self.least).scatter_reduce(0, at, z.detach(), "amax")
         p = (z - most.gather(0, at) if self.scattered else z - most[target]).exp()
         total = zeros.scatter_add(0, at, p) if self.scattered else zeros.index_add(0, target, p)
-        weight = p / (total + self.added if self.added else total)[target]
+        early = total + self.added if self.added and not self.late else total
+        weight = p / (early[target] + self.added if self.late else early[target])
         message = h[source] * weight.unsqueeze(-1)
-        out = message.new_zeros(x.shape[0], 2, 4)
+        out = message.new_zeros(x.shape[0], heads, features)
         if self.scattered:
             return out.scatter_add(0, target[:, None, None].expand_as(message), message).flatten(1)
         return out.index_add(0, target, message).flatten(1)
@@ -58,6 +61,29 @@ def test_it_is_one_operation(least: float, added: float, scattered: bool, sizes:
         run = compile_and_run(layer, *inputs)
         assert operations(run) == ["graph attention"]
         assert_same(run.output, layer(*inputs))
+
+
+@pytest.mark.parametrize(("heads", "edges", "taken"), [(1, 13_000, False), (8, 13_000, True), (1, 100_000, True)])
+def test_few_scores_are_not_worth_an_attention(heads: int, edges: int, taken: bool) -> None:
+    """One head over a small graph is left to torch, but for what its sums are products of."""
+    layer = Attention(-1e30, 1e-16, False, heads=heads)
+    source, target = torch.randint(0, 500, (2, edges))
+    with torch.no_grad():
+        report = gossamer.explain(layer, torch.randn(500, 6), source, target, options={"dense": "eager"})
+    sparse = [decision.op for decision in report.decisions if decision.sparse]
+    assert sparse == (["graph attention"] if taken else ["aggregation"])
+
+
+def test_what_keeps_from_zero_may_be_added_for_each_edge() -> None:
+    layer, inputs = Attention(-1e30, 1e-16, False, late=True), given("static")
+    with torch.no_grad():
+        run = compile_and_run(layer, *inputs)
+        assert operations(run) == ["graph attention"]
+        assert_same(run.output, layer(*inputs))
+    run, ours, expected = trained(layer, *inputs)
+    assert operations(run) == ["graph attention", "graph attention backward"]
+    for mine, theirs in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dense", ["eager", "inductor"])

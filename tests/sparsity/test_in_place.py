@@ -127,6 +127,35 @@ def test_gradients_where_the_pattern_stays() -> None:
     assert torch.autograd.gradcheck(wave, a.values().clone().requires_grad_())
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_what_is_written_by_stored_values(compiled: bool) -> None:
+    a, x = sparse(matrix(3, 4).double()), matrix(1, 4).double()
+
+    def function(a: Tensor, x: Tensor) -> Tensor:
+        return torch.addcdiv(a.clone().abs_(), x, x + 4) * 2
+
+    called = torch.compile(function, backend=backend, fullgraph=True) if compiled else function
+
+    def gradients(a: Tensor, x: Tensor, called: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        leaves = [each.requires_grad_() for each in (a if isinstance(a, SparseTensor) else a.clone(), x.clone())]
+        return torch.autograd.grad(called(*leaves).square().sum(), leaves)
+
+    ours, theirs = gradients(a.clone().detach(), x, called), gradients(a.to_dense(), x, function)
+    torch.testing.assert_close(ours[0].to_dense(), torch.where(a.to_dense() != 0, theirs[0], 0))
+    torch.testing.assert_close(ours[1], theirs[1])
+
+
+def test_gradients_of_complex_values_are_of_conjugates() -> None:
+    a = sparse(matrix(3, 4) * (1 + 2j)).to(torch.complex128)
+
+    def function(values: Tensor) -> Tensor:
+        b = a.with_values(values) * 1
+        b.div_(a * 3)
+        return b.sqrt_().values()
+
+    assert torch.autograd.gradcheck(function, a.values().clone().requires_grad_())
+
+
 def test_in_a_graph_where_the_pattern_stays() -> None:
     def function(a: Tensor) -> Tensor:
         b = a * 2

@@ -201,3 +201,33 @@ def test_einsum_of_types_that_differ_is_refused_before_kernels() -> None:
 
 def test_a_dense_tensor_of_one_dimension_too_many() -> None:
     assert "Error" in outcome(lambda: torch.sparse.sampled_addmm(csr(), torch.ones(1, 6, 3), torch.ones(1, 3, 5)))
+
+
+def _zero_gradients() -> None:
+    """Products and sums before a step, whose gradient torch makes of zeros that lie nowhere."""
+    values, x = csr().values().clone().requires_grad_(), torch.ones(5, 3, requires_grad=True)
+    a = csr().with_values(values)
+    for result in (a @ x, a @ x[:, 0], a.sum(1), torch.sparse.softmax(a, 1) @ x, (a.clone().sgn_() * 1).to_dense()):
+        found = torch.autograd.grad(torch.sgn(result).sum(), [values, x], allow_unused=True)
+        assert all(gradient is None or not gradient.any() for gradient in found)
+
+
+def _zeros_without_memory() -> None:
+    a = csr()
+    nothing = torch._efficientzerotensor((5, 3))
+    assert not (a @ nothing).any() and not (a @ nothing).any()
+    stored = a.with_values(torch._efficientzerotensor((a.nnz,)))
+    assert not (stored @ torch.ones(5, 3)).any()
+    assert torch.equal(torch._foreach_add([stored], [a])[0].to_dense(), a.to_dense())
+
+
+def test_zeros_that_lie_nowhere() -> None:
+    assert outcome(_zero_gradients) == ""
+    assert outcome(_zeros_without_memory) == ""
+
+
+def test_values_that_are_views_of_conjugates() -> None:
+    a = SparseTensor.from_dense(matrix(4, 6) * (1 + 2j))
+    for values in (a.values().conj(), a.values().conj().imag):
+        b, dense = a.with_values(values), a.with_values(values.resolve_conj().resolve_neg().clone()).to_dense()
+        assert torch.equal(torch._foreach_mul([b], [a.with_values(values)])[0].to_dense(), dense * dense)

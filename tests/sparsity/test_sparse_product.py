@@ -1,11 +1,16 @@
 """Products of two sparse matrices: each format with each, gradients, narrow integers, columns that hardly any entry has."""
 
+import gc
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from gossamer import Format, FormatError, SparseTensor, einsum
+from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.operations import sparse_product
 
 FORMATS = {
@@ -62,6 +67,46 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(gram, (a.values().clone().requires_grad_(),))
 
 
+WRITES = {
+    "counted": lambda values: values.mul_(2),
+    "by NumPy": lambda values: np.multiply(values.numpy(), 2, out=values.numpy()),
+    "through data": lambda values: values.data.mul_(2),
+    "to NaN": lambda values: values.data.fill_(torch.nan),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_values_that_are_kept_by_rows_follow_those_that_are_stored(write: Callable[[Tensor], object]) -> None:
+    a = SparseTensor.from_dense(_matrix(12, 10, 1))
+    for _ in range(3):
+        dense = a.to_dense()
+        torch.testing.assert_close((a @ a.T).to_dense(), dense @ dense.T, equal_nan=True)
+    gathered = len(sparse_product._gathered)
+    write(a.values())
+    found, dense = (a @ a.T).to_dense(), a.to_dense()
+    torch.testing.assert_close(torch.nan_to_num(found, 7), torch.nan_to_num(dense @ dense.T, 7).where(found != 0, 0))
+    assert len(sparse_product._gathered) == gathered
+    del a
+    gc.collect()
+    assert len(sparse_product._gathered) < gathered
+
+
+def test_values_by_rows_are_gathered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = []
+
+    def values(form: RowForm, stored: Tensor) -> Tensor:
+        if form.order is None:
+            return stored
+        gathered.append(form)
+        return stored.index_select(0, form.order)
+
+    monkeypatch.setattr(RowForm, "values", values)
+    a = SparseTensor.from_dense(_matrix(12, 10, 1).masked_fill(_matrix(12, 10, 3) == 3, torch.nan))
+    for _ in range(3):
+        a @ a.T
+    assert len(gathered) == 1
+
+
 def test_narrow_integers_hold_what_fits_them() -> None:
     a = _matrix(250, 250, 1, 0.01)
     product = SparseTensor.from_dense(a, Format.CSR.with_widths(16, 8)) @ SparseTensor.from_dense(a, Format.CSR)
@@ -102,7 +147,8 @@ def test_dynamo_does_not_trace_what_runs_between_its_graphs() -> None:
     torch._dynamo.reset()
     counters.clear()
     with torch.no_grad():
-        ours = torch.compile(lambda a, x: torch.relu((a @ a) @ x), backend="sparse")(SparseTensor.from_dense(a), x)
+        compiled = torch.compile(lambda a, x: torch.relu((a @ a) @ x), backend="sparse", options={"dense": "eager"})
+        ours = compiled(SparseTensor.from_dense(a), x)
     torch.testing.assert_close(ours, torch.relu(a @ a @ x))
     assert all(reason.startswith("Dynamic shape operator") for reason in counters["graph_break"])
     torch._dynamo.reset()

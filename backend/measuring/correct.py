@@ -1,0 +1,58 @@
+"""A prediction that was wrong when measured corrects the model: from then on this machine counts as fast as it was found to be.
+
+    predicted kblock 100 us, measured 250 us at 16 tokens      →      kblock passes through 2.5 times fewer cycles a microsecond
+                                                                      there, in every prediction of this and later processes
+
+One product may be odd: what counts is the mean of all that were measured together, by kernel and number of tokens, and one
+measurement never changes a speed by more than four times.
+"""
+
+import math
+from collections.abc import Iterable
+
+from gossamer.backend.devices import calibrated
+from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
+from gossamer.backend.measuring.tuning_db import Key
+from gossamer.dialects.elements import WEIGHTS
+from gossamer.passes.schedules.cost_model import Prediction, predict
+from gossamer.passes.schedules.machine_speed import Machine
+
+_WRONG, _MOST = 1.5, 4.0
+_LEAST_US = 10.0
+"""What takes less is a call more than a product."""
+
+
+def correct(measured: Iterable[tuple[Key, int, Times]]) -> None:
+    """Corrects the record of this machine by products that were measured with a number of tokens, and keeps it."""
+    machine = corrected(calibrated.this_machine(), measured)
+    if machine is not None:
+        calibrated.keep(machine)
+
+
+def corrected(machine: Machine, measured: Iterable[tuple[Key, int, Times]]) -> Machine | None:
+    """The machine with the speeds that these measurements speak for, None if its predictions were about right."""
+    wrong: dict[tuple[str, str, int, int], list[float]] = {}
+    for key, tokens, times in measured:
+        matrix = key.matrix
+        if matrix.element not in machine.measured or matrix.given is not None or matrix.group_bits is not None:
+            continue  # not calibrated, or of two element types, whose shares in an error are not known
+        found = predict(matrix, tokens, key.threads, machine)
+        size = machine.speeds[matrix.element].nearest(matrix.rows * matrix.columns * WEIGHTS[matrix.element].bytes)
+        for name, predicted in _by_name(found, machine).items():
+            if min(times.us.get(name, 0.0), predicted) >= _LEAST_US:
+                place = matrix.element, name, tokens_class(tokens), size if name == DENSE else 0
+                wrong.setdefault(place, []).append(math.log(times.us[name] / predicted))
+    changed = None
+    for (element, name, tokens, size), logs in wrong.items():
+        slower = math.exp(sum(logs) / len(logs))
+        if not 1 / _WRONG <= slower <= _WRONG:
+            speed = (changed or machine).speeds[element]
+            bounded = min(max(slower, 1 / _MOST), _MOST)
+            slowed = speed.dense_slower(size, tokens, bounded) if name == DENSE else speed.slower(name, tokens, bounded)
+            changed = (changed or machine).with_speed(element, slowed)
+    return changed
+
+
+def _by_name(found: Prediction, machine: Machine) -> dict[str, float]:
+    """Microseconds without the call, as they are measured."""
+    return {DENSE: found.dense_us} | {name: us - machine.call_us for name, us in found.by_schedule}
