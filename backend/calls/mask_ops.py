@@ -45,14 +45,14 @@ class Shared:
 class AttentionMask(Shared):
     """How a mask, of bools or numbers, is computed."""
 
-    evaluate: Callable[..., Any]
+    evaluate: fx.GraphModule
     _tables: Remembered[Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AttentionMask.of, (self.evaluate, self._tables.compared == "all")
 
     @classmethod
-    def of(cls, evaluate: Callable[..., Any], compares: bool) -> "AttentionMask":
+    def of(cls, evaluate: fx.GraphModule, compares: bool) -> "AttentionMask":
         """One that remembers nothing yet."""
         return cls(evaluate, Remembered("all" if compares else "uncounted", most=16))
 

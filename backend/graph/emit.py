@@ -74,7 +74,7 @@ def take_place(node: fx.Node, by: fx.Node) -> None:
     """
     node.replace_all_uses_with(by)
     results: list[tuple[fx.Node, Any]] = [
-        (user, by.meta["val"][user.args[1]])  # type: ignore[index]
+        (user, by.meta["val"][user.args[1]])
         for user in by.users
         if user.target is operator.getitem and not any(each.op == "output" for each in user.users)
     ]

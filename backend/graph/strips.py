@@ -28,7 +28,7 @@ class _Whole(Exception):
 def strips(evaluate: fx.GraphModule, leaves: Sequence[Tensor] = (), numbers: Sequence[int] = ()) -> Strips | None:
     """The mask that an expression computes, [batch or 1, heads or 1, queries, keys]; None if it has fewer than LARGE elements,
     or if some queries' part of it is not computed from theirs of what it is made of."""
-    values = [*leaves, *numbers]
+    values: list[Any] = [*leaves, *numbers]
     try:
         known = _traced(evaluate.graph, values)
     except (RuntimeError, TypeError):  # as where a size depends on values
@@ -106,15 +106,15 @@ class _Rows:
             result: Tensor = target(*args, **kwargs)
             return result.expand(of_strip)
         if target is aten.expand.default:
-            return spread(node.args[0]).expand(of_strip)  # type: ignore[no-any-return]
+            return spread(node.args[0]).expand(of_strip)
         if target in SPREADS and self._shapes[node.args[0]][-2:] == shape[-2:]:  # type: ignore[index]
-            return spread(node.args[0]).reshape(of_strip)  # type: ignore[no-any-return]
+            return spread(node.args[0]).reshape(of_strip)
         if target is aten.index.Tensor and len(node.args[1]) == len(self._shapes[node.args[0]]):  # type: ignore
             places: Any = [spread(each) for each in node.args[1]]  # type: ignore[union-attr]
             if all(place is not None for place in places):
-                return target(self._all(node.args[0]), places).expand(of_strip)  # type: ignore
+                return target(self._all(node.args[0]), places).expand(of_strip)
         if target is aten.full.default:
-            return target(of_strip, *node.args[1:], **node.kwargs)  # type: ignore[no-any-return]
+            return target(of_strip, *node.args[1:], **node.kwargs)
         raise _Whole
 
     def _all(self, node: Any) -> Any:

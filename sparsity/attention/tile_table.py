@@ -92,10 +92,8 @@ def tile_table(mask: Tensor | Strips, turned: bool = False, shared: bool = True)
     Dimensions that are expanded are looked at once. With `turned`, queries and keys are in each other's place in the table.
     Tiles that add the same numbers have them once if they are `shared`, which takes some time to find out.
     """
-    if isinstance(mask, Strips):
-        return listed(*_of_strips(mask, turned), shared)
-    shape, *found = _tiles(mask, turned, 2 if turned else 3)
-    return listed(shape, *found, shared)
+    found = _of_strips(mask, turned) if isinstance(mask, Strips) else _tiles(mask, turned, 2 if turned else 3)
+    return listed(*found, shared)
 
 
 _Tiles = tuple[tuple[int, ...], tuple[Array, ...], Array, Array | None]
