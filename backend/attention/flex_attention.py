@@ -23,7 +23,7 @@ from gossamer.backend.attention.score_function import (
 )
 from gossamer.backend.attention.written_flex import write_out
 from gossamer.backend.calls.flex_ops import FlexMask, attend_flex, attend_flex_backward
-from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.emit import Emitter, take_place
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
@@ -90,7 +90,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
     shared = mask.shared(key := mask.key)
     given = leaves, numbers, scale, key
     ours = Emitter(node)(attend_flex, *node.args[:3], *given)
-    node.replace_all_uses_with(ours)
+    take_place(node, ours)
     for each in backward:
         upstream, of_logarithms = (each.args[5], each.args[6])
         emit = Emitter(each)

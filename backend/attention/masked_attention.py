@@ -17,7 +17,7 @@ from torch import fx
 
 from gossamer.backend.calls import mask_ops
 from gossamer.backend.chains.masks import Constants
-from gossamer.backend.graph.emit import Emitter, constant
+from gossamer.backend.graph.emit import Emitter, constant, take_place
 from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
@@ -36,7 +36,7 @@ from gossamer.sparsity.attention.masked_attention import (
     attention_kernel,
     cap_steps,
 )
-from gossamer.sparsity.attention.tile_table import TileTable, tile_table
+from gossamer.sparsity.attention.tile_table import Strips, TileTable, tile_table
 
 aten = torch.ops.aten
 
@@ -96,7 +96,7 @@ def _replace(
     condition = _condition(mask, constants) if mask is not None else None
     backward, of_scores = (_gradient_of(node, targets) for targets in (_BACKWARDS, (attend_masked_scores,)))
     if mask not in tables:
-        known = constants.of(condition if condition is not None else mask) if mask is not None else None
+        known = _known(condition if condition is not None else mask, constants) if mask is not None else None
         tables[mask] = None if known is None else _tables(known, q.shape[2], k.shape[2])
     known_tables = tables[mask]
     table = known_tables[0] if known_tables is not None else None
@@ -157,7 +157,7 @@ def _replace(
     for each in backward:
         operation = getattr(ops, f"{name}_backward").default
         each.replace_all_uses_with(Emitter(each)(operation, *each.args[:6], *gradient))
-    node.replace_all_uses_with(replaced)
+    take_place(node, replaced)
     if expression is not None:
         now = context.inputs.given_now(expression.leaves, expression.numbers, (q, k))
         table = None if now is None else mask_ops.known(key).current(now, ()).table(q, k)
@@ -197,7 +197,15 @@ def _of_activations(given: fx.Node) -> bool:
     return False
 
 
-def _tables(mask: torch.Tensor, queries: int, keys: int) -> _Tables:
+def _known(mask: fx.Node, constants: Constants) -> torch.Tensor | Strips | None:
+    """What positions alone say, as much of it at a time as memory should take."""
+    by_strips = constants.strips(mask)
+    return constants.of(mask) if by_strips is None else by_strips
+
+
+def _tables(mask: torch.Tensor | Strips, queries: int, keys: int) -> _Tables:
+    if isinstance(mask, Strips):
+        return tile_table(mask), tile_table(mask, turned=True)
     mask = mask if mask.dim() == 4 else mask[None, None]
     whole = mask.expand(*mask.shape[:2], queries, keys)
     return tile_table(whole), tile_table(whole, turned=True)

@@ -7,7 +7,7 @@
 inputs no array of queries x keys is made or read. What comes out is that of gossamer::attend_masked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 from weakref import WeakValueDictionary
@@ -17,13 +17,14 @@ from torch import Tensor, fx
 
 from gossamer.backend.calls.lifetime import share
 from gossamer.backend.graph.expressions import Expression, evaluated
+from gossamer.backend.graph.strips import strips
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Remembered
+from gossamer.sparsity.attention.mask import Mask
 from gossamer.sparsity.attention.masked_attention import (
     SCORING,
-    Mask,
     Scoring,
     attend_where,
     fake,
@@ -44,14 +45,14 @@ class Shared:
 class AttentionMask(Shared):
     """How a mask, of bools or numbers, is computed."""
 
-    evaluate: Callable[..., Any]
+    evaluate: fx.GraphModule
     _tables: Remembered[Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AttentionMask.of, (self.evaluate, self._tables.compared == "all")
 
     @classmethod
-    def of(cls, evaluate: Callable[..., Any], compares: bool) -> "AttentionMask":
+    def of(cls, evaluate: fx.GraphModule, compares: bool) -> "AttentionMask":
         """One that remembers nothing yet."""
         return cls(evaluate, Remembered("all" if compares else "uncounted", most=16))
 
@@ -62,7 +63,10 @@ class AttentionMask(Shared):
             (mask,) = evaluated(self.evaluate, leaves, numbers)
             return mask
 
-        return Mask(value, lambda more, make: self._tables.get(leaves, (*numbers, *more), make))
+        def known(more: Sequence[Hashable], make: Callable[[], Any]) -> Any:
+            return self._tables.get(leaves, (*numbers, *more), make)
+
+        return Mask(value, known, strips=lambda: strips(self.evaluate, leaves, numbers))
 
 
 _masks: WeakValueDictionary[str, Shared] = WeakValueDictionary()

@@ -11,6 +11,8 @@ from torch import fx
 
 from gossamer.backend.graph.expressions import computed_from, cut, evaluated
 from gossamer.backend.graph.nodes import SPREADS, equal_sizes
+from gossamer.backend.graph.strips import strips
+from gossamer.sparsity.attention.tile_table import LARGE, Strips
 
 aten = torch.ops.aten
 
@@ -24,9 +26,17 @@ class Constants:
         self._constant = computed_from(graph, ())
         self._values: dict[fx.Node, torch.Tensor] = {}
 
+    def strips(self, node: fx.Node) -> Strips | None:
+        """The value of a node some queries at a time; None if it is small enough for `of`, or not known there."""
+        known = self._known(node) and node.meta["val"].numel() >= LARGE
+        return strips(cut([node], ()).evaluate) if known else None
+
+    def _known(self, node: fx.Node) -> bool:
+        return node in self._constant and all(n in self._constant for n in node.all_input_nodes)
+
     def of(self, node: fx.Node) -> torch.Tensor | None:
         """The value of a node; None if it depends on inputs, or on sizes that are not fixed."""
-        if node not in self._constant or any(n not in self._constant for n in node.all_input_nodes):
+        if not self._known(node):
             return None
         if node not in self._values:
             try:  # at once, so that nothing on the way is kept: it may be large

@@ -1,5 +1,6 @@
 """Adding nodes to a graph, with the values that later rewritings ask about."""
 
+import operator
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import equal, fixed_value
+from gossamer.backend.graph.nodes import COPIES, equal, fixed_value
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import detect_fake_mode, tree_map_only
 
@@ -63,6 +64,25 @@ class Emitter:
                 if axis is not None:
                     return self(aten.sym_size.int, node, axis)
         raise GossamerError(f"no value before {self._before} has the size {size}")
+
+
+def take_place(node: fx.Node, by: fx.Node) -> None:
+    """Has all that uses the results of a node use those of another, which may lie otherwise in memory.
+
+    What a backward graph is given is described by these values: by those of before, its strides would be fixed to the numbers
+    that they had when it was traced. Results that the graph returns are brought to the old strides, so they keep the values.
+    """
+    node.replace_all_uses_with(by)
+    results: list[tuple[fx.Node, Any]] = [
+        (user, by.meta["val"][user.args[1]])
+        for user in by.users
+        if user.target is operator.getitem and not any(each.op == "output" for each in user.users)
+    ]
+    emit = Emitter(by)
+    while results:
+        result, value = results.pop()
+        result.meta["val"] = value
+        results += [(user, emit.evaluated(user)) for user in result.users if user.target in COPIES]
 
 
 def _number(size: Any) -> Any:

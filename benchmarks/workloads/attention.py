@@ -28,6 +28,7 @@ WINDOWS = (64, 256, 512, 1024)
 MASKS = (*(f"{kind}-{w}" for kind in ("window", "causal") for w in WINDOWS), "documents", "padding", "bigbird", "prefix")
 PASSES = ("forward", "both")
 BLOCK = 64
+LONGEST = 16384  # tokens of those who make arrays of queries x keys
 
 
 def add_arguments(parser: _ActionsContainer) -> None:
@@ -84,7 +85,13 @@ def cases(args: Namespace) -> list[Case]:
     ]
 
 
+def _check_length(problem: Attention) -> None:
+    if problem.q.shape[2] > LONGEST:
+        raise Unsupported(f"beyond {LONGEST} tokens its mask takes gigabytes, as an array of queries x keys")
+
+
 def sdpa(problem: Attention) -> Prepared:
+    _check_length(problem)
     mask = problem.mask()
     return Prepared(problem.call(partial(F.scaled_dot_product_attention, attn_mask=mask)))
 
@@ -92,6 +99,7 @@ def sdpa(problem: Attention) -> Prepared:
 def flex(problem: Attention) -> Prepared:
     if problem.backward:
         raise Unsupported("FlexAttention has no gradients on CPUs")
+    _check_length(problem)
     batch, _, tokens, _ = problem.q.shape
     mask = create_block_mask(lambda b, h, q, k: problem.rule(b, q, k), batch, None, tokens, tokens, device="cpu")
     compiled = torch.compile(partial(flex_attention, block_mask=mask))
@@ -105,8 +113,9 @@ def blocked(problem: Attention) -> Prepared:
         raise Unsupported("it is written for windows that divide the length")
     after = 0 if problem.causal else w
 
-    def windowed(x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0, w, after)).unfold(2, 2 * w + after, w).mT
+    def windowed(x: Tensor) -> Tensor:  # by slices: Inductor (torch 2.13) gets the gradient of a transposed `unfold` wrong
+        padded = F.pad(x, (0, 0, w, after)).unflatten(2, (-1, w))
+        return torch.cat([padded[:, :, start : start + tokens // w] for start in range(2 + after // w)], 3)
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         blocks = torch.arange(tokens // w)[:, None, None] * w

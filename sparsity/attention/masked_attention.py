@@ -11,7 +11,7 @@ The scores are kept by none of them.
 Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,8 @@ from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.target import host
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
 from gossamer.sparsity.attention.blocks_ir import attend_blocks
-from gossamer.sparsity.attention.tile_table import TileTable, tile_table
+from gossamer.sparsity.attention.mask import Mask, everything
+from gossamer.sparsity.attention.tile_table import TileTable
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -242,45 +243,6 @@ def _sizes(q: Tensor, k: Tensor, table: TileTable, rows: int, strided: Sequence[
 # The operations
 
 
-def _expanded(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """[batch or 1, heads or 1, queries, keys]"""
-    mask = mask if mask.dim() == 4 else mask[None, None]
-    return mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
-
-
-@dataclass(frozen=True)
-class Mask:
-    """A mask that is looked at when the call is made.
-
-    value  gives it: [batch or 1, heads or 1, queries or 1, keys] or [queries, keys], of bools, or of numbers to add
-    known  (sizes, make) → what `make` returns for this mask, remembered
-    lasts  whether other calls will probably have it, too
-    """
-
-    value: Callable[[], Tensor]
-    known: Callable[[Sequence[Hashable], Callable[[], Any]], Any]
-    lasts: bool = True
-
-    def table(self, q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
-        """Its table, or that of its transpose."""
-        found: dict[bool, TileTable] = self.known((q.shape[2], k.shape[2]), dict)
-        if turned not in found:
-            found[turned] = tile_table(_expanded(self.value(), q, k), turned, self.lasts)
-        return found[turned]
-
-    def added(self, dtype: torch.dtype) -> Tensor:
-        """As numbers to add to scores: made once for all layers, where torch's own kernel computes them all."""
-
-        def make() -> Tensor:
-            mask = self.value()
-            if mask.dtype != torch.bool:
-                return mask.to(dtype, copy=True)  # what is remembered shares no memory
-            return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
-
-        numbers: Tensor = self.known(("added", dtype), make)
-        return numbers
-
-
 def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Scoring) -> tuple[Tensor, Tensor]:
     """`attend` where the mask leaves few tiles or torch's own kernel will not do, else that."""
     table = mask.table(q, k)
@@ -306,21 +268,8 @@ def gradients_where(upstream: Tensor, given: Given, out: Tensor, statistics: Ten
 
 def _mask(mask: Tensor | None, k: Tensor) -> Mask:
     if mask is None:
-        return _everything(k.shape[2])
+        return everything(k.shape[2])
     return Mask(lambda: mask, lambda more, make: _tables.get([mask], more, make), lasts=False)
-
-
-@lru_cache(16)
-def _everything(keys: int) -> Mask:
-    """The mask that hides nothing."""
-    found: dict[Sequence[Hashable], Any] = {}
-
-    def known(sizes: Sequence[Hashable], make: Callable[[], Any]) -> Any:
-        if sizes not in found:
-            found[sizes] = make()
-        return found[sizes]
-
-    return Mask(lambda: torch.ones(1, 1, 1, keys, dtype=torch.bool), known)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *how: Any) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Which tiles of queries and keys a mask leaves, as kernels read it (see dialects/attention.py)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
@@ -15,6 +16,12 @@ Array = np.ndarray[Any, Any]
 
 _ALL = 0xFFFF  # the word of a query that sees all keys of a tile
 _LOWERED = -1e3
+
+LARGE = 1 << 22
+"""Elements from which on a mask is made some queries at a time."""
+_STRIP = 1 << 20  # elements of a mask that are made at a time, where a row of tiles has no more
+
+
 _NONE = np.zeros((0, TILE_KEYS, TILE_QUERIES), dtype=np.float32)
 
 
@@ -70,14 +77,32 @@ class TileTable:
         return "\n".join("".join(" ░▒▓█"[ceil(x * 4)] for x in line) for line in small.tolist())
 
 
-def tile_table(mask: Tensor, turned: bool = False, shared: bool = True) -> TileTable:
+@dataclass(frozen=True)
+class Strips:
+    """A mask [batch or 1, heads or 1, queries, keys] that is made some queries at a time, `rows(begin, end)`."""
+
+    shape: tuple[int, ...]
+    rows: Callable[[int, int], Tensor]
+
+
+def tile_table(mask: Tensor | Strips, turned: bool = False, shared: bool = True) -> TileTable:
     """The table of a mask [batch or 1, heads or 1, queries or 1, keys]: True where a query sees a key, or what is added to its
     score, minus infinity where it does not see it.
 
     Dimensions that are expanded are looked at once. With `turned`, queries and keys are in each other's place in the table.
     Tiles that add the same numbers have them once if they are `shared`, which takes some time to find out.
     """
-    for axis in range(2 if turned else 3):
+    found = _of_strips(mask, turned) if isinstance(mask, Strips) else _tiles(mask, turned, 2 if turned else 3)
+    return listed(*found, shared)
+
+
+_Tiles = tuple[tuple[int, ...], tuple[Array, ...], Array, Array | None]
+"""The first arguments of `listed`."""
+
+
+def _tiles(mask: Tensor, turned: bool, axes: int) -> _Tiles:
+    """The tiles of a mask; of its first axes, those that are expanded are looked at once."""
+    for axis in range(axes):
         if mask.stride(axis) == 0 and mask.shape[axis] > 1:
             mask = mask.narrow(axis, 0, 1)
     mask = mask.detach().cpu()
@@ -93,7 +118,28 @@ def tile_table(mask: Tensor, turned: bool = False, shared: bool = True) -> TileT
         whole = torch.nn.functional.pad(added, padding) if any(padding) else added
         tiled = whole.numpy().reshape(*shape[:3], TILE_QUERIES, shape[3], TILE_KEYS).transpose(0, 1, 2, 4, 5, 3)
         floats = tiled.copy().reshape(-1, *tiled.shape[4:]) if len(words) == prod(shape) else tiled[there]
-    return listed(shape[:3], there, words, floats, shared)
+    return shape[:3], there, words, floats
+
+
+def _of_strips(mask: Strips, turned: bool) -> _Tiles:
+    """The tiles of all strips, in the order of the table."""
+    batch, heads, queries, keys = mask.shape
+    step = max(1, _STRIP // (batch * heads * keys * TILE_QUERIES)) * TILE_QUERIES
+    axis, tile = (3, TILE_KEYS) if turned else (2, TILE_QUERIES)
+    parts = []
+    for begin in range(0, queries, step):
+        shape, there, words, floats = _tiles(mask.rows(begin, min(begin + step, queries)), turned, 2)
+        parts.append(([at + begin // tile if n == axis else at for n, at in enumerate(there)], words, floats))
+    every = [np.concatenate(each) for each in zip(*(there for there, _, _ in parts), strict=True)]
+    words = np.concatenate([words for _, words, _ in parts])
+    floats = None
+    if any(floats is not None for _, _, floats in parts):
+        none = np.zeros((1, TILE_KEYS, TILE_QUERIES), dtype=np.float32)
+        floats = np.concatenate([none.repeat(len(words), 0) if each is None else each for _, words, each in parts])
+    order = np.lexsort(every[::-1])
+    rows = ceil(keys / TILE_QUERIES) if turned else ceil(queries / TILE_QUERIES)
+    there = tuple(each[order] for each in every)
+    return (*shape[:2], rows), there, words[order], None if floats is None else floats[order]
 
 
 def _everything(shape: tuple[int, ...], keys: int) -> tuple[tuple[Array, ...], Array]:
