@@ -167,8 +167,9 @@ def difference(seed: int) -> tuple[float, str]:
             for axis in (0, *range(2, 2 + dims)) if opened else ():
                 torch._dynamo.maybe_mark_dynamic(each, axis)
                 torch._dynamo.maybe_mark_dynamic(residual, axis)
+            sparse = not given.depthwise and bool((given.w == 0).any())
             with patch.object(convolution, "planned", cut):
-                run = compile_and_run(layer, each, residual, scale, regions=1 - given.depthwise, schedule=schedule)
+                run = compile_and_run(layer, each, residual, scale, regions=int(sparse), schedule=schedule)
             assert not given.depthwise or "as it is, by a kernel" in run.decisions[0].reason
             function, actual = run.function, run.output
         else:
@@ -202,7 +203,8 @@ def trained_difference(seed: int) -> tuple[float, str]:
     layer, plain, wide = Layer(dtype), Layer(dtype), Layer(torch.float64)
     leaf, other, twin = (x.to(each).clone().requires_grad_() for each in (dtype, dtype, torch.float64))
     torch._dynamo.reset()
-    run = compile_and_run(layer, leaf, grad=True, regions=0 if given.depthwise else None)
+    kept_apart = given.depthwise and dtype in (torch.float32, torch.float64)
+    run = compile_and_run(layer, leaf, grad=True, regions=int(kept_apart) if given.depthwise else None)
     run.output.backward()
     plain(other).backward()
     wide(twin).backward()
