@@ -123,6 +123,14 @@ class Window:
         halo = 0 if self.pointwise else max(shift for _, shift in self.places(lanes))
         return -(-(self.vectors * lanes + halo) // lanes) * lanes
 
+    def rows_of(self, lanes: int) -> int:
+        """How many rows of a phase a vector of outputs can lie in, where sizes are known."""
+        return (lanes - 2) // self.row(lanes) + 2
+
+    def gathers(self, lanes: int) -> bool:
+        """Whether the pixels of a phase are read one by one: they are further apart than two, or lie in many rows."""
+        return self.stride[1:] != (1, 1) and (self.strip is not None or self.stride[2] > 2 or self.rows_of(lanes) > 3)
+
     def offsets(self, lanes: int) -> list[int]:
         """Where each vector of outputs lies in a tile, as its phases have it."""
         down, across = self.strip or (1, self.vectors)

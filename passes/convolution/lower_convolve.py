@@ -27,7 +27,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.window import Window
-from gossamer.passes.convolution.pixels import Pixels, Tiles
+from gossamer.passes.convolution.pixels import EveryOther, Pixels, Tiles
 from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.product import Operands, Product
 from gossamer.passes.loops.queries import dims, walk
@@ -202,7 +202,13 @@ class _Convolution(Product):
                 memref.store(arith.index_cast(i32, value), shifts, [at])
 
     def _pack(
-        self, x: ir.Value, place: _Place, tiles: Tiles, block: ir.Value, packed: ir.Value, read: list[list[Pixels]]
+        self,
+        x: ir.Value,
+        place: _Place,
+        tiles: Tiles,
+        block: ir.Value,
+        packed: ir.Value,
+        read: list[Sequence[Pixels | EveryOther]],
     ) -> None:
         low, deep = arith.muli(block, index(self.window.channels)), self.window.kernel[0]
         count = arith.minui(index(self.window.channels), arith.subi(index(self.channels), low))
@@ -214,14 +220,17 @@ class _Convolution(Product):
             channel, tap = _split(plane, index(deep)) if deep > 1 else (plane, index(0))
             source = [place.image, arith.addi(low, channel)]
             seen = self._seen(place, tiles, tap, read)
-            for p, phase in enumerate(seen):
-                for u, pixels in enumerate(phase[: self.window.vectors_of(self.window.phases[p], self.lanes)]):
-                    loaded = widened(pixels.load(narrow, x, source), self.vec)
+            counts = [self.window.vectors_of(phase, self.lanes) for phase in self.window.phases]
+            for u in range(max(counts)):  # phases next to each other are loaded as one before the first is stored
+                loaded = {p: seen[p][u].load(narrow, x, source) for p, count in enumerate(counts) if u < count}
+                for p, value in loaded.items():
                     at = arith.addi(arith.muli(plane, index(len(read) * self.width)), index(p * self.width + u * self.lanes))
                     where = [plane, index(u * self.lanes)] if self.window.pointwise else [at]
-                    vector.store(loaded, packed, where)
+                    vector.store(widened(value, self.vec), packed, where)
 
-    def _seen(self, place: _Place, tiles: Tiles, tap: ir.Value, read: list[list[Pixels]]) -> list[list[Pixels]]:
+    def _seen(
+        self, place: _Place, tiles: Tiles, tap: ir.Value, read: list[Sequence[Pixels | EveryOther]]
+    ) -> list[Sequence[Pixels | EveryOther]]:
         """What a tap reads at its depth of a volume; zeros in front of the volume and behind it."""
         if place.depth is None:
             return read

@@ -128,7 +128,9 @@ def difference(seed: int) -> tuple[float, str, int]:
 def _change(chance: random.Random, network: Network) -> None:
     """Writes to a parameter, or puts another one in its place."""
     layer = chance.choice(list(network.layers))
-    owner, name = chance.choice([(layer, "scale"), (layer, "shift"), (layer.convolution, "weight"), (layer.convolution, "weight")])
+    owner, name = chance.choice(
+        [(layer, "scale"), (layer, "shift"), (layer.convolution, "weight"), (layer.convolution, "weight")]
+    )
     old = getattr(owner, name)
     new = torch.rand_like(old) * (old != 0) if name == "weight" else torch.rand_like(old) + 0.5
     if chance.random() < 0.5:
