@@ -27,7 +27,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.window import Window
-from gossamer.passes.convolution.pixels import EveryOther, Pixels, Tiles
+from gossamer.passes.convolution.pixels import Pixels, Seen, Tiles
 from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.product import Operands, Product
 from gossamer.passes.loops.queries import dims, walk
@@ -208,7 +208,7 @@ class _Convolution(Product):
         tiles: Tiles,
         block: ir.Value,
         packed: ir.Value,
-        read: list[Sequence[Pixels | EveryOther]],
+        read: list[Seen],
     ) -> None:
         low, deep = arith.muli(block, index(self.window.channels)), self.window.kernel[0]
         count = arith.minui(index(self.window.channels), arith.subi(index(self.channels), low))
@@ -228,9 +228,7 @@ class _Convolution(Product):
                     where = [plane, index(u * self.lanes)] if self.window.pointwise else [at]
                     vector.store(widened(value, self.vec), packed, where)
 
-    def _seen(
-        self, place: _Place, tiles: Tiles, tap: ir.Value, read: list[Sequence[Pixels | EveryOther]]
-    ) -> list[Sequence[Pixels | EveryOther]]:
+    def _seen(self, place: _Place, tiles: Tiles, tap: ir.Value, read: list[Seen]) -> list[Seen]:
         """What a tap reads at its depth of a volume; zeros in front of the volume and behind it."""
         if place.depth is None:
             return read

@@ -9,8 +9,8 @@ after    scf.parallel (%plane) = ...                      // images x channels
                the epilogue, and a masked store
 
 Columns outside of the image are lanes that are not loaded. Where the stride is two, what two loads give is taken every other
-lane, for two neighbouring taps. Nothing is copied, and sizes are known at run time only, so that layers of all sizes share one kernel. Runs on functions
-whose storage is exposed (expose-storage).
+lane, for two neighbouring taps. Nothing is copied, and sizes are known at run time only, so that layers of all sizes share one
+kernel. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,6 @@ from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.queries import dims, walk
 from gossamer.passes.loops.vectors import index, loop, mask_of, narrowed, parallel, vector_of, widened, zeros
-
 
 _ROWS = 4  # of the result at a time
 
@@ -149,7 +148,7 @@ class _Depthwise:
         taps: Sequence[ir.Value],
         count: int,
     ) -> list[ir.Value]:
-        """The sums of so many rows of the result, of whose taps all are in the image: what several of them read is loaded once."""
+        """The sums of so many rows of the result, all of whose taps are in the image: what they share is loaded once."""
         stride, across = self.window.stride[1], len(begins)
         readers = dict[int, list[tuple[int, int]]]()
         for further in range(count):
@@ -180,7 +179,7 @@ class _Depthwise:
             ]
             for n in {other - offset for other in offsets} & set(range(stride)):
                 every = [n + lane * stride for lane in range(self.lanes)]
-                found[offset + n] = widened(reduce(lambda a, b: vector.shuffle(a, b, every), parts), self.vec)  # noqa: B023
+                found[offset + n] = widened(reduce(lambda a, b: vector.shuffle(a, b, every), parts), self.vec)
         return [found[offset] for offset in offsets]
 
     def _of_channel(self, read: ir.Operation, channel: ir.Value) -> ir.Value:

@@ -2,8 +2,8 @@
 
 Lanes are consecutive outputs of a `Window`. Where its images have known sizes, some of them are no pixels: those between the
 rows of an image. Those that are lie behind each other in memory, so a load expands and a store compresses; with AVX-512 in a
-register, for the instruction that does both takes more than a hundred cycles on AMD's Zen 4. Where a stride lies between them,
-they are gathered. Lanes of other windows are pixels as they lie in a row, or past its end.
+register, for the instruction that does both takes more than a hundred cycles on AMD's Zen 4. Where a stride of two lies between
+them, they are taken out of what is loaded; where it is larger, they are gathered. Lanes of other windows are pixels as they lie in a row, or past its end.
 """
 
 from collections.abc import Sequence
@@ -93,6 +93,10 @@ class EveryOther:
         return replace(self, rows=[(arith.addi(start, offset), [*map(seen, masks)]) for start, masks in self.rows])
 
 
+Seen = Sequence[Pixels | EveryOther]
+"""What a tile reads."""
+
+
 def _lanes(values: ir.Value) -> int:
     return int(ir.VectorType(values.type).shape[0])
 
@@ -133,7 +137,7 @@ class Tiles:
         """Tiles of an image."""
         raise NotImplementedError
 
-    def read(self, number: ir.Value, phase: Pair) -> Sequence[Pixels | EveryOther]:
+    def read(self, number: ir.Value, phase: Pair) -> Seen:
         """What a tile reads of a phase."""
         raise NotImplementedError
 
@@ -167,7 +171,7 @@ class _Rows(Tiles):
     def count(self) -> ir.Value:
         return index(-(-self.window.span // (self.window.vectors * self.lanes)))
 
-    def read(self, number: ir.Value, phase: Pair) -> Sequence[Pixels | EveryOther]:
+    def read(self, number: ir.Value, phase: Pair) -> Seen:
         window = self.window
         pixels = self._pixels if window.stride[1:] == (1, 1) or window.gathers(self.lanes) else self._every_other
         return [pixels(number, u * self.lanes, phase) for u in range(window.width(self.lanes) // self.lanes)]

@@ -1,8 +1,8 @@
 """Random networks of convolutions in a row against float64: python -m tests.fuzz.convolution_rows --count 2000 --seed 0.
 
 Each has a few pointwise, depthwise and k x k convolutions, with scales, activations, sums with earlier images and results that
-others read, for images of one size or of several. Some go through by bands of channels. What is prepared for a row has to notice
-parameters that are written to, or replaced, between its calls.
+others read, for images of one size or of several. Some go through by bands of channels. What is prepared for a row has to
+notice parameters that are written to, or replaced, between its calls.
 """
 
 import argparse
@@ -85,8 +85,8 @@ class Network(nn.Module):
 
 
 def difference(seed: int) -> tuple[float, str, int]:
-    """How far the compiled network is from dense float64, relative to the largest number, what it was, and how many calls ran as
-    prepared."""
+    """How far the compiled network is from dense float64, relative to the largest number, what it was, and how many calls ran
+    as prepared."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
     dtype = chance.choice([torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16])
