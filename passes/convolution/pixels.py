@@ -3,7 +3,8 @@
 Lanes are consecutive outputs of a `Window`. Where its images have known sizes, some of them are no pixels: those between the
 rows of an image. Those that are lie behind each other in memory, so a load expands and a store compresses; with AVX-512 in a
 register, for the instruction that does both takes more than a hundred cycles on AMD's Zen 4. Where a stride of two lies between
-them, they are taken out of what is loaded; where it is larger, they are gathered. Lanes of other windows are pixels as they lie in a row, or past its end.
+them, they are taken out of what is loaded; where it is larger, they are gathered. Lanes of other windows are pixels as they lie
+in a row, or past its end.
 """
 
 from collections.abc import Sequence
