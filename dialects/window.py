@@ -15,6 +15,7 @@ Volumes are images in a row: what taps read of a channel at several depths count
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 Pair = tuple[int, int]
@@ -76,6 +77,10 @@ class Window:
         if self.pointwise or self.images != _NONE:
             return None
         return (1, self.vectors) if self.kernel[1] == 1 else (self.vectors, 1)
+
+    def in_tiles(self, lanes: int) -> bool:
+        """Whether it is pointwise, and its images are known to be whole tiles."""
+        return self.pointwise and self.images != _NONE and prod(self.images) % (self.vectors * lanes) == 0
 
     @property
     def taps(self) -> int:

@@ -219,18 +219,19 @@ def test_other_types(rows: Seen, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("width", [6, 8])  # the latter are whole tiles, which are read as they lie
 def test_large_images_go_through_by_bands_of_channels(
-    rows: Seen, monkeypatch: pytest.MonkeyPatch, stride: int, images: int
+    rows: Seen, monkeypatch: pytest.MonkeyPatch, stride: int, images: int, width: int
 ) -> None:
     from gossamer.backend.convolution import bands
 
     monkeypatch.setattr(bands, "_LARGE", 1 << 10)
-    monkeypatch.setattr(bands, "_BAND", 4 * 4 * 60)
+    monkeypatch.setattr(bands, "_BAND", 4 * 4 * 8 * width)
     monkeypatch.setattr(convolved_row, "prepare", counted(convolved_row.prepare, calls := []))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        network, x = Inverted(stride=stride), torch.randn(images, 6, 10, 6)
+        network, x = Inverted(stride=stride), torch.randn(images, 6, 8, width)
         run = compile_and_run(network, x)
         for _ in range(3):
             assert_same(run.function(x), truth(network, x))
