@@ -91,7 +91,11 @@ def difference(seed: int) -> tuple[float, str, int]:
     chance = random.Random(seed)
     dtype = chance.choice([torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16])
     network, ran = Network(chance, dtype).eval(), list[bool]()
-    sizes = [chance.choice([1, 1, 2, 3]), network.channels, *(chance.choice([16, 32, chance.randint(12, 40)]) for _ in range(2))]
+    sizes = [
+        chance.choice([1, 1, 2, 3]),
+        network.channels,
+        *(chance.choice([16, 32, chance.randint(12, 40)]) for _ in range(2)),
+    ]
     opened, banded, prepared = chance.random() < 0.2, chance.random() < 0.5, Ready.__call__
     large, least = (1 << 8, chance.choice([1 << 11, 1 << 14])) if banded else (bands._LARGE, bands._BAND)
 
