@@ -16,6 +16,7 @@ from gossamer.backend.calls import convolved_row
 from gossamer.backend.calls.convolved_row import ConvolvedRow
 from gossamer.backend.calls.row_of_kernels import Ready
 from tests.backend.harness import assert_same, compile_and_run
+from tests.fuzz.convolution_rows import difference
 
 Seen = list[tuple[int, bool]]
 
@@ -324,6 +325,13 @@ def test_nothing_prepared_outlives_its_weights(rows: Seen) -> None:
     gc.collect()
     assert mine() is None and storage() is None
     assert_same(run.function(x), truth(network, x))
+
+
+def test_random_networks(rows: Seen) -> None:
+    for seed in range(3):
+        error, told = difference(seed)
+        assert error <= 1, told
+    assert any(prepared for _, prepared in rows)
 
 
 @pytest.fixture(autouse=True)
