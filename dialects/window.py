@@ -15,6 +15,7 @@ Volumes are images in a row: what taps read of a channel at several depths count
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 Pair = tuple[int, int]
@@ -77,6 +78,10 @@ class Window:
             return None
         return (1, self.vectors) if self.kernel[1] == 1 else (self.vectors, 1)
 
+    def in_tiles(self, lanes: int) -> bool:
+        """Whether it is pointwise, and its images are known to be whole tiles."""
+        return self.pointwise and self.images != _NONE and prod(self.images) % (self.vectors * lanes) == 0
+
     @property
     def taps(self) -> int:
         """Places of the kernel."""
@@ -122,6 +127,14 @@ class Window:
             return (self.strip[0] + halo) * self.row(lanes)
         halo = 0 if self.pointwise else max(shift for _, shift in self.places(lanes))
         return -(-(self.vectors * lanes + halo) // lanes) * lanes
+
+    def rows_of(self, lanes: int) -> int:
+        """How many rows of a phase a vector of outputs can lie in, where sizes are known."""
+        return (lanes - 2) // self.row(lanes) + 2
+
+    def gathers(self, lanes: int) -> bool:
+        """Whether the pixels of a phase are read one by one: they are further apart than two, or lie in many rows."""
+        return self.stride[1:] != (1, 1) and (self.strip is not None or self.stride[2] > 2 or self.rows_of(lanes) > 3)
 
     def offsets(self, lanes: int) -> list[int]:
         """Where each vector of outputs lies in a tile, as its phases have it."""

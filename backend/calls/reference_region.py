@@ -28,7 +28,7 @@ class ReferenceRegion(ConvolvedRegion):
         shape = self.shape(x)
         result = torch.empty_strided((shape[0] * prod(shape[2:]), self.m), (self.m, 1), dtype=self.dtype)
         if result.numel():
-            others = [extra.movedim(1, -1).reshape(-1, self.m) if extra.dim() > 2 else extra for extra in extras]
+            others = [extra.movedim(1, -1).reshape(-1, self.m).contiguous() if extra.dim() > 2 else extra for extra in extras]
             self.kernel([shown(x, self.window), weight, *others], result)
         images = result.view(shape[0], *shape[2:], self.m).movedim(-1, 1)
         return torch.empty_strided(shape, contiguous_strides(shape), dtype=self.dtype).copy_(images)

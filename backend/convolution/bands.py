@@ -1,6 +1,7 @@
 """Pointwise convolutions that a depthwise one follows, by bands of channels (see `row_of_kernels`).
 
-What other convolutions read is packed with zeros around it, which would be done again for each band.
+What other convolutions read is packed with zeros around it, which would be done again for each band. A kernel for a band is
+told the sizes of images, so that it need not pack them.
 """
 
 from dataclasses import replace
@@ -45,4 +46,5 @@ def of_rows(found: Convolution, region: Region, rows: int) -> tuple[Convolution,
         if shape is not None:
             own = {"x": shape, "w": (rows, *shape[1:])}.get(node.name)
             copy.meta = {**node.meta, "shape": own or tuple(rows if n == found.m else n for n in shape)}
-    return replace(found, m=rows), replace(region, body=fx.GraphModule({}, graph, "Region"))
+    window = replace(found.window, images=found.results)
+    return replace(found, m=rows, window=window), replace(region, body=fx.GraphModule({}, graph, "Region"))

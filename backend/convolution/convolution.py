@@ -31,6 +31,7 @@ aten = torch.ops.aten
 _NONZERO = (1.3, 0.7)  # cycles of a nonzero, and for each vector of pixels
 _ACROSS = 1.07  # the latter of vectors as long as a cache line, of which those of taps lie in two
 _ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
+_NEAR, _FAR_LOAD = 0.9, 0.4  # of the nearest cache what x may fill, and how many cycles more a vector takes from the next one
 _PLANE, _TAP, _DENSE_TAP = 60.0, 0.7, 1.5
 _SMALLER = 1.15  # how much longer a multiplication takes in a dense convolution with fewer channels
 _UNKNOWN = 14  # rows and columns of images whose size is not known while they are compiled
@@ -136,8 +137,12 @@ def planned(convolution: Convolution) -> Window:
     window = replace(c.window, vectors=vectors)
     channels = c.channels // window.groups
     each = window.kernel[0] * len(window.phases) * window.width(matrix.lanes) * matrix.bits // 8 // matrix.lanes
-    fitting = max(1, 2 * matrix.l1d // (each if window.pointwise else 4 * each))
-    blocks = -(-channels // fitting)
+    if not window.pointwise:
+        blocks = -(-channels // max(1, matrix.l1d // (2 * each)))
+    else:
+        blocks, near = (-(-channels // max(1, int(share * matrix.l1d / each))) for share in (2, _NEAR))
+        if c.weight.density * channels * vectors * _FAR_LOAD > (near - blocks) * (_ROW + 2 * vectors):
+            blocks = near
     least = 1 if window.taps > 1 else 2  # columns of a block of the weight
     return replace(window, channels=max(least, -(-channels // blocks)))
 
@@ -258,7 +263,7 @@ def _cycles(matrix: Matrix, window: Window, results: Sizes) -> float:
     v, lanes = window.vectors, matrix.lanes
     channels = matrix.columns // window.taps
     read = channels * window.kernel[0] * sum(window.vectors_of(phase, lanes) for phase in window.phases)
-    pack = read * (_PACK if window.stride[1:] == (1, 1) else _GATHER)
+    pack = read * (_GATHER if window.gathers(lanes) else _PACK)
     rows = matrix.rows / window.groups * (_ROW * -(-channels // window.channels) + _STORE * v)
     once, vector = _nonzero(matrix.bits, window.pointwise)
     each = matrix.nonzeros / window.groups * (once + vector * v) + rows + pack

@@ -11,6 +11,9 @@ after    scf.parallel (%task) = ...                       // images x groups x d
                  vector.fma(values[p], packed[shift of coordinates[p] ..], sums)
                the epilogue, and a compressed store: outputs between rows of the image are no pixels
 
+Nothing is packed of images of known sizes that are whole tiles, where the window is pointwise: few rows of a weight would not
+read it often enough.
+
 Planes are channels, and of volumes each of them at the depths that taps read. Where the sizes of images are open, a tile is a
 strip of few rows and columns, and masks take the place of expanding loads and compressed stores. Nothing of the size of x times
 the taps is ever made. Pixels lie in lanes as they do in memory, so nothing is transposed. Runs on functions whose storage is
@@ -27,7 +30,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.window import Window
-from gossamer.passes.convolution.pixels import Pixels, Tiles
+from gossamer.passes.convolution.pixels import Pixels, Seen, Tiles
 from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.product import Operands, Product
 from gossamer.passes.loops.queries import dims, walk
@@ -74,6 +77,21 @@ class _Taps(KBlockRows):
 
 
 @dataclass(frozen=True)
+class _Whole(KBlockRows):
+    """The rows of a weight whose columns are channels of `packed`, which are images as they lie in memory, from `first` on of
+    an `image`."""
+
+    image: ir.Value
+    first: ir.Value
+
+    def x(self, k: ir.Value) -> Any:
+        narrow = vector_of(self.vec.shape[0], ir.MemRefType(self.packed.type).element_type)
+        for n in range(self.vectors):
+            at = [self.image, k, arith.addi(self.first, index(n * self.vec.shape[0]))]
+            yield widened(vector.load(narrow, self.packed, at), self.vec)
+
+
+@dataclass(frozen=True)
 class _Place:
     """A tile: in which image of which group, and whose outputs of it.
 
@@ -97,6 +115,7 @@ class _Convolution(Product):
         self.tile = self.window.vectors * self.lanes
         self.width = self.window.width(self.lanes)
         self.vec = vector_of(self.lanes, self.sum_type)
+        self.unpacked = self.blocks == 1 and self.window.in_tiles(self.lanes)
         self.deep = not self.window.pointwise and not self.window.flat
 
     def lower(self, module: ir.Module) -> None:
@@ -157,8 +176,11 @@ class _Convolution(Product):
             behind = arith.muli(place.depth, arith.muli(*tiles.results[1:]))
             stored = [pixels.further(behind) for pixels in stored]
         packed, shifts, sums = self._scratch(operands)
-        if self.window.pointwise:
-            inner: InnerLoop = KBlockRows(operands.weight, packed, self.vec, self.window.vectors, self.M, 0)
+        if self.unpacked:
+            rest = (self.vec, self.window.vectors, self.M, 0, place.image, arith.muli(place.number, index(self.tile)))
+            inner: InnerLoop = _Whole(operands.weight, operands.x, *rest)
+        elif self.window.pointwise:
+            inner = KBlockRows(operands.weight, packed, self.vec, self.window.vectors, self.M, 0)
         else:
             self._fill_table(shifts)
             offsets = self.window.offsets(self.lanes)
@@ -166,7 +188,8 @@ class _Convolution(Product):
         low, high = self._rows(operands, place.group)
         with loop(index(0), index(self.blocks), index(1)) as blocks:
             block = blocks.induction_variable
-            self._pack(operands.x, place, tiles, block, packed, read)
+            if not self.unpacked:
+                self._pack(operands.x, place, tiles, block, packed, read)
             with loop(low, high, index(1)) as rows:
                 self._row(operands, place.image, block, rows.induction_variable, inner, sums, stored)
 
@@ -202,7 +225,13 @@ class _Convolution(Product):
                 memref.store(arith.index_cast(i32, value), shifts, [at])
 
     def _pack(
-        self, x: ir.Value, place: _Place, tiles: Tiles, block: ir.Value, packed: ir.Value, read: list[list[Pixels]]
+        self,
+        x: ir.Value,
+        place: _Place,
+        tiles: Tiles,
+        block: ir.Value,
+        packed: ir.Value,
+        read: list[Seen],
     ) -> None:
         low, deep = arith.muli(block, index(self.window.channels)), self.window.kernel[0]
         count = arith.minui(index(self.window.channels), arith.subi(index(self.channels), low))
@@ -214,14 +243,15 @@ class _Convolution(Product):
             channel, tap = _split(plane, index(deep)) if deep > 1 else (plane, index(0))
             source = [place.image, arith.addi(low, channel)]
             seen = self._seen(place, tiles, tap, read)
-            for p, phase in enumerate(seen):
-                for u, pixels in enumerate(phase[: self.window.vectors_of(self.window.phases[p], self.lanes)]):
-                    loaded = widened(pixels.load(narrow, x, source), self.vec)
+            counts = [self.window.vectors_of(phase, self.lanes) for phase in self.window.phases]
+            for u in range(max(counts)):  # phases next to each other are loaded as one before the first is stored
+                loaded = {p: seen[p][u].load(narrow, x, source) for p, count in enumerate(counts) if u < count}
+                for p, value in loaded.items():
                     at = arith.addi(arith.muli(plane, index(len(read) * self.width)), index(p * self.width + u * self.lanes))
                     where = [plane, index(u * self.lanes)] if self.window.pointwise else [at]
-                    vector.store(loaded, packed, where)
+                    vector.store(widened(value, self.vec), packed, where)
 
-    def _seen(self, place: _Place, tiles: Tiles, tap: ir.Value, read: list[list[Pixels]]) -> list[list[Pixels]]:
+    def _seen(self, place: _Place, tiles: Tiles, tap: ir.Value, read: list[Seen]) -> list[Seen]:
         """What a tap reads at its depth of a volume; zeros in front of the volume and behind it."""
         if place.depth is None:
             return read

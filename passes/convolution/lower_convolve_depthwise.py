@@ -4,13 +4,13 @@ before   %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({epilogue}) 
 after    scf.parallel (%plane) = ...                      // images x channels
            the taps of the channel, and what the epilogue reads for it, in all lanes
            for each strip of 16 columns
-             for each row of the result                   // above, within and below the rows for which no tap is outside
+             for four rows of the result                  // one where a tap may be above or below the image
                vector.fma(maskedload(x, row and columns of a tap), tap, sum) for each tap
                the epilogue, and a masked store
 
 Columns outside of the image are lanes that are not loaded. Where the stride is two, what two loads give is taken every other
-lane. Nothing is copied, and sizes are known at run time only, so that layers of all sizes share one kernel. Runs on functions
-whose storage is exposed (expose-storage).
+lane, for two neighbouring taps. Nothing is copied, and sizes are known at run time only, so that layers of all sizes share one
+kernel. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,8 @@ from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.queries import dims, walk
 from gossamer.passes.loops.vectors import index, loop, mask_of, narrowed, parallel, vector_of, widened, zeros
+
+_ROWS = 4  # of the result at a time
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,18 @@ class _Depthwise:
                 for offset in _offsets(self.window, 2)
             ]
             masks = [[self._mask(numbers, begin, n) for n in range(self.window.stride[2])] for begin in begins]
-            for low, high, checked in ((index(0), first, True), (first, last, False), (last, self.rows, True)):
-                with loop(low, high, index(1)) as rows:
+            several = arith.addi(first, arith.muli(arith.divui(arith.subi(last, first), index(_ROWS)), index(_ROWS)))
+            parts = ((index(0), first, 0), (first, several, _ROWS), (several, last, 1), (last, self.rows, 0))
+            for low, high, count in parts:
+                with loop(low, high, index(count or 1)) as rows:
                     row = rows.induction_variable
-                    total = self._sum(at, row, begins, masks, taps, checked)
-                    place = arith.addi(arith.muli(row, self.columns), column)
-                    self._store(total, [*at, place], there, known)
+                    if count:
+                        totals = self._sums(at, row, begins, masks, taps, count)
+                    else:
+                        totals = [self._sum_inside(at, row, begins, masks, taps)]
+                    for further, total in enumerate(totals):
+                        place = arith.addi(arith.muli(arith.addi(row, index(further)), self.columns), column)
+                        self._store(total, [*at, place], there, known)
 
     def _inside(self) -> tuple[ir.Value, ir.Value]:
         """The first row of the result for which no tap is above the image, and the first from there on with one below."""
@@ -103,56 +111,76 @@ class _Depthwise:
         width = numbers.splat(arith.index_cast(numbers.element, self.width))
         return arith.cmpi(arith.CmpIPredicate.ult, lanes, width)  # negative numbers are large ones
 
-    def _sum(
+    def _sum_inside(
         self,
         at: list[ir.Value],
         row: ir.Value,
         begins: Sequence[ir.Value],
         masks: Sequence[list[ir.Value]],
         taps: Sequence[ir.Value],
-        checked: bool,
     ) -> ir.Value:
-        """The sums of a row of the result; `checked` where a tap may be above or below the image.
+        """The sums of a row of the result for which taps may be above or below the image.
 
         Each row of taps is summed for itself: one after the other, multiply-adds would wait for each other.
         """
         parts, across = list[ir.Value](), len(begins)
         for down, offset in enumerate(_offsets(self.window, 1)):
             source = arith.addi(arith.muli(row, index(self.window.stride[1])), index(offset))
-            mine = taps[down * across : (down + 1) * across]
-            if not checked:
-                parts.append(self._sum_row([*at, source], begins, masks, mine))
-                continue
             there = arith.cmpi(arith.CmpIPredicate.ult, source, self.height)
             choice = scf.IfOp(there, [self.vec], has_else=True)
             with ir.InsertionPoint(choice.then_block):
-                scf.YieldOp([self._sum_row([*at, source], begins, masks, mine)])
+                total = zeros(self.vec)
+                loaded = self._loaded([*at, source], begins, masks)
+                for each, tap in zip(loaded, taps[down * across : (down + 1) * across], strict=True):
+                    total = vector.fma(each, tap, total)
+                scf.YieldOp([total])
             with ir.InsertionPoint(choice.else_block):
                 scf.YieldOp([zeros(self.vec)])
             parts.append(choice.results[0])
         return reduce(arith.addf, parts)
 
-    def _sum_row(
+    def _sums(
         self,
         at: list[ir.Value],
+        row: ir.Value,
         begins: Sequence[ir.Value],
         masks: Sequence[list[ir.Value]],
         taps: Sequence[ir.Value],
-    ) -> ir.Value:
+        count: int,
+    ) -> list[ir.Value]:
+        """The sums of so many rows of the result, all of whose taps are in the image: what they share is loaded once."""
+        stride, across = self.window.stride[1], len(begins)
+        readers = dict[int, list[tuple[int, int]]]()
+        for further in range(count):
+            for down, offset in enumerate(_offsets(self.window, 1)):
+                readers.setdefault(further * stride + offset, []).append((further, down * across))
+        totals, first = [zeros(self.vec)] * count, arith.muli(row, index(stride))
+        for offset in sorted(readers):
+            loaded = self._loaded([*at, arith.addi(first, index(offset))], begins, masks)
+            for n, each in enumerate(loaded):
+                for further, tap in readers[offset]:
+                    totals[further] = vector.fma(each, taps[tap + n], totals[further])
+        return totals
+
+    def _loaded(self, at: list[ir.Value], begins: Sequence[ir.Value], masks: Sequence[list[ir.Value]]) -> list[ir.Value]:
+        """What each tap of a row reads of a row of the image, zeros where that is beside it."""
         *plane, source = at
-        total = zeros(self.vec)
         first = arith.muli(source, self.width)
         narrow = vector_of(self.lanes, ir.MemRefType(self.x.type).element_type)
-        for begin, mine, tap in zip(begins, masks, taps, strict=True):
+        stride, offsets = self.window.stride[2], _offsets(self.window, 2)
+        found = dict[int, ir.Value]()
+        for offset, begin, mine in zip(offsets, begins, masks, strict=True):
+            if offset in found:
+                continue
             start = arith.addi(first, begin)
             parts = [
                 vector.maskedload(narrow, self.x, [*plane, arith.addi(start, index(n * self.lanes))], mask, zeros(narrow))
                 for n, mask in enumerate(mine)
             ]
-            every = [lane * len(parts) for lane in range(self.lanes)]
-            loaded = reduce(lambda a, b: vector.shuffle(a, b, every), parts)
-            total = vector.fma(widened(loaded, self.vec), tap, total)
-        return total
+            for n in {other - offset for other in offsets} & set(range(stride)):
+                every = [n + lane * stride for lane in range(self.lanes)]
+                found[offset + n] = widened(reduce(lambda a, b: vector.shuffle(a, b, every), parts), self.vec)
+        return [found[offset] for offset in offsets]
 
     def _of_channel(self, read: ir.Operation, channel: ir.Value) -> ir.Value:
         """What an epilogue reads for a channel, or for all of them."""

@@ -2,8 +2,9 @@
 
 Lanes are consecutive outputs of a `Window`. Where its images have known sizes, some of them are no pixels: those between the
 rows of an image. Those that are lie behind each other in memory, so a load expands and a store compresses; with AVX-512 in a
-register, for the instruction that does both takes more than a hundred cycles on AMD's Zen 4. Where a stride lies between them,
-they are gathered. Lanes of other windows are pixels as they lie in a row, or past its end.
+register, for the instruction that does both takes more than a hundred cycles on AMD's Zen 4. Where a stride of two lies between
+them, they are taken out of what is loaded; where it is larger, they are gathered. Lanes of other windows are pixels as they lie
+in a row, or past its end.
 """
 
 from collections.abc import Sequence
@@ -60,6 +61,43 @@ class Pixels:
         return replace(self, mask=mask, start=arith.addi(self.start, offset))
 
 
+@dataclass(frozen=True)
+class EveryOther:
+    """The pixels of a vector of which each is so many further than the last one, in a row of the image: loaded with all that is
+    between them, and taken out of it. Those of the next rows follow.
+
+    rows    of each row of the image where its vectors begin, had it only this row, and which of their lanes are pixels
+    part    the first of those that are taken
+    """
+
+    rows: Sequence[tuple[ir.Value, Sequence[ir.Value]]]
+    part: int
+
+    def load(self, type_: ir.VectorType, images: ir.Value, at: list[ir.Value]) -> ir.Value:
+        """images[*at, pixels], zeros in lanes that are none."""
+        lanes, count = type_.shape[0], len(self.rows[0][1])
+        vectors = [zeros(type_)] * count
+        for start, masks in self.rows:
+            for n, mask in enumerate(masks):
+                place = [*at, arith.addi(start, index(n * lanes))]
+                vectors[n] = vector.maskedload(type_, images, place, mask, vectors[n])
+        if count == 1:
+            return vectors[0]
+        return vector.shuffle(*vectors, [self.part + count * lane for lane in range(lanes)])
+
+    def further(self, offset: ir.Value, there: ir.Value | None = None) -> "EveryOther":
+        """The same ones of an image that lies so many pixels further, if it is there."""
+
+        def seen(mask: ir.Value) -> ir.Value:
+            return mask if there is None else arith.select(there, mask, zeros(ir.VectorType(mask.type)))
+
+        return replace(self, rows=[(arith.addi(start, offset), [*map(seen, masks)]) for start, masks in self.rows])
+
+
+Seen = Sequence[Pixels | EveryOther]
+"""What a tile reads."""
+
+
 def _lanes(values: ir.Value) -> int:
     return int(ir.VectorType(values.type).shape[0])
 
@@ -100,7 +138,7 @@ class Tiles:
         """Tiles of an image."""
         raise NotImplementedError
 
-    def read(self, number: ir.Value, phase: Pair) -> list[Pixels]:
+    def read(self, number: ir.Value, phase: Pair) -> Seen:
         """What a tile reads of a phase."""
         raise NotImplementedError
 
@@ -134,9 +172,10 @@ class _Rows(Tiles):
     def count(self) -> ir.Value:
         return index(-(-self.window.span // (self.window.vectors * self.lanes)))
 
-    def read(self, number: ir.Value, phase: Pair) -> list[Pixels]:
-        vectors = self.window.width(self.lanes) // self.lanes
-        return [self._pixels(number, u * self.lanes, phase) for u in range(vectors)]
+    def read(self, number: ir.Value, phase: Pair) -> Seen:
+        window = self.window
+        pixels = self._pixels if window.stride[1:] == (1, 1) or window.gathers(self.lanes) else self._every_other
+        return [pixels(number, u * self.lanes, phase) for u in range(window.width(self.lanes) // self.lanes)]
 
     def stored(self, number: ir.Value) -> list[Pixels]:
         return [self._pixels(number, offset, None) for offset in self.window.offsets(self.lanes)]
@@ -160,6 +199,27 @@ class _Rows(Tiles):
         none = arith.cmpi(arith.CmpIPredicate.eq, lowest, arith.constant(numbers.element, _FAR))
         at = arith.select(none, arith.constant(numbers.element, 0), lowest)
         return Pixels(mask, arith.index_cast(ir.IndexType.get(), at))
+
+    def _every_other(self, number: ir.Value, offset: int, phase: Pair) -> EveryOther:
+        """Those of the input that the outputs from one on read, with their neighbours in the same rows."""
+        window, numbers = self.window, Integers(self.lanes)
+        (_, height, width), (high, wide), row = window.images, window.stride[1:], window.row(self.lanes)
+        first = arith.addi(arith.muli(number, index(window.vectors * self.lanes)), index(offset))
+        line, column = arith.divui(first, index(row)), arith.remui(first, index(row))
+        rows = list[tuple[ir.Value, Sequence[ir.Value]]]()
+        for k in range(window.rows_of(self.lanes)):
+            y = arith.addi(arith.muli(arith.addi(line, index(k)), index(high)), index(phase[0] - window.before[1]))
+            begin = arith.muli(arith.subi(column, index(k * row)), index(wide))  # in the row, with zeros around it
+            there, masks = arith.cmpi(_BELOW, y, index(height)), list[ir.Value]()
+            for n in range(wide):
+                places = arith.addi(numbers.splat(arith.index_cast(numbers.element, begin)), numbers.counting(n * self.lanes))
+                inside = arith.cmpi(_BELOW, places, numbers.of(wide * row))
+                seen = arith.cmpi(_BELOW, arith.subi(places, numbers.of(window.before[2])), numbers.of(width))
+                mask = arith.andi(inside, seen)
+                masks.append(arith.select(there, mask, zeros(ir.VectorType(mask.type))))
+            start = arith.addi(arith.muli(y, index(width)), arith.subi(begin, index(window.before[2])))
+            rows.append((start, masks))
+        return EveryOther(rows, phase[1])
 
 
 class _Strips(Tiles):

@@ -16,6 +16,7 @@ from gossamer.backend.calls import convolved_row
 from gossamer.backend.calls.convolved_row import ConvolvedRow
 from gossamer.backend.calls.row_of_kernels import Ready
 from tests.backend.harness import assert_same, compile_and_run
+from tests.fuzz.convolution_rows import difference
 
 Seen = list[tuple[int, bool]]
 
@@ -219,18 +220,19 @@ def test_other_types(rows: Seen, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("width", [6, 8])  # the latter are whole tiles, which are read as they lie
 def test_large_images_go_through_by_bands_of_channels(
-    rows: Seen, monkeypatch: pytest.MonkeyPatch, stride: int, images: int
+    rows: Seen, monkeypatch: pytest.MonkeyPatch, stride: int, images: int, width: int
 ) -> None:
     from gossamer.backend.convolution import bands
 
     monkeypatch.setattr(bands, "_LARGE", 1 << 10)
-    monkeypatch.setattr(bands, "_BAND", 4 * 4 * 60)
+    monkeypatch.setattr(bands, "_BAND", 4 * 4 * 8 * width)
     monkeypatch.setattr(convolved_row, "prepare", counted(convolved_row.prepare, calls := []))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        network, x = Inverted(stride=stride), torch.randn(images, 6, 10, 6)
+        network, x = Inverted(stride=stride), torch.randn(images, 6, 8, width)
         run = compile_and_run(network, x)
         for _ in range(3):
             assert_same(run.function(x), truth(network, x))
@@ -323,6 +325,13 @@ def test_nothing_prepared_outlives_its_weights(rows: Seen) -> None:
     gc.collect()
     assert mine() is None and storage() is None
     assert_same(run.function(x), truth(network, x))
+
+
+def test_random_networks(rows: Seen) -> None:
+    for seed in range(3):
+        error, told = difference(seed)
+        assert error <= 1, told
+    assert any(prepared for _, prepared in rows)
 
 
 @pytest.fixture(autouse=True)

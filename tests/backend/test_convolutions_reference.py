@@ -41,10 +41,11 @@ def test_all_kinds_of_layers(dtype: torch.dtype) -> None:
                 assert_same(actual, expected)
 
 
+@pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("dense", ["eager", "inductor"])
-def test_a_residual_block_with_its_norms(dense: str) -> None:
+def test_a_residual_block_with_its_norms(dense: str, images: int) -> None:
     torch.manual_seed(0)
-    block, x = prune_(Block()).eval(), torch.randn(2, 20, 17, 15)
+    block, x = prune_(Block()).eval(), torch.randn(images, 20, 17, 15)
     run = compile_and_run(block, x, regions=4, dense=dense, schedule="reference")
     ours = compile_and_run(block, x, regions=4, dense=dense)
     assert_same(run.output, ours.output)

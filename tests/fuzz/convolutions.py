@@ -167,8 +167,9 @@ def difference(seed: int) -> tuple[float, str]:
             for axis in (0, *range(2, 2 + dims)) if opened else ():
                 torch._dynamo.maybe_mark_dynamic(each, axis)
                 torch._dynamo.maybe_mark_dynamic(residual, axis)
+            sparse = not given.depthwise and bool((given.w == 0).any())
             with patch.object(convolution, "planned", cut):
-                run = compile_and_run(layer, each, residual, scale, regions=1 - given.depthwise, schedule=schedule)
+                run = compile_and_run(layer, each, residual, scale, regions=int(sparse), schedule=schedule)
             assert not given.depthwise or "as it is, by a kernel" in run.decisions[0].reason
             function, actual = run.function, run.output
         else:
@@ -202,7 +203,8 @@ def trained_difference(seed: int) -> tuple[float, str]:
     layer, plain, wide = Layer(dtype), Layer(dtype), Layer(torch.float64)
     leaf, other, twin = (x.to(each).clone().requires_grad_() for each in (dtype, dtype, torch.float64))
     torch._dynamo.reset()
-    run = compile_and_run(layer, leaf, grad=True, regions=0 if given.depthwise else None)
+    kept_apart = given.depthwise and dtype in (torch.float32, torch.float64)
+    run = compile_and_run(layer, leaf, grad=True, regions=int(kept_apart) if given.depthwise else None)
     run.output.backward()
     plain(other).backward()
     wide(twin).backward()
@@ -214,24 +216,24 @@ def trained_difference(seed: int) -> tuple[float, str]:
     return worst / max(PRECISION[dtype], 2 * torchs), f"seed {seed}: trained, {given.told}"
 
 
-def main() -> int:
-    """The number of cases that were wrong."""
-    options = argparse.ArgumentParser(description=__doc__)
+def tried(description: str | None, differences: Sequence[Callable[[int], tuple[float, str]]]) -> int:
+    """How many of the cases that the command line asks for were wrong, of each kind in turn."""
+    options = argparse.ArgumentParser(description=description)
     options.add_argument("--count", type=int, default=100)
     options.add_argument("--seed", type=int, default=0)
     given, wrong = options.parse_args(), 0
     for seed in range(given.seed, given.seed + given.count):
         try:
-            error, told = (difference, trained_difference)[seed % 2](seed)
+            error, told = differences[seed % len(differences)](seed)
             problem = f"{told}: {error:.1f} times the tolerance"
         except Exception as failure:
             error, problem = math.inf, f"seed {seed} raises {type(failure).__name__}: {str(failure)[:400]}"
         if not error <= 1:
             wrong += 1
             print(problem, flush=True)
-    print(f"{given.count} convolutions, {wrong} wrong")
+    print(f"{given.count} cases, {wrong} wrong")
     return wrong
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(tried(__doc__, (difference, trained_difference)))
