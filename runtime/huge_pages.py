@@ -37,7 +37,7 @@ def large_empty(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> tor
     if not prod(sizes):
         return torch.empty(tuple(sizes), dtype=dtype)
     memory = np.empty(prod(sizes) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(memory).view(dtype).view(*sizes)
+    return torch.from_numpy(memory).view(dtype).view(tuple(sizes))
 
 
 def large_zeros(sizes: Sequence[int]) -> torch.Tensor:

@@ -159,7 +159,7 @@ class MessageEdges:
         """What weights are the softmax of by targets."""
         if node.target is not aten.div.Tensor or not of_tensors(node):
             return None
-        exponential = same(node.args[0])  # type: ignore[arg-type]
+        exponential = same(node.args[0])
         gathered, added_there = _beside_a_number(node.args[1])  # type: ignore[arg-type]
         total = gather_at(gathered, self._structure)
         if exponential.target is not aten.exp.default or total is None or not self.target.is_(total.index):
@@ -199,7 +199,7 @@ def _beside_a_number(node: fx.Node) -> tuple[fx.Node, float]:
     """What a number is added to, against division by zero, and the number, 0 if there is none."""
     node = same(node)
     if node.target is aten.add.Tensor and isinstance(node.args[1], float) and not node.kwargs:
-        return same(node.args[0]), node.args[1]  # type: ignore[arg-type]
+        return same(node.args[0]), node.args[1]
     return node, 0.0
 
 

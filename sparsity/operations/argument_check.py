@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import FormatError, GossamerError
-from gossamer.runtime.torch_internals import check_in_graph, statically_known_true
 from gossamer.sparsity.arrays.structure import INTEGERS, check_lengths
 from gossamer.sparsity.kernels.operands import Bound, Spec, bind
 
@@ -57,23 +56,6 @@ def check_alike(name: str, operands: Sequence[tuple[str, Tensor]]) -> None:
         if len(letters) != tensor.dim() or any(sizes.setdefault(*e) != e[1] for e in zip(letters, tensor.shape, strict=True)):
             shapes = ", ".join(f"{letters} {list(tensor.shape)}" for letters, tensor in operands)
             raise ArgumentError(f"{name} of operands that do not fit each other: {shapes}")
-
-
-def surely_equal(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether shapes are equal, as far as is known: a compiled graph may find out when it runs."""
-    if not torch.compiler.is_compiling():
-        return tuple(one) == tuple(other)
-    return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))
-
-
-def may_agree(one: int, other: int) -> bool:
-    """Whether sizes that have to be equal are; a compiled graph that cannot know checks it when it runs."""
-    if not torch.compiler.is_compiling() or surely_equal([one], [other]):
-        return one == other
-    if statically_known_true(one != other):
-        return False
-    check_in_graph(one == other)
-    return True
 
 
 def _check_arrays(operand: Bound) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.sparsity.operations.argument_check import ArgumentError, may_agree, surely_equal
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.extension import implements
 from gossamer.sparsity.tensor.shapes import as_list, reshape
@@ -20,13 +20,8 @@ def expand(input: SparseTensor, *given: Any, size: Sequence[int] | None = None, 
     sizes = as_list(given) if size is None else list(size)
     new = len(sizes) - input.dim()
     shape = [extent if wanted == -1 else wanted for extent, wanted in zip([1] * new + list(input.shape), sizes, strict=True)]
-    larger = [n for n, extent in enumerate([1] * new + list(input.shape)) if not surely_equal([extent], [shape[n]])]
-    larger = [
-        n
-        for n in larger
-        if n < new or surely_equal([input.shape[n - new]], [1]) or not may_agree(input.shape[n - new], shape[n])
-    ]
-    if new < 0 or any(n >= new and not surely_equal([input.shape[n - new]], [1]) for n in larger):
+    larger = [n for n, extent in enumerate([1] * new + list(input.shape)) if extent != shape[n]]
+    if new < 0 or any(n >= new and input.shape[n - new] != 1 for n in larger):
         raise ArgumentError(f"a SparseTensor {list(input.shape)} does not expand to {sizes}: only sizes of 1 may change")
     with sizes_stay_inside():
         out = reshape(input, [1] * new + list(input.shape)) if new else input
@@ -44,7 +39,7 @@ def expand_as(input: SparseTensor, other: Tensor) -> SparseTensor:
 def broadcast(name: str, *tensors: SparseTensor, beside: Sequence[Tensor] = ()) -> list[SparseTensor]:
     """The tensors in the shape that they have together, and with what stands `beside` them."""
     shapes = [tuple(tensor.shape) for tensor in (*tensors, *beside)]
-    if all(surely_equal(shape, shapes[0]) for shape in shapes[1:]):
+    if all(shape == shapes[0] for shape in shapes[1:]):
         return list(tensors)
     try:
         shape = torch.broadcast_shapes(*shapes)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.sparsity.operations.argument_check import ArgumentError, may_agree, surely_equal
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.einsum import einsum, transposed
 from gossamer.sparsity.tensor.extension import implements, unsupported
@@ -88,9 +88,9 @@ def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None
     if not sizes and count == 1:
         scalar: Any = to_dense(input).reshape(())
         return scalar
-    if not sizes or not may_agree(prod(sizes), count):
+    if not sizes or prod(sizes) != count:
         raise ArgumentError(f"a SparseTensor {list(input.shape)} has no shape {wanted}: it has {count} elements")
-    if surely_equal(sizes, input.shape):
+    if sizes == list(input.shape):
         return input
     listed = CoordinateList.of(input)
     linear = torch.zeros_like(listed.at[0])

@@ -267,26 +267,3 @@ def test_parts_of_open_size(name: str) -> None:
         found = torch.compile(function, backend=backend, fullgraph=True, options={"dense": "eager"})(a)
     found = found.to_dense() if isinstance(found, SparseTensor) else found
     torch.testing.assert_close(found, function(dense))
-
-
-MEETINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "beside what broadcasts": lambda a, b, kept: torch.lerp(a[kept], b, b),
-    "sum": lambda a, b, kept: a[kept] + b,
-    "in another shape": lambda a, b, kept: a[kept].view([6]),
-    "in its own shape": lambda a, b, kept: a[kept].reshape(2, 3),
-    "repeated": lambda a, b, kept: a[kept].expand(2, 2, 3),
-}
-
-
-@pytest.mark.parametrize("name", MEETINGS)
-def test_open_sizes_meet_known_ones(name: str) -> None:
-    """Whether they agree is found out when the graph runs, as torch does it."""
-    function = MEETINGS[name]
-    a, b, kept = torch.tensor([[0, 1.0, 2], [3, 0, 0], [0, 5, 0]]), torch.eye(2, 3), torch.tensor([True, False, True])
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        compiled = torch.compile(function, backend=backend, fullgraph=True, options={"dense": "eager"})
-        found = compiled(SparseTensor.from_dense(a), SparseTensor.from_dense(b), kept)
-        assert isinstance(found, SparseTensor)
-        torch.testing.assert_close(found.to_dense(), function(a, b, kept))
-        with pytest.raises((RuntimeError, AssertionError)):
-            compiled(SparseTensor.from_dense(a), SparseTensor.from_dense(b), torch.tensor([True, True, True]))

@@ -1,0 +1,34 @@
+"""What is kept for tensors whose values are compared: as long as their bits are the same, whatever writes to them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gossamer.runtime.remembered import Remembered
+
+TENSORS: dict[str, Callable[[], Tensor]] = {
+    "vector": lambda: torch.randn(5),
+    "parameter": lambda: nn.Parameter(torch.randn(3)),
+    "number": lambda: torch.tensor(3),
+    "turned": lambda: torch.randn(3, 4).t(),
+    "narrow": lambda: torch.randn(3, dtype=torch.bfloat16),
+    "with NaN": lambda: torch.tensor([torch.nan, 1.0]),
+    "negated": lambda: torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_values_are_compared(name: str) -> None:
+    kept, tensor = Remembered[object](compared="all"), TENSORS[name]()
+    first = kept.get([tensor], (), object)
+    assert name == "negated" or kept.get([tensor], (), object) is first
+    tensor.data.add_(1)  # which torch does not count
+    assert kept.get([tensor], (), object) is not first
+
+
+@pytest.mark.parametrize("tensor", [torch.empty(0), torch.empty(3, 0)])
+def test_nothing_stays_the_same(tensor: Tensor) -> None:
+    kept = Remembered[object](compared="all")
+    assert kept.get([tensor], (), object) is kept.get([tensor], (), object)
