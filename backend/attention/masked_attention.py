@@ -166,7 +166,18 @@ def _replace(
         when = "when what it is computed from is new" if expression is not None else "at every call"
         left = "" if ours else f"; torch's own kernel runs where these are over {MOST_SHARE:.0%}"
         return decision(True, f"the tiles that its mask leaves are found {when}{left}")
-    return decision(True, f"{share:.0%} of the tiles are computed", 1 / share if share else None)
+    left = f"{share:.0%} of the tiles are computed, {_not_made(node, mask)}"
+    return decision(True, left, 1 / share if share else None)
+
+
+def _not_made(node: fx.Node, mask: fx.Node | None) -> str:
+    """What takes no memory: the scores of attention that is written out, else the mask, which torch's operation reads."""
+    q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
+    of_scores = node.target is attend_masked or mask is None
+    value = q if of_scores else mask.meta["val"]  # type: ignore[union-attr]
+    shape = (*q.shape[:3], k.shape[2]) if of_scores else value.shape
+    megabytes = prod(hint(n) or 0 for n in shape) * value.element_size() / 1e6
+    return f"{megabytes:.3g} MB of {'scores' if of_scores else 'mask'} are not made"
 
 
 def _expression(mask: fx.Node, graph: fx.Graph) -> Expression | None:
