@@ -76,7 +76,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) attention --workload attention --masks window-64,documents,bigbird,prefix --lengths 1024,4096
 	$(MEASURE) attention --resume --workload attention --masks padding --lengths 1024
 	$(MEASURE) attention --resume --workload attention --masks causal-512,documents --lengths 8192
-	$(MEASURE) attention --resume --workload attention --masks window-64 --lengths 16384,32768 --passes forward
+	$(MEASURE) attention-lengths --workload attention --masks window-64 --lengths 1024,4096,16384,32768 --passes forward
 	$(MEASURE) attention-bf16 --workload attention --dtype bf16 --masks window-64,documents --lengths 4096
 	$(MEASURE) prediction --workload prediction
 	-$(BIN)/python -m benchmarks.spread

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
 from benchmarks.contenders import sparse
 from benchmarks.models import PrunedModel
+from benchmarks.own_code import compiled as compiled_alone
 from benchmarks.quantized import quantized
 from benchmarks.registry import Contender, Prepared
 
 
 def prepare(problem: PrunedModel) -> Prepared:
-    compiled = torch.compile(quantized(problem))
+    compiled = compiled_alone(quantized(problem))
     return Prepared(lambda: compiled(*problem.inputs))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import PrunedModel
+from benchmarks.own_code import compiled as compiled_alone
 from benchmarks.registry import Contender, Prepared
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def prepared(problem: PrunedModel, compiled: Callable[..., Any]) -> Prepared:
 
 
 def prepare(problem: PrunedModel) -> Prepared:
-    return prepared(problem, torch.compile(problem.model, backend="sparse", fullgraph=True))  # a graph break is an error
+    return prepared(problem, compiled_alone(problem.model, backend="sparse", fullgraph=True))  # a graph break is an error
 
 
 CONTENDER = Contender("Gossamer", prepare, missing=missing)

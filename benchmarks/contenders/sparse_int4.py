@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 
-import torch
-
 from benchmarks.contenders import sparse
 from benchmarks.models import PrunedModel
+from benchmarks.own_code import compiled as compiled_alone
 from benchmarks.quantized import check
 from benchmarks.registry import Contender, Prepared
 
@@ -17,7 +16,7 @@ def prepare(problem: PrunedModel) -> Prepared:
 
     check(problem, "int4")
     model = gossamer.quantize(copy.deepcopy(problem.model), weights="int4", group=16)
-    return sparse.prepared(problem, torch.compile(model, backend="sparse", fullgraph=True))
+    return sparse.prepared(problem, compiled_alone(model, backend="sparse", fullgraph=True))
 
 
 CONTENDER = Contender("Gossamer int4", prepare, precision="int4", missing=sparse.missing)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
 from benchmarks.contenders import sparse
 from benchmarks.models import PrunedModel
+from benchmarks.own_code import compiled as compiled_alone
 from benchmarks.quantized import quantized
 from benchmarks.registry import Contender, Prepared
 
 
 def prepare(problem: PrunedModel) -> Prepared:
-    return sparse.prepared(problem, torch.compile(quantized(problem), backend="sparse", fullgraph=True))
+    return sparse.prepared(problem, compiled_alone(quantized(problem), backend="sparse", fullgraph=True))
 
 
 CONTENDER = Contender("Gossamer int8", prepare, precision="int8", missing=sparse.missing)
