@@ -14,8 +14,7 @@ after    scf.parallel (%task) = ...                    // chunks of the weight's
              the totals of its rows, in their own order, through the epilogue into y
 
 What a lane multiplies is the element of the dequantized weight, so that a sum is that of floats. All rows of a strip take the
-same number of steps: with a loop for each row the branch at its end was guessed wrong as often as not, which took as long as
-half of the groups.
+same number of steps, each with sums of its own: no branch is guessed wrong at a row's end, and no sum waits for the one before.
 """
 
 from dataclasses import dataclass
