@@ -13,7 +13,7 @@ from gossamer.sparsity.quantization.aware_linear import QuantizationAwareLinear
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, quantized, tokens_on_grid
 from gossamer.sparsity.training.distill import DistillationLoss
 from gossamer.sparsity.training.gradual_masks import GradualMasks
-from tests.backend.harness import prune_
+from tests.backend.harness import compile_and_run, prune_
 
 
 def model_of(width: int = 48) -> nn.Sequential:
@@ -91,6 +91,19 @@ def test_compiled_steps_are_those_of_eager(dynamic: bool | None) -> None:
             optimizer.step()
             mask.step()
         torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
+
+
+def test_inference_is_sparse_and_sees_what_training_changed() -> None:
+    model = gossamer.quantize(model_of(256), aware=True)
+    for rows in (7, 1, 0):
+        x = torch.randn(rows, 32)
+        run = compile_and_run(model, x, regions=2)
+        torch.testing.assert_close(run.output, model(x), rtol=1e-5, atol=1e-5)
+    x = torch.randn(7, 32)
+    x[3, 0] = torch.nan
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+        torch.testing.assert_close(run.function(x), model(x), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_groups_are_refused_and_layers_chosen() -> None:
