@@ -102,7 +102,7 @@ def test_rounds_take_turns_and_fill_the_shortest_sample() -> None:
     clock = Clock()
     calls = {"a": clock.call("a", 1e-3), "b": clock.call("b", 5e-3)}
     found = rounds(calls, Settings(4, 2e-3), clock=lambda: clock.now)
-    calibration, turns = "aaaaaaabb", "aaaabbaaaaaaaabbaaaa"  # a sample of several calls begins with one more
+    calibration, turns = "aaaaaaabb", "aaaabbbbaaaaaaaabbbbaaaa"  # each sample begins with one more
     assert clock.calls == calibration + turns
     assert (found["a"]["inner"], found["b"]["inner"]) == (3, 1)
     assert found["a"]["median_ms"] == pytest.approx(1) and found["b"]["median_ms"] == pytest.approx(5)
@@ -117,7 +117,7 @@ def test_slow_calls_take_part_in_fewer_rounds_but_in_five() -> None:
 
 def test_contenders_with_threads_of_their_own_come_last_in_a_round() -> None:
     clock = Clock()
-    calls = {name: clock.call(name, 1e-2) for name in "abc"}
+    calls = {name: clock.call(name, 3e-2) for name in "abc"}  # long ones
     rounds(calls, Settings(3, 1e-3), apart={"b"}, clock=lambda: clock.now)
     assert clock.calls == "aabbcc" + "acbcabacb"
 
