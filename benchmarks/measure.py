@@ -3,8 +3,8 @@
 Each contender is prepared (compiled, packed, called). Its result is compared with one in float64
 before anything is timed and once more after the last round: a wrong result is an error and never a time.
 Timed rounds visit the contenders in turn, starting with another one each round, so that a disturbance hits all
-alike. A sample is a run of calls of at least `min_sample` seconds, divided by their number. One call that is not timed comes
-before it where calls are short: what others left in the caches would be measured, for those alone that fill a sample by one call.
+alike. A sample is a run of calls of at least `min_sample` seconds, divided by their number. An untimed call comes first
+where calls are short: what others left in the caches would be measured, for those alone that fill a sample by one.
 """
 
 from __future__ import annotations
