@@ -3,8 +3,8 @@
 Each contender is prepared (compiled, packed, called). Its result is compared with one in float64
 before anything is timed and once more after the last round: a wrong result is an error and never a time.
 Timed rounds visit the contenders in turn, starting with another one each round, so that a disturbance hits all
-alike. A sample is a run of calls of at least `min_sample` seconds, divided by their number. An untimed call comes first
-where calls are short: what others left in the caches would be measured, for those alone that fill a sample by one.
+alike. A sample is a run of calls of at least `min_sample` seconds, divided by their number. Some 10 ms of calls that are not
+timed come first: a short one takes three times as long after others have been at the caches and the predictors of branches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FINAL = {"skipped", "error"}  # outcomes after which a contender is out
 
 _LEAST = 5  # samples of a contender that is too slow for more
 
-_LONG = 0.02  # seconds of a call beside which it does not count that weights and code come back to the caches
+_WARMING = 0.01  # seconds of calls before each sample, fewer than half a call is none
 
 # Idle threads of PyTorch's team spin this long before they sleep: in the way of whoever brings threads of its own.
 _SPINNING = 0.015
@@ -94,11 +94,10 @@ def rounds(
     `cores_elsewhere` is how many cores other processes kept busy meanwhile: near 0, or the figures mislead.
     """
     repeats = settings.repeats
-    inner, turns, short = {}, {}, set[str]()
+    inner, warming, turns = {}, {}, {}
     for name, call in calls.items():
         inner[name], sample = repetitions(call, settings.min_sample, clock)
-        if sample < _LONG * inner[name]:
-            short.add(name)
+        warming[name] = round(_WARMING * inner[name] / max(sample, 1e-9))
         turns[name] = max(min(_LEAST, repeats), min(repeats, int(settings.seconds / sample)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
     before, start = cpu_seconds_elsewhere(), time.monotonic()
@@ -111,8 +110,7 @@ def rounds(
                 if group and group[0] in apart:
                     time.sleep(_SPINNING)
                 for name in turned(group, turn):
-                    if name in short:
-                        calls[name]()
+                    timed(calls[name], warming[name], clock)
                     samples[name].append(1e3 * timed(calls[name], inner[name], clock) / inner[name])
     finally:
         gc.enable()

@@ -100,12 +100,12 @@ class Clock:
 
 def test_rounds_take_turns_and_fill_the_shortest_sample() -> None:
     clock = Clock()
-    calls = {"a": clock.call("a", 1e-3), "b": clock.call("b", 5e-3)}
-    found = rounds(calls, Settings(4, 2e-3), clock=lambda: clock.now)
-    calibration, turns = "aaaaaaabb", "aaaabbbbaaaaaaaabbbbaaaa"  # each sample begins with one more
-    assert clock.calls == calibration + turns
-    assert (found["a"]["inner"], found["b"]["inner"]) == (3, 1)
-    assert found["a"]["median_ms"] == pytest.approx(1) and found["b"]["median_ms"] == pytest.approx(5)
+    calls = {"a": clock.call("a", 1e-3), "b": clock.call("b", 5e-3), "c": clock.call("c", 3e-2)}
+    found = rounds(calls, Settings(3, 2e-3), clock=lambda: clock.now)
+    calibration, samples = "aaaaaaa" + "bb" + "cc", {"a": 13 * "a", "b": 3 * "b", "c": "c"}  # after 10 ms that are not timed
+    assert clock.calls == calibration + "".join(samples[name] for turn in ("abc", "bca", "cab") for name in turn)
+    assert [found[name]["inner"] for name in calls] == [3, 1, 1]
+    assert [found[name]["median_ms"] for name in calls] == pytest.approx([1, 5, 30])
 
 
 def test_slow_calls_take_part_in_fewer_rounds_but_in_five() -> None:
