@@ -34,7 +34,7 @@ _NORMALIZE = (
     f"math-expand-ops{{ops=fpowi}},{_WIDEN},keep-wide,canonicalize,cse"
 )
 _FUSE = "fuse-epilogue,narrow-sums,lift-rows,inline-stages,canonicalize,cse"
-_FINISH = "expand-math,parallelize,emit-entry"
+_FINISH = "expand-math{bits=%d},parallelize,emit-entry"
 # MLIR's pipeline "sparsifier" in parts, because it frees nothing that it allocates. A sparse result grows array by array,
 # and what is left in the end is the caller's: there only the arrays that were outgrown are freed.
 _SPARSIFY = (
@@ -170,7 +170,7 @@ def _lowering(schedule: str, bits: int, bf16: bool, module: ir.Module) -> str:
     if schedule == "reference":
         chosen = f"expose-storage,{sparsify},emit-entry"
     elif schedule in OPEN_SCHEDULES:
-        chosen = f"{OPEN_SCHEDULES[schedule][1].replace('%d', str(bits))},{_FINISH}"
+        chosen = f"{OPEN_SCHEDULES[schedule][1]},{_FINISH}".replace("%d", str(bits))
     else:
         if schedule == SEQUENCE:
             own = dict.fromkeys(ir.StringAttr(op.attributes["schedule"]).value for op in walk(module, "kernel.spmm"))
@@ -178,7 +178,7 @@ def _lowering(schedule: str, bits: int, bf16: bool, module: ir.Module) -> str:
         else:
             in_chain = f"lower-chain{{bf16={str(bf16).lower()}}}"
             lowering = in_chain if schedule == CHAIN else FAMILIES[schedule].lowering
-        chosen = f"expose-storage,{lowering},{_FINISH}"
+        chosen = f"expose-storage,{lowering},{_FINISH % bits}"
     return f"{chosen},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"
 
 

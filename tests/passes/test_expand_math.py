@@ -29,13 +29,17 @@ LOGISTIC = """%one = arith.constant dense<1.0> : {0}
           %3 = math.exp %2 : {0}
           %4 = arith.addf %3, %one : {0}
           %1 = arith.divf %one, %4 : {0}"""
+NORMAL = """%one = arith.constant dense<1.0> : {0}
+          %2 = math.erf %0 : {0}
+          %1 = arith.addf %2, %one : {0}"""
 
 
 @cache
 def compiled(name: str, element: str, target: Target) -> Vectorized:
     """The function as our passes and LLVM compile it, on arrays whose length is a multiple of 16."""
     vector = f"vector<{LANES}x{element}>"
-    body = LOGISTIC.format(vector) if name == "logistic" else f"%1 = math.{name} %0 : {vector}"
+    written = {"logistic": LOGISTIC, "normal": NORMAL}
+    body = written[name].format(vector) if name in written else f"%1 = math.{name} %0 : {vector}"
     text = f"""
       func.func @f(%x: memref<?x{element}>, %y: memref<?x{element}>) {{
         %c0 = arith.constant 0 : index
@@ -50,7 +54,7 @@ def compiled(name: str, element: str, target: Target) -> Vectorized:
       }}"""
     with context(), ir.Location.unknown():
         module = ir.Module.parse(text)
-        run_pipeline(module, f"expand-math,emit-entry,lower-to-llvm{{bits={target.vector_bits}}}")
+        run_pipeline(module, f"expand-math{{bits={target.vector_bits}}},emit-entry,lower-to-llvm{{bits={target.vector_bits}}}")
         llvm_ir = llvm.translate_module_to_llvmir(module.operation)
     code = jit.load(jit.object_code(jit.optimize(llvm_ir, target), target), ENTRY)
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
@@ -103,6 +107,18 @@ def test_every_logistic_result_is_within_a_few_units(target: Target) -> None:
     assert units.max() <= 4
     assert y[exact < TINY].max() <= TINY
     np.testing.assert_array_equal(np.isnan(y), np.isnan(x))
+
+
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.cpu)
+def test_erf_beside_one_is_as_exact_as_the_sum(target: Target) -> None:
+    bits = np.arange(0, 1 << 32, 1009, dtype=np.uint64).astype(np.uint32)
+    x = bits[: bits.size // LANES * LANES].view(np.float32)
+    with np.errstate(all="ignore"):
+        y, exact = compiled("normal", "f32", target)(x), 1 + scipy.special.erf(x.astype(np.float64))
+    assert np.nanmax(np.abs(y - exact)) <= 5e-7
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(x))
+    limits = np.array([-np.inf, np.inf, -30, 30, -4, 4, 0.0, -0.0] * 2, np.float32)
+    assert compiled("normal", "f32", target)(limits)[:8].tolist() == [0, 2, 0, 2, 0, 2, 1, 1]
 
 
 @pytest.mark.parametrize(

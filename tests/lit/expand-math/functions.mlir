@@ -28,8 +28,8 @@ func.func @exp(%x: vector<4xf32>) -> vector<4xf32> {
 // CHECK:         %[[BITS:.*]] = vector.bitcast %[[T]] : vector<4xf32> to vector<4xi32>
 // CHECK:         %[[POWER:.*]] = arith.shli %[[BITS]]
 // CHECK:         arith.addi %{{.*}}, %[[POWER]]
-// CHECK:         %[[INFINITE:.*]] = arith.mulf %arg0
 // CHECK:         %[[ABOVE:.*]] = arith.cmpf ugt, %arg0
+// CHECK:         %[[INFINITE:.*]] = arith.mulf %arg0
 // CHECK:         arith.select %[[ABOVE]], %[[INFINITE]]
 // CHECK-NOT:     math.exp
 func.func @logistic(%x: vector<4xf32>) -> vector<4xf32> {
@@ -86,4 +86,24 @@ func.func @others(%s: f32, %d: vector<2xf64>, %v: vector<4xf32>) -> (f32, vector
   %1 = math.tanh %d : vector<2xf64>
   %2 = math.log %v : vector<4xf32>
   return %0, %1, %2 : f32, vector<2xf64>, vector<4xf32>
+}
+
+// -----
+
+// Where it is only added to 1, registers of 512 bits hold the polynomials of 32 pieces, which |x| rounded to eighths picks.
+// CHECK-LABEL: func.func @normal(
+// CHECK:         %[[SIZE:.*]] = math.absf %arg0
+// CHECK:         %[[CLAMPED:.*]] = arith.select %{{.*}}, %{{.*}}, %[[SIZE]]
+// CHECK:         %[[ROUNDED:.*]] = arith.addf %[[CLAMPED]]
+// CHECK:         %[[PIECE:.*]] = vector.bitcast %[[ROUNDED]] : vector<16xf32> to vector<16xi32>
+// CHECK:         %[[R:.*]] = arith.subf %[[CLAMPED]]
+// CHECK-COUNT-5: llvm.call_intrinsic "llvm.x86.avx512.vpermi2var.ps.512"(%{{.*}}, %[[PIECE]], %{{.*}})
+// CHECK-COUNT-4: vector.fma %{{.*}}, %[[R]]
+// CHECK:         math.copysign
+// CHECK-NOT:     math.erf
+func.func @normal(%x: vector<16xf32>) -> vector<16xf32> {
+  %one = arith.constant dense<1.0> : vector<16xf32>
+  %0 = math.erf %x : vector<16xf32>
+  %1 = arith.addf %0, %one : vector<16xf32>
+  return %1 : vector<16xf32>
 }
