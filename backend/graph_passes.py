@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gossamer.backend.graph.graph_pass import GraphPass
 
 GRAPH_PASSES = {
+    "tangent-sizes": "operations.tangent_sizes:TangentSizes",
     "drop-copies": "operations.drop_copies:DropCopies",
     "message-passing": "messages.message_passing:MessagePassing",
     "fold-values": "operations.fold_values:FoldValues",

@@ -7,6 +7,7 @@ text, `str` gives exactly what MLIR prints, and what MLIR would refuse, miscompi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar, Self
 
 from gossamer.dialects.encoding_parser import EncodingParser
@@ -87,9 +88,9 @@ class Format:
         except FormatError as problem:
             raise FormatError(f"{problem}\n  in {text}") from None
 
-    def with_widths(self, pos_width: int, crd_width: int) -> Self:
-        """The same levels with other bits for positions and coordinates."""
-        return replace(self, pos_width=pos_width, crd_width=crd_width)
+    def with_widths(self, pos_width: int, crd_width: int) -> "Format":
+        """The same levels with other bits for positions and coordinates. Calls of operations ask for it: checked once."""
+        return _in_widths(self, pos_width, crd_width)
 
     def level_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many coordinates each level has for a tensor of this shape; an edge block counts as whole."""
@@ -176,6 +177,11 @@ class Format:
 
 
 _REGISTERED: dict[str, Format] = {}
+
+
+@lru_cache(1024)
+def _in_widths(format: Format, pos_width: int, crd_width: int) -> Format:
+    return replace(format, pos_width=pos_width, crd_width=crd_width)
 
 
 def _check_dimensions(levels: tuple[Level, ...], rank: int) -> None:

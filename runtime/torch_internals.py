@@ -128,6 +128,8 @@ PRIVATE = {
     "ParamAOTInput": Private(f"{_AOT}:ParamAOTInput", "a parameter, by its name", REGIONS, Absent),
     "BufferAOTInput": Private(f"{_AOT}:BufferAOTInput", "a buffer, by its name", REGIONS, Absent),
     "SubclassGetAttrAOTInput": Private(f"{_AOT}:SubclassGetAttrAOTInput", "an array of a SparseTensor", REGIONS, Absent),
+    "SubclassGetAttrAOTOutput": Private(f"{_AOT}:SubclassGetAttrAOTOutput", "one that is returned", DYNAMIC, Absent),
+    "TangentAOTInput": Private(f"{_AOT}:TangentAOTInput", "the gradient of a result", DYNAMIC, Absent),
     "OpOverload": Private("torch._ops:OpOverload", "the type of what nodes call", REGIONS, Absent),
     "FakeTensor": Private("torch._subclasses.fake_tensor:FakeTensor", "inputs without content", REGIONS, Absent),
     "is_fake": Private("torch._subclasses.fake_tensor:is_fake", "likewise", REGIONS, lambda _: False),
@@ -143,6 +145,13 @@ PRIVATE = {
     "GlobalSource": Private("torch._dynamo.source:GlobalSource", "whether it is a global", CAPTURED, Absent),
     "statically_known_true": Private(
         f"{_SHAPES}:statically_known_true", "whether symbolic sizes agree", DYNAMIC, lambda known: known is True
+    ),
+    "guard_or_true": Private(f"{_SHAPES}:guard_or_true", "what to do for sizes of values as for the worst", DYNAMIC, bool),
+    "free_unbacked_symbols": Private(
+        f"{_SHAPES}:free_unbacked_symbols", "sizes that are known at run time only", DYNAMIC, lambda _: set()
+    ),
+    "rename_unbacked": Private(
+        f"{_SHAPES}:ShapeEnv._rename_unbacked_to", "two names for one of them", DYNAMIC, lambda *_: None
     ),
     "check_in_graph": Private("torch:_check", "what is to hold when a graph runs", DYNAMIC, lambda condition: None),
     # Who compiles the rest

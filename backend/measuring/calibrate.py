@@ -26,7 +26,7 @@ from gossamer.backend.measuring.progress import Progress, progress
 from gossamer.dialects.errors import OptionError
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
-from gossamer.passes.schedules.machine_speed import Curve, Machine, Speed
+from gossamer.passes.schedules.machine_speed import HALF, SPARSE, Curve, Machine, Speed
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.elements import WEIGHTS
 from gossamer.runtime.target import host
@@ -42,7 +42,7 @@ _PASSES, _ROUNDS = 3, 3
 
 # density, block and n:m of the reference weights; a family is measured on those that its storage is for
 _WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ...] = (
-    (0.2, None, None),
+    (SPARSE, None, None),
     (0.1, (16, 16), None),
     (0.5, None, (2, 4)),
 )
@@ -56,7 +56,7 @@ def calibrate(elements: Sequence[str] = ("f32",)) -> Machine:
     if unknown := [e for e in elements if e not in _TYPES]:
         raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(_TYPES)}")
     machine = replace(this_machine(), name=cpu_name())
-    steps = 1 + len(elements) * (len(_DENSE_SIZES) + len(_WEIGHTS))
+    steps = 1 + len(elements) * (len(_DENSE_SIZES) + len(_WEIGHTS) + 1)
     with _one_thread(), progress("gossamer calibrates", steps) as bar:
         bar.advance("reading memory")
         machine = replace(machine, read=_read())
@@ -72,16 +72,20 @@ def _speed(element: str, bar: Progress) -> Speed:
         bar.advance(f"dense {element} {rows}x{columns}")
         dense.append((rows * columns * dtype.itemsize, _dense(rows, columns, dtype)))
     found: dict[str, dict[int, list[float]]] = {}
-    for density, block, nm in _WEIGHTS:
+    half: dict[str, dict[int, list[float]]] = {}
+    for density, block, nm in (*_WEIGHTS, (HALF, None, None)):
         matrix = Matrix(
             _ROWS, _COLUMNS, 1, element, host().vector_bits, density, block, nm=nm, skew=1.5, features=host().instructions,
             l1d=first_level_bytes(),
         )  # fmt: skip
         names = _specialists(matrix)
         bar.advance(f"{len(names)} kernels {element} {density:.0%}")
-        _families(matrix, names, found)
-    curves = {name: Curve(tuple((t, _mean(found[name][t])) for t in sorted(found[name]))) for name in found}
-    return Speed(tuple(dense), curves)
+        _families(matrix, names, *((half, _TOKENS[::2]) if density == HALF and not nm else (found, _TOKENS)))
+    return Speed(tuple(dense), _curves(found), _curves(half))
+
+
+def _curves(rates: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Curve]:
+    return {name: Curve(tuple((t, _mean(rates[name][t])) for t in sorted(rates[name]))) for name in rates}
 
 
 def _read() -> Curve:
@@ -116,15 +120,15 @@ def _specialists(matrix: Matrix) -> list[str]:
     return [f.name for f in able]
 
 
-def _families(matrix: Matrix, names: list[str], found: dict[str, dict[int, list[float]]]) -> None:
-    """Adds the cycles a microsecond of each family, by tokens, on one reference weight."""
+def _families(matrix: Matrix, names: list[str], found: dict[str, dict[int, list[float]]], counts: Sequence[int]) -> None:
+    """Adds the cycles a microsecond of each family on one reference weight, for some numbers of tokens."""
     if not names:
         return
     product = Product(reference_weight(matrix), matrix)
-    groups = [product.calls(tokens, [name for name in names if tokens <= FAMILIES[name].most]) for tokens in _TOKENS]
+    groups = [product.calls(tokens, [name for name in names if tokens <= FAMILIES[name].most]) for tokens in counts]
     for calls in groups:
         del calls[DENSE]
-    for tokens, times in zip(_TOKENS, _in_passes(groups), strict=True):
+    for tokens, times in zip(counts, _in_passes(groups), strict=True):
         for name, us in times.items():
             rate = FAMILIES[name].cycles(matrix, tokens) / us
             found.setdefault(name, {}).setdefault(tokens, []).append(rate)
@@ -171,9 +175,10 @@ def _show(machine: Machine) -> None:
         for size, curve in speed.dense:
             rates = [2e3 / ns for _, ns in curve.points]
             print(f"{f'dense GF/s {size / 1e6:.1f} MB':<22}" + "".join(f"{r:8.1f}" for r in rates))
-        for name, curve in speed.families.items():
-            cells = {t: f"{rate:8.0f}" for t, rate in curve.points}
-            print(f"{f'{name} cycles/us':<22}" + "".join(cells.get(t, " " * 8) for t in tokens))
+        for density, curves in (("", speed.families), (f" {HALF:.0%}", speed.half)):
+            for name, curve in curves.items():
+                cells = {t: f"{rate:8.0f}" for t, rate in curve.points}
+                print(f"{f'{name}{density} cycles/us':<22}" + "".join(cells.get(t, " " * 8) for t in tokens))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

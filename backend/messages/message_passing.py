@@ -59,7 +59,7 @@ _SORT_CALLS = 10
 _SCORE = 16
 """The same for a score: two gathers, a maximum, an exponential, a sum and a division of each edge and head are left out. Over
 edges by the thousand it is 26, over those by the hundred thousand, where gathered rows come from memory, 7 (Zen 5)."""
-_FEW_HEADS, _ATTENTION = 14, 100e3
+_FEW_HEADS, _ATTENTION = 9, 100e3
 """Elements in the time of an edge of attention with few heads, its lanes, and in that of its call beside a product's."""
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, math, memref, scf, vector
+from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.passes.loops.heads_in_lanes import gathered_sums, repeated
 from gossamer.passes.loops.queries import walk
@@ -74,7 +74,7 @@ class _Forward(EdgeRows):
             first, (largest, total) = blocks.induction_variable, blocks.inner_iter_args
             stop = arith.minui(arith.addi(first, index(self.entries)), end)
             now = self._scores(rows, scratch, row, own, first, stop, largest)
-            shrunk = math.exp(arith.subf(largest, now))
+            shrunk = self.exp(arith.subf(largest, now))
             filled = arith.muli(arith.subi(stop, first), index(self.width))
             sums = self._exponentials(rows, scratch, first, filled, now)
             total = vector.fma(total, shrunk, sums)
@@ -120,7 +120,7 @@ class _Forward(EdgeRows):
         subtracted = repeated(largest, self.lanes)
         with loop(index(0), filled, index(self.lanes), [zeros(self.vec)]) as vectors:
             at = [vectors.induction_variable]
-            power = math.exp(arith.subf(vector.load(self.vec, scratch, at), subtracted))
+            power = self.exp(arith.subf(vector.load(self.vec, scratch, at), subtracted))
             weight = power
             if self.dropout:
                 number = arith.addi(first, arith.divui(vectors.induction_variable, index(self.width)))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, math, memref, scf, vector
+from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.edges import gradients_of
 from gossamer.passes.loops.queries import walk
@@ -73,7 +73,7 @@ class _Backward(EdgeRows):
         gradient, values = self.read(rows, "gradient", entry), self.read(rows, "values", entry)
         largest, inverse = self.read(rows, "statistics", entry)
         score = self.score(rows, entry)
-        weight = arith.mulf(math.exp(arith.subf(self.activated(score.raw), largest)), inverse)
+        weight = arith.mulf(self.exp(arith.subf(self.activated(score.raw), largest)), inverse)
         of_weight, used = self.dots(gradient, values, self.features), weight
         if self.dropout:
             kept = self.kept(rows, entry.number, self.width)

@@ -4,7 +4,7 @@ y[t, m] = sum_k x[t, k] w[m, k], T tokens:
 
     dense    Machine.speeds        measured products, by element type, bytes of the weight and T
     sparse   Family.cycles         each family of schedules has its own terms, in cycles of a core of 3 GHz;
-             Speed.cycles_a_us     a calibration finds how many of them pass here, by family and T
+             Speed.cycles_a_us     a calibration finds how many of them pass here, by family, T and density
              at least              the weight is read (Family.read, Machine.read), and multiplied 1.25 times as fast as in the
                                    best dense product
     each     Machine.call_us       the call
@@ -81,7 +81,7 @@ def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machi
     multiplied = _FASTER * fastest * matrix.nonzeros * t * 1e-6
 
     def sparse_us(family: Family) -> float:
-        read, us = family.read(matrix), family.cycles(matrix, t) / speed.cycles_a_us(family.name, t)
+        read, us = family.read(matrix), family.cycles(matrix, t) / speed.cycles_a_us(family.name, t, matrix.density)
         rate = machine.read.at(read) if matrix.group_bits is None else min(machine.read.at(read), _MEMORY)
         return max(us, read / rate / 1e3, multiplied)
 

@@ -8,13 +8,15 @@ were found to be; a calibration measures the machine at hand, element type by el
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from gossamer.dialects.elements import FLOATS, WEIGHTS
 
+SPARSE, HALF = 0.2, 0.5
+"""Densities of the weights that families are measured on: how much time one loses between nonzeros is not the same for all."""
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 _CYCLES_A_US = 3000.0
 _CALL_US = 5.0
@@ -62,10 +64,12 @@ class Speed:
     dense     by the bytes of the weight: nanoseconds a token for each 1000 elements of the weight
     families  by the name of the family: cycles of its prediction a microsecond; 3000 for one that was not
               measured
+    half      the same for weights half of which are zeros, where that was measured
     """
 
     dense: tuple[tuple[int, Curve], ...]
     families: Mapping[str, Curve]
+    half: Mapping[str, Curve] = field(default_factory=dict)
 
     def dense_us(self, elements: float, width: int, tokens: int) -> float:
         """Microseconds of a dense product with a weight of so many elements, each `width` bytes."""
@@ -89,17 +93,24 @@ class Speed:
     def slower(self, family: str, tokens: int, factor: float) -> "Speed":
         """The speed with the kernels of a family so many times slower for a number of tokens."""
         curve = self.families.get(family, Curve(((tokens, _CYCLES_A_US),)))
-        return replace(self, families={**self.families, family: curve.times(tokens, 1 / factor)})
+        half = {family: self.half[family].times(tokens, 1 / factor)} if family in self.half else {}
+        return replace(self, families={**self.families, family: curve.times(tokens, 1 / factor)}, half={**self.half, **half})
 
     @property
     def least(self) -> float:
         """The least nanoseconds a token for 1000 elements of a dense product."""
         return min(ns for _, curve in self.dense for _, ns in curve.points)
 
-    def cycles_a_us(self, family: str, tokens: int) -> float:
-        """Cycles of a family's prediction that pass in a microsecond."""
-        curve = self.families.get(family)
-        return curve.at(tokens) if curve is not None else _CYCLES_A_US
+    def cycles_a_us(self, family: str, tokens: int, density: float = SPARSE) -> float:
+        """Cycles of a family's prediction that pass in a microsecond, for a weight of this density."""
+        curve, half = self.families.get(family), self.half.get(family)
+        if curve is None:
+            return _CYCLES_A_US
+        rate = curve.at(tokens)
+        if half is None:
+            return rate
+        within = min(max(density, SPARSE), HALF)
+        return _between(math.log(SPARSE), rate, math.log(HALF), half.at(tokens), math.log(within))
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +167,7 @@ class Machine:
             element: {
                 "dense": [[size, curve.points] for size, curve in self.speeds[element].dense],
                 "families": {name: curve.points for name, curve in self.speeds[element].families.items()},
+                "half": {name: curve.points for name, curve in self.speeds[element].half.items()},
             }
             for element in sorted(self.measured)
         }
@@ -168,10 +180,12 @@ class Machine:
             for element, speed in found["speeds"].items():
                 sizes = _ascending([size for size, _ in speed["dense"]])
                 dense = tuple((size, _curve(points)) for size, (_, points) in zip(sizes, speed["dense"], strict=True))
-                families = {str(name): _curve(points) for name, points in speed["families"].items()}
-                if element not in WEIGHTS or (element in FLOATS and not families):  # not all vectors multiply int8
+                families, half = (
+                    {str(name): _curve(points) for name, points in speed[kind].items()} for kind in ("families", "half")
+                )
+                if element not in WEIGHTS or (element in FLOATS and not (families and half)):  # not all vectors multiply int8
                     raise ValueError(f"there are no times of {element!r}")
-                machine = machine.with_speed(element, Speed(dense, families))
+                machine = machine.with_speed(element, Speed(dense, families, half))
             if not machine.measured:
                 raise ValueError("there are no times")
         except (KeyError, TypeError, AttributeError) as problem:

@@ -61,6 +61,8 @@ def test_rates_are_cycles_over_times(seen: list[str]) -> None:
     speed = gossamer.calibrate().speeds["f32"]
     cycles = FAMILIES["kblock"].cycles(Matrix(96, 64, 1, "f32", host().vector_bits, 0.2), 8)
     assert speed.families["kblock"].at(8) == pytest.approx(cycles / 50.0)
+    cycles = FAMILIES["kblock"].cycles(Matrix(96, 64, 1, "f32", host().vector_bits, 0.5), 16)
+    assert speed.half["kblock"].at(16) == speed.cycles_a_us("kblock", 16, 0.5) == pytest.approx(cycles / 50.0)
     assert speed.dense_us(384 * 384, 4, 16) == pytest.approx(50.0)
 
 

@@ -21,7 +21,8 @@ from tests.backend.harness import prune_
 
 MATRIX = Matrix(1024, 1024, 1, "f32", 512, 0.1)
 DENSE_SPEED = Machine.usual(512).speeds["f32"].dense
-USUAL = Machine.usual(512).with_speed("f32", Speed(DENSE_SPEED, {name: Curve(((1, 3e3), (64, 3e3))) for name in FAMILIES}))
+SPEEDS = {name: Curve(((1, 3e3), (64, 3e3))) for name in FAMILIES}
+USUAL = Machine.usual(512).with_speed("f32", Speed(DENSE_SPEED, SPEEDS, SPEEDS))
 Measured = list[tuple[Key, int, Times]]
 
 

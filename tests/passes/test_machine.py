@@ -19,7 +19,8 @@ def flat(value: float) -> Curve:
 
 
 def machine(dense_ns: float = 1.0, **families: float) -> Machine:
-    speed = Speed(((1 << 20, flat(dense_ns)),), {name: flat(rate) for name, rate in families.items()})
+    curves = {name: flat(rate) for name, rate in families.items()}
+    speed = Speed(((1 << 20, flat(dense_ns)),), curves, curves)
     return Machine.usual(512).with_speed("f32", speed)
 
 
@@ -56,6 +57,15 @@ def test_values_have_to_be_multiplied() -> None:
 
 def test_a_family_that_was_not_measured_is_as_fast_as_its_terms_say() -> None:
     assert machine(kblock=1000, gather=4000).speeds["f32"].cycles_a_us("another", 8) == 3000
+
+
+def test_rates_lie_between_those_of_two_densities() -> None:
+    speed = replace(machine(kblock=1000, gather=1000).speeds["f32"], half={"kblock": flat(4000)})
+    found = [speed.cycles_a_us("kblock", 8, density) for density in (0.05, 0.2, 0.1**0.5, 0.5, 0.9)]
+    assert found == pytest.approx([1000, 1000, 2000, 4000, 4000])
+    assert speed.cycles_a_us("gather", 8, 0.5) == pytest.approx(1000)  # which was not measured with the denser one
+    slower = speed.slower("kblock", 8, 2.0)
+    assert [slower.cycles_a_us("kblock", 8, density) for density in (0.2, 0.5)] == pytest.approx([500, 2000])
 
 
 def test_half_the_multiply_adds_make_dense_products_slower() -> None:

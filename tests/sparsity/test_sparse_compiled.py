@@ -267,3 +267,31 @@ def test_parts_of_open_size(name: str) -> None:
         found = torch.compile(function, backend=backend, fullgraph=True, options={"dense": "eager"})(a)
     found = found.to_dense() if isinstance(found, SparseTensor) else found
     torch.testing.assert_close(found, function(dense))
+
+
+PARTS_BY_MASKS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "rows": ("dense", lambda a, rows, columns: a[rows]),
+    "rows and columns": ("dense", lambda a, rows, columns: a[rows][:, columns]),
+    "columns of blocks": ("hybrid", lambda a, rows, columns: a[:, columns] * 2),
+    "all in a row": ("BSR", lambda a, rows, columns: a[rows].to_dense().flatten()),
+}
+
+
+@pytest.mark.parametrize("name", PARTS_BY_MASKS)
+def test_gradients_of_parts_that_masks_take(name: str) -> None:
+    """They have the sizes of the parts, multiplied with each other, and nothing else in the backward graph may have these."""
+    format, function = PARTS_BY_MASKS[name]
+    dense = matrix(6, 9).double()
+    masks = dense[:, 0] >= 0, dense.abs().sum(0) > 1
+    a = sparse(dense.float(), format)
+    leaf, reference = a.values().clone().requires_grad_(), dense.requires_grad_()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = torch.compile(function, backend=backend, fullgraph=True)(a.with_values(leaf), *masks)
+    found = found.to_dense() if isinstance(found, SparseTensor) else found
+    expected = function(reference, *masks)
+    torch.testing.assert_close(found.double(), expected)
+    weights = torch.arange(expected.numel(), dtype=torch.float64).reshape(expected.shape)
+    (found * weights.float()).sum().backward()
+    (expected * weights).sum().backward()
+    stored = a.with_values(torch.ones_like(leaf)).to_dense()
+    torch.testing.assert_close(a.with_values(leaf.grad).to_dense().double(), reference.grad * stored)

@@ -12,7 +12,10 @@
 // CHECK:               arith.cmpf ogt, %[[RAW]]
 // CHECK:               vector.store %{{.*}}, %[[SCRATCH]]
 // CHECK:             scf.for {{.*}} -> (vector<16xf32>)
-// CHECK:               %[[POWER:.*]] = math.exp %{{.*}} : vector<16xf32>
+// CHECK:               arith.cmpf olt
+// CHECK:               math.roundeven %{{.*}} : vector<16xf32>
+// CHECK:               arith.cmpf uno
+// CHECK-NEXT:          %[[POWER:.*]] = arith.select {{.*}} : vector<16xi1>, vector<16xf32>
 // CHECK-NEXT:          vector.store %[[POWER]], %[[SCRATCH]]
 // CHECK:             scf.if {{.*}} -> (vector<16xf32>, vector<16xf32>)
 // CHECK:             scf.for {{.*}} -> (vector<16xf32>, vector<16xf32>)
