@@ -106,7 +106,9 @@ def prepare(
         0 if n in results else prod(shape) * step.region.dtype.itemsize
         for n, (shape, step) in enumerate(zip(kept_sizes, steps, strict=True))
     ]
-    where, size = places(bytes_, [max(each, default=n) for n, each in enumerate(readers)])
+    # What bands read is read again after the first of them has written a part of the next step's result.
+    ends = [n + (band is not None) for n, band in enumerate(bands)]
+    where, size = places(bytes_, [max([ends[reader] for reader in each], default=n) for n, each in enumerate(readers)])
     if size > _MOST_BYTES:
         return None
     memory = torch.empty(size, dtype=torch.uint8)

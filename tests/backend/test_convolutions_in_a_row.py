@@ -241,6 +241,25 @@ def test_large_images_go_through_by_bands_of_channels(
     assert calls == [images * 2 * 5 + 1]  # five bands of four channels, and what projects
 
 
+def test_bands_read_images_that_nothing_has_taken_the_place_of(rows: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gossamer.backend.convolution import bands
+
+    monkeypatch.setattr(bands, "_LARGE", 1 << 10)
+    monkeypatch.setattr(bands, "_BAND", 4 * 4 * 8 * 8)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        network, x = nn.Sequential(nn.Conv2d(6, 6, 1), Inverted(stride=2)), torch.randn(1, 6, 8, 8)
+        with torch.no_grad():
+            network[0].weight *= torch.rand(6, 6, 1, 1) < 0.3
+        run = compile_and_run(network, x)
+        for _ in range(3):
+            assert_same(run.function(x), truth(network, x))
+    finally:
+        torch.set_num_threads(threads)
+    assert rows[-1] == (4, True)
+
+
 def counted(prepare: Callable[..., Ready | None], calls: list[int]) -> Callable[..., Ready | None]:
     def call(*given: object) -> Ready | None:
         found = prepare(*given)
