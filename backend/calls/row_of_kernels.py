@@ -106,9 +106,9 @@ def prepare(
         0 if n in results else prod(shape) * step.region.dtype.itemsize
         for n, (shape, step) in enumerate(zip(kept_sizes, steps, strict=True))
     ]
-    # What bands read is read again after the first of them has written a part of the next step's result.
-    ends = [n + (band is not None) for n, band in enumerate(bands)]
-    where, size = places(bytes_, [max([ends[reader] for reader in each], default=n) for n, each in enumerate(readers)])
+    # What a step in bands reads is read again for each band, after results of the next step.
+    last = [max((r + (bands[r] is not None) for r in each), default=n) for n, each in enumerate(readers)]
+    where, size = places(bytes_, last)
     if size > _MOST_BYTES:
         return None
     memory = torch.empty(size, dtype=torch.uint8)

@@ -218,46 +218,44 @@ def test_other_types(rows: Seen, dtype: torch.dtype) -> None:
     assert rows[-1][1]
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("images", [1, 3])
-@pytest.mark.parametrize("width", [6, 8])  # the latter are whole tiles, which are read as they lie
-def test_large_images_go_through_by_bands_of_channels(
-    rows: Seen, monkeypatch: pytest.MonkeyPatch, stride: int, images: int, width: int
-) -> None:
-    from gossamer.backend.convolution import bands
-
-    monkeypatch.setattr(bands, "_LARGE", 1 << 10)
-    monkeypatch.setattr(bands, "_BAND", 4 * 4 * 8 * width)
-    monkeypatch.setattr(convolved_row, "prepare", counted(convolved_row.prepare, calls := []))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        network, x = Inverted(stride=stride), torch.randn(images, 6, 8, width)
-        run = compile_and_run(network, x)
-        for _ in range(3):
-            assert_same(run.function(x), truth(network, x))
-    finally:
-        torch.set_num_threads(threads)
-    assert calls == [images * 2 * 5 + 1]  # five bands of four channels, and what projects
-
-
-def test_bands_read_images_that_nothing_has_taken_the_place_of(rows: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def in_bands(rows: Seen, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Bands of four channels of images of 8 x 8 on one thread; how many calls each row comes to."""
     from gossamer.backend.convolution import bands
 
     monkeypatch.setattr(bands, "_LARGE", 1 << 10)
     monkeypatch.setattr(bands, "_BAND", 4 * 4 * 8 * 8)
+    monkeypatch.setattr(convolved_row, "prepare", counted(convolved_row.prepare, calls := []))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        network, x = nn.Sequential(nn.Conv2d(6, 6, 1), Inverted(stride=2)), torch.randn(1, 6, 8, 8)
+    yield calls
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("width", [6, 8])  # the latter are whole tiles, which are read as they lie
+def test_large_images_go_through_by_bands_of_channels(in_bands: list[int], stride: int, images: int, width: int) -> None:
+    network, x = Inverted(stride=stride), torch.randn(images, 6, 8, width)
+    run = compile_and_run(network, x)
+    for _ in range(3):
+        assert_same(run.function(x), truth(network, x))
+    assert in_bands == [images * 2 * {6: 4, 8: 5}[width] + 1]  # bands of five or four channels, and what projects
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_what_a_band_reads_lives_until_the_last_band_has_read_it(in_bands: list[int], layers: int) -> None:
+    wide, pairs = 20, list[nn.Module]()
+    for _ in range(layers):
+        pointwise, depthwise = nn.Conv2d(wide, wide, 1), nn.Conv2d(wide, wide, 3, padding=1, groups=wide)
         with torch.no_grad():
-            network[0].weight *= torch.rand(6, 6, 1, 1) < 0.3
-        run = compile_and_run(network, x)
-        for _ in range(3):
-            assert_same(run.function(x), truth(network, x))
-    finally:
-        torch.set_num_threads(threads)
-    assert rows[-1] == (4, True)
+            pointwise.weight *= torch.rand_like(pointwise.weight) < 0.3
+        pairs += [pointwise, nn.ReLU(), depthwise, nn.ReLU()]
+    network, x = nn.Sequential(*pairs).eval(), torch.randn(1, wide, 8, 8)
+    run = compile_and_run(network, x)
+    for _ in range(3):
+        assert_same(run.function(x), truth(network, x))
+    assert in_bands == [layers * 2 * 5]
 
 
 def counted(prepare: Callable[..., Ready | None], calls: list[int]) -> Callable[..., Ready | None]:

@@ -64,7 +64,7 @@ class Network(nn.Module):
         widths = [chance.choice([3, 8, 12, 17]) for _ in range(2)]
         self.channels = channels = chance.choice(widths)
         layers = list[Layer]()
-        for _ in range(chance.randint(2, 5)):
+        for _ in range(chance.randint(2, 8)):
             filters = chance.choice([channels, *widths])
             layers.append(Layer(chance, channels, filters, dtype))
             channels = filters
