@@ -7,7 +7,7 @@ the next row: output pixel q = i `row` + j reads at q + shift.
 
 A tile of outputs is cut from an image in one of three ways. Of a `pointwise` window, and of images whose sizes are known, it is
 a row of outputs; in the latter those with j past the width of the result are no pixels. Where sizes are open, it is a strip,
-which is an image of its own: so many rows of so many vectors, and what is read for it has rows of its own length. So it is, too,
+which is an image of its own: so many rows of so many vectors, and what is read for it has rows of its own length. So it is too,
 where each column of taps has a phase of its own (`across`): images are held several times then, but what any tap reads begins
 with a vector, and none of those lies in two cache lines.
 
@@ -40,7 +40,7 @@ class Window:
     groups                     of channels, as torch has them
     channels                   how many are multiplied before the next ones, so that what is read of them stays in the cache
     vectors                    of output pixels in registers
-    across                     how many of them are in a row of the image, where columns of taps have phases of their own; else 0
+    across                     how many of them are in a row of a tile where columns of taps have phases of their own; else 0
     """
 
     kernel: Sizes = _ONES

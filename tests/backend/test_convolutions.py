@@ -238,7 +238,7 @@ class Narrow(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(64, 80, 3, bias=False)
-        self.rows, self.volume = nn.Conv1d(80, 64, 5, padding=2), nn.Conv3d(80, 64, (1, 3, 3), padding=(0, 1, 0))
+        self.rows, self.volume = nn.Conv1d(80, 64, 5, 3, 2), nn.Conv3d(80, 64, (1, 3, 3), padding=(0, 1, 0))
         for layer in self.children():
             prune.ln_structured(layer, "weight", 0.5, n=2, dim=0)
         prune.ln_structured(self.second, "weight", 0.25, n=2, dim=1)
