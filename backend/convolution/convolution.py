@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 _NONZERO = (1.3, 0.7)  # cycles of a nonzero, and for each vector of pixels
 _ACROSS = 1.07  # the latter of vectors as long as a cache line, of which those of taps lie in two
-_ALIGNED = (1.5, 0.5)  # the same where none does
+_ALIGNED, _RESUMED = (1.5, 0.5), 3.0  # the same where none does; and for each vector of sums that a block takes up and leaves
 _ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
 _NEAR, _FAR_LOAD = 0.9, 0.4  # of the nearest cache what x may fill, and how many cycles more a vector takes from the next one
 _PLANE, _TAP, _DENSE_TAP = 60.0, 0.7, 1.5
@@ -157,12 +157,13 @@ def _in_columns(c: Convolution, matrix: Matrix) -> Iterator[Window]:
     channels, most = c.channels // c.window.groups, _most_vectors(matrix.bits)
     if matrix.bits < 512 or c.window.pointwise or c.window.images == (0, 0, 0) or c.window.stride[2] > 2:
         return
-    for across in {-(-wide // (n * matrix.lanes)) for n in range(1, 5)}:
-        for rows in range(1, min(high, most // across) + 1):
-            window = replace(c.window, vectors=rows * across, across=across)
-            near = int(_NEAR * matrix.l1d / _channel_bytes(window, matrix))
-            if near:
-                yield _in_blocks(window, channels, -(-channels // near))
+    across = -(-wide // matrix.lanes)  # whole rows: lines that two tiles share would be read and written twice
+    across = -(-across // -(-across // most))
+    for rows in range(1, min(high, most // across) + 1):
+        window = replace(c.window, vectors=rows * across, across=across)
+        near = int(_NEAR * matrix.l1d / _channel_bytes(window, matrix))
+        if near:
+            yield _in_blocks(window, channels, -(-channels // near))
 
 
 def _in_blocks(window: Window, channels: int, blocks: int) -> Window:
@@ -298,7 +299,8 @@ def _cycles(matrix: Matrix, window: Window, results: Sizes) -> float:
     channels = matrix.columns // window.taps
     read = channels * window.kernel[0] * sum(window.vectors_of(phase, lanes) for phase in window.phases)
     pack = read * (_GATHER if window.gathers(lanes) else _PACK)
-    rows = matrix.rows / window.groups * (_ROW * -(-channels // window.channels) + _STORE * v)
+    block = _ROW + (_RESUMED * v if window.across else 0.0)
+    rows = matrix.rows / window.groups * (block * -(-channels // window.channels) + _STORE * v)
     once, vector = _nonzero(matrix.bits, window.pointwise, window.across > 0)
     each = matrix.nonzeros / window.groups * (once + vector * v) + rows + pack
     return _tiles(window, lanes, results) * window.groups * each
