@@ -31,6 +31,7 @@ aten = torch.ops.aten
 _NONZERO = (1.3, 0.7)  # cycles of a nonzero, and for each vector of pixels
 _ACROSS = 1.07  # the latter of vectors as long as a cache line, of which those of taps lie in two
 _ALIGNED, _RESUMED = (1.5, 0.5), 3.0  # the same where none does; and for each vector of sums that a block takes up and leaves
+_COLUMNS = 3  # of taps that have phases of their own, at most
 _ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
 _NEAR, _FAR_LOAD = 0.9, 0.4  # of the nearest cache what x may fill, and how many cycles more a vector takes from the next one
 _PLANE, _TAP, _DENSE_TAP = 60.0, 0.7, 1.5
@@ -155,7 +156,8 @@ def _in_columns(c: Convolution, matrix: Matrix) -> Iterator[Window]:
     """With images once for each column of taps, all that are read of a block in the nearest cache."""
     _, high, wide = c.results
     channels, most = c.channels // c.window.groups, _most_vectors(matrix.bits)
-    if matrix.bits < 512 or c.window.pointwise or c.window.images == (0, 0, 0) or c.window.stride[2] > 2:
+    known = c.window.images != (0, 0, 0) and not c.window.pointwise
+    if not known or matrix.bits < 512 or c.window.stride[2] > 2 or c.window.kernel[2] > _COLUMNS:
         return
     across = -(-wide // matrix.lanes)  # whole rows: lines that two tiles share would be read and written twice
     across = -(-across // -(-across // most))
