@@ -7,7 +7,9 @@ the next row: output pixel q = i `row` + j reads at q + shift.
 
 A tile of outputs is cut from an image in one of three ways. Of a `pointwise` window, and of images whose sizes are known, it is
 a row of outputs; in the latter those with j past the width of the result are no pixels. Where sizes are open, it is a strip,
-which is an image of its own: so many rows of so many vectors, and what is read for it has rows of its own length.
+which is an image of its own: so many rows of so many vectors, and what is read for it has rows of its own length. So it is too,
+where each column of taps has a phase of its own (`across`): images are held several times then, but what any tap reads begins
+with a vector, and none of those lies in two cache lines.
 
 Volumes are images in a row: what taps read of a channel at several depths counts as several channels.
 """
@@ -38,6 +40,7 @@ class Window:
     groups                     of channels, as torch has them
     channels                   how many are multiplied before the next ones, so that what is read of them stays in the cache
     vectors                    of output pixels in registers
+    across                     how many of them are in a row of a tile where columns of taps have phases of their own; else 0
     """
 
     kernel: Sizes = _ONES
@@ -49,6 +52,7 @@ class Window:
     groups: int = 1
     channels: int = 1
     vectors: int = 4
+    across: int = 0
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "Window":
@@ -73,7 +77,9 @@ class Window:
 
     @property
     def strip(self) -> Pair | None:
-        """Rows, and vectors in each of them, of a tile of images whose sizes are open."""
+        """Rows, and vectors in each of them, of a tile that is an image of its own."""
+        if self.across:
+            return self.vectors // self.across, self.across
         if self.pointwise or self.images != _NONE:
             return None
         return (1, self.vectors) if self.kernel[1] == 1 else (self.vectors, 1)
@@ -96,18 +102,22 @@ class Window:
         """Pixels from one row of a phase to the next."""
         if self.strip is None:
             return -(-(self.before[2] + self.images[2] + self.after[2]) // self.stride[2])
+        if self.across:
+            return self.across * lanes
         halo = self.dilation[2] * (self.kernel[2] - 1) // self.stride[2]
         return -(-(self.strip[1] * lanes + halo) // lanes) * lanes
 
     def places(self, lanes: int) -> list[tuple[Pair, int]]:
         """The phase that each tap of an image reads, and its shift."""
         high, wide, row = *self.stride[1:], self.row(lanes)
+        if self.across:
+            return [((i % high, j), i // high * row) for i, j in self._reached]
         return [((i % high, j % wide), i // high * row + j // wide) for i, j in self._reached]
 
     @cached_property
     def phases(self) -> list[Pair]:
         """Those that taps read."""
-        return sorted({(i % self.stride[1], j % self.stride[2]) for i, j in self._reached})
+        return sorted({(i % self.stride[1], j if self.across else j % self.stride[2]) for i, j in self._reached})
 
     @cached_property
     def _reached(self) -> list[Pair]:
@@ -134,6 +144,8 @@ class Window:
 
     def gathers(self, lanes: int) -> bool:
         """Whether the pixels of a phase are read one by one: they are further apart than two, or lie in many rows."""
+        if self.across:
+            return self.stride[2] > 2
         return self.stride[1:] != (1, 1) and (self.strip is not None or self.stride[2] > 2 or self.rows_of(lanes) > 3)
 
     def offsets(self, lanes: int) -> list[int]:

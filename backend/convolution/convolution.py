@@ -3,7 +3,7 @@
 convolution(%x [N, C, H, W], view(%w), ...)    =    for each output pixel, w [M, C taps] times what the window shows there
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -30,6 +30,8 @@ aten = torch.ops.aten
 
 _NONZERO = (1.3, 0.7)  # cycles of a nonzero, and for each vector of pixels
 _ACROSS = 1.07  # the latter of vectors as long as a cache line, of which those of taps lie in two
+_ALIGNED, _RESUMED = (1.5, 0.5), 3.0  # the same where none does; and for each vector of sums that a block takes up and leaves
+_COLUMNS = 3  # of taps that have phases of their own, at most
 _ROW, _STORE, _PACK, _GATHER = 24.0, 8.0, 3.0, 16.0
 _NEAR, _FAR_LOAD = 0.9, 0.4  # of the nearest cache what x may fill, and how many cycles more a vector takes from the next one
 _PLANE, _TAP, _DENSE_TAP = 60.0, 0.7, 1.5
@@ -133,18 +135,47 @@ class Judgement:
 def planned(convolution: Convolution) -> Window:
     """The window with its blocks of channels and its tile for this machine."""
     c, matrix = convolution, matrix_of(convolution)
+    return min((_in_rows(c, matrix), *_in_columns(c, matrix)), key=lambda window: _cycles(matrix, window, c.results))
+
+
+def _in_rows(c: Convolution, matrix: Matrix) -> Window:
+    """With images as they are, one row after the other."""
     vectors = _vectors(_needed(c, matrix.lanes), matrix.bits, c.window.pointwise)
     window = replace(c.window, vectors=vectors)
-    channels = c.channels // window.groups
-    each = window.kernel[0] * len(window.phases) * window.width(matrix.lanes) * matrix.bits // 8 // matrix.lanes
+    channels, each = c.channels // window.groups, _channel_bytes(window, matrix)
     if not window.pointwise:
         blocks = -(-channels // max(1, matrix.l1d // (2 * each)))
     else:
         blocks, near = (-(-channels // max(1, int(share * matrix.l1d / each))) for share in (2, _NEAR))
         if c.weight.density * channels * vectors * _FAR_LOAD > (near - blocks) * (_ROW + 2 * vectors):
             blocks = near
+    return _in_blocks(window, channels, blocks)
+
+
+def _in_columns(c: Convolution, matrix: Matrix) -> Iterator[Window]:
+    """With images once for each column of taps, all that are read of a block in the nearest cache."""
+    _, high, wide = c.results
+    channels, most = c.channels // c.window.groups, _most_vectors(matrix.bits)
+    known = c.window.images != (0, 0, 0) and not c.window.pointwise
+    if not known or matrix.bits < 512 or c.window.stride[2] > 2 or c.window.kernel[2] > _COLUMNS:
+        return
+    across = -(-wide // matrix.lanes)  # whole rows: lines that two tiles share would be read and written twice
+    across = -(-across // -(-across // most))
+    for rows in range(1, min(high, most // across) + 1):
+        window = replace(c.window, vectors=rows * across, across=across)
+        near = int(_NEAR * matrix.l1d / _channel_bytes(window, matrix))
+        if near:
+            yield _in_blocks(window, channels, -(-channels // near))
+
+
+def _in_blocks(window: Window, channels: int, blocks: int) -> Window:
     least = 1 if window.taps > 1 else 2  # columns of a block of the weight
     return replace(window, channels=max(least, -(-channels // blocks)))
+
+
+def _channel_bytes(window: Window, matrix: Matrix) -> int:
+    """Those that a tile reads of a channel."""
+    return window.kernel[0] * len(window.phases) * window.width(matrix.lanes) * matrix.bits // 8 // matrix.lanes
 
 
 def _needed(convolution: Convolution, lanes: int) -> int:
@@ -162,18 +193,24 @@ def _vectors(needed: int, bits: int, pointwise: bool) -> int:
 
     Many vectors of a k x k window would have a block of few channels.
     """
-    registers = 32 if bits == 512 else 16
-    most = (registers - 6) // 2 if pointwise else 8 if bits == 512 else 4
+    most = _most_vectors(bits) if pointwise else 8 if bits == 512 else 4
     if needed <= most:
         return needed if needed < 3 or pointwise else max(4, needed)
     if pointwise:
         return min(range(4, min(most, 8) + 1), key=lambda v: (-(-needed // v) * v, -v))
-    once, each = _nonzero(bits, pointwise)
+    once, each = _nonzero(bits, pointwise, False)
     return min(range(4, most + 1), key=lambda v: -(-needed // v) * (once + each * v))
 
 
-def _nonzero(bits: int, pointwise: bool) -> tuple[float, float]:
+def _most_vectors(bits: int) -> int:
+    """Those of sums that registers hold beside what they are made of."""
+    return ((32 if bits == 512 else 16) - 6) // 2
+
+
+def _nonzero(bits: int, pointwise: bool, aligned: bool) -> tuple[float, float]:
     """Cycles that it takes, and for each vector of pixels."""
+    if aligned:
+        return _ALIGNED
     once, each = _NONZERO
     return once, each if pointwise or bits < 512 else _ACROSS
 
@@ -264,8 +301,9 @@ def _cycles(matrix: Matrix, window: Window, results: Sizes) -> float:
     channels = matrix.columns // window.taps
     read = channels * window.kernel[0] * sum(window.vectors_of(phase, lanes) for phase in window.phases)
     pack = read * (_GATHER if window.gathers(lanes) else _PACK)
-    rows = matrix.rows / window.groups * (_ROW * -(-channels // window.channels) + _STORE * v)
-    once, vector = _nonzero(matrix.bits, window.pointwise)
+    block = _ROW + (_RESUMED * v if window.across else 0.0)
+    rows = matrix.rows / window.groups * (block * -(-channels // window.channels) + _STORE * v)
+    once, vector = _nonzero(matrix.bits, window.pointwise, window.across > 0)
     each = matrix.nonzeros / window.groups * (once + vector * v) + rows + pack
     return _tiles(window, lanes, results) * window.groups * each
 

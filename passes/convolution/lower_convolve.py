@@ -15,9 +15,9 @@ Nothing is packed of images of known sizes that are whole tiles, where the windo
 read it often enough.
 
 Planes are channels, and of volumes each of them at the depths that taps read. Where the sizes of images are open, a tile is a
-strip of few rows and columns, and masks take the place of expanding loads and compressed stores. Nothing of the size of x times
-the taps is ever made. Pixels lie in lanes as they do in memory, so nothing is transposed. Runs on functions whose storage is
-exposed (expose-storage).
+strip of few rows and columns, and masks take the place of expanding loads and compressed stores. So it is where each column of
+taps has what it reads packed for itself (see window.py). Nothing of the size of x times the taps is ever made. Pixels lie in
+lanes as they do in memory, so nothing is transposed. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence

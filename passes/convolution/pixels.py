@@ -223,7 +223,7 @@ class _Rows(Tiles):
 
 
 class _Strips(Tiles):
-    """Of images whose sizes are open: so many rows of so many vectors."""
+    """So many rows of so many vectors: of images whose sizes are open, or whose columns are read by taps of their own."""
 
     @property
     def strip(self) -> Pair:
@@ -235,7 +235,7 @@ class _Strips(Tiles):
         down, across = (arith.ceildivui(n, index(step)) for n, step in zip(self.results[1:], self.strip, strict=True))
         return arith.muli(down, across)
 
-    def read(self, number: ir.Value, phase: Pair) -> list[Pixels]:
+    def read(self, number: ir.Value, phase: Pair) -> Seen:
         row, column = self._begin(number)
         high, wide = self.window.stride[1:]
         top = arith.addi(arith.muli(row, index(high)), index(phase[0] - self.window.before[1]))
@@ -243,7 +243,9 @@ class _Strips(Tiles):
         length = self.window.row(self.lanes)
         rows = [arith.addi(top, index(i * high)) for i in range(self.window.width(self.lanes) // length)]
         columns = [arith.addi(left, index(u * wide)) for u in range(0, length, self.lanes)]
-        return self._all(rows, columns, self.images, wide)
+        if wide == 1 or self.window.gathers(self.lanes):
+            return self._all(rows, columns, self.images, wide)
+        return [self._every_other(row, column, wide) for row in rows for column in columns]
 
     def stored(self, number: ir.Value) -> list[Pixels]:
         row, column = self._begin(number)
@@ -258,6 +260,18 @@ class _Strips(Tiles):
         beside = arith.ceildivui(self.results[2], index(across))
         strip, place = arith.divui(number, beside), arith.remui(number, beside)
         return arith.muli(strip, index(down)), arith.muli(place, index(across))
+
+    def _every_other(self, row: ir.Value, column: ir.Value, step: int) -> EveryOther:
+        """A vector of every `step`-th pixel from a column on in a row."""
+        numbers, masks = Integers(self.lanes), list[ir.Value]()
+        (_, height, width) = self.images
+        there = arith.cmpi(_BELOW, row, height)
+        for n in range(step):
+            begin = arith.index_cast(numbers.element, column)
+            places = arith.addi(numbers.splat(begin), numbers.counting(n * self.lanes))
+            mask = arith.cmpi(_BELOW, places, numbers.splat(arith.index_cast(numbers.element, width)))
+            masks.append(arith.select(there, mask, zeros(ir.VectorType(mask.type))))
+        return EveryOther([(arith.addi(arith.muli(row, width), column), masks)], 0)
 
     def _all(self, rows: list[ir.Value], columns: list[ir.Value], sizes: Sequence[ir.Value], step: int) -> list[Pixels]:
         """The vectors from each of the columns on in each of the rows, of every `step`-th pixel."""

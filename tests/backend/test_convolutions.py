@@ -1,11 +1,15 @@
 """Convolutions with pruned weights in graphs: which become regions, what comes out against dense torch, what stays and why."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from gossamer.backend.convolution import convolution
 from tests.backend.harness import assert_same, compile_and_run
 from tests.fuzz.convolutions import difference, trained_difference
 
@@ -238,7 +242,7 @@ class Narrow(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(64, 80, 3, bias=False)
-        self.rows, self.volume = nn.Conv1d(80, 64, 5, padding=2), nn.Conv3d(80, 64, (1, 3, 3), padding=(0, 1, 0))
+        self.rows, self.volume = nn.Conv1d(80, 64, 5, 3, 2), nn.Conv3d(80, 64, (1, 3, 3), padding=(0, 1, 0))
         for layer in self.children():
             prune.ln_structured(layer, "weight", 0.5, n=2, dim=0)
         prune.ln_structured(self.second, "weight", 0.25, n=2, dim=1)
@@ -246,6 +250,29 @@ class Narrow(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = F.hardswish(self.second(F.pad(F.relu(self.first(x)), (0, 1, 1, 0))))
         return self.rows(y.flatten(2)), F.relu(self.volume(y[:, :, None]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("stride", [1, 2, (2, 1), 3])
+@pytest.mark.parametrize("across", [1, 2, 3])
+def test_columns_of_taps_may_lie_apart(
+    monkeypatch: pytest.MonkeyPatch, across: int, stride: int | tuple[int, int], dtype: torch.dtype
+) -> None:
+    planned = convolution.planned
+    monkeypatch.setattr(
+        convolution, "planned", lambda found: replace(planned(found), channels=3, vectors=2 * across, across=across)
+    )
+    layer = nn.Conv2d(8, 6, (3, 5), stride, (1, 2), (2, 1), groups=2, dtype=dtype)
+    with torch.no_grad():
+        layer.weight *= torch.rand_like(layer.weight) < 0.3
+    x = torch.randn(2, 8, 21, 39, dtype=dtype)
+    x[1, 3, 7, 11] = float("nan")
+    run = compile_and_run(layer, x)
+    expected = copy.deepcopy(layer).double()(x.double())
+    same = ~(run.output.isnan() | expected.isnan())
+    bounds = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
+    assert same[0].all() and run.output.isnan().any() and not (run.output.isnan() & ~expected.isnan()).any()
+    torch.testing.assert_close(run.output[same].double(), expected[same], rtol=bounds[dtype], atol=bounds[dtype])
 
 
 @pytest.mark.parametrize("opened", [False, True])

@@ -147,8 +147,11 @@ def difference(seed: int) -> tuple[float, str]:
         images.append(images[-1])  # under another weight
     block, vectors = max(2, chance.randint(1, given.channels)), chance.choice([1, 2, 4])
 
+    columns = random.Random(seed ^ 0x5EED).choice([0, 1, 2])
+
     def cut(found: convolution.Convolution) -> Window:
-        return replace(found.window, channels=block, vectors=vectors)
+        apart = columns if any(found.window.images) and not found.window.pointwise else 0
+        return replace(found.window, channels=block, vectors=vectors * max(1, apart), across=apart)
 
     whole = not given.depthwise and given.channels == x.shape[1]
     schedule = "reference" if whole and random.Random(~seed).random() < 0.1 else "auto"
@@ -177,7 +180,7 @@ def difference(seed: int) -> tuple[float, str]:
                 actual = function(each, residual, scale)
         assert actual.shape == wide.shape and actual.dtype == dtype
         worst = max(worst, far(actual, wide))
-    told = f"{given.told} {around=} {mode} {block=} {vectors=} {opened=} {schedule=}"
+    told = f"{given.told} {around=} {mode} {block=} {vectors=} {columns=} {opened=} {schedule=}"
     return worst / max(PRECISION[dtype], 2 * torchs), f"seed {seed}: {told} epilogue {which}"
 
 

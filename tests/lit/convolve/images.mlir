@@ -9,10 +9,10 @@
 // CHECK:         "kernel.convolve"(%[[X]], %[[W]], %[[D]], %[[H]], %[[V]])
 // CHECK:           "kernel.read"(%[[B]]) {map = #[[ONE]]}
 // CHECK:           "kernel.read"(%[[R]]) {map = #[[ALL]]}
-// CHECK:         lanes = 4 : i64, reduction = 1 : i64, window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 5, 5, 1, 4, 2]
+// CHECK:         lanes = 4 : i64, reduction = 1 : i64, window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 5, 5, 1, 4, 2, 0]
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @region(%x: tensor<?x54xf32>, %w: tensor<8x54xf32, #CSR>, %b: tensor<8xf32>, %r: tensor<?x8xf32>) -> tensor<?x8xf32>
-    attributes {kernel.window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 5, 5, 1, 4, 2]} {
+    attributes {kernel.window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 5, 5, 1, 4, 2, 0]} {
   %y = "kernel.contract"(%x, %w) ({
   ^bb0(%sum: f32):
     %0 = "kernel.read"(%b) {map = affine_map<(t, m) -> (m)>} : (tensor<8xf32>) -> f32

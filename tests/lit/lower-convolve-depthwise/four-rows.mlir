@@ -14,7 +14,7 @@ func.func @region(%x: tensor<?x?x?xf32>, %w: tensor<?x9xf32>, %height: index, %w
   %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 0, 0, 0, 1, 1, 4]}
+  }) {lanes = 4 : i64, window = [1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 0, 0, 0, 1, 1, 4, 0]}
     : (tensor<?x?x?xf32>, tensor<?x9xf32>, index, index) -> tensor<?x?x?xf32>
   return %y : tensor<?x?x?xf32>
 }

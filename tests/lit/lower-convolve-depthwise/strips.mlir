@@ -24,7 +24,7 @@ func.func @region(%x: tensor<?x?x?xf32>, %w: tensor<?x6xf32>, %b: tensor<?xf32>,
     %0 = "kernel.read"(%b) {map = affine_map<(n, m, q) -> (m)>} : (tensor<?xf32>) -> f32
     %1 = arith.addf %sum, %0 : f32
     "kernel.yield"(%1) : (f32) -> ()
-  }) {lanes = 4 : i64, window = [1, 2, 3, 1, 1, 2, 1, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 4]}
+  }) {lanes = 4 : i64, window = [1, 2, 3, 1, 1, 2, 1, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 4, 0]}
     : (tensor<?x?x?xf32>, tensor<?x6xf32>, index, index) -> tensor<?x?x?xf32>
   return %y : tensor<?x?x?xf32>
 }

@@ -13,7 +13,7 @@ func.func @region(%x: tensor<?x6x?xf32>, %w: tensor<8x6xf32, #KB>, %d: index, %h
   %y = "kernel.convolve"(%x, %w, %d, %h, %v) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, window = [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 4, 4, 1, 6, 2]}
+  }) {lanes = 4 : i64, reduction = 1 : i64, window = [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 4, 4, 1, 6, 2, 0]}
     : (tensor<?x6x?xf32>, tensor<8x6xf32, #KB>, index, index, index) -> tensor<?x8x?xf32>
   return %y : tensor<?x8x?xf32>
 }
