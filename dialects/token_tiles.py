@@ -1,5 +1,5 @@
 """The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`, for blocks of bf16
-`kernel.pack_token_pairs` and `kernel.sample_blocks`, and `kernel.spread` for the matrix that sums are the entries of.
+`kernel.pack_token_pairs` and `kernel.sample_blocks`, and `kernel.spread` and `kernel.collect` for the matrix that sums are the entries of.
 
 Packed tokens lie in tiles, [tiles, features, width]: those of a tile side by side for each feature, zeros past the last one.
 Packed pairs of tokens lie in panels of features, [panels, pairs, 2 width]: two tokens of each feature side by side.
@@ -53,6 +53,15 @@ def _spread_problem(op: Any) -> str | None:
         or not values.element_type == dense.element_type == row.element_type
     ):
         return f"spreads {values} to {dense} by {row}, must be a vector, a matrix and rows of one type"
+    return None
+
+
+def _collect_problem(op: Any) -> str | None:
+    if not _holds_places(op):
+        return "needs vectors of integers for the rows and columns of its entries"
+    dense, values = (ir.RankedTensorType(value.type) for value in (op.dense, op.values))
+    if values.rank != 1 or dense.rank != 2 or values.element_type != dense.element_type:
+        return f"collects {values} from {dense}, must be a vector and a matrix of one type"
     return None
 
 
@@ -118,6 +127,20 @@ class SpreadOp(KernelOp, name="spread", traits=[ext.Pure]):
     row: ext.Result[Any]
 
     verify_invariants = verified(_spread_problem)
+
+
+class CollectOp(KernelOp, name="collect", traits=[ext.Pure]):
+    """values[p] = dense[r, c] for the entries p = (r, c) of a matrix in CSR.
+
+    positions [rows + 1], coordinates [entries], dense [rows, columns]
+    """
+
+    positions: ext.Operand[Any]
+    coordinates: ext.Operand[Any]
+    dense: ext.Operand[Any]
+    values: ext.Result[Any]
+
+    verify_invariants = verified(_collect_problem)
 
 
 class PackTokenPairsOp(KernelOp, name="pack_token_pairs", traits=[ext.Pure]):

@@ -15,7 +15,7 @@ from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_toke
 
 
 def _on_cpu(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    if g.shape[0] < FEWEST or mask.numel() >= 1 << 31:
+    if g.shape[0] < FEWEST:
         return g.mT @ x * mask
     kept = KeptEntries.of(mask)
     values = sampled_over_tokens(kept.positions, kept.coordinates, g.contiguous(), x.contiguous())

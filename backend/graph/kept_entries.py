@@ -7,22 +7,20 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.remembered import Remembered
-from gossamer.sparsity.kernels.taking import take
-from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.kernels.spreading import collect
 
 
 @dataclass(frozen=True, eq=False)
 class KeptEntries:
-    """What a mask keeps as CSR, its places in the flat mask (int32), and the factors, None where all are 1."""
+    """What a mask keeps as CSR, and the factors, None where all are 1."""
 
     positions: Tensor
     coordinates: Tensor
-    places: Tensor
     factors: Tensor | None
 
     @classmethod
     def of(cls, mask: Tensor) -> Self:
-        """Those of a matrix on the CPU of fewer than 2^31 elements, as it is now; remembered until it changes."""
+        """Those of a matrix on the CPU as it is now; remembered until it changes."""
         mask = mask.detach()
         made: Self = _known.get([mask], (), lambda: cls._of(mask))
         return made
@@ -35,12 +33,11 @@ class KeptEntries:
         torch.cumsum(kept.sum(1), 0, out=positions[1:])
         factors = mask.flatten()[places]
         whole = bool((factors == 1).all())
-        return cls(positions, (places % max(mask.shape[1], 1)).int(), places.int(), None if whole else factors)
+        return cls(positions, (places % max(mask.shape[1], 1)).int(), None if whole else factors)
 
     def values(self, matrix: Tensor) -> Tensor:
         """Those of a contiguous matrix, times the factors."""
-        values = empty([self.places.numel()], matrix.dtype)
-        take(matrix.detach().flatten(), self.places, values)
+        values = collect(self.positions, self.coordinates, matrix.detach())
         return values if self.factors is None else values.mul_(self.factors.to(matrix.dtype))
 
 

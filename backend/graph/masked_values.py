@@ -57,10 +57,9 @@ class MaskedValues:
         if count_nonzeros(factors) != count_nonzeros(mask.detach()):
             return None
         if given.is_cpu and given.shape == packed.shape and torch.equal(order, torch.arange(1, order.numel() + 1)):
-            kept = KeptEntries.of(mask)
-            numbers = torch.full((order.numel() + 1,), -1, dtype=torch.int32)
-            numbers[kept.places.long()] = torch.arange(kept.places.numel(), dtype=torch.int32)
-            ordered = in_order(packed, kept.positions, kept.places.numel(), numbers[places])
+            kept, stored = KeptEntries.of(mask), (mask.detach() != 0).flatten()
+            numbers = torch.where(stored, stored.cumsum(0) - 1, -1)
+            ordered = in_order(packed, kept.positions, kept.coordinates.numel(), torch.where(places < 0, -1, numbers[places]))
             if isinstance(ordered, InOrder):
                 return cls(number, ordered, kept, None)
         whole = bool(((factors == 1) | (places < 0)).all())
