@@ -1,5 +1,5 @@
-"""The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`, for blocks of bf16
-`kernel.pack_token_pairs` and `kernel.sample_blocks`, and `kernel.spread` and `kernel.collect` for the matrix that sums are the entries of.
+"""The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`; for blocks of bf16
+`kernel.pack_token_pairs` and `kernel.sample_blocks`; `kernel.spread` and `kernel.collect` for the matrix of such entries.
 
 Packed tokens lie in tiles, [tiles, features, width]: those of a tile side by side for each feature, zeros past the last one.
 Packed pairs of tokens lie in panels of features, [panels, pairs, 2 width]: two tokens of each feature side by side.
