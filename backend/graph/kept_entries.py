@@ -19,11 +19,10 @@ class KeptEntries:
     factors: Tensor | None
 
     @classmethod
-    def of(cls, mask: Tensor) -> Self:
+    def of(cls, mask: Tensor) -> "KeptEntries":
         """Those of a matrix on the CPU as it is now; remembered until it changes."""
         mask = mask.detach()
-        made: Self = _known.get([mask], (), lambda: cls._of(mask))
-        return made
+        return _known.get([mask], (), lambda: cls._of(mask))
 
     @classmethod
     def _of(cls, mask: Tensor) -> Self:
