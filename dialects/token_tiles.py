@@ -1,5 +1,5 @@
-"""The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`, and for blocks of bf16
-`kernel.pack_token_pairs` and `kernel.sample_blocks`.
+"""The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`; for blocks of bf16
+`kernel.pack_token_pairs` and `kernel.sample_blocks`; `kernel.spread` and `kernel.collect` for the matrix of such entries.
 
 Packed tokens lie in tiles, [tiles, features, width]: those of a tile side by side for each feature, zeros past the last one.
 Packed pairs of tokens lie in panels of features, [panels, pairs, 2 width]: two tokens of each feature side by side.
@@ -40,6 +40,29 @@ def _sample_problem(op: Any) -> str | None:
     if y.rank == 2 and x.rank == 3 and x.is_dynamic_dim(2):
         return None if str(x.element_type) in ("f32", "f64") else f"sums {x.element_type}, must be f32 or f64"
     return _packed_problem(x) if x == y else f"takes tokens packed as {x} and as {y}, must be packed alike"
+
+
+def _spread_problem(op: Any) -> str | None:
+    if not _holds_places(op):
+        return "needs vectors of integers for the rows and columns of its entries"
+    values, dense, row = (ir.RankedTensorType(value.type) for value in (op.values, op.dense, op.row))
+    if (
+        values.rank != 1
+        or dense.rank != 2
+        or row.rank != 2
+        or not values.element_type == dense.element_type == row.element_type
+    ):
+        return f"spreads {values} to {dense} by {row}, must be a vector, a matrix and rows of one type"
+    return None
+
+
+def _collect_problem(op: Any) -> str | None:
+    if not _holds_places(op):
+        return "needs vectors of integers for the rows and columns of its entries"
+    dense, values = (ir.RankedTensorType(value.type) for value in (op.dense, op.values))
+    if values.rank != 1 or dense.rank != 2 or values.element_type != dense.element_type:
+        return f"collects {values} from {dense}, must be a vector and a matrix of one type"
+    return None
 
 
 def _pairs_problem(type_: ir.RankedTensorType) -> str | None:
@@ -89,6 +112,35 @@ class SampleTokensOp(KernelOp, name="sample_tokens", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     verify_invariants = verified(_sample_problem)
+
+
+class SpreadOp(KernelOp, name="spread", traits=[ext.Pure]):
+    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR, 0 elsewhere; `row` is a row to work in, a thread.
+
+    positions [rows + 1], coordinates [entries], values [entries], dense [rows, columns], row [threads, columns]
+    """
+
+    positions: ext.Operand[Any]
+    coordinates: ext.Operand[Any]
+    values: ext.Operand[Any]
+    dense: ext.Result[Any]
+    row: ext.Result[Any]
+
+    verify_invariants = verified(_spread_problem)
+
+
+class CollectOp(KernelOp, name="collect", traits=[ext.Pure]):
+    """values[p] = dense[r, c] for the entries p = (r, c) of a matrix in CSR.
+
+    positions [rows + 1], coordinates [entries], dense [rows, columns]
+    """
+
+    positions: ext.Operand[Any]
+    coordinates: ext.Operand[Any]
+    dense: ext.Operand[Any]
+    values: ext.Result[Any]
+
+    verify_invariants = verified(_collect_problem)
 
 
 class PackTokenPairsOp(KernelOp, name="pack_token_pairs", traits=[ext.Pure]):

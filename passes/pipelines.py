@@ -64,6 +64,7 @@ OPEN_SCHEDULES = {
     "segments": ("", "expose-storage,lower-segments{bits=%d}"),
     "sort": ("", "expose-storage,lower-sort-keys"),
     "take": ("", "expose-storage,lower-take{bits=%d},lower-take-in-order"),
+    "spread": ("", "expose-storage,lower-spread{bits=%d},lower-collect"),
     "tokens": ("", "expose-storage,lower-pack-tokens{bits=%d},lower-sample-tokens{bits=%d}"),
     "token-blocks": ("", "expose-storage,lower-pack-token-pairs,lower-sample-blocks"),
 }

@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
-from gossamer.backend.graph.masked_matrix import MaskedValues, arrangement_of, mask_of
+from gossamer.backend.graph.masked_matrix import arrangement_of, mask_of
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
@@ -38,7 +38,9 @@ from gossamer.runtime.remembered import Made, Remembered
 from gossamer.runtime.weight_store import store_of
 
 if TYPE_CHECKING:
-    from gossamer.backend.graph.stored_matrix import Places, StoredMatrix
+    from gossamer.backend.graph.masked_values import MaskedValues
+    from gossamer.backend.graph.packed_order import Places
+    from gossamer.backend.graph.stored_matrix import StoredMatrix
 
 _SETTLED = 2
 """Calls that a packing must have served before a new pattern is packed at once."""
@@ -76,7 +78,7 @@ class _Weight:
     before: int = 0
     changes: int = 0
     places: "Places | None" = None
-    masked: MaskedValues | None = None
+    masked: "MaskedValues | None" = None
     whole: bool = False
     lent: bool = False
 
@@ -174,7 +176,7 @@ class Packings(Remembered[_Weight]):
                 if self._stored is not None and old.packed is not None and written == [len(leaves) - 1]:
                     weight = self._taken_over(old, leaves, densest, changes, bare)
                 elif self._masked is not None and old.packed is not None and len(written) == 1:
-                    weight = self._gathered(old, leaves, written[0], changes) or self._refreshed(old, leaves, changes)
+                    weight = self._gathered(old, leaves, written[0], changes, bare) or self._refreshed(old, leaves, changes)
                 elif old.bare:
                     weight = None  # another structure of what is stored
                 elif old.packed is None or (changes >= _RESTLESS and not renew):
@@ -232,15 +234,17 @@ class Packings(Remembered[_Weight]):
         assert self._stored is not None and weight.packed is not None and weight.places is not None
         return self._stored.lent(weight.packed, leaves, weight.places)
 
-    def _gathered(self, old: _Weight, leaves: Sequence[torch.Tensor], at: int, changes: int) -> _Weight | None:
+    def _gathered(self, old: _Weight, leaves: Sequence[torch.Tensor], at: int, changes: int, counted: bool) -> _Weight | None:
         """The weight with new values of the leaf `at`, under the same mask; None if the packing lacks some that it keeps."""
+        from gossamer.backend.graph.masked_values import MaskedValues  # which needs the compiler
+
         assert old.packed is not None and self._masked is not None
         masked = old.masked
         if masked is None or masked.given != at:
             masked = MaskedValues.of(old.packed, leaves, at, self._masked)
         if masked is None:
             return None
-        masked.renew(old.packed, leaves)
+        masked.renew(old.packed, leaves, shared=counted)
         return replace(old, before=old.calls, changes=changes, masked=masked)
 
     def _packed(

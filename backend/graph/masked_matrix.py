@@ -1,22 +1,14 @@
-"""Weights that are a parameter under a mask, and what was packed of them.
+"""Weights that are a parameter under a mask: which expressions are such.
 
-    evaluate(original, mask) = mul(original, mask), or that as a matrix, transposed, with kernels turned around
-
-As long as the mask stays, new values are gathered from the parameter at the places that are stored, without the matrix in
-between. What the mask hides is not looked at.
+evaluate(original, mask) = mul(original, mask), or that as a matrix, transposed, with kernels turned around
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, fx
-
-from gossamer.dialects.format import Format
-from gossamer.runtime.packers.nonzeros import count_nonzeros
-from gossamer.runtime.packing import Packed
 
 aten = torch.ops.aten
 
@@ -74,45 +66,3 @@ def mask_of(leaves: Sequence[Tensor]) -> Tensor | None:
     """The leaf of such a product that is not trained, if that is one of the two."""
     masks = [leaf for leaf in leaves if not leaf.requires_grad]
     return masks[0].detach() if len(masks) == 1 and masks[0].shape == leaves[0].shape == leaves[1].shape else None
-
-
-@dataclass(frozen=True, eq=False)
-class MaskedValues:
-    """Where the packed values of a weight are in its parameter, which is the leaf of number `given`: int32, -1 for what fills
-    up; and what the mask multiplies them with, None where that is 1."""
-
-    given: int
-    places: Tensor
-    factors: Tensor | None
-
-    @classmethod
-    def of(cls, packed: Packed, leaves: Sequence[Tensor], number: int, arranged: Arrangement) -> Self | None:
-        """None if the mask keeps something that is not stored, or for tensors of other shapes, types and orders."""
-        given, mask = leaves[number], leaves[1 - number]
-        (rows, columns), dtype = packed.shape, packed.values.dtype
-        alike = given.shape == mask.shape and given.numel() <= rows * columns < 1 << 31
-        if not alike or given.dtype != dtype or not (given.is_contiguous() and mask.is_contiguous()):
-            return None
-        order = arranged(torch.arange(1, given.numel() + 1, device=given.device).view(given.shape)).flatten()
-        places = packed.source.long()
-        if isinstance(packed.format, Format):
-            filled = packed.format.padded_shape(packed.shape)[1]
-            row, column = places // filled, places % filled
-            inside = (row < rows) & (column < columns)
-            places = torch.where(inside, row * columns + column, 0)
-        else:
-            inside = places < order.numel()
-        places = torch.where(inside, order[places.clamp(max=order.numel() - 1)] - 1, -1)
-        factors = mask.detach().flatten()[places.clamp(min=0)].masked_fill_(places < 0, 0)
-        if count_nonzeros(factors) != count_nonzeros(mask.detach()):
-            return None
-        whole = bool(((factors == 1) | (places < 0)).all())
-        return cls(number, places.int(), None if whole else factors.to(dtype))
-
-    def renew(self, packed: Packed, leaves: Sequence[Tensor]) -> None:
-        """Takes over the values of the parameter."""
-        from gossamer.sparsity.kernels.taking import take  # which needs the compiler
-
-        take(leaves[self.given].detach().flatten(), self.places, packed.values)
-        if self.factors is not None:
-            packed.values.mul_(self.factors)

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from gossamer.backend.graph.einsum_calls import call_at
 from gossamer.backend.graph.masked_matrix import before_copies, turned
+from gossamer.backend.graph.packed_order import InOrder, Places, in_order, renew
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, Padded
 from gossamer.runtime.huge_pages import placed
@@ -24,26 +25,9 @@ from gossamer.runtime.packing import Packed
 from gossamer.sparsity.arrays.row_form import stored_by_rows
 from gossamer.sparsity.arrays.sorting import sort_keys
 from gossamer.sparsity.arrays.stored_entries import coordinates
-from gossamer.sparsity.kernels.taking import take, take_in_order
 from gossamer.sparsity.kernels.warm_memory import empty
 
 ours = torch.ops.gossamer
-
-_TOLD = 1 << 22
-"""Numbers that f32 tells apart."""
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """Packed values that are stored ones, each row's in its order, so that a packing says itself where they are: see
-    `kernel.take_in_order` for `panel` and `scale`."""
-
-    panel: int
-    scale: int
-
-
-Places = Tensor | InOrder
-"""Where the packed values are among the stored ones."""
 
 
 @dataclass(frozen=True)
@@ -110,28 +94,14 @@ class StoredMatrix:
 
     def in_order(self, packed: Packed, leaves: Sequence[Tensor], places: Tensor) -> Places:
         """The same `places` without a number for each, if the packing has each row's values in the order of CSR."""
-        values, starts = leaves[-1], leaves[0]
-        if (
-            not isinstance(packed.format, Padded)
-            or not stored_by_rows(self.format, 0)
-            or not values.is_cpu
-            or not values.numel()
-        ):
+        values = leaves[-1]
+        if not stored_by_rows(self.format, 0) or not values.is_cpu:
             return places
-        found = InOrder(0 if packed.format.reduction == 1 else packed.format.columns, packed.format.SCALE)
-        numbers = torch.arange(1, values.numel() + 1) % _TOLD  # no row is as long, so that they tell its values
-        out = torch.empty(places.numel(), dtype=torch.float32)
-        take_in_order(numbers.float(), starts.contiguous(), packed.components[:2], found.panel, found.scale, out)
-        expected = torch.where(places < 0, 0, (places + 1) % _TOLD)
-        return found if self.sizes[1] < _TOLD and torch.equal(out.int(), expected) else places
+        return in_order(packed, leaves[0], values.numel(), places)
 
     def renew(self, packed: Packed, leaves: Sequence[Tensor], places: Places) -> None:
         """Takes over the stored values, which are at these `places`."""
-        values = leaves[-1].detach().contiguous()
-        if isinstance(places, InOrder):
-            take_in_order(values, leaves[0].contiguous(), packed.components[:2], places.panel, places.scale, packed.values)
-        else:
-            take(values, places, packed.values)
+        renew(packed, leaves[0], leaves[-1].detach().contiguous(), places)
 
     def lent(self, packed: Packed, leaves: Sequence[Tensor], places: Places) -> Packed:
         """The packing with the stored values in memory of their own, whatever it has."""

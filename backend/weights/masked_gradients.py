@@ -25,7 +25,7 @@ from gossamer.backend.report.report import Decision
 
 aten = torch.ops.aten
 
-_DENSEST = 0.2  # sums at the entries take as long as a dense product for a third of them
+_DENSEST = 0.25  # sums at the entries take as long as a dense product for a third of them
 _FEWEST = 64  # tokens
 
 

@@ -172,7 +172,15 @@ def _values(tree: Any) -> Any:
 
 
 def _of_values(operand: Any) -> Any:
-    return _own_values(operand) if isinstance(operand, SparseTensor) else operand
+    if isinstance(operand, SparseTensor):
+        return _own_values(operand)
+    return operand.full_tensor() if _is_shared_number(operand) else operand
+
+
+def _is_shared_number(operand: Any) -> bool:
+    """Whether it is a number of all processes, as the norm of gradients is some of which FSDP2 shards."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    return distributed is not None and isinstance(operand, distributed.DTensor) and operand.dim() == 0
 
 
 def _own_values(tensor: SparseTensor) -> Tensor:

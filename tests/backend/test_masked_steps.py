@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.graph.kept_entries import KeptEntries
 from gossamer.sparsity.prepare import Mask
 from tests.backend.harness import assert_same, compile_and_run
 
@@ -56,6 +57,17 @@ def test_new_values_are_gathered_from_the_parameter(schedule: str, gathered: lis
             assert_same(torch.tensor(train(model, run.function, fused=fused)), torch.tensor(train(twin, twin, fused=fused)))
         assert_same(model[2].weight.detach(), twin[2].weight.detach())
     assert gathered and all(gathered)
+
+
+def test_all_packings_of_a_parameter_take_what_was_read_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = masked(), list[int]()
+    values = KeptEntries.values
+    monkeypatch.setattr(KeptEntries, "values", lambda kept, matrix: read.append(matrix.data_ptr()) or values(kept, matrix))
+    run = compile_and_run(model, torch.randn(48, 64), grad=True, regions=5)
+    train(model, run.function)
+    read.clear()
+    train(model, run.function, steps=3)
+    assert len(read) == 6 and len(set(read)) == 2  # two layers, forward and the gradient of the second one's input
 
 
 def test_another_mask_and_another_parameter_between_steps(gathered: list[bool]) -> None:

@@ -1,12 +1,15 @@
 """`gossamer.fully_shard`: stored weights on all processes, the rest by FSDP2, to the steps of one process with all batches."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
@@ -56,18 +59,37 @@ def shard(model: Network, mesh: Any) -> Network:
 
 
 def train(model: nn.Module, rank: int, ranks: int, recipe: str = "") -> None:
+    attached(model, recipe, fused=True).take(range(STEPS), rank, ranks)
+
+
+@dataclass
+class Training:
     """Each process has its share of four parts of a batch, in passes of one part."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    recipe: "gossamer.SparseTraining | None"
+
+    def take(self, steps: range, rank: int, ranks: int, clip: float = 0.0) -> None:
+        parts = X.shape[1] // ranks
+        for step in steps:
+            self.optimizer.zero_grad()
+            for part in range(rank * parts, rank * parts + parts):
+                (self.model(X[step, part]).square().mean() / parts).backward()
+            if clip:
+                total = nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+                assert float(total.full_tensor() if isinstance(total, DTensor) else total) > clip
+            self.optimizer.step()
+
+
+def attached(model: nn.Module, recipe: str, fused: bool) -> Training:
     stored = [p for p in model.parameters() if isinstance(p, SparseTensor)]
     others = [p for p in model.parameters() if not isinstance(p, SparseTensor)]
-    optimizer = torch.optim.AdamW([{"params": stored}, {"params": others}], 1e-2, fused=True)
-    if recipe:
-        gossamer.train_sparse(model, optimizer, recipe, steps=STEPS, sparsity=0.8, every=3, skip=["last"])
-    parts = X.shape[1] // ranks
-    for x in X:
-        optimizer.zero_grad()
-        for part in range(rank * parts, rank * parts + parts):
-            (model(x[part]).square().mean() / parts).backward()
-        optimizer.step()
+    optimizer = torch.optim.AdamW([{"params": stored}, {"params": others}], 1e-2, fused=fused)
+    if not recipe:
+        return Training(model, optimizer, None)
+    made = gossamer.train_sparse(model, optimizer, recipe, steps=STEPS, sparsity=0.8, every=3, skip=["last"])
+    return Training(model, optimizer, made)
 
 
 def equal(model: nn.Module, reference: nn.Module) -> None:
@@ -114,3 +136,37 @@ def worker(rank: int, ranks: int, directory: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_steps_are_those_of_one_process(ranks: int, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(worker, (ranks, str(tmp_path)), nprocs=ranks)
+
+
+def half(rank: int, directory: str, ranks: int, first: bool) -> None:
+    """Trains the first half of the steps and saves, or loads and trains the second; gradients are clipped."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{directory}/meet{ranks}{first}", rank=rank, world_size=ranks)
+    for recipe, fused in (("", True), ("rigl", False)):
+        place = f"{directory}/{recipe}{fused}"
+        training = attached(shard(network(), init_device_mesh("cpu", (ranks,))), recipe, fused)
+        if not first:
+            weights, moments = get_state_dict(training.model, training.optimizer)
+            if training.recipe is not None:  # first of all: torch loads values into the nonzeros that are there
+                training.recipe.load_state_dict(torch.load(f"{place}.masks"))
+                weights, moments = get_state_dict(training.model, training.optimizer)
+            state = {"model": weights, "optimizer": moments}
+            dcp.load(state, checkpoint_id=place)
+            model, optimizer = state["model"], state["optimizer"]
+            set_state_dict(training.model, training.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+        training.take(range(STEPS // 2) if first else range(STEPS // 2, STEPS), rank, ranks, clip=0.05)
+        alone = attached(network(), recipe, fused)
+        alone.take(range(STEPS // 2 if first else STEPS), 0, 1, clip=0.05)
+        equal(training.model, alone.model)
+        if first:
+            weights, moments = get_state_dict(training.model, training.optimizer)
+            dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=place)
+            if training.recipe is not None and rank == 0:
+                torch.save(training.recipe.state_dict(), f"{place}.masks")
+    leave()
+
+
+@pytest.mark.parametrize(("ranks", "then"), [(2, 4), (4, 2)])
+def test_a_checkpoint_goes_on_with_another_number_of_processes(ranks: int, then: int, tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(half, (str(tmp_path), ranks, True), nprocs=ranks)
+    torch.multiprocessing.spawn(half, (str(tmp_path), then, False), nprocs=then)

@@ -1,0 +1,43 @@
+"""What a mask keeps of a matrix, by rows: found when the mask is new, for the gradient and for all that is packed of it."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gossamer.runtime.remembered import Remembered
+from gossamer.sparsity.kernels.spreading import collect
+
+
+@dataclass(frozen=True, eq=False)
+class KeptEntries:
+    """What a mask keeps as CSR, and the factors, None where all are 1."""
+
+    positions: Tensor
+    coordinates: Tensor
+    factors: Tensor | None
+
+    @classmethod
+    def of(cls, mask: Tensor) -> "KeptEntries":
+        """Those of a matrix on the CPU as it is now; remembered until it changes."""
+        mask = mask.detach()
+        return _known.get([mask], (), lambda: cls._of(mask))
+
+    @classmethod
+    def _of(cls, mask: Tensor) -> Self:
+        kept = mask != 0
+        places = kept.flatten().nonzero().flatten()
+        positions = torch.zeros(mask.shape[0] + 1, dtype=torch.int64)
+        torch.cumsum(kept.sum(1), 0, out=positions[1:])
+        factors = mask.flatten()[places]
+        whole = bool((factors == 1).all())
+        return cls(positions, (places % max(mask.shape[1], 1)).int(), None if whole else factors)
+
+    def values(self, matrix: Tensor) -> Tensor:
+        """Those of a contiguous matrix, times the factors."""
+        values = collect(self.positions, self.coordinates, matrix.detach())
+        return values if self.factors is None else values.mul_(self.factors.to(matrix.dtype))
+
+
+_known: Remembered[KeptEntries] = Remembered(most=256)

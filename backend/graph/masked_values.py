@@ -1,0 +1,85 @@
+"""New values of a parameter under a mask, for what was packed of them.
+
+As long as the mask stays, they are gathered from the parameter at the places that are stored, without the matrix in between:
+once, in the order of memory, for all packings of one matrix. What the mask hides is not looked at.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gossamer.backend.graph.kept_entries import KeptEntries
+from gossamer.backend.graph.masked_matrix import Arrangement
+from gossamer.backend.graph.packed_order import InOrder, Places, in_order, renew
+from gossamer.dialects.format import Format
+from gossamer.runtime.packers.nonzeros import count_nonzeros
+from gossamer.runtime.packing import Packed
+from gossamer.runtime.remembered import Remembered
+from gossamer.sparsity.kernels.taking import take
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedValues:
+    """Where the packed values of a weight are in its parameter, which is the leaf of number `given`.
+
+    kept     what the mask keeps, by rows, of a parameter that is the matrix itself; then `places` are among these, else in
+             the parameter: int32, -1 for what fills up
+    factors  what the mask multiplies values with that come from the parameter itself, None where that is 1
+    """
+
+    given: int
+    places: Places
+    kept: KeptEntries | None
+    factors: Tensor | None
+
+    @classmethod
+    def of(cls, packed: Packed, leaves: Sequence[Tensor], number: int, arranged: Arrangement) -> Self | None:
+        """None if the mask keeps something that is not stored, or for tensors of other shapes, types and orders."""
+        given, mask = leaves[number], leaves[1 - number]
+        (rows, columns), dtype = packed.shape, packed.values.dtype
+        alike = given.shape == mask.shape and given.numel() <= rows * columns < 1 << 31
+        if not alike or given.dtype != dtype or not (given.is_contiguous() and mask.is_contiguous()):
+            return None
+        order = arranged(torch.arange(1, given.numel() + 1, device=given.device).view(given.shape)).flatten()
+        places = packed.source.long()
+        if isinstance(packed.format, Format):
+            filled = packed.format.padded_shape(packed.shape)[1]
+            row, column = places // filled, places % filled
+            inside = (row < rows) & (column < columns)
+            places = torch.where(inside, row * columns + column, 0)
+        else:
+            inside = places < order.numel()
+        places = torch.where(inside, order[places.clamp(max=order.numel() - 1)] - 1, -1)
+        factors = mask.detach().flatten()[places.clamp(min=0)].masked_fill_(places < 0, 0)
+        if count_nonzeros(factors) != count_nonzeros(mask.detach()):
+            return None
+        if given.is_cpu and given.shape == packed.shape and torch.equal(order, torch.arange(1, order.numel() + 1)):
+            kept, stored = KeptEntries.of(mask), (mask.detach() != 0).flatten()
+            numbers = torch.where(stored, stored.cumsum(0) - 1, -1)
+            ordered = in_order(packed, kept.positions, kept.coordinates.numel(), torch.where(places < 0, -1, numbers[places]))
+            if isinstance(ordered, InOrder):
+                return cls(number, ordered, kept, None)
+        whole = bool(((factors == 1) | (places < 0)).all())
+        return cls(number, places.int(), None, None if whole else factors.to(dtype))
+
+    def renew(self, packed: Packed, leaves: Sequence[Tensor], shared: bool) -> None:
+        """Takes over the values of the parameter: `shared` if what another packing has read of this version will do."""
+        given = leaves[self.given].detach()
+        if self.kept is not None:
+            kept = self.kept
+            values = (
+                _read.get([given, leaves[1 - self.given]], (), lambda: kept.values(given)) if shared else kept.values(given)
+            )
+            renew(packed, kept.positions, values, self.places)
+            return
+        assert isinstance(self.places, Tensor)
+        take(given.flatten(), self.places, packed.values)
+        if self.factors is not None:
+            packed.values.mul_(self.factors)
+
+
+_read: Remembered[Tensor] = Remembered(compared="none", most=256)
+"""What masks keep of parameters."""
