@@ -3,10 +3,12 @@
     a.add_(b), a += b, a.clamp_(-1, 1), a[0] = 0      →      a.add(b), …, and a has the pattern of the result from then on
 
 Where the pattern stays, the stored values are written to, in a graph too, and autograd sees it. Another pattern means other
-arrays, which no graph and no node of autograd would notice, so that there it is an error. A result without a sparse way is
-stored again in the format of the tensor, with the one warning of densify.
+arrays, which no graph and no node of autograd would notice, so that there it is an error. Outside, what the tensor was taken of
+by `detach` or `.data` gets them too: `parameter.data.copy_(b)`. A result without a sparse way is stored again in the format of
+the tensor, with the one warning of densify.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -81,8 +83,44 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (input.requires_grad or result.requires_grad)):
         where = "in a graph" if torch.compiler.is_compiling() else "where autograd looks on"
         raise unsupported(f"{name}, which changes the pattern, {where}", "use the same without the underscore")
-    _adopt(input, _stored_as(input, result.detach()))
+    stored = _stored_as(input, result.detach())
+    given = [input._origin, input._detached() if input._detached is not None else None]
+    for each in [each for each in given if each is not None and _over_the_same_arrays(each, input)]:
+        _adopt(each, stored)
+    _adopt(input, stored)
     return input
+
+
+@implements(torch.Tensor.detach, torch.detach)
+def detach(input: SparseTensor) -> SparseTensor:
+    """The tensor without its gradient, over the same arrays."""
+    return _alias(torch.Tensor.detach, input)
+
+
+@implements(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+def data(input: SparseTensor) -> SparseTensor:
+    """`parameter.data`: what autograd does not look at, over the same arrays."""
+    return _alias(torch.Tensor.data.__get__, input)  # type: ignore[attr-defined]
+
+
+def _alias(func: Callable[[Tensor], Tensor], input: SparseTensor) -> SparseTensor:
+    with torch.DisableTorchFunctionSubclass():
+        alias: Any = func(input)
+    if isinstance(alias, SparseTensor) and not torch.compiler.is_compiling() and input.is_leaf:
+        if getattr(input, "_is_param", False):  # which torch made by detaching what it was given
+            input._origin = input._detached = None
+        if input._origin is None:
+            alias._origin = input
+        else:  # nothing grows where what was detached is detached, again and again
+            alias._origin, alias._detached = input._origin, weakref.ref(input)
+    return alias
+
+
+def _over_the_same_arrays(one: SparseTensor, other: SparseTensor) -> bool:
+    """Whether neither has got others since."""
+    if one.format != other.format:
+        return False
+    return all(a.data_ptr() == b.data_ptr() for a, b in zip(one.components, other.components, strict=True))
 
 
 @implements(torch.Tensor.data.__set__)  # type: ignore[attr-defined]

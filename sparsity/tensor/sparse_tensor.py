@@ -4,6 +4,7 @@ To torch it is a wrapper subclass around plain tensors (positions, coordinates, 
 through it: a compiled graph has its arrays as inputs and our opaque ops as nodes, whatever the number of nonzeros.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -63,6 +64,8 @@ class SparseTensor(torch.Tensor):
     _arrays: tuple[str, ...]
     _stored: Tensor
     _repeated: Any = None  # what an earlier product has left behind, see repeated_matmul.py
+    _origin: "SparseTensor | None" = None  # the leaf that it was detached from, at first, see in_place.py
+    _detached: "weakref.ref[SparseTensor] | None" = None  # the one that it was detached from at last
 
     @staticmethod
     def __new__(

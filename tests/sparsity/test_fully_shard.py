@@ -147,13 +147,12 @@ def half(rank: int, directory: str, ranks: int, first: bool) -> None:
         training = attached(shard(network(), init_device_mesh("cpu", (ranks,))), recipe, fused)
         if not first:
             weights, moments = get_state_dict(training.model, training.optimizer)
-            if training.recipe is not None:  # first of all: torch loads values into the nonzeros that are there
-                training.recipe.load_state_dict(torch.load(f"{place}.masks"))
-                weights, moments = get_state_dict(training.model, training.optimizer)
             state = {"model": weights, "optimizer": moments}
             dcp.load(state, checkpoint_id=place)
             model, optimizer = state["model"], state["optimizer"]
             set_state_dict(training.model, training.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+            if training.recipe is not None:
+                training.recipe.load_state_dict(torch.load(f"{place}.masks"))
         training.take(range(STEPS // 2) if first else range(STEPS // 2, STEPS), rank, ranks, clip=0.05)
         alone = attached(network(), recipe, fused)
         alone.take(range(STEPS // 2 if first else STEPS), 0, 1, clip=0.05)

@@ -1,11 +1,14 @@
 """Methods that write to a SparseTensor: it has the contents that a dense tensor would have, in whatever pattern they need."""
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 import gossamer
 from gossamer import Format, GossamerError, SparseTensor
@@ -217,6 +220,50 @@ def test_what_is_written_to_detached_tensors_reaches_the_parameter(detach: Calla
     before = float(weight.sum())
     detach(weight).mul_(2)
     assert float(weight.sum()) == 2 * before
+
+
+@pytest.mark.parametrize("detach", [lambda w: w.data, lambda w: w.detach()], ids=["data", "detach"])
+@pytest.mark.parametrize("write", [lambda a, b: a.copy_(b), lambda a, b: a.add_(b), lambda a, b: a.__setitem__(0, 5.0)])
+def test_another_pattern_reaches_the_leaf(
+    detach: Callable[[Tensor], SparseTensor], write: Callable[[Tensor, Tensor], object]
+) -> None:
+    first, second, third = (matrix(9, 7) for _ in range(3))
+    weight = nn.Parameter(sparse(first))
+    alias, expected = detach(weight), first.clone()
+    with torch.no_grad():
+        write(detach(weight), sparse(second))
+        write(expected, second)
+    for each in (weight.detach(), weight.detach().data):
+        torch.testing.assert_close(each.to_dense(), expected)
+        torch.testing.assert_close(each @ torch.ones(7), expected.sum(1))
+    alias.copy_(sparse(third))  # the parameter has had other arrays since
+    torch.testing.assert_close(weight.detach().to_dense(), expected)
+    torch.testing.assert_close(alias.to_dense(), third)
+    alias = detach(weight)
+    weight.data = sparse(second)
+    alias.copy_(sparse(first))
+    torch.testing.assert_close(weight.detach().to_dense(), second)
+    torch.testing.assert_close(alias.to_dense(), first)
+
+
+def test_checkpoints_of_torch_load_other_nonzeros(tmp_path: Path) -> None:
+    models = [gossamer.store_sparse(prune_(nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 4)), share)) for share in (0.3, 0.4)]
+    first, second = models
+    state_dict_saver.save({"model": first.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    loaded, x = {"model": second.state_dict()}, torch.randn(5, 12)
+    state_dict_loader.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    torch.testing.assert_close(second(x), first(x))
+    second.load_state_dict(loaded["model"])
+    torch.testing.assert_close(second(x), first(x))
+
+
+def test_what_is_detached_again_and_again_keeps_nothing_alive() -> None:
+    a = sparse(matrix(9, 7))
+    for _ in range(3):
+        detached = a.detach()
+        between, a = weakref.ref(detached), detached.detach()
+        del detached
+        assert between() is None
 
 
 def test_vectors_become_parameters() -> None:
