@@ -83,7 +83,7 @@ def _of_filters(
 
 
 def _undisturbed(run: Callable[[], object], threads: int) -> float:
-    """Where another process has one of the cores, threads wait for each other a hundred times as long: then one thread's time."""
+    """Where another process has one of the cores, threads wait long for each other: there, one thread's time."""
     return min(fastest({"torch": run}, number, _ROUNDS)["torch"] for number in {1, threads})
 
 

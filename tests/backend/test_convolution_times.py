@@ -82,7 +82,7 @@ def test_a_shape_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2):
         convolution_times._of_one_image.cache_clear()  # as another process
         assert convolution_times.torch_us(X.shape, (48, 32, 1, 1), torch.float32, *how) == 14.0
-    assert len(rounds) == 1
+    assert len(rounds) == len({1, torch.get_num_threads()})
 
 
 def test_nothing_is_measured_where_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@
 // CHECK:             } else {
 // CHECK-NOT:           vector.load %[[WORDS]]
 // CHECK:               memref.load %[[K]]
-// CHECK:             math.roundeven
+// CHECK:             vector.fma
 // CHECK:             memref.load %[[V]]
 // CHECK:           vector.maskedstore
 func.func @region(%q: tensor<?xf32>, %k: tensor<?xf32>, %v: tensor<?xf32>, %p: tensor<?xi32>, %t: tensor<?xi32>, %w: tensor<?xi16>, %f: tensor<?xf32>, %s0: index, %s1: index, %s2: index, %s3: index, %s4: index, %s5: index, %s6: index, %s7: index, %s8: index, %s9: index, %s10: index, %s11: index, %s12: index, %s13: index, %s14: index, %s15: index, %s16: index, %s17: index, %s18: index, %s19: index) -> (tensor<?xf32>, tensor<?xf32>) {

@@ -14,7 +14,7 @@
 // CHECK:             } else {
 // CHECK-NOT:           vector.load %[[K]]
 // CHECK:             scf.if
-// CHECK:               math.roundeven
+// CHECK:               vector.fma
 // CHECK:               vector.load %[[V]]
 func.func @region(%q: tensor<?xbf16>, %k: tensor<?xbf16>, %v: tensor<?xbf16>, %m: tensor<?xf32>, %s0: index, %s1: index, %s2: index, %s3: index, %s4: index, %s5: index, %s6: index, %s7: index, %s8: index, %s9: index, %s10: index, %s11: index, %s12: index, %s13: index, %s14: index, %s15: index, %s16: index, %s17: index, %s18: index) -> tensor<?xbf16> {
   %y = "kernel.attend_cached"(%q, %k, %v, %m, %s0, %s1, %s2, %s3, %s4, %s5, %s6, %s7, %s8, %s9, %s10, %s11, %s12, %s13, %s14, %s15, %s16, %s17, %s18) {

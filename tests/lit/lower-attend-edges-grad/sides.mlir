@@ -4,7 +4,7 @@
 // CHECK-LABEL: func.func private @rows_heads(
 // CHECK:         scf.for
 // CHECK:           %[[SUM:.*]] = scf.for {{.*}} -> (vector<2xf32>)
-// CHECK:             math.roundeven %{{.*}} : vector<2xf32>
+// CHECK:             arith.shli %{{.*}} : vector<2xi32>
 // CHECK:             vector.shuffle
 // CHECK:             arith.addf {{.*}} : vector<2xf32>
 // CHECK:           vector.store %[[SUM]], %{{.*}} : memref<?x2xf32>, vector<2xf32>

@@ -12,10 +12,7 @@
 // CHECK:               arith.cmpf ogt, %[[RAW]]
 // CHECK:               vector.store %{{.*}}, %[[SCRATCH]]
 // CHECK:             scf.for {{.*}} -> (vector<16xf32>)
-// CHECK:               arith.cmpf olt
-// CHECK:               math.roundeven %{{.*}} : vector<16xf32>
-// CHECK:               arith.cmpf uno
-// CHECK-NEXT:          %[[POWER:.*]] = arith.select {{.*}} : vector<16xi1>, vector<16xf32>
+// CHECK:               %[[POWER:.*]] = llvm.call_intrinsic "llvm.x86.avx512.mask.scalef.ps.512"
 // CHECK-NEXT:          vector.store %[[POWER]], %[[SCRATCH]]
 // CHECK:             scf.if {{.*}} -> (vector<16xf32>, vector<16xf32>)
 // CHECK:             scf.for {{.*}} -> (vector<16xf32>, vector<16xf32>)

@@ -53,7 +53,7 @@ func.func @twice(%x: tensor<?x8xf32>, %v: tensor<8x8xf32, #KB>, %w: tensor<8x8xf
 // CHECK-LABEL: func.func private @attention_attend_tile4(
 // CHECK:         %[[BOUNDED:.*]] = math.tanh
 // CHECK:         arith.mulf %[[BOUNDED]]
-// CHECK:         math.roundeven
+// CHECK:         vector.fma
 // CHECK-LABEL: func.func @attention(
 // CHECK:           scf.parallel
 // CHECK:             call @attention_pack_tile4
