@@ -6,7 +6,7 @@ after    %1 = x * P(x^2) / Q(x^2) with x = %0 clamped to [-4, 4], and NaN kept
 Scalars, and vectors of f64, are left to the C library (convert-math-to-libm). For normal numbers, exp is within 2 units in
 the last place of f32, erf and tanh within 6. An exp that is only added to 1, as in the logistic function, takes two thirds of
 the instructions: there, results that are no normal numbers make no difference. An erf that is only added to 1, as in GELU, is a
-polynomial of degree 4 where registers of 512 bits hold its coefficients for 32 pieces: half the time of a division.
+polynomial of degree 4 where registers of 512 bits hold its coefficients for 32 pieces: four fifths of the time (Zen 5).
 
 Sources: exp is Cephes' expf (Moshier, 1992); erf and tanh are the rational minimax approximations of Eigen 3. Pieces of erf
 interpolate it at Chebyshev's nodes.
