@@ -84,7 +84,7 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
         where = "in a graph" if torch.compiler.is_compiling() else "where autograd looks on"
         raise unsupported(f"{name}, which changes the pattern, {where}", "use the same without the underscore")
     stored = _stored_as(input, result.detach())
-    given = [input._origin, input._detached() if input._detached is not None else None]
+    given = [origin() for origin in input._detached_from]
     for each in [each for each in given if each is not None and _over_the_same_arrays(each, input)]:
         _adopt(each, stored)
     _adopt(input, stored)
@@ -108,11 +108,8 @@ def _alias(func: Callable[[Tensor], Tensor], input: SparseTensor) -> SparseTenso
         alias: Any = func(input)
     if isinstance(alias, SparseTensor) and not torch.compiler.is_compiling() and input.is_leaf:
         if getattr(input, "_is_param", False):  # which torch made by detaching what it was given
-            input._origin = input._detached = None
-        if input._origin is None:
-            alias._origin = input
-        else:  # nothing grows where what was detached is detached, again and again
-            alias._origin, alias._detached = input._origin, weakref.ref(input)
+            input._detached_from = ()
+        alias._detached_from = (*input._detached_from[:1], weakref.ref(input))
     return alias
 
 

@@ -64,8 +64,7 @@ class SparseTensor(torch.Tensor):
     _arrays: tuple[str, ...]
     _stored: Tensor
     _repeated: Any = None  # what an earlier product has left behind, see repeated_matmul.py
-    _origin: "SparseTensor | None" = None  # the leaf that it was detached from, at first, see in_place.py
-    _detached: "weakref.ref[SparseTensor] | None" = None  # the one that it was detached from at last
+    _detached_from: "tuple[weakref.ref[SparseTensor], ...]" = ()  # at first and at last, see in_place.py
 
     @staticmethod
     def __new__(

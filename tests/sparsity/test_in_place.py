@@ -264,6 +264,10 @@ def test_what_is_detached_again_and_again_keeps_nothing_alive() -> None:
         between, a = weakref.ref(detached), detached.detach()
         del detached
         assert between() is None
+    given, weight = weakref.ref(a), nn.Parameter(a)
+    del a
+    assert given() is None
+    assert weight.is_leaf
 
 
 def test_vectors_become_parameters() -> None:
