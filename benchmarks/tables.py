@@ -114,7 +114,7 @@ def table(cases: Sequence[Record], contenders: Mapping[str, Record], over: str) 
 
 
 def pivot(cases: Sequence[Record], axes: tuple[str, str], of: str, over: str) -> list[str]:
-    """The geometric means, and the least, of a contender's speed-ups, by two parameters of the cases."""
+    """The geometric means, and the least where there are several, of a contender's speed-ups, by two parameters of the cases."""
     rows, columns = axes
     ratios: dict[tuple[Any, Any], list[float]] = {}
     for case in cases:
@@ -125,9 +125,15 @@ def pivot(cases: Sequence[Record], axes: tuple[str, str], of: str, over: str) ->
     lines = [row([f"{rows} \\ {columns}", *map(str, across)]), row(["---", *["--:"] * len(across)])]
     for down in dict.fromkeys(line for line, _ in ratios):
         cells = (ratios.get((down, column)) for column in across)
-        texts = (f"{statistics.geometric_mean(found):.2f} ({min(found):.2f})" if found else "-" for found in cells)
-        lines.append(row([str(down), *texts]))
+        lines.append(row([str(down), *map(mean_and_least, cells)]))
     return lines
+
+
+def mean_and_least(ratios: Sequence[float] | None) -> str:
+    if not ratios:
+        return "-"
+    mean = f"{statistics.geometric_mean(ratios):.2f}"
+    return f"{mean} ({min(ratios):.2f})" if len(ratios) > 1 else mean
 
 
 def row(cells: Sequence[str]) -> str:
@@ -234,10 +240,7 @@ def summary(reports: Sequence[Record], of: str, where: Mapping[str, str]) -> lis
                 if case["threads"] == threads and ms and own:
                     ratios[case["workload"]].append(ms / own)
             if any(ratios.values()):
-                cells = (
-                    f"{statistics.geometric_mean(each):.2f} ({min(each):.2f})" if each else "-" for each in ratios.values()
-                )
-                lines.append(row([label[name], *cells]))
+                lines.append(row([label[name], *map(mean_and_least, ratios.values())]))
         lines.append("")
     return lines
 
