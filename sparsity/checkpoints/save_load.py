@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import FormatError, OptionError
+from gossamer.sparsity.check_model import check_model
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
 from gossamer.sparsity.checkpoints.integer_layers import Shapes, in_integers, tensor_of
 from gossamer.sparsity.quantization.grouped_linear import RAGGED, GroupedLinear
@@ -33,6 +34,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
     to read, and no other library reads it.
     OptionError for a model with masks, which `gossamer.finalize` makes plain.
     """
+    check_model(model)
     masked = next((name for name, m in model.named_modules() if parametrize.is_parametrized(m)), None)
     if masked is not None:
         raise OptionError(f"'{masked}' has a mask or another parametrization: gossamer.finalize(model) makes it plain first")
@@ -70,6 +72,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     FormatError for files that are broken, of a newer version, or of another model; names and shapes are checked before anything
     is changed.
     """
+    check_model(model)
     own: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
     with _opened(Path(path)) as files:
         stored, tied = _contents(files)
