@@ -126,18 +126,18 @@ def everywhere(amx: Target, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quantized(block: tuple[int, int]) -> nn.Module:
-    model = nn.Sequential(nn.Linear(128, 192), nn.GELU(), nn.Linear(192, 64)).eval()
+    model = nn.Sequential(nn.Linear(256, 384), nn.GELU(), nn.Linear(384, 256)).eval()
     return gossamer.quantize(prune_(model, 0.3, block))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("block", [(32, 32), (16, 4), (64, 64)], ids=str)
 def test_layers_pruned_in_blocks_and_quantized(block: tuple[int, int], everywhere: None) -> None:
-    model, x = quantized(block), torch.randn(3, 25, 128)
+    model, x = quantized(block), torch.randn(3, 25, 256)
     run = compile_and_run(model, x, regions=2, schedule="amxquads", dynamic=True)
     assert [d.schedule for d in run.regions] == ["amxquads"] * 2
     for tokens in (25, 1, 40):
-        x = torch.randn(3, tokens, 128)
+        x = torch.randn(3, tokens, 256)
         x[0, 0, 0] = torch.nan
         torch.testing.assert_close(run.function(x), model(x), rtol=1e-4, atol=1e-4, equal_nan=True)
 
@@ -148,10 +148,10 @@ def test_layers_pruned_in_blocks_and_quantized(block: tuple[int, int], everywher
 def test_chains_of_blocks(block: tuple[int, int], everywhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.backend.chains.chain_cost.runs_in_chains", lambda name, matrix: name == "amxquads")
     monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: True)
-    model, x = quantized(block), torch.randn(2, 40, 128)
+    model, x = quantized(block), torch.randn(2, 40, 256)
     torch._dynamo.mark_dynamic(x, 1)
     run = compile_and_run(model, x, regions=2)
     assert [(d.schedule, d.reason) for d in run.regions] == [("amxquads", "in a chain of 2")] * 2
     for tokens in (40, 1, 77, 0):
-        x = torch.randn(2, tokens, 128)
+        x = torch.randn(2, tokens, 256)
         torch.testing.assert_close(run.function(x), model(x), rtol=1e-4, atol=1e-4)
