@@ -255,8 +255,8 @@ class Panels(Packing):
     """Strips of `rows` rows, each as the columns that have a nonzero in it, `width` neighbours at a time, in panels.
 
     A panel has 32 `columns` of bf16, or 64 of int8, whose neighbours are 4 or all of them. `positions` say where the panels of
-    each strip begin. A panel has columns / width `coordinates`, counted in `width` columns; the last of its strip fills up, with
-    values of 0. Its values are rows / 16 tiles of 16 rows x its columns.
+    each strip begin. A panel has columns / width `coordinates`, counted in `width` columns; the last of its strip fills up,
+    with values of 0. Its values are rows / 16 tiles of 16 rows x its columns.
     """
 
     kind: ClassVar[str] = "panels"

@@ -95,7 +95,7 @@ def _multiply_bytes() -> str:
 
 
 def _multiply(name: str, sums: str, added: list[str]) -> str:
-    """An instruction that makes %after of the sums %before, one word of the left tile in all lanes, %all, and the right %words."""
+    """An instruction that makes %after of sums %before, one word of the left tile in all lanes, %all, and the right %words."""
     return "\n".join(
         [
             f"define internal {_TILE} @emulated.{name}({_TILE} %sums, {_TILE} %left, {_TILE} %right) noinline {{",
