@@ -114,7 +114,7 @@ def table(cases: Sequence[Record], contenders: Mapping[str, Record], over: str) 
 
 
 def pivot(cases: Sequence[Record], axes: tuple[str, str], of: str, over: str) -> list[str]:
-    """The geometric means, and the least where there are several, of a contender's speed-ups, by two parameters of the cases."""
+    """The geometric means of a contender's speed-ups, and the least of several, by two parameters of the cases."""
     rows, columns = axes
     ratios: dict[tuple[Any, Any], list[float]] = {}
     for case in cases:

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize, prune
 
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.adjacency import take_sparse
+from gossamer.sparsity.check_model import check_model
 from gossamer.sparsity.packed_linear import PackedLinear
 from gossamer.sparsity.pruning.mask import Mask, is_mask
 from gossamer.sparsity.pruning.stored_layers import make_dense
@@ -64,6 +65,7 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
 
 def parametrize_pruned(model: nn.Module) -> None:
     """Replace the hooks of torch.nn.utils.prune by masks, in place."""
+    check_model(model)
     for module in list(model.modules()):
         for hook_id, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, prune.BasePruningMethod):

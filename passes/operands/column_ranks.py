@@ -3,11 +3,14 @@
 for each 16 columns
   for each column of the row
     ranks += column < the 16 columns
-ranks of the row, and its columns, into scratch
+  the 16 columns, and behind them their ranks, into scratch
 
 A row of n different columns takes n^2 / 16 steps without a branch that depends on them. So for short rows that is the fastest
 way to find out where each belongs.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -24,9 +27,8 @@ class ColumnRanks:
     """Room for the columns of a row of a matrix of so many `columns`, numbers of type `element`, and for their ranks."""
 
     def __init__(self, columns: ir.Value, element: ir.Type, memory: ir.Value, offset: ir.Value) -> None:
-        places = _places(columns)
-        self._element, self._columns = element, array_in(memory, element, places, offset)
-        self._ranks = array_in(memory, element, places, arith.addi(offset, arith.muli(places, index(_bytes(element)))))
+        self._element = element
+        self._lines = array_in(memory, element, arith.muli(_places(columns), index(2)), offset)
 
     @staticmethod
     def size(columns: ir.Value, element: ir.Type) -> ir.Value:
@@ -53,16 +55,19 @@ class ColumnRanks:
                 before = arith.cmpi(arith.CmpIPredicate.ult, other, mine)
                 ranks = others.inner_iter_args[0]
                 scf.YieldOp([arith.select(before, arith.addi(ranks, one), ranks)])
-            vector.store(mine, self._columns, [at])
-            vector.store(others.results[0], self._ranks, [at])
+            line_of_columns = arith.muli(at, index(2))
+            vector.store(mine, self._lines, [line_of_columns])
+            vector.store(others.results[0], self._lines, [arith.addi(line_of_columns, index(_LANES))])
 
-    def column(self, number: ir.Value) -> ir.Value:
-        """One of the columns, as an index."""
-        return load_index(self._columns, number)
-
-    def rank(self, number: ir.Value) -> ir.Value:
-        """Its rank."""
-        return load_index(self._ranks, number)
+    @contextmanager
+    def each(self, count: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
+        """A loop over so many columns that have been found: a column and its rank, as indices."""
+        with loop(index(0), count, index(_LANES)) as groups:
+            at = groups.induction_variable
+            first = arith.muli(at, index(2))
+            with rolled(index(0), arith.minui(arith.subi(count, at), index(_LANES))) as numbers:
+                place = arith.addi(first, numbers.induction_variable)
+                yield load_index(self._lines, place), load_index(self._lines, arith.addi(place, index(_LANES)))
 
     def _number(self, value: int) -> ir.IntegerAttr:
         return ir.IntegerAttr.get(self._element, value)

@@ -211,9 +211,8 @@ class _Product:
             way = scf.IfOp(ColumnRanks.pay(self.columns, count), has_else=True)
             with ir.InsertionPoint(way.then_block):
                 ranks.find(self.coordinates, first, count)
-                with rolled(index(0), count) as entries:
-                    column = ranks.column(entries.induction_variable)
-                    at = arith.addi(first, ranks.rank(entries.induction_variable))
+                with ranks.each(count) as (column, rank):
+                    at = arith.addi(first, rank)
                     memref.store(_as_stored(self.coordinates, column), self.coordinates, [at])
                     self._take(sums, column, at)
                 scf.YieldOp([])

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import FormatError, OptionError
+from gossamer.sparsity.check_model import check_model
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
+from gossamer.sparsity.checkpoints.integer_layers import Shapes, in_integers, tensor_of
 from gossamer.sparsity.quantization.grouped_linear import RAGGED, GroupedLinear
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -32,6 +34,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
     to read, and no other library reads it.
     OptionError for a model with masks, which `gossamer.finalize` makes plain.
     """
+    check_model(model)
     masked = next((name for name, m in model.named_modules() if parametrize.is_parametrized(m)), None)
     if masked is not None:
         raise OptionError(f"'{masked}' has a mask or another parametrization: gossamer.finalize(model) makes it plain first")
@@ -65,15 +68,30 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
 
     Also files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask), plain safetensors files, and folders with
     several. The file is mapped into memory and one tensor at a time is unpacked, so that there is never more than the model and
-    one weight. Parameters on the meta device get memory. FormatError for files that are broken, of a newer version, or of
-    another model; names and shapes are checked before anything is changed.
+    one weight. Parameters on the meta device get memory. Linear layers become quantized ones where the file has them so.
+    FormatError for files that are broken, of a newer version, or of another model; names and shapes are checked before anything
+    is changed.
     """
+    check_model(model)
     own: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
     with _opened(Path(path)) as files:
         stored, tied = _contents(files)
-        grouped = {name: layer for name, layer in model.named_modules() if isinstance(layer, GroupedLinear)}
-        _check(own, stored, files, tied, path, {f"{name}.{part}".lstrip(".") for name in grouped for part in RAGGED})
-        own |= _with_room(grouped, stored, files)
+        shapes = {name: _shape(parts, files) for name, parts in stored.items()}
+        # Layers become like the file's once it is known to fit, which is seen by what they will be.
+        turned = in_integers(model, shapes)
+        looks = {name: each.look() for name, each in turned.items()}
+        for name, look in looks.items():
+            del own[tensor_of(name, "weight")]
+            own |= _buffers(name, look)
+        layers = {name: looks.get(name, layer) for name, layer in model.named_modules()}
+        grouped = {name: layer for name, layer in layers.items() if isinstance(layer, GroupedLinear)}
+        _check(own, shapes, tied, path, {tensor_of(name, part) for name in grouped for part in RAGGED})
+        groups = _groups(grouped, stored, files)
+        grouped |= {name: layer for name, each in turned.items() if isinstance(layer := each.become(), GroupedLinear)}
+        for name, given in groups.items():
+            grouped[name].make_room(given)
+        for name in turned.keys() | groups.keys():
+            own |= _buffers(name, model.get_submodule(name))
         for name, parts in stored.items():
             _put(model, name, own[name], _tensor(name, parts, files), path)
         for name, other in tied.items():
@@ -138,26 +156,24 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
     return stored, tied
 
 
-def _with_room(layers: dict[str, GroupedLinear], stored: dict[str, Parts], files: list[Any]) -> dict[str, Tensor]:
-    """The buffers of layers in groups by their names, of the sizes that the files have them in, which are looked at first."""
-    found: dict[str, Tensor] = {}
-    given: dict[str, dict[str, Tensor]] = {}
+def _buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
+    """A layer's own buffers, as the state dict names them."""
+    return {tensor_of(name, part): buffer for part, buffer in layer.named_buffers(recurse=False)}
+
+
+def _groups(layers: dict[str, GroupedLinear], stored: dict[str, Parts], files: list[Any]) -> dict[str, dict[str, Tensor]]:
+    """What files have for layers in groups, which is looked at before anything is changed."""
+    found: dict[str, dict[str, Tensor]] = {}
     for name, layer in layers.items():
-        own = {part: f"{name}.{part}".lstrip(".") for part in layer.weight_buffers()}
-        given[name] = {part: _tensor(each, stored[each], files) for part, each in own.items() if each in stored}
-        if len(given[name]) < len(own):
-            del given[name]  # tied to one that is stored
-            continue
-        layer.check_groups(name, given[name])
-    for name, parts in given.items():
-        layers[name].make_room(parts)
-        found |= {f"{name}.{part}".lstrip("."): buffer for part, buffer in layers[name].weight_buffers().items()}
+        own = {part: tensor_of(name, part) for part in layer.weight_buffers()}
+        given = {part: _tensor(each, stored[each], files) for part, each in own.items() if each in stored}
+        if len(given) == len(own):  # else tied to one that is stored
+            layer.check_groups(name, given)
+            found[name] = given
     return found
 
 
-def _check(
-    own: dict[str, Tensor], stored: dict[str, Parts], files: list[Any], tied: dict[str, str], path: Any, ragged: set[str]
-) -> None:
+def _check(own: dict[str, Tensor], stored: Shapes, tied: dict[str, str], path: Any, ragged: set[str]) -> None:
     tied.update(_tied_here(own, stored.keys() | tied.keys(), stored))
     missing, more = own.keys() - stored.keys() - tied.keys(), (stored.keys() | tied.keys()) - own.keys()
     dangling = [name for name, other in tied.items() if other not in stored]
@@ -165,18 +181,20 @@ def _check(
         wrong = (("missing", missing or dangling), ("unknown", more))
         said = [f"{what}: {', '.join(sorted(which)[:5])}" for what, which in wrong if which]
         raise FormatError(f"{path} is not of this model; {'; '.join(said)}")
-    for name, parts in stored.items():
-        if "" in parts:
-            number, key = parts[""]
-            shape = tuple(files[number].get_slice(key).get_shape())
-        else:
-            number, key = parts["shape"]
-            shape = tuple(files[number].get_tensor(key).flatten().tolist())
+    for name, shape in stored.items():
         if shape != tuple(own[name].shape) and name not in ragged:
             raise FormatError(f"{path}: '{name}' has shape {shape}, in this model {tuple(own[name].shape)}")
 
 
-def _tied_here(own: dict[str, Tensor], known: Any, stored: dict[str, Parts]) -> dict[str, str]:
+def _shape(parts: Parts, files: list[Any]) -> tuple[int, ...]:
+    if "" in parts:
+        number, key = parts[""]
+        return tuple(files[number].get_slice(key).get_shape())
+    number, key = parts["shape"]
+    return tuple(files[number].get_tensor(key).flatten().tolist())
+
+
+def _tied_here(own: dict[str, Tensor], known: Any, stored: Shapes) -> dict[str, str]:
     """Names that foreign files leave out because the model has their tensor under another name."""
     by_tensor = {id(own[name]): name for name in stored if name in own}
     return {name: by_tensor[id(each)] for name, each in own.items() if name not in known and id(each) in by_tensor}

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.check_model import check_model
 
 Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
 Layers = Choice | Sequence[Choice]
@@ -25,6 +26,7 @@ def chosen_layers(
     Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones too if they are asked for.
     OptionError where a name or pattern is no layer's.
     """
+    check_model(model)
     taken, left = _listed(only), _listed(skip)
     types = (*kinds, *(choice for choice in taken if isinstance(choice, type)))
     layers = {n: m for n, m in model.named_modules() if _is_linear(m) or (has_weight(m) and isinstance(m, types))}

@@ -46,11 +46,16 @@ class GroupedLinear(nn.Linear):
         """Turns a linear layer into a quantized one, in place, so that hooks and references to it hold. GossamerError if its
         weight has a NaN or an infinity, or so many columns that the packing cannot tell them."""
         weight = linear.weight.detach()
-        codes, scale, kept = grouped(weight, bits)
+        buffers = grouped(weight, bits)
         del linear._parameters["weight"]
+        return cls.become(linear, *buffers, bits, weight.dtype)
+
+    @classmethod
+    def become(cls, linear: nn.Linear, codes: Tensor, scale: Tensor, kept: Tensor, bits: int, dtype: torch.dtype) -> Self:
+        """Turns a linear layer whose own weight is gone into one of this weight, in place; `dtype` is what it stands for."""
         linear.__class__ = cls
         made: Any = linear
-        made._dtype, made._bits = weight.dtype, bits
+        made._dtype, made._bits = dtype, bits
         for name, buffer in (("weight_codes", codes), ("weight_scale", scale), ("weight_kept", kept)):
             made.register_buffer(name, buffer)
         return made

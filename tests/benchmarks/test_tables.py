@@ -75,9 +75,7 @@ def written(report: Report, tmp_path: Path) -> Path:
 
 def test_pivot(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(written), "--pivot", "tokens,sparsity", "--over", "best"])
-    assert capsys.readouterr().out.startswith(
-        "| tokens \\ sparsity | 0.9 |\n| --- | --: |\n| 8 | 2.00 |\n| 32 | 16.00 |\n"
-    )
+    assert capsys.readouterr().out.startswith("| tokens \\ sparsity | 0.9 |\n| --- | --: |\n| 8 | 2.00 |\n| 32 | 16.00 |\n")
 
 
 def test_roofline(written: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,70 @@
+"""Linear layers whose weight a file has in integers, and the model in floats: what makes them like those of the file.
+
+    in the file                                     the layer becomes
+    weight_int8, weight_scale                       QuantizedLinear
+    weight_codes, weight_scale, weight_kept         GroupedLinear, of 4 or 8 bits by the width of codes
+
+Nothing is rounded, and the weight that a layer has is not looked at, so that it may be on the meta device.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear
+from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of the tensors in a file, by name."""
+
+Integers = QuantizedLinear | GroupedLinear
+
+
+@dataclass(frozen=True)
+class FloatLayer:
+    """A layer that is to be one of integers: of so many bits in groups, or of int8 throughout."""
+
+    layer: nn.Linear
+    bits_in_groups: int | None
+
+    def become(self) -> Integers:
+        """Turns it, in place, into one whose buffers are still to be filled."""
+        return _emptied(self.layer, self.bits_in_groups)
+
+    def look(self) -> Integers:
+        """What it will be, on the meta device."""
+        inputs, outputs, weight = self.layer.in_features, self.layer.out_features, self.layer.weight
+        like = nn.Linear(inputs, outputs, self.layer.bias is not None, device="meta", dtype=weight.dtype)
+        return _emptied(like, self.bits_in_groups)
+
+
+def in_integers(model: nn.Module, file: Shapes) -> dict[str, FloatLayer]:
+    """The layers, by name, that have floats and of which a file has integers."""
+    found: dict[str, FloatLayer] = {}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear) or layer._parameters.get("weight") is None or tensor_of(name, "weight") in file:
+            continue
+        codes = file.get(tensor_of(name, "weight_codes"), ())
+        if tensor_of(name, "weight_int8") in file:
+            found[name] = FloatLayer(layer, None)
+        elif len(codes) == 2 and codes[1] * 8 in (4 * GROUP, 8 * GROUP):
+            found[name] = FloatLayer(layer, codes[1] * 8 // GROUP)
+    return found
+
+
+def tensor_of(layer: str, part: str) -> str:
+    """The name of a layer's tensor in the model's state dict."""
+    return f"{layer}.{part}".lstrip(".")
+
+
+def _emptied(linear: nn.Linear, bits: int | None) -> Integers:
+    weight = linear._parameters.pop("weight")
+    assert weight is not None
+    if bits is None:
+        values, scale = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), dtype=torch.float32)
+        return QuantizedLinear.become(linear, values.detach(), scale, weight.dtype)
+    kept = weight.new_empty(len(weight), -(-weight.shape[1] // (8 * GROUP)), dtype=torch.uint8)
+    codes, scale = weight.new_empty(0, GROUP * bits // 8, dtype=torch.uint8), weight.new_empty(0, dtype=torch.bfloat16)
+    return GroupedLinear.become(linear, codes, scale, kept, bits, weight.dtype)
