@@ -252,22 +252,29 @@ class ByteWindows(Packing):
 
 @dataclass(frozen=True)
 class Panels(Packing):
-    """Strips of `rows` rows, each as the columns that have a nonzero in it, 32 a panel, `width` neighbours at a time.
+    """Strips of `rows` rows, each as the columns that have a nonzero in it, `width` neighbours at a time, in panels.
 
-    `positions` say where the panels of each strip begin. A panel has 32 / width `coordinates`, counted in `width` columns; the
-    last of its strip fills up, with values of 0. Its values are rows / 16 tiles of 16 rows x 32 columns.
+    A panel has 32 `columns` of bf16, or 64 of int8, whose neighbours are 4 or all of them. `positions` say where the panels of
+    each strip begin. A panel has columns / width `coordinates`, counted in `width` columns; the last of its strip fills up,
+    with values of 0. Its values are rows / 16 tiles of 16 rows x its columns.
     """
 
     kind: ClassVar[str] = "panels"
-    COLUMNS: ClassVar[int] = 32
+    COLUMNS: ClassVar[dict[int, int]] = {1: 32, 2: 32, 32: 32, 4: 64, 64: 64}
+    """Of a panel, by the width."""
     rows: int
     width: int
 
     def __post_init__(self) -> None:
         self._check(
             (self.rows in (16, 32), "rows must be 16 or 32"),
-            (self.width in (1, 2, self.COLUMNS), f"width must be 1, 2 or {self.COLUMNS}"),
+            (self.width in self.COLUMNS, "width must be 1, 2 or 32 of bf16, 4 or 64 of int8"),
         )
+
+    @property
+    def columns(self) -> int:
+        """Of a panel."""
+        return self.COLUMNS[self.width]
 
     @property
     def neighbours(self) -> int:

@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 
 from gossamer.dialects.errors import OptionError
 
-_AMX = "+avx512f,+avx512bf16,+avx512vbmi,+avx512vbmi2,+amx-tile,+amx-bf16"
+_AMX = "+avx512f,+avx512bf16,+avx512vbmi,+avx512vbmi2,+amx-tile,+amx-bf16,+amx-int8"
 _NAMED = {
     "avx2": ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
     "avx512": ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
@@ -42,7 +42,7 @@ class Target:
         here = host()
         needed = {256: {"+avx2"}, 512: {"+avx2", "+avx512vl"}}.get(self.vector_bits, set())
         if self.cpu == "sapphirerapids":
-            needed = needed | {"+amx-bf16"}
+            needed = needed | {"+amx-bf16", "+amx-int8"}
         same_architecture = self.triple.split("-")[0] == here.triple.split("-")[0]
         return same_architecture and needed <= set(here.features.split(","))
 
@@ -54,13 +54,14 @@ class Target:
     @property
     def instructions(self) -> frozenset[str]:
         """Those that schedules ask for: "avx512bf16", dot products of bf16, "avx512vbmi", which looks bytes up,
-        "avx512vbmi2", which expands elements of 8 and 16 bits, "vnni", dot products of bytes, and "amx", products of tiles of
-        bf16."""
+        "avx512vbmi2", which expands elements of 8 and 16 bits, "vnni", dot products of bytes, "amx", products of tiles of
+        bf16, and "amxint8", those of bytes."""
         asked = {
             "avx512bf16": {"+avx512bf16", "+avx512f"},
             "avx512vbmi": {"+avx512vbmi"},
             "avx512vbmi2": {"+avx512vbmi2"},
             "amx": {"+amx-bf16", "+amx-tile"},
+            "amxint8": {"+amx-int8", "+amx-tile"},
         }
         here = set(self.features.split(","))
         found = frozenset(name for name, needed in asked.items() if needed <= here)

@@ -7,18 +7,18 @@ import re
 
 _TILE, _ROW, _FLOATS = "<256 x i32>", "<16 x i32>", "<16 x float>"
 _FULL = "i16 16, i16 64"  # rows and bytes of a row of the only tiles that kernels use
-_INTRINSIC = re.compile(r"@llvm\.x86\.(tilezero|tileloadd64|tilestored64|tdpbf16ps)\.internal\(([^)]*)\)")
+_INTRINSIC = re.compile(r"@llvm\.x86\.(tilezero|tileloadd64|tilestored64|tdpbf16ps|tdpbssd)\.internal\(([^)]*)\)")
 
 
 def emulated(llvm_ir: str) -> str:
     """The module with calls of functions in place of AMX's instructions. ValueError for a tile of another size."""
     lines = [line for line in llvm_ir.split("\n") if not (line.startswith("declare") and "@llvm.x86.t" in line)]
     text = _INTRINSIC.sub(_call, "\n".join(lines)).replace("x86_amx", _TILE)
-    return f"{text}\n{_zero()}{_load()}{_store()}{_multiply()}{_DECLARED}"
+    return f"{text}\n{_zero()}{_load()}{_store()}{_multiply_floats()}{_multiply_bytes()}{_DECLARED}"
 
 
 def _call(match: re.Match[str]) -> str:
-    shape = "i16 16, i16 64, i16 64" if match[1] == "tdpbf16ps" else _FULL
+    shape = "i16 16, i16 64, i16 64" if match[1].startswith("tdp") else _FULL
     if not match[2].startswith(shape):
         raise ValueError(f"{match[0]} is of another shape")
     return f"@emulated.{match[1]}({match[2].removeprefix(shape).removeprefix(', ')})"
@@ -59,7 +59,7 @@ def _store() -> str:
     return "\n".join([*lines, "ret void", "}", ""])
 
 
-def _multiply() -> str:
+def _multiply_floats() -> str:
     """sums[m][n] += left[m][2k] * right[k][2n] + left[m][2k + 1] * right[k][2n + 1], with pairs of bf16 in 32 bits."""
 
     def halves(name: str, word: str) -> list[str]:
@@ -70,12 +70,38 @@ def _multiply() -> str:
             f"%{name}1 = bitcast {_ROW} %{name}high to {_FLOATS}",
         ]
 
+    added = [
+        *halves("a", "%all"),
+        *halves("b", "%words"),
+        *(f"%product{i} = fmul {_FLOATS} %a{i}, %b{i}" for i in (0, 1)),
+        f"%between = fadd {_FLOATS} %before, %product0",
+        f"%after = fadd {_FLOATS} %between, %product1",
+    ]
+    return _multiply("tdpbf16ps", _FLOATS, added)
+
+
+def _multiply_bytes() -> str:
+    """sums[m][n] += the sum over i of left[m][4k + i] * right[k][4n + i], with four bytes, signed, in 32 bits."""
+    added = [f"%sum0 = add {_ROW} %before, zeroinitializer"]
+    for i in range(4):
+        for name, words in (("a", "%all"), ("b", "%words")):
+            added += [
+                f"%{name}high{i} = shl {_ROW} {words}, splat (i32 {24 - 8 * i})",
+                f"%{name}{i} = ashr {_ROW} %{name}high{i}, splat (i32 24)",
+            ]
+        total = "%after" if i == 3 else f"%sum{i + 1}"
+        added += [f"%product{i} = mul {_ROW} %a{i}, %b{i}", f"{total} = add {_ROW} %sum{i}, %product{i}"]
+    return _multiply("tdpbssd", _ROW, added)
+
+
+def _multiply(name: str, sums: str, added: list[str]) -> str:
+    """An instruction that makes %after of sums %before, one word of the left tile in all lanes, %all, and the right %words."""
     return "\n".join(
         [
-            f"define internal {_TILE} @emulated.tdpbf16ps({_TILE} %sums, {_TILE} %left, {_TILE} %right) noinline {{",
+            f"define internal {_TILE} @emulated.{name}({_TILE} %sums, {_TILE} %left, {_TILE} %right) noinline {{",
             "start:",
-            *(f"%{name}.memory = alloca {_TILE}, align 64" for name in ("sums", "left", "right")),
-            *(f"store {_TILE} %{name}, ptr %{name}.memory, align 64" for name in ("sums", "left", "right")),
+            *(f"%{tile}.memory = alloca {_TILE}, align 64" for tile in ("sums", "left", "right")),
+            *(f"store {_TILE} %{tile}, ptr %{tile}.memory, align 64" for tile in ("sums", "left", "right")),
             "br label %step",
             "step:",
             "%i = phi i64 [ 0, %start ], [ %next, %step ]",
@@ -84,17 +110,13 @@ def _multiply() -> str:
             f"%sum.at = getelementptr {_ROW}, ptr %sums.memory, i64 %m",
             "%left.at = getelementptr i32, ptr %left.memory, i64 %i",
             f"%right.at = getelementptr {_ROW}, ptr %right.memory, i64 %k",
-            "%pair = load i32, ptr %left.at, align 4",
-            f"%one = insertelement {_ROW} poison, i32 %pair, i64 0",
+            "%word = load i32, ptr %left.at, align 4",
+            f"%one = insertelement {_ROW} poison, i32 %word, i64 0",
             f"%all = shufflevector {_ROW} %one, {_ROW} poison, {_ROW} zeroinitializer",
-            f"%pairs = load {_ROW}, ptr %right.at, align 64",
-            *halves("a", "%all"),
-            *halves("b", "%pairs"),
-            f"%before = load {_FLOATS}, ptr %sum.at, align 64",
-            *(f"%product{i} = fmul {_FLOATS} %a{i}, %b{i}" for i in (0, 1)),
-            f"%between = fadd {_FLOATS} %before, %product0",
-            f"%after = fadd {_FLOATS} %between, %product1",
-            f"store {_FLOATS} %after, ptr %sum.at, align 64",
+            f"%words = load {_ROW}, ptr %right.at, align 64",
+            f"%before = load {sums}, ptr %sum.at, align 64",
+            *added,
+            f"store {sums} %after, ptr %sum.at, align 64",
             "%next = add i64 %i, 1",
             "%more = icmp ult i64 %next, 256",
             "br i1 %more, label %step, label %end",

@@ -29,8 +29,8 @@ def runs_in_chains(schedule: str, matrix: Matrix) -> bool:
     stored = family.stores(matrix) if family is not None and able else None
     if family is None or stored is None:
         return False
-    together = _QUAD if family.integers else stored.neighbours if isinstance(stored, Packing) else 1
-    return matrix.columns % together == 0
+    together = stored.neighbours if isinstance(stored, Packing) else 1
+    return matrix.columns % max(together, _QUAD if family.integers else 1) == 0
 
 
 def gain_in_chain(schedule: str, matrix: Matrix, tokens: int) -> float:

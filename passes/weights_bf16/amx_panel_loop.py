@@ -1,8 +1,8 @@
 """The product of a strip of a weight in panels (`Panels`) with a tile of tokens, on AMX: the weight is the left tile.
 
 for each panel of the strip:                                // 2 x 2 tiles of sums, or 1 x 4
-  the panel's columns of x, two by two, into memory         // if they are no 32 neighbours, which x has in that order
-  x86.amx.tile_mulf(16 rows x 32 columns of the panel, 32 columns x 16 tokens, sums)
+  the panel's columns of x, in lines, into memory           // if they are no neighbours that x has in that order
+  x86.amx.tile_mulf(16 rows x 32 columns of the panel, 32 columns x 16 tokens, sums)      // tile_muli of 64 columns of int8
 x86.amx.tile_store the sums
 """
 
@@ -14,27 +14,29 @@ from torch_mlir.dialects import arith, memref, scf, vector, x86
 from gossamer.dialects.packing import Panels
 from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.vectors import index, load_index, loop, vector_of
-from gossamer.passes.weights_bf16.bf16_columns import LINE, pairs_of
+from gossamer.passes.weights_bf16.bf16_columns import pairs_of
 
 ROWS, TOKENS = 16, 16
 """Of a tile of sums."""
 
-_COLUMNS = Panels.COLUMNS
-_PAIRS = _COLUMNS // 2
+LINES = 16
+"""Of a tile of x: a line has 64 bytes, the neighbouring columns of each token that one product takes together."""
+
 _SUMS = 4  # tiles of sums, of eight tiles
 
 
 @dataclass(frozen=True)
 class TilePanels(InnerLoop):
-    """For a weight in panels; x is packed as columns (bf16_columns.py) if they come one at a time, as lines (bf16_pairs.py) if
-    they are neighbours. `gathered` is memory for the columns of a panel; None if they are neighbours in x."""
+    """For a weight of bf16 in panels; x is packed as columns (bf16_columns.py) if they come one at a time, as lines
+    (bf16_pairs.py) if they are neighbours. `gathered` is memory for the columns of a panel; None if x has them as they are
+    multiplied."""
 
     storage: Panels
     gathered: ir.Value | None
 
     def store(self, group: ir.Value, sums: ir.Value) -> None:
         """The products of a strip into `sums`, [rows, tokens]."""
-        at_once = _SUMS // (self.storage.rows // ROWS)
+        at_once = _at_once(self.storage)
         for v in range(0, self.vectors, at_once):
             self._multiply(group, sums, range(v, min(v + at_once, self.vectors)))
 
@@ -42,9 +44,31 @@ class TilePanels(InnerLoop):
         """Rows of a strip are neighbours."""
         return arith.addi(arith.muli(group, index(self.storage.rows)), slot)
 
+    def line(self, panel: ir.Value, number: ir.Value, vectors: range) -> list[ir.Value]:
+        """A line of a panel's columns of x, for each vector of tokens."""
+        if self.storage.width == 1:
+            first = arith.addi(arith.muli(panel, index(self.storage.columns)), arith.muli(number, index(2)))
+            columns = [load_index(self.coordinates, arith.addi(first, index(i))) for i in (0, 1)]
+            return pairs_of(self.packed, vectors, *columns)
+        return self.lines_at(load_index(self.coordinates, arith.addi(arith.muli(panel, index(LINES)), number)), vectors)
+
+    def lines_at(self, at: ir.Value, vectors: range) -> list[ir.Value]:
+        """A line of x, for each vector of tokens."""
+        element, width = ir.MemRefType(self.packed.type).element_type, self._line
+        return [vector.load(vector_of(width, element), self.packed, [at, index(v * width)]) for v in vectors]
+
+    @property
+    def _line(self) -> int:
+        """Elements of a line for a vector of tokens."""
+        return TOKENS * self.storage.columns // LINES
+
     def _multiply(self, strip: ir.Value, sums: ir.Value, vectors: range) -> None:
-        factor, total = (ir.Type.parse(f"!x86.amx.tile<16x{columns}>") for columns in (f"{_COLUMNS}xbf16", f"{TOKENS}xf32"))
-        halves, size = self.storage.rows // ROWS, ROWS * _COLUMNS
+        columns, element = self.storage.columns, ir.MemRefType(self.packed.type).element_type
+        total_element = ir.MemRefType(sums.type).element_type
+        factor = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{columns}x{element}>")
+        total = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{TOKENS}x{total_element}>")
+        multiply = x86.TileMulIOp if isinstance(element, ir.IntegerType) else x86.TileMulFOp
+        halves, size = self.storage.rows // ROWS, ROWS * columns
         begin, end = self.entries(strip)
         nothing = [x86.TileZeroOp(total).result for _ in range(halves) for _ in vectors]
         with loop(begin, end, index(1), nothing) as panels:
@@ -54,8 +78,8 @@ class TilePanels(InnerLoop):
             found = []
             for half in range(halves):
                 place = arith.addi(start, index(half * size))
-                weight = x86.TileLoadOp(factor, self.values, [place], stride=index(_COLUMNS)).result
-                found += [x86.TileMulFOp(weight, tokens, next(before)).result for tokens in x]
+                weight = x86.TileLoadOp(factor, self.values, [place], stride=index(columns)).result
+                found += [multiply(weight, tokens, next(before)).result for tokens in x]
             scf.YieldOp(found)
         places = [(half, v) for half in range(halves) for v in vectors]
         for (half, v), result in zip(places, panels.results, strict=True):
@@ -64,33 +88,31 @@ class TilePanels(InnerLoop):
     def _columns(self, panel: ir.Value, vectors: range) -> list[tuple[ir.Value, list[ir.Value]]]:
         """Where the panel's columns of x begin, for each vector of tokens."""
         if self.gathered is None:
-            line = arith.muli(load_index(self.coordinates, panel), index(_PAIRS))
-            return [(self.packed, [line, index(v * LINE)]) for v in vectors]
-        with loop(index(0), index(_PAIRS), index(1)) as pairs:
-            pair = pairs.induction_variable
-            for slot, line in enumerate(self._pair(panel, pair, vectors)):
-                vector.store(line, self.gathered, [index(slot), pair, index(0)])
+            line = arith.muli(load_index(self.coordinates, panel), index(LINES))
+            return [(self.packed, [line, index(v * self._line)]) for v in vectors]
+        with loop(index(0), index(LINES), index(1)) as lines:
+            number = lines.induction_variable
+            for slot, line in enumerate(self.line(panel, number, vectors)):
+                vector.store(line, self.gathered, [index(slot), number, index(0)])
         return [(self.gathered, [index(slot), index(0), index(0)]) for slot in range(len(vectors))]
-
-    def _pair(self, panel: ir.Value, pair: ir.Value, vectors: range) -> list[ir.Value]:
-        """Two columns of a panel, side by side."""
-        if self.storage.width == 1:
-            first = arith.addi(arith.muli(panel, index(_COLUMNS)), arith.muli(pair, index(2)))
-            columns = [load_index(self.coordinates, arith.addi(first, index(i))) for i in (0, 1)]
-            return pairs_of(self.packed, vectors, *columns)
-        at = load_index(self.coordinates, arith.addi(arith.muli(panel, index(_PAIRS)), pair))
-        line = vector_of(LINE, ir.MemRefType(self.packed.type).element_type)
-        return [vector.load(line, self.packed, [at, index(v * LINE)]) for v in vectors]
 
 
 def tile_panels(
     weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int, storage: Panels
 ) -> TilePanels:
-    """The inner loops in the first block of a function, with memory of it if they need some."""
-    gathered = None
-    if storage.width != _COLUMNS:
-        slots = min(vectors, _SUMS // (storage.rows // ROWS))
-        type_ = ir.MemRefType.get([slots, _PAIRS, LINE], ir.MemRefType(packed.type).element_type)
-        with ir.InsertionPoint.at_block_begin(ir.InsertionPoint.current.block):  # after a loop, LLVM would not make it once
-            gathered = memref.alloca(type_, [], [], alignment=64)
+    """The inner loops for bf16 in the first block of a function, with memory of it if they need some."""
+    gathered = None if storage.width == storage.columns else memory_of_panel(packed, vectors, storage)
     return TilePanels(weight, packed, vec, vectors, storage, gathered)
+
+
+def memory_of_panel(packed: ir.Value, vectors: int, storage: Panels) -> ir.Value:
+    """For the columns of x of a panel."""
+    shape = [min(vectors, _at_once(storage)), LINES, TOKENS * storage.columns // LINES]
+    type_ = ir.MemRefType.get(shape, ir.MemRefType(packed.type).element_type)
+    with ir.InsertionPoint.at_block_begin(ir.InsertionPoint.current.block):  # after a loop, LLVM would not make it once
+        return memref.alloca(type_, [], [], alignment=64)
+
+
+def _at_once(storage: Panels) -> int:
+    """Vectors of tokens whose sums are in tiles."""
+    return _SUMS // (storage.rows // ROWS)

@@ -27,7 +27,7 @@ from gossamer.dialects.packing import Packing, Panels
 from gossamer.passes.framework.chain_product import ChainProduct, Layout
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.product import Product, products, shape_of, stored_of
-from gossamer.passes.loops.vectors import index, loop, reserve_workspace
+from gossamer.passes.loops.vectors import byte_width, index, loop, reserve_workspace
 from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles
 from gossamer.passes.weights_bf16.amx_panel_loop import ROWS, TOKENS, tile_panels
 from gossamer.passes.weights_bf16.bf16_columns import pack_columns
@@ -37,7 +37,8 @@ _FEATURE = "amx"
 _IN_CHAINS = 4  # vectors of tokens of a tile
 _CACHE_LINE = 64
 _PRODUCTS, _ELEMENT, _RESULT = 180.0, 0.4, 3.0
-_GATHER = {1: 48.0, 2: 32.0, Panels.COLUMNS: 0.0}  # cycles of a panel, by its neighbours
+_COLUMNS = 32  # of a panel
+_GATHER = {1: 48.0, 2: 32.0, _COLUMNS: 0.0}  # cycles of a panel, by its neighbours
 
 
 def _storage(matrix: Matrix) -> Panels | None:
@@ -45,7 +46,7 @@ def _storage(matrix: Matrix) -> Panels | None:
     if _FEATURE not in matrix.features or matrix.element != "bf16" or matrix.block is None or matrix.block[0] % ROWS:
         return None
     rows, columns = matrix.block
-    return Panels(matrix.reduction, 32 if rows % 32 == 0 else 16, next(w for w in (Panels.COLUMNS, 2, 1) if columns % w == 0))
+    return Panels(matrix.reduction, 32 if rows % 32 == 0 else 16, next(w for w in (_COLUMNS, 2, 1) if columns % w == 0))
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
@@ -65,8 +66,8 @@ def _multiplying(matrix: Matrix, tokens: int) -> float:
     stored = _storage(matrix)
     if stored is None:
         return float("inf")
-    panels = -(-matrix.rows // stored.rows) * max(1.0, matrix.nonzeros / matrix.fill / (matrix.rows * Panels.COLUMNS))
-    each = stored.rows * Panels.COLUMNS * 32 / _PRODUCTS + _GATHER[stored.width]
+    panels = -(-matrix.rows // stored.rows) * max(1.0, matrix.nonzeros / matrix.fill / (matrix.rows * _COLUMNS))
+    each = stored.rows * _COLUMNS * 32 / _PRODUCTS + _GATHER[stored.width]
     return -(-tokens // 32) * each * panels
 
 
@@ -94,13 +95,11 @@ class LowerAmxcolumns:
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMXCOLUMNS.name):
-            panels = _Panels(op)
-            reserve_workspace(module, panels.workspace)
-            lower_by_tiles(panels, panels.tokens, panels.workspace, panels.emit)
+            PanelProduct(op).lower(module)
 
 
-class _Panels(Product):
-    """A product in strips of `height` rows and tiles of `tokens`; `padded` is K, filled up to whole lines of x."""
+class PanelProduct(Product):
+    """A product in strips of `height` rows and tiles of `tokens`; `padded` is K, filled up to whole panels."""
 
     def __init__(self, op: Any) -> None:
         super().__init__(op)
@@ -110,22 +109,30 @@ class _Panels(Product):
         (self.tokens,), self.stored = tile, stored
         self.height = stored.rows
         self.groups = -(-self.M // self.height)
-        self.padded = -(-self.K // Panels.COLUMNS) * Panels.COLUMNS
+        self.padded = -(-self.K // stored.columns) * stored.columns
         self.element = ir.RankedTensorType(op.w.type).element_type
-        self.workspace = self.tokens * (4 * self.height + 2 * self.padded) + _CACHE_LINE
+        self.workspace = self.tokens * (4 * self.height + byte_width(self.element) * self.padded) + _CACHE_LINE
 
-    def emit(self, tile: TokenTile) -> None:
+    def lower(self, module: ir.Module) -> None:
+        """Replace the op."""
+        reserve_workspace(module, self.workspace)
+        lower_by_tiles(self, self.tokens, self.workspace, self._emit)
+
+    def _emit(self, tile: TokenTile) -> None:
         """The body of a function for one tile."""
         operands = tile.operands
         (sums,) = tile.scratch(self.height)
-        packed = self._pack(tile, arith.addi(operands.offset, index(self.height * tile.vectors * TOKENS * 4)))
-        panels = tile_panels(operands.weight, packed, tile.vec, tile.vectors, self.stored)
+        packed = self.packed(tile, arith.addi(operands.offset, index(self.height * tile.vectors * TOKENS * 4)))
+        panels = self.inner(operands.weight, packed, tile.vec, tile.vectors, self.stored)
         with loop(operands.low, operands.high, index(1)) as strips:
             strip = strips.induction_variable
             panels.store(strip, sums)
             self._finish(tile, sums, arith.muli(strip, index(self.height)))
 
-    def _pack(self, tile: TokenTile, at: ir.Value) -> ir.Value:
+    inner = staticmethod(tile_panels)
+    """Makes the inner loops."""
+
+    def packed(self, tile: TokenTile, at: ir.Value) -> ir.Value:
         """The tile of x at a place in the workspace."""
         operands, width = tile.operands, tile.vectors * TOKENS
         shape = [self.padded, width] if self.stored.width == 1 else [self.padded // 2, 2 * width]

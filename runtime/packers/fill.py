@@ -262,7 +262,7 @@ def _byte_windows(packing: ByteWindows, rows: Rows) -> tuple[list[torch.Tensor],
 
 def _panels(packing: Panels, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
     (m, k), r, width = rows.nonzero.shape, packing.rows, packing.width
-    edges, cut, each = (0, -k % width, 0, -m % r), (-(-m // r), r, -(-k // width), width), packing.COLUMNS // width
+    edges, cut, each = (0, -k % width, 0, -m % r), (-(-m // r), r, -(-k // width), width), packing.columns // width
     occupied = torch.nn.functional.pad(rows.nonzero, edges).view(cut).any(3).any(1)
     counts = occupied.sum(1)
     panels = -(-counts // each)

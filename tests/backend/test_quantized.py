@@ -16,7 +16,7 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.runtime.target import host
+from gossamer.runtime.target import Target, host
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.quantization.quantized_linear import quantized_linear
 from tests.backend.harness import compile_and_run, prune_, pruned
@@ -52,14 +52,23 @@ def quantized_model() -> nn.Module:
     return model
 
 
-def kernel_of(weight: Tensor, schedule: str, stored: str = "MK", **hints: Any) -> tuple[RegionKernel, Packed]:
+def kernel_of(
+    weight: Tensor, schedule: str, stored: str = "MK", target: Target | None = None, **hints: Any
+) -> tuple[RegionKernel, Packed]:
     """The bare product with its sums as f32, and the weight as it wants it."""
+    contract = contract_of(weight, stored, target or host(), **hints)
+    kernel = compile_region(contract, schedule=schedule, target=target)
+    storage = kernel.formats[1]
+    assert storage is not None
+    return kernel, pack(weight, storage)
+
+
+def contract_of(weight: Tensor, stored: str, target: Target, **hints: Any) -> str:
+    """The bare product with its sums as f32."""
     (m, k), graph = (weight.shape if stored == "MK" else weight.t().shape), fx.Graph()
     pattern = Pattern.of(weight if stored == "MK" else weight.t()).rounded
-    matrix = Matrix(
-        m, k, 1 if stored == "MK" else 0, "i8", host().vector_bits, pattern.density, block=pattern.block, fill=pattern.fill,
-        features=host().instructions, **hints,
-    )  # fmt: skip
+    found = {"block": pattern.block, "fill": pattern.fill, "features": target.instructions, **hints}
+    matrix = Matrix(m, k, 1 if stored == "MK" else 0, "i8", target.vector_bits, pattern.density, **found)
     wide: list[fx.Node] = []
     for name, shape in (("x", (None, k)), ("w", tuple(weight.shape))):
         node = graph.placeholder(name)
@@ -69,10 +78,7 @@ def kernel_of(weight: Tensor, schedule: str, stored: str = "MK", **hints: Any) -
     factor = graph.call_function(torch.ops.aten.permute.default, (w, [1, 0])) if stored == "MK" else w
     product = graph.call_function(torch.ops.aten.mm.default, (x, factor))
     graph.output(graph.call_function(torch.ops.prims.convert_element_type.default, (product, torch.float32)))
-    kernel = compile_region(import_region(fx.GraphModule({}, graph, "Product"), matrix, None), schedule=schedule)
-    storage = kernel.formats[1]
-    assert storage is not None
-    return kernel, pack(weight, storage)
+    return import_region(fx.GraphModule({}, graph, "Product"), matrix, None)
 
 
 def check(kernel: RegionKernel, packed: Packed, weight: Tensor, tokens: int) -> None:

@@ -200,11 +200,12 @@ def unpacked_panels(packed: Packed, rows: int, columns: int) -> Tensor:
     assert isinstance(packed.format, Panels)
     positions, coordinates, values = packed.components
     height, width = packed.format.rows, packed.format.width
-    each, dense = 32 // width, torch.zeros(-(-rows // height) * height, -(-columns // width) * width)
+    wide = 64 if width in (4, 64) else 32
+    each, dense = wide // width, torch.zeros(-(-rows // height) * height, -(-columns // width) * width)
     for strip in range(-(-rows // height)):
         for p in range(unsigned(positions)[strip], unsigned(positions)[strip + 1]):
             where = [width * c + i for c in unsigned(coordinates)[each * p : each * (p + 1)] for i in range(width)]
-            tiles = values[32 * height * p : 32 * height * (p + 1)].view(height, 32)
+            tiles = values[wide * height * p : wide * height * (p + 1)].view(height, wide)
             dense[strip * height : (strip + 1) * height].index_add_(1, torch.tensor(where), tiles)
     assert not dense[rows:].any()
     assert not dense[:, columns:].any()
@@ -260,6 +261,8 @@ PACKINGS = [
     Panels(1, 32, 1),
     Panels(0, 16, 2),
     Panels(1, 32, 32),
+    Panels(1, 16, 4),
+    Panels(0, 32, 64),
     Blocks(1, 4, 2, 16),
     Blocks(0, 1, 3, 6),
     BlockVectors(1, 4, 4, 2),
