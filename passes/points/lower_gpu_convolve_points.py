@@ -1,7 +1,7 @@
 """lower-gpu-convolve-points: a `kernel.convolve_points` becomes GPU kernels, a thread block for each tile of outputs.
 
 before   %y = "kernel.convolve_points"(%x, %weight, %bias, %inputs, %outputs, %rows, %positions)
-after    gpu.func @region_r256(...)                      // 256 outputs a block; and _c4 for few tiles, with a share of columns each
+after    gpu.func @region_r256(...)                      // 256 outputs a block; and _c4 for few tiles: a share of columns each
            for each 32 columns, one a lane
              y[row] = bias for each of the tile's rows
              for each offset k
@@ -10,8 +10,8 @@ after    gpu.func @region_r256(...)                      // 256 outputs a block;
                  for each c: sums[r] += x[input r, c] * weight[k, c, column]
                  the sums into y[output r]
 
-Nothing is gathered or multiplied into memory, and the order of sums is always the same. Rows of x are read in vectors of 16 bytes
-where their length allows. In the last few pairs the last one stands in for those that are missing.
+Nothing is gathered or multiplied into memory, and the order of sums is always the same. Rows of x are read in vectors of 16
+bytes where their length allows. In the last few pairs the last one stands in for those that are missing.
 """
 
 from dataclasses import dataclass

@@ -70,7 +70,7 @@ class _Kernel:
                 self.element,
                 lambda width: divides(width, self.height),
                 [self.element] * _ROWS,
-                lambda width, top=top, safe=safe: self._sums(width, begin, end, top, safe),
+                partial(self._sums, begin, end, top, safe),
             )
             for row, value in enumerate(sums):
                 memref.store(value, self.parts, [place.warp, index(row), place.lane])
@@ -81,7 +81,7 @@ class _Kernel:
                 memref.store(reduce(arith.addf, parts), self.w, [k, row, column])
             gpu.barrier()
 
-    def _sums(self, width: int, begin: ir.Value, end: ir.Value, top: ir.Value, column: ir.Value) -> list[ir.Value]:
+    def _sums(self, begin: ir.Value, end: ir.Value, top: ir.Value, column: ir.Value, width: int) -> list[ir.Value]:
         """This warp's part of the sums of rows from `top` on; what is behind the last row is of no use."""
         last = arith.subi(self.height, index(width))
         rows = [arith.minui(arith.addi(top, index(j)), last) for j in range(0, _ROWS, width)]

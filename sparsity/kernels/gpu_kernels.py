@@ -163,9 +163,7 @@ def _code(
 
 
 @lru_cache(1024)
-def loaded_kernel(
-    build: Callable[..., str], given: tuple[Any, ...], schedule: str, place: torch.device
-) -> LoadedKernel | None:
+def loaded_kernel(build: Callable[..., str], given: tuple[Any, ...], schedule: str, place: torch.device) -> LoadedKernel | None:
     """The kernel of what `build` makes of `given`, loaded on a GPU; None if there is none, or the GPU is too old for it."""
     try:
         architecture = Architecture.of_device(*cuda.device(place.index or 0).capability)

@@ -201,7 +201,7 @@ def _fake_coarse(indices: Tensor, *_: Any) -> Tensor:
 
 _WHERE = "Tensor indices, SymInt[] shape, SymInt batch, SymInt[] path"
 _PAIRS = f"{_WHERE}, SymInt[] window, str kind"
-ON_CUDA = {
+ON_CUDA: dict[str, Callable[..., Tensor]] = {
     "coarse_sites": _coarse,
     "convolve_sites": partial(_convolve, on_cuda),
     "convolve_sites_weight": partial(_of_weight, on_cuda),
@@ -212,7 +212,12 @@ ON_CUDA = {
 
 for _name, _arguments, _cpu, _meta in (
     ("coarse_sites", _WHERE, _coarse, _fake_coarse),
-    ("convolve_sites", f"Tensor x, Tensor weight, Tensor? bias, {_PAIRS}, SymInt rows", partial(_convolve, on_cpu), _fake_convolve),
+    (
+        "convolve_sites",
+        f"Tensor x, Tensor weight, Tensor? bias, {_PAIRS}, SymInt rows",
+        partial(_convolve, on_cpu),
+        _fake_convolve,
+    ),
     ("convolve_sites_weight", f"Tensor x, Tensor gradient, {_PAIRS}", partial(_of_weight, on_cpu), _fake_of_weight),
     ("sum_sites", f"Tensor x, {_PAIRS}, SymInt rows", _sum, _fake_sum),
     ("largest_sites", f"Tensor x, {_PAIRS}, SymInt rows", _largest, _fake_largest),

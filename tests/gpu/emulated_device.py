@@ -63,7 +63,8 @@ class EmulatedDevice:
 
         What they make on the default device, and not where their operands are, is on "meta" here, and of no use.
         """
-        patch.setattr(matrix_calls, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"))
+        for room in (matrix_calls, convolve, sites):
+            patch.setattr(room, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"))
         patch.setattr(sorting, "_kernel", lambda *_: _SortByTorch)
         patch.setattr(sites, "_matches", sites.matches_by_bisection)
         for room in (fast_matmul, derivatives, fast_sddmm, sorted_edges):

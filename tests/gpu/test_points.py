@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 import gossamer.nn as spconv
 from gossamer.backend import sparse as backend
+from gossamer.dialects.errors import DeviceError
 from gossamer.passes import gpu_pipelines, pipelines
 from gossamer.runtime.ptx import Architecture, assemble
 from gossamer.sparsity.nn import convolve
@@ -17,7 +18,7 @@ from gossamer.sparsity.nn.sites import PairMap, Sites
 from gossamer.sparsity.nn.windows import Window
 from tests.contracts import TYPES
 from tests.gpu.assembler import assembled
-from tests.gpu.emulated_device import EmulatedDevice, emulated_device
+from tests.gpu.emulated_device import STREAM, EmulatedDevice, emulated_device
 from tests.gpu.emulator import Fault
 from tests.gpu.kernels import no_generic_access, planted, run
 from tests.gpu.open_products import Compiled
@@ -120,20 +121,26 @@ def test_any_order_of_warps(seed: int) -> None:
     near(convolved(pairs, x, weight, bias, "c4", seed), summed(pairs, x, weight, bias))
 
 
-FORWARD = {
-    "no barrier": (r"bar(rier)?(\.cta)?\.sync[^;]*;", "", 0),
-    "another weight": (r"(ld\.global\.nc\.b32[^\[]*\[%rd\d+)\]", r"\1+4]", -1),
-    "unclamped": (r"min\.u64 (\s*%rd\d+), (%rd\d+), [^;]*;", r"mov.b64 \1, \2;", 2),
+FAULTS = {
+    "no barrier": (r"bar\.sync[^;]*;", "", 0),
+    "shifted": (r"(ld\.global\.nc\.v4\.b32[^\[]*\[%rd\d+)\]", r"\1+16]", 0),
+    "unclamped": (r"min\.u64 (\s*%rd\d+), (%rd\d+), [^;]*;", r"mov.b64 \1, \2;", 0),
 }
 
 
-@pytest.mark.parametrize(("pattern", "replacement", "number"), FORWARD.values(), ids=FORWARD)
+@pytest.mark.parametrize(("pattern", "replacement", "number"), FAULTS.values(), ids=FAULTS)
 def test_planted_faults_are_caught(pattern: str, replacement: str, number: int) -> None:
     pairs, x, weight, bias = pairs_of(80, 9, 10), torch.randn(80, 4), torch.randn(9, 4, 6), torch.randn(6)
-    text = compiled(convolve.convolve_ir).ptx
-    broken = planted(text, pattern, replacement, number, text.index(".visible .entry region_r256"))
+    broken = planted(compiled(convolve.convolve_ir).ptx, pattern, replacement, number)
     with pytest.raises((Fault, AssertionError)):
-        near(convolved(pairs, x, weight, bias, "r256", 0, broken), summed(pairs, x, weight, bias))
+        near(convolved(pairs, x, weight, bias, "c4", 0, broken), summed(pairs, x, weight, bias))
+
+
+def test_a_gradient_without_its_barrier_is_caught() -> None:
+    pairs, x, upstream = pairs_of(30, 7, 8), torch.randn(30, 4), torch.randn(30, 5)
+    broken = planted(compiled(convolve.weight_ir).ptx, r"bar\.sync[^;]*;", "", 1)  # before sums of other warps are read
+    with pytest.raises(Fault):
+        gradient(pairs, x, upstream, 0, broken)
 
 
 @pytest.mark.parametrize(("element", "capability"), [("f32", 80), ("f32", 90), ("f32", 100), ("f64", 90)])
@@ -152,42 +159,83 @@ def test_they_assemble(element: str, capability: int) -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
-    """A GPU in place of the CPU."""
+    """One to install in place of the CPU, which computes what is expected before."""
     torch._dynamo.reset()
-    emulated = emulated_device()
-    with emulated.installed(monkeypatch), emulated.operations(monkeypatch):
-        yield emulated
+    yield emulated_device()
 
 
-def network() -> nn.Module:
+class Network(nn.Module):
     """Every kind of layer."""
-    return spconv.SparseSequential(
-        spconv.SubMConv2d(3, 4, 3, indice_key="fine"),
-        nn.ReLU(),
-        spconv.SparseConv2d(4, 6, 3, stride=2, padding=1, indice_key="down"),
-        nn.ReLU(),
-        spconv.SubMConv2d(6, 6, 3, bias=False),
-        spconv.SparseInverseConv2d(6, 4, 3, indice_key="down"),
-        spconv.SparseMaxPool2d(2, 2),
-        spconv.SparseAvgPool2d(2, 2),
-        spconv.SparseConvTranspose2d(4, 3, 2, stride=2),
-        spconv.ToDense(),
-    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = spconv.SparseSequential(
+            spconv.SubMConv2d(3, 4, 3),
+            nn.ReLU(),
+            spconv.SparseConv2d(4, 6, 3, stride=2, padding=1, indice_key="down"),
+            spconv.SubMConv2d(6, 6, 3, bias=False),
+            spconv.SparseInverseConv2d(6, 4, 3, indice_key="down"),
+            spconv.SparseMaxPool2d(2, 2),
+            spconv.SparseAvgPool2d(2, 2),
+            spconv.SparseConvTranspose2d(4, 3, 2, stride=2),
+            spconv.ToDense(),
+        )
+
+    def forward(self, x: Tensor, indices: Tensor) -> Tensor:
+        result: Tensor = self.layers(spconv.SparseConvTensor(x, indices, [8, 7], 1))
+        return result
 
 
 def test_a_network_and_its_gradients(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the CPU's kernels compute it."""
-    model, x, indices = network(), torch.randn(25, 3, requires_grad=True), some_sites(25, 8, 7)
-    result = model(spconv.SparseConvTensor(x, indices, [8, 7], 1))
-    upstream = torch.randn_like(result)
-    found = torch.autograd.grad(result, [x, *model.parameters()], upstream)
-    assert set(gpu.schedules) == {"points"} and len(gpu.schedules) == 5 + 5 + 5
-    monkeypatch.undo()
-    for name, implementation in convolve.ON_CPU.items():
-        monkeypatch.setitem(convolve.ON_CUDA, name, implementation)
-    with on_cpu():
-        same = model(spconv.SparseConvTensor(x, indices, [8, 7], 1))
-        expected = torch.autograd.grad(same, [x, *model.parameters()], upstream)
-    torch.testing.assert_close(result, same, rtol=1e-4, atol=1e-5)
-    for ours, cpu in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, cpu, rtol=1e-4, atol=1e-5)
+    model, x, indices = Network(), torch.randn(25, 3, requires_grad=True), some_sites(25, 8, 7)
+    expected = model(x, indices)
+    upstream, leaves = torch.randn_like(expected), [x, *model.parameters()]
+    gradients = torch.autograd.grad(expected, leaves, upstream)
+    indices = indices.clone()  # or its maps are known
+    with gpu.installed(monkeypatch), gpu.operations(monkeypatch):
+        found = model(x, indices)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        for ours, same in zip(torch.autograd.grad(found, leaves, upstream), gradients, strict=True):
+            torch.testing.assert_close(ours, same, rtol=1e-4, atol=1e-5)
+        assert gpu.schedules == ["points"] * (5 + 5 + 5)
+        assert {call[9] for call in gpu.driver.named("cuLaunchKernel")} == {STREAM}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_types(dtype: torch.dtype, gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow ones are computed in f32."""
+    layer, x, indices = spconv.SubMConv2d(4, 5, 3).to(dtype), torch.randn(12, 4, dtype=dtype), some_sites(12, 5, 6)
+    expected = layer(spconv.SparseConvTensor(x, indices, [5, 6], 1)).features
+    with gpu.installed(monkeypatch), gpu.operations(monkeypatch):
+        found = layer(spconv.SparseConvTensor(x, indices.clone(), [5, 6], 1)).features
+        assert found.dtype == dtype and gpu.schedules == ["points"]
+        torch.testing.assert_close(found, expected)
+
+
+def test_no_sites(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    with gpu.installed(monkeypatch), gpu.operations(monkeypatch):
+        result = spconv.SubMConv2d(4, 5, 3)(spconv.SparseConvTensor(torch.randn(0, 4), some_sites(0, 5, 6), [5, 6], 1))
+        assert result.features.shape == (0, 5) and not gpu.schedules
+
+
+def test_a_compiled_graph(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for any number of sites."""
+    model, graphs = Network().requires_grad_(False), list[fx.GraphModule]()
+
+    def counting(gm: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        graphs.append(gm)
+        return backend(gm, inputs, options={"dense": "eager", "strict": True})
+
+    cases = [(torch.randn(count, 3), some_sites(count, 8, 7)) for count in (20, 31)]
+    expected = [model(*case) for case in cases]
+    with gpu.installed(monkeypatch), gpu.operations(monkeypatch):
+        run = torch.compile(model, backend=counting, fullgraph=True, dynamic=True)
+        for (x, indices), same in zip(cases, expected, strict=True):
+            torch.testing.assert_close(run(x, indices.clone()), same, rtol=1e-4, atol=1e-5)
+        assert len(graphs) == 1 and gpu.schedules == ["points"] * (5 + 5)
+
+
+def test_a_gpu_without_kernels_says_so(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolve, "loaded_kernel", lambda *_: None)
+    with gpu.installed(monkeypatch), gpu.operations(monkeypatch), pytest.raises(DeviceError, match="from sm_80 on"):
+        spconv.SubMConv2d(4, 5, 3)(spconv.SparseConvTensor(torch.randn(5, 4), some_sites(5, 5, 6), [5, 6], 1))
