@@ -16,7 +16,7 @@ from gossamer.runtime.target import host
 RESULTS = Path(__file__).parent / "results"
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16")
 PACKAGES = ("gossamer", "torch", "torch-mlir", "llvmlite", "transformers", "scipy", "mkl", "openvino", "onnxruntime",
-            "torch-geometric", "sparse-dot-mkl", "sparse")  # fmt: skip
+            "torch-geometric", "sparse-dot-mkl", "sparse", "spconv")  # fmt: skip
 
 
 def machine() -> dict[str, object]:

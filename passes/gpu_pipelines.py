@@ -17,7 +17,12 @@ from gossamer.passes.pipelines import Observer, Plan, check_lowered
 from gossamer.passes.registry import run_pipeline
 from gossamer.passes.schedules.families import GPU_FAMILIES
 
-OPEN = {"rows": "lower-gpu-rows", "dots": "lower-gpu-dots", "segments": "lower-gpu-segments"}
+OPEN = {
+    "rows": "lower-gpu-rows",
+    "dots": "lower-gpu-dots",
+    "segments": "lower-gpu-segments",
+    "points": "lower-gpu-convolve-points,lower-gpu-convolve-points-grad",
+}
 """Open schedules that GPUs have too, and their lowerings. Kernels take the arrays of a sparse operand, not the sizes of its
 levels; a kernel's tokens are the rows of its result."""
 WARP_BITS = 1024  # 32 lanes of f32: the width of vectors that the GPU families plan with

@@ -10,31 +10,24 @@
 Nothing goes through the CPU, but the sizes that results have are waited for.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import GossamerError
-from gossamer.runtime import cuda
 from gossamer.runtime.operations import KERNELS, LIBRARY
-from gossamer.runtime.ptx import Architecture
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.arrays.stored_entries import as_int64
 from gossamer.sparsity.edges import composed_attention
 from gossamer.sparsity.kernels import segment_ir
-from gossamer.sparsity.kernels.gpu_kernels import LoadedKernel, compile_gpu_region
+from gossamer.sparsity.kernels.gpu_kernels import LoadedKernel, loaded_kernel
 from gossamer.sparsity.operations import entry_products
 from gossamer.sparsity.operations.calls import Call, call_of
 from gossamer.sparsity.operations.dense_results import einsum_ir, sample_ir
 from gossamer.sparsity.operations.entry_products import widened
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 from gossamer.sparsity.operations.segments import segment_reduce, spread, with_missing
-
-log = logging.getLogger("gossamer")
 
 _OF_TORCH = ("convert", "compress", "pick", "coordinates", "places", "set_places", "fibres")
 """Operations that the CPU computes by torch's own, as any device can."""
@@ -61,7 +54,7 @@ def _by_rows(call: Call, schedule: str, arrays: Sequence[Tensor], sizes: Sequenc
 
     def kernel(form: RowForm) -> LoadedKernel:
         assert product is not None
-        found = _kernel(call.build, (product.canonical(form.format), call.dtype), schedule, place)
+        found = loaded_kernel(call.build, (product.canonical(form.format), call.dtype), schedule, place)
         if found is None:
             raise _NoKernel
         return found
@@ -74,17 +67,6 @@ def _by_rows(call: Call, schedule: str, arrays: Sequence[Tensor], sizes: Sequenc
 
 class _NoKernel(Exception):
     """There is none for a product."""
-
-
-@lru_cache(1024)
-def _kernel(build: Callable[..., str], given: tuple[Any, ...], schedule: str, place: torch.device) -> LoadedKernel | None:
-    """The kernel of what `build` makes of `given`, loaded on a GPU; None if there is none, or the GPU is too old for it."""
-    try:
-        architecture = Architecture.of_device(*cuda.device(place.index or 0).capability)
-        return compile_gpu_region(build(*given), architecture, schedule=schedule).on(place)
-    except GossamerError as problem:
-        log.info("no %s kernel for %s on %s: %s", schedule, given, place, problem)
-        return None
 
 
 # Segments
@@ -138,7 +120,7 @@ def _on_segments(build: Callable[..., str], positions: Tensor, operands: list[Te
     if not out.numel():
         return True
     positions = positions if positions.dtype in (torch.int32, torch.int64) else as_int64(positions)
-    kernel = _kernel(build, (positions.dtype, out.dtype, option), "segments", out.device)
+    kernel = loaded_kernel(build, (positions.dtype, out.dtype, option), "segments", out.device)
     if kernel is not None:
         kernel([positions.contiguous(), *(operand.contiguous() for operand in operands)], out)
     return kernel is not None

@@ -8,6 +8,7 @@ from argparse import Namespace, _ActionsContainer
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -114,6 +115,34 @@ def ours(compiled: bool, problem: Points) -> Prepared:
     return Prepared(lambda: call(problem.x, problem.indices), notes)
 
 
+def spconv(problem: Points) -> Prepared:
+    """Its CPU build, which has one algorithm; pairs are kept as they are for layers with one `indice_key`."""
+    import spconv.pytorch
+
+    _, channels, made = problem.weight.shape
+    layer = spconv.pytorch.SubMConv3d(
+        channels, made, _KERNEL, bias=False, indice_key="kept", algo=spconv.pytorch.ConvAlgo.Native
+    ).requires_grad_(False)
+    layer.weight.copy_(problem.weight.permute(2, 0, 1).view(layer.weight.shape))
+
+    def given() -> Any:
+        return spconv.pytorch.SparseConvTensor(problem.x, problem.indices, [problem.size] * 3, 1)
+
+    kept = layer(given()).indice_dict
+
+    def call() -> Tensor:
+        tensor = given()
+        tensor.indice_dict = kept
+        result: Tensor = layer(tensor).features
+        return result
+
+    return Prepared(call)
+
+
+def without_spconv() -> str | None:
+    return None if find_spec("spconv") else "spconv is not installed: pip install spconv"
+
+
 def sphere(voxels: int) -> tuple[Tensor, int]:
     """About so many voxels of a bumpy sphere, int32 [N, 4] in ascending order, and the size of their grid."""
     radius = 0.23 * math.sqrt(voxels)
@@ -167,7 +196,8 @@ def contenders() -> dict[str, Contender]:
     }
     found = {name: Contender(label, way) for name, (label, way) in ways.items()}
     own = {"sparse": ("Gossamer", True), "sparse-eager": ("Gossamer, eager", False)}
-    return found | {name: Contender(label, partial(ours, compiled), missing=missing) for name, (label, compiled) in own.items()}
+    found |= {name: Contender(label, partial(ours, compiled), missing=missing) for name, (label, compiled) in own.items()}
+    return found | {"spconv": Contender("spconv, CPU build", spconv, missing=without_spconv)}
 
 
 WORKLOAD = Workload(

@@ -79,6 +79,11 @@ def below(value: ir.Value, limit: ir.Value) -> ir.Value:
     return arith.cmpi(arith.CmpIPredicate.ult, value, limit)
 
 
+def divides(width: int, size: ir.Value) -> ir.Value:
+    """Whether `size` is a multiple of a constant."""
+    return arith.cmpi(arith.CmpIPredicate.eq, arith.remui(size, index(width)), index(0))
+
+
 @contextmanager
 def when(condition: ir.Value) -> Iterator[None]:
     """The insertion point in an scf.if without results; its yield is added."""

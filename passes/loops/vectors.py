@@ -49,9 +49,9 @@ def lowest_of(element: ir.Type) -> float:
     return -3.4028234663852886e38 if byte_width(element) == 4 else -1.7976931348623157e308
 
 
-def load_index(buffer: ir.Value, at: ir.Value) -> ir.Value:
+def load_index(buffer: ir.Value, *at: ir.Value) -> ir.Value:
     """buffer[at], an unsigned position or coordinate, as an index."""
-    loaded = memref.load(buffer, [at])
+    loaded = memref.load(buffer, list(at))
     return loaded if isinstance(loaded.type, ir.IndexType) else arith.index_castui(ir.IndexType.get(), loaded)
 
 

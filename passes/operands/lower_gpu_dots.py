@@ -35,6 +35,7 @@ from gossamer.passes.loops.gpu_threads import (
     add_kernel,
     below,
     by_width,
+    divides,
     divmod_by,
     last_at_most,
     load,
@@ -116,7 +117,7 @@ class _Kernel:
         ]
         store(vector.from_elements(vector_of(2, self.i64), pair), self.entries, [self.place.thread, index(0)])
         sync_warp()
-        fits = lambda width: arith.cmpi(arith.CmpIPredicate.eq, arith.remui(self.reduced, index(width)), index(0))
+        fits = lambda width: divides(width, self.reduced)
         (value,) = by_width(self.sample.element, fits, [self.scalars.wide], lambda width: [self._values(width)])
         with when(below(entry, count)):
             memref.store(self.scalars.narrowed(value), self.out, [entry])

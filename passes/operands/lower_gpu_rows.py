@@ -31,6 +31,7 @@ from gossamer.passes.loops.gpu_threads import (
     add_kernel,
     below,
     by_width,
+    divides,
     load,
     shared,
     store,
@@ -107,8 +108,7 @@ class _Kernel:
         last = arith.minui(arith.addi(self.place.first, index(self.place.launch.tokens)), self.rows)
 
         def wide(width: int) -> ir.Value:
-            whole = arith.cmpi(arith.CmpIPredicate.eq, arith.remui(self.columns, index(width)), index(0))
-            return arith.andi(whole, below(index(_FEW * width), self.columns))
+            return arith.andi(divides(width, self.columns), below(index(_FEW * width), self.columns))
 
         few = scf.IfOp(below(self.columns, index(_FEW)), has_else=True)
         with ir.InsertionPoint(few.then_block):

@@ -60,7 +60,7 @@ class _Convolve:
                 self._begin(number)
                 with loop(index(0), memref.dim(self.positions, index(0)), index(1)) as offsets:
                     k = offsets.induction_variable
-                    ends = [_load(self.positions, k, at) for at in (number, arith.addi(number, index(1)))]
+                    ends = [load_index(self.positions, k, at) for at in (number, arith.addi(number, index(1)))]
                     call_narrowest(width, functions, [*self.given, k, *ends])
         self.storage.erase()
 
@@ -97,7 +97,3 @@ class _Convolve:
                 )
                 for (r, at, mask), value in zip(masks, sums, strict=True):
                     vector.maskedstore(y, [targets[r], at], mask, value)
-
-
-def _load(positions: ir.Value, *at: ir.Value) -> ir.Value:
-    return arith.index_castui(ir.IndexType.get(), memref.load(positions, list(at)))

@@ -63,10 +63,7 @@ class _Gradient:
                     self._clear(w, each.induction_variable, rows)
                 with loop(index(0), tiles, index(1)) as numbers, loop(index(0), offsets, index(1)) as each:
                     number, k = numbers.induction_variable, each.induction_variable
-                    begin, end = (
-                        arith.index_castui(ir.IndexType.get(), memref.load(self.positions, [k, at]))
-                        for at in (number, arith.addi(number, index(1)))
-                    )
+                    begin, end = (load_index(self.positions, k, at) for at in (number, arith.addi(number, index(1))))
                     with loop(begin, end, index(_TOGETHER)) as groups:
                         first = groups.induction_variable
                         stop = arith.minui(arith.addi(first, index(_TOGETHER)), end)

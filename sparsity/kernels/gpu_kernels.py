@@ -1,14 +1,16 @@
 """Contract IR to a kernel that can be called on CUDA tensors; equal kernels are shared, and kept on disk as PTX."""
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
 
-from gossamer.dialects.errors import FormatError, OptionError
+from gossamer.dialects.errors import FormatError, GossamerError, OptionError
 from gossamer.dialects.format import Format
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
@@ -20,6 +22,8 @@ from gossamer.runtime.gpu_kernel import GpuKernel
 from gossamer.runtime.ptx import Architecture
 from gossamer.runtime.recall import Note
 from gossamer.runtime.versions import compiler
+
+log = logging.getLogger("gossamer")
 
 _lock = threading.Lock()
 _by_contract: WeakValueDictionary[tuple[str, str, Architecture], "GpuRegionKernel"] = WeakValueDictionary()
@@ -156,3 +160,14 @@ def _code(
         observer("ptx", "ptx", text)
     launches = {name: launch.as_json() for name, launch in kernels.launches.items()}
     return disk_cache.Entry(text.encode(), {"launches": launches, "words": kernels.words})
+
+
+@lru_cache(1024)
+def loaded_kernel(build: Callable[..., str], given: tuple[Any, ...], schedule: str, place: torch.device) -> LoadedKernel | None:
+    """The kernel of what `build` makes of `given`, loaded on a GPU; None if there is none, or the GPU is too old for it."""
+    try:
+        architecture = Architecture.of_device(*cuda.device(place.index or 0).capability)
+        return compile_gpu_region(build(*given), architecture, schedule=schedule).on(place)
+    except GossamerError as problem:
+        log.info("no %s kernel for %s on %s: %s", schedule, given, place, problem)
+        return None

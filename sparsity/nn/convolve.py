@@ -12,19 +12,20 @@ the gradient of x is a convolution too. The sites are given as the coordinates t
 lead from there: whatever a graph computes in between, the maps are found by what does not change.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import GossamerError
+from gossamer.dialects.errors import DeviceError, GossamerError
 from gossamer.runtime.elements import ELEMENTS
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.gpu_kernels import loaded_kernel
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.nn.site_maps import Kind, site_maps
 from gossamer.sparsity.nn.sites import PairMap
@@ -35,38 +36,52 @@ _TILES = 16  # of a map, for torch's operations
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@cache
-def convolve_kernel(dtype: torch.dtype) -> RegionKernel:
+def convolve_ir(dtype: torch.dtype) -> str:
     """(x, weight, bias, inputs, outputs, rows, positions) → y, in f32 or f64."""
     element, words = ELEMENTS[dtype], "tensor<?xi32>"
     matrix, types = f"tensor<?x?x{element}>", f"tensor<?x?x?x{element}>, tensor<?x{element}>"
-    return compile_region(
-        f"""
+    return f"""
         func.func @region(%x: {matrix}, %weight: tensor<?x?x?x{element}>, %bias: tensor<?x{element}>, %inputs: {words},
                           %outputs: {words}, %rows: {words}, %positions: tensor<?x?xi32>) -> {matrix} {{
           %y = "kernel.convolve_points"(%x, %weight, %bias, %inputs, %outputs, %rows, %positions)
             : ({matrix}, {types}, {words}, {words}, {words}, tensor<?x?xi32>) -> {matrix}
           return %y : {matrix}
-        }}""",
-        schedule="points",
-    )
+        }}"""
 
 
-@cache
-def weight_kernel(dtype: torch.dtype) -> RegionKernel:
+def weight_ir(dtype: torch.dtype) -> str:
     """(x, gradient, inputs, outputs, positions) → the gradient of the weight, in f32 or f64."""
     element, words = ELEMENTS[dtype], "tensor<?xi32>"
     matrix, made = f"tensor<?x?x{element}>", f"tensor<?x?x?x{element}>"
-    return compile_region(
-        f"""
+    return f"""
         func.func @region(%x: {matrix}, %gradient: {matrix}, %inputs: {words}, %outputs: {words},
                           %positions: tensor<?x?xi32>) -> {made} {{
           %w = "kernel.convolve_points_grad"(%x, %gradient, %inputs, %outputs, %positions)
             : ({matrix}, {matrix}, {words}, {words}, tensor<?x?xi32>) -> {made}
           return %w : {made}
-        }}""",
-        schedule="points",
-    )
+        }}"""
+
+
+Run = Callable[[Callable[[torch.dtype], str], Sequence[Tensor], Tensor], None]
+"""Has a device's kernel of what is described compute from operands into a result of the type that it is described for."""
+
+
+@cache
+def _kernel(build: Callable[[torch.dtype], str], dtype: torch.dtype) -> RegionKernel:
+    return compile_region(build(dtype), schedule="points")
+
+
+def on_cpu(build: Callable[[torch.dtype], str], operands: Sequence[Tensor], out: Tensor) -> None:
+    """`Run` for CPU tensors."""
+    _kernel(build, out.dtype).into([out], operands)
+
+
+def on_cuda(build: Callable[[torch.dtype], str], operands: Sequence[Tensor], out: Tensor) -> None:
+    """`Run` for CUDA tensors. DeviceError if the GPU has no kernel."""
+    kernel = loaded_kernel(build, (out.dtype,), "points", out.device)
+    if kernel is None:
+        raise DeviceError(f"convolution of sites: no kernel for {out.device}, there are some from sm_80 on; call .cpu()")
+    kernel(operands, out)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -93,7 +108,7 @@ def _check_rows(pairs: PairMap, rows: int) -> None:
         raise GossamerError(f"convolution of sites: the result has {rows} rows, there are {len(pairs.rows)} sites")
 
 
-def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *sites: Any) -> Tensor:
+def _convolve(run: Run, x: Tensor, weight: Tensor, bias: Tensor | None, *sites: Any) -> Tensor:
     *where, rows = sites
     pairs, wide = _map(*where), _wide(x.dtype)
     offsets, (channels, filters) = pairs.positions.shape[0], weight.shape[-2:]
@@ -102,22 +117,22 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *sites: Any) -> Te
     if bias is not None:
         _check_shape("the bias", bias, filters)
     _check_rows(pairs, rows)
-    out = empty((rows, filters), wide)
+    out = empty((rows, filters), wide) if x.is_cpu else x.new_empty((rows, filters), dtype=wide)
     if out.numel():
-        added = torch.zeros(filters, dtype=wide) if bias is None else _ready(bias, wide)
+        added = x.new_zeros(filters, dtype=wide) if bias is None else _ready(bias, wide)
         operands = [_ready(x, wide), _ready(weight, wide), added, pairs.inputs, pairs.outputs, pairs.rows, pairs.positions]
-        convolve_kernel(wide).into([out], operands)
+        run(convolve_ir, operands, out)
     return out.to(x.dtype)
 
 
-def _of_weight(x: Tensor, gradient: Tensor, *where: Any) -> Tensor:
+def _of_weight(run: Run, x: Tensor, gradient: Tensor, *where: Any) -> Tensor:
     pairs, wide = _map(*where), _wide(x.dtype)
     _check_shape("x", x, pairs.read, *x.shape[1:2])
     _check_shape("the gradient", gradient, len(pairs.rows), *gradient.shape[1:2])
-    out = torch.empty((pairs.positions.shape[0], x.shape[1], gradient.shape[1]), dtype=wide)
+    out = x.new_empty((pairs.positions.shape[0], x.shape[1], gradient.shape[1]), dtype=wide)
     if out.numel():
         operands = [_ready(x, wide), _ready(gradient, wide), pairs.inputs, pairs.outputs, pairs.positions]
-        weight_kernel(wide).into([out], operands)
+        run(weight_ir, operands, out)
     return out
 
 
@@ -136,7 +151,7 @@ def _sum(x: Tensor, *sites: Any) -> Tensor:
     pairs = _map(*where)
     _check_shape("x", x, pairs.read, *x.shape[1:2])
     _check_rows(pairs, rows)
-    out, given = torch.zeros(rows, x.shape[1], dtype=_wide(x.dtype)), _ready(x, _wide(x.dtype))
+    out, given = x.new_zeros(rows, x.shape[1], dtype=_wide(x.dtype)), _ready(x, _wide(x.dtype))
     for into, to in _pooled(pairs):
         out.index_add_(0, to, given.index_select(0, into))
     return out.to(x.dtype)
@@ -147,8 +162,8 @@ def _largest(x: Tensor, *sites: Any) -> Tensor:
     pairs, given = _map(*where), x.detach().contiguous()
     _check_shape("x", x, pairs.read, *x.shape[1:2])
     _check_rows(pairs, rows)
-    largest = torch.full((rows, x.shape[1]), -torch.inf, dtype=x.dtype)
-    found = torch.full((rows, x.shape[1]), -1)
+    largest = x.new_full((rows, x.shape[1]), -torch.inf)
+    found = x.new_full((rows, x.shape[1]), -1, dtype=torch.int64)
     for into, to in _pooled(pairs):
         new, old, row = given.index_select(0, into), largest.index_select(0, to), found.index_select(0, to)
         better = (new > old) | (row < 0) | (new.isnan() & ~old.isnan())
@@ -186,15 +201,30 @@ def _fake_coarse(indices: Tensor, *_: Any) -> Tensor:
 
 _WHERE = "Tensor indices, SymInt[] shape, SymInt batch, SymInt[] path"
 _PAIRS = f"{_WHERE}, SymInt[] window, str kind"
+ON_CUDA: dict[str, Callable[..., Tensor]] = {
+    "coarse_sites": _coarse,
+    "convolve_sites": partial(_convolve, on_cuda),
+    "convolve_sites_weight": partial(_of_weight, on_cuda),
+    "sum_sites": _sum,
+    "largest_sites": _largest,
+}
+"""What CUDA tensors run: the two that are not made of torch's operations have kernels of their own there."""
+
 for _name, _arguments, _cpu, _meta in (
     ("coarse_sites", _WHERE, _coarse, _fake_coarse),
-    ("convolve_sites", f"Tensor x, Tensor weight, Tensor? bias, {_PAIRS}, SymInt rows", _convolve, _fake_convolve),
-    ("convolve_sites_weight", f"Tensor x, Tensor gradient, {_PAIRS}", _of_weight, _fake_of_weight),
+    (
+        "convolve_sites",
+        f"Tensor x, Tensor weight, Tensor? bias, {_PAIRS}, SymInt rows",
+        partial(_convolve, on_cpu),
+        _fake_convolve,
+    ),
+    ("convolve_sites_weight", f"Tensor x, Tensor gradient, {_PAIRS}", partial(_of_weight, on_cpu), _fake_of_weight),
     ("sum_sites", f"Tensor x, {_PAIRS}, SymInt rows", _sum, _fake_sum),
     ("largest_sites", f"Tensor x, {_PAIRS}, SymInt rows", _largest, _fake_largest),
 ):
     LIBRARY.define(f"{_name}({_arguments}) -> Tensor", tags=TAGS)
     implement(_name, _cpu)
+    LIBRARY.impl(_name, untraced(ON_CUDA[_name]), "CUDA")
     torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
 
 coarse_sites = torch.ops.gossamer.coarse_sites.default

@@ -133,9 +133,10 @@ def convolved(module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None,
 
 def as_autocast(x: Tensor) -> Tensor:
     """What torch.autocast makes of an operand of a product: its lower precision, but for float64."""
-    if not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64 or not x.is_floating_point():
+    place = x.device.type
+    if not torch.is_autocast_enabled(place) or x.dtype == torch.float64 or not x.is_floating_point():
         return x
-    return x.to(torch.get_autocast_dtype("cpu"))
+    return x.to(torch.get_autocast_dtype(place))
 
 
 def window_of(dimensions: int, kernel: Size, stride: Size, padding: Size, dilation: Size, transposed: bool = False) -> Window:

@@ -28,7 +28,8 @@ def neighbours(x: SparseConvTensor, offsets: Sequence[Sequence[int]] | Tensor) -
     indices, shape, batch, path = level.where
     sites = site_maps(indices, shape, batch).sites(Window.parse_several(path, len(shape)))
     pairs = at_offsets(sites, rows)
-    numbers = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(into) for into, _ in pairs], dtype=torch.int64))
+    counts = torch.tensor([len(into) for into, _ in pairs], dtype=torch.int64, device=sites.order.device)
+    numbers = torch.arange(len(rows), device=counts.device).repeat_interleave(counts)
     none = sites.order[:0]
     into, out = (sites.order[torch.cat([none, *[pair[side] for pair in pairs]])].long() for side in (0, 1))
     size = len(rows), len(sites), len(sites)

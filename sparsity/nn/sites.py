@@ -45,7 +45,7 @@ class Sites:
         _check_range(indices, sizes)
         keys = _numbers(indices, sizes)
         if bool((keys[1:] > keys[:-1]).all()):
-            return Sites(tuple(shape), batch, torch.arange(len(keys), dtype=torch.int32), indices.clone(), True)
+            return Sites(tuple(shape), batch, _count(keys), indices.clone(), True)
         keys, order = keys.sort()
         repeated = keys[1:] == keys[:-1]
         if bool(repeated.any()):
@@ -68,6 +68,11 @@ class Sites:
         return _numbers(self.places, sizes)
 
 
+def _count(like: Tensor) -> Tensor:
+    """int32 [N]: 0, 1, ... for each of these, where they are."""
+    return torch.arange(len(like), dtype=torch.int32, device=like.device)
+
+
 def _check_places(sizes: Sizes) -> None:
     if prod(sizes) > 2**62:
         raise GossamerError(f"spatial_shape {list(sizes[1:])} of a batch of {sizes[0]} has more than 2**62 places")
@@ -82,7 +87,7 @@ def _check_range(indices: Tensor, sizes: Sizes) -> None:
     least, most = indices.amin(0).tolist(), indices.amax(0).tolist()
     if min(least) >= 0 and all(n < size for n, size in zip(most, sizes, strict=True)):
         return
-    wrong = ((indices < 0) | (indices >= torch.tensor(sizes))).any(1).nonzero()
+    wrong = ((indices < 0) | (indices >= indices.new_tensor(sizes))).any(1).nonzero()
     row = int(wrong[0])
     raise GossamerError(
         f"indices: row {row} is {indices[row].tolist()}, must be at least 0 and below {list(sizes)} "
@@ -92,7 +97,10 @@ def _check_range(indices: Tensor, sizes: Sizes) -> None:
 
 def _numbers(places: Tensor, sizes: Sizes) -> Tensor:
     """sum of places[:, d] * (the product of the sizes behind d), int64"""
-    return places.long() @ torch.tensor([prod(sizes[d:]) for d in range(1, len(sizes) + 1)])
+    numbers = places[:, 0].long()
+    for column, size in enumerate(sizes[1:], 1):
+        numbers = torch.add(places[:, column], numbers, alpha=size)
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ Ranks = tuple[Tensor, Tensor]
 
 def pair_map(ranks: Sequence[Ranks], read: Sites, written: Sites) -> PairMap:
     """The map of pairs that come offset by offset."""
-    tiles = torch.arange(-(-len(written) // TILE) + 1, dtype=torch.int32) * TILE
+    tiles = TILE * torch.arange(-(-len(written) // TILE) + 1, dtype=torch.int32, device=written.order.device)
     positions, start = [], 0
     for _, out in ranks:
         positions.append(torch.searchsorted(out, tiles) + start)
@@ -140,7 +148,7 @@ def pair_map(ranks: Sequence[Ranks], read: Sites, written: Sites) -> PairMap:
 
 def _rows(ranks: Sequence[Tensor], sites: Sites, count: int, known: dict[tuple[int, int], Tensor]) -> Tensor:
     """The user's rows, `count` of them, offset by offset; those of ranks that opposite offsets share are looked up once."""
-    rows = empty((count,), torch.int32)
+    rows = empty((count,), torch.int32) if sites.order.is_cpu else sites.order.new_empty(count)
     for each, part in zip(ranks, rows.split([len(each) for each in ranks]), strict=True):
         found = known.setdefault((id(each), id(sites)), part)
         if sites.ascending or found is not part:
@@ -157,7 +165,7 @@ def neighbours(sites: Sites, window: Window) -> list[Ranks]:
     """
     centre = [(k // 2) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
     half = [[o - c for o, c in zip(offset, centre, strict=True)] for offset in window.offsets[: len(window.offsets) // 2]]
-    everyone = torch.arange(len(sites), dtype=torch.int32)
+    everyone = _count(sites.order)
     before = at_offsets(sites, half)
     return [*before, (everyone, everyone), *((out, into) for into, out in reversed(before))]
 
@@ -168,7 +176,7 @@ def at_offsets(sites: Sites, offsets: Sequence[Sequence[int]]) -> list[Ranks]:
     reach = [min(c, n) for c, n in zip(largest, sites.shape, strict=True)]  # beyond a grid there is nothing
     keys, steps = sites.keys(reach), _steps(sites.shape, reach)
     shifts = [sum(max(-r, min(r, o)) * s for o, r, s in zip(offset, reach, steps, strict=True)) for offset in offsets]
-    return _matches(keys, torch.tensor(shifts, dtype=torch.int64))
+    return _matches(keys, keys.new_tensor(shifts))
 
 
 def _steps(shape: Sizes, margin: Sequence[int]) -> list[int]:
@@ -177,12 +185,24 @@ def _steps(shape: Sizes, margin: Sequence[int]) -> list[int]:
 
 
 def _matches(keys: Tensor, shifts: Tensor) -> list[Ranks]:
-    """The pairs of each shift, see kernel.match_keys."""
+    """The pairs of each shift, see kernel.match_keys: by that for CPU tensors."""
+    if not keys.is_cpu:
+        return matches_by_bisection(keys, shifts)
     into, out = empty((2, len(shifts), len(keys)), torch.int32)
     counts = torch.zeros(len(shifts), dtype=torch.int32)
     if into.numel():
         _match_kernel().into([into, out, counts], [keys, shifts])
     return [(into[s, :count], out[s, :count]) for s, count in enumerate(counts.tolist())]
+
+
+def matches_by_bisection(keys: Tensor, shifts: Tensor) -> list[Ranks]:
+    """The same by torch's operations, on any device."""
+    found = []
+    for wanted in keys + shifts[:, None] if len(keys) else keys.new_empty(len(shifts), 0):
+        at = torch.searchsorted(keys, wanted, out_int32=True).clamp_(max=len(keys) - 1)
+        out = (keys.index_select(0, at) == wanted).nonzero()[:, 0]
+        found.append((at.index_select(0, out), out.int()))
+    return found
 
 
 @cache
@@ -209,7 +229,7 @@ def coarser(sites: Sites, window: Window) -> tuple[Sites, list[Ranks]]:
         places.append(left % size)
         left = left // size
     indices = torch.stack([left, *reversed(places)], 1).int()
-    made = Sites(shape, sites.batch, torch.arange(len(keys), dtype=torch.int32), indices, True)
+    made = Sites(shape, sites.batch, _count(keys), indices, True)
     outputs = ranks.int().split([len(into) for into, _ in found])
     return made, [(into, out) for (into, _), out in zip(found, outputs, strict=True)]
 
@@ -220,7 +240,7 @@ def _led_to(sites: Sites, window: Window, shape: Sizes) -> list[tuple[Tensor, Te
     Dimension by dimension: what a tap of one leads nowhere is not looked at along the next.
     """
     batch, *columns = sites.places.t().to(torch.int64, memory_format=torch.contiguous_format)
-    found = [(torch.arange(len(sites), dtype=torch.int32), batch)]
+    found = [(_count(sites.order), batch)]
     for dimension, size in enumerate(shape):
         taps = window.led_to(columns[dimension], dimension, size)
         found = [_kept(rows, keys, at, size) for rows, keys in found for at in taps]

@@ -136,6 +136,7 @@ def _check(features: Tensor, indices: Tensor, shape: Sizes) -> None:
         raise GossamerError(f"features are {features.dtype} {list(features.shape)}, must be floats [N, channels]")
     if features.shape[0] != indices.shape[0]:
         raise GossamerError(f"there are {features.shape[0]} rows of features and {indices.shape[0]} of indices")
-    for name, tensor in (("features", features), ("indices", indices)):
-        if tensor.device.type != "cpu":
-            raise GossamerError(f"{name} are on {tensor.device}: convolutions of points run on CPUs, call .cpu()")
+    if features.device != indices.device or features.device.type not in ("cpu", "cuda"):
+        raise GossamerError(
+            f"features are on {features.device}, indices on {indices.device}: convolutions of points run on one CPU or GPU"
+        )

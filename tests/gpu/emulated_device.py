@@ -21,6 +21,7 @@ from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.arrays import sorting
 from gossamer.sparsity.edges import sorted_edges
 from gossamer.sparsity.kernels.gpu_kernels import GpuRegionKernel
+from gossamer.sparsity.nn import convolve, sites
 from gossamer.sparsity.operations import derivatives, matrix_calls
 from gossamer.sparsity.tensor import fast_matmul, fast_sddmm
 from tests.gpu.emulated_driver import EmulatedDriver
@@ -62,15 +63,17 @@ class EmulatedDevice:
 
         What they make on the default device, and not where their operands are, is on "meta" here, and of no use.
         """
-        patch.setattr(matrix_calls, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"))
+        for room in (matrix_calls, convolve, sites):
+            patch.setattr(room, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"))
         patch.setattr(sorting, "_kernel", lambda *_: _SortByTorch)
+        patch.setattr(sites, "_matches", sites.matches_by_bisection)
         for room in (fast_matmul, derivatives, fast_sddmm, sorted_edges):
             patch.setattr(room, "watched", lambda: True)
         patch.setattr(RegionKernel, "__call__", lambda *_: pytest.fail("computed by a kernel for CPUs"))
         patch.setattr(RegionKernel, "into", lambda *_: pytest.fail("computed by a kernel for CPUs"))
         library = torch.library.Library("gossamer", "IMPL")
         try:
-            for name, implementation in cuda_operations.implementations().items():
+            for name, implementation in (cuda_operations.implementations() | convolve.ON_CUDA).items():
                 library.impl(name, _elsewhere(implementation), "CPU", allow_override=True)
             yield
         finally:

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from gossamer import SparseTensor, einsum, graph_attention
 from gossamer.backend import sparse as backend
 from gossamer.sparsity import cuda_operations
+from gossamer.sparsity.kernels import gpu_kernels
 from gossamer.sparsity.operations import entry_products
 from tests.gpu.emulated_device import STREAM, EmulatedDevice, emulated_device
 from tests.sparsity.made import matrix, sparse
@@ -140,7 +141,7 @@ def test_types(dtype: torch.dtype, gpu: EmulatedDevice) -> None:
 
 
 def test_a_gpu_too_old_for_our_kernels_computes_all_the_same(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_operations, "_kernel", lambda *_: None)
+    monkeypatch.setattr(cuda_operations, "loaded_kernel", lambda *_: None)
     dense, x = matrix(4, 6, 0.6), torch.randn(4, 6)
     a = sparse(dense)
     for name in LAUNCHED:
@@ -150,9 +151,9 @@ def test_a_gpu_too_old_for_our_kernels_computes_all_the_same(gpu: EmulatedDevice
 
 def test_what_has_no_kernel_is_not_compiled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    compile_ = cuda_operations.compile_gpu_region
-    monkeypatch.setattr(cuda_operations, "compile_gpu_region", lambda *a, **k: (compiled.append(""), compile_(*a, **k))[1])
-    cuda_operations._kernel.cache_clear()
+    compile_ = gpu_kernels.compile_gpu_region
+    monkeypatch.setattr(gpu_kernels, "compile_gpu_region", lambda *a, **k: (compiled.append(""), compile_(*a, **k))[1])
+    gpu_kernels.loaded_kernel.cache_clear()
     a = matrix(8, 5).int()
     for _ in range(2):
         assert (sparse(a) @ torch.ones(5, 3, dtype=torch.int32)).equal(a @ torch.ones(5, 3, dtype=torch.int32))

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import gossamer
 import gossamer.nn as spconv
-from gossamer.sparsity.nn.convolve import coarse_sites, convolve_kernel, convolve_sites, convolve_sites_weight, weight_kernel
+from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.nn.convolve import coarse_sites, convolve_ir, convolve_sites, convolve_sites_weight, weight_ir
 from gossamer.sparsity.nn.site_maps import _known, site_maps
 from gossamer.sparsity.nn.windows import Window
 from tests.sparsity.made import team_of
@@ -344,9 +345,9 @@ def test_inductor_and_dense_results() -> None:
 
 
 def test_other_types_have_no_kernel() -> None:
-    for kernel in (convolve_kernel, weight_kernel):
+    for build in (convolve_ir, weight_ir):
         with pytest.raises(gossamer.CompileError, match="must be f32 or f64"):
-            kernel(torch.bfloat16)
+            compile_region(build(torch.bfloat16), schedule="points")
 
 
 def test_features_and_weights_of_two_types_are_refused() -> None:
