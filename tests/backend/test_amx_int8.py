@@ -113,9 +113,7 @@ def test_blocks_that_do_not_fill_tiles_are_refused(block: tuple[int, int] | None
 def test_a_machine_without_the_instructions_is_refused() -> None:
     named = Target.named("avx512")
     with pytest.raises(CompileError, match="no amxquads schedule"):
-        compile_region(
-            contract_of(bytes_of(64, 64), "MK", named, block=(32, 32), fill=1.0), schedule="amxquads", target=named
-        )
+        compile_region(contract_of(bytes_of(64, 64), "MK", named, block=(32, 32), fill=1.0), schedule="amxquads", target=named)
 
 
 @pytest.fixture
