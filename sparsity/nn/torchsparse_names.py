@@ -92,16 +92,25 @@ class SparseTensor:
         return self.with_feats(self.feats + other.feats)
 
     def to(self, *arguments: Any, **named: Any) -> "SparseTensor":
-        """`torch.Tensor.to` of the features."""
-        return self.with_feats(self.feats.to(*arguments, **named))
+        """`torch.Tensor.to` of the features; on another device with the coordinates, and nothing leads back from there."""
+        feats = self.feats.to(*arguments, **named)
+        if feats.device == self.coords.device:
+            return self.with_feats(feats)
+        moved = SparseTensor(feats, self.coords.to(feats.device), self.stride)
+        moved.ranges = self.ranges
+        return moved
 
     def half(self) -> "SparseTensor":
         """In float16."""
         return self.to(torch.float16)
 
     def cpu(self) -> "SparseTensor":
-        """Itself: it runs on CPUs."""
-        return self
+        """On the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = "cuda") -> "SparseTensor":
+        """On a GPU."""
+        return self.to(device)
 
     def detach(self) -> "SparseTensor":
         """Without the graph of the features."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import gossamer
 import gossamer.torchsparse as torchsparse
+from gossamer.sparsity.nn import sparse_conv_tensor
 from tests.sparsity.test_points import at, close, dense, sites
 
 spnn = torchsparse.nn
@@ -133,6 +134,16 @@ def test_group_norm_is_that_of_each_grid() -> None:
     for grid in (0, 1):
         rows = x.C[:, 0] == grid
         close(found[rows].detach(), nn.GroupNorm.forward(norm, x.F[rows].T[None])[0].T.detach())
+
+
+def test_features_move_with_their_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = cloud()
+    with monkeypatch.context() as patch:
+        patch.setattr(sparse_conv_tensor, "_check", lambda *_: None)  # which refuses other devices than CPUs and GPUs
+        there = given.cuda("meta").half()
+    assert (there.feats.is_meta, there.coords.is_meta, there.feats.dtype) == (True, True, torch.float16)
+    assert there.spatial_range == given.spatial_range
+    assert given.cpu().to(torch.float64).coords is given.coords
 
 
 def test_what_does_not_fit_is_refused() -> None:
