@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
@@ -60,11 +60,16 @@ def tensor_of(layer: str, part: str) -> str:
 
 
 def _emptied(linear: nn.Linear, bits: int | None) -> Integers:
-    weight = linear._parameters.pop("weight")
+    weight = linear._parameters.pop("weight")  # a SparseTensor, perhaps
     assert weight is not None
+    rows, columns = weight.shape
+
+    def buffer(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=weight.device)
+
     if bits is None:
-        values, scale = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), dtype=torch.float32)
-        return QuantizedLinear.become(linear, values.detach(), scale, weight.dtype)
-    kept = weight.new_empty(len(weight), -(-weight.shape[1] // (8 * GROUP)), dtype=torch.uint8)
-    codes, scale = weight.new_empty(0, GROUP * bits // 8, dtype=torch.uint8), weight.new_empty(0, dtype=torch.bfloat16)
+        values, scale = buffer(rows, columns, dtype=torch.int8), buffer(rows, dtype=torch.float32)
+        return QuantizedLinear.become(linear, values, scale, weight.dtype)
+    codes, scale = buffer(0, GROUP * bits // 8, dtype=torch.uint8), buffer(0, dtype=torch.bfloat16)
+    kept = buffer(rows, -(-columns // (8 * GROUP)), dtype=torch.uint8)
     return GroupedLinear.become(linear, codes, scale, kept, bits, weight.dtype)

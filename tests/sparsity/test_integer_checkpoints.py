@@ -63,6 +63,14 @@ def test_layers_become_what_the_file_has(saved: tuple[nn.Module, Path], device: 
 
 
 @torch.no_grad()
+def test_stored_weights_make_room_for_integers(saved: tuple[nn.Module, Path]) -> None:
+    (model, file), x = saved, torch.randn(5, 48)
+    other = gossamer.load(gossamer.store_sparse(network(0.1)), file)
+    assert kinds(other) == kinds(model)
+    assert torch.equal(other(x), model(x))
+
+
+@torch.no_grad()
 def test_they_compile(tmp_path: Path) -> None:
     model, x = (
         gossamer.quantize(nn.Sequential(prune_(nn.Linear(64, 96), 0.1), nn.ReLU(), prune_(nn.Linear(96, 32), 0.1))),
