@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize, prune
 
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.adjacency import take_sparse
-from gossamer.sparsity.check_model import check_model
+from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.packed_linear import PackedLinear
 from gossamer.sparsity.pruning.mask import Mask, is_mask
 from gossamer.sparsity.pruning.stored_layers import make_dense

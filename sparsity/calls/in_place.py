@@ -84,7 +84,7 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
         where = "in a graph" if torch.compiler.is_compiling() else "where autograd looks on"
         raise unsupported(f"{name}, which changes the pattern, {where}", "use the same without the underscore")
     stored = _stored_as(input, result.detach())
-    given = [origin() for origin in input._detached_from]
+    given = [input._origin, input._detached() if input._detached is not None else None]
     for each in [each for each in given if each is not None and _over_the_same_arrays(each, input)]:
         _adopt(each, stored)
     _adopt(input, stored)
@@ -103,13 +103,24 @@ def data(input: SparseTensor) -> SparseTensor:
     return _alias(torch.Tensor.data.__get__, input)  # type: ignore[attr-defined]
 
 
+@implements(torch.Tensor.requires_grad_)
+def requires_grad_(input: SparseTensor, requires_grad: bool = True) -> SparseTensor:
+    """As torch's; what is asked that has come to be a tensor of its own, as nn.Parameter makes one by detaching another."""
+    with torch.DisableTorchFunctionSubclass():
+        input.requires_grad_(requires_grad)
+    if not torch.compiler.is_compiling():
+        input._origin = input._detached = None
+    return input
+
+
 def _alias(func: Callable[[Tensor], Tensor], input: SparseTensor) -> SparseTensor:
     with torch.DisableTorchFunctionSubclass():
         alias: Any = func(input)
     if isinstance(alias, SparseTensor) and not torch.compiler.is_compiling() and input.is_leaf:
-        if getattr(input, "_is_param", False):  # which torch made by detaching what it was given
-            input._detached_from = ()
-        alias._detached_from = (*input._detached_from[:1], weakref.ref(input))
+        if input._origin is None:
+            alias._origin = input  # no weak reference, with which `module.to` could not swap a parameter
+        else:  # nothing grows where what was detached is detached, again and again
+            alias._origin, alias._detached = input._origin, weakref.ref(input)
     return alias
 
 

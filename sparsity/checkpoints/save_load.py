@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import FormatError, OptionError
-from gossamer.sparsity.check_model import check_model
+from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
 from gossamer.sparsity.checkpoints.integer_layers import Shapes, in_integers, tensor_of
 from gossamer.sparsity.quantization.grouped_linear import RAGGED, GroupedLinear

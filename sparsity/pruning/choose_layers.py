@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.sparsity.check_model import check_model
+from gossamer.sparsity.calls.check_model import check_model
 
 Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
 Layers = Choice | Sequence[Choice]

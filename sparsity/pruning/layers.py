@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.sparsity.check_model import check_model
+from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.pruning.batches import rows_that_count
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
 from gossamer.sparsity.pruning.mask import is_masked

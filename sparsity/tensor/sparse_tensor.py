@@ -64,7 +64,8 @@ class SparseTensor(torch.Tensor):
     _arrays: tuple[str, ...]
     _stored: Tensor
     _repeated: Any = None  # what an earlier product has left behind, see repeated_matmul.py
-    _detached_from: "tuple[weakref.ref[SparseTensor], ...]" = ()  # at first and at last, see in_place.py
+    _origin: "SparseTensor | None" = None  # the leaf that it was detached from, at first, see in_place.py
+    _detached: "weakref.ref[SparseTensor] | None" = None  # the one that it was detached from at last
 
     @staticmethod
     def __new__(
