@@ -205,8 +205,9 @@ def test_a_dense_tensor_of_one_dimension_too_many() -> None:
 
 def _zero_gradients() -> None:
     """Products and sums before a step, whose gradient torch makes of zeros that lie nowhere."""
-    values, x = csr().values().clone().requires_grad_(), torch.ones(5, 3, requires_grad=True)
-    a = csr().with_values(values)
+    a, x = csr(), torch.ones(5, 3, requires_grad=True)
+    values = a.values().clone().requires_grad_()
+    a = a.with_values(values)
     for result in (a @ x, a @ x[:, 0], a.sum(1), torch.sparse.softmax(a, 1) @ x, (a.clone().sgn_() * 1).to_dense()):
         found = torch.autograd.grad(torch.sgn(result).sum(), [values, x], allow_unused=True)
         assert all(gradient is None or not gradient.any() for gradient in found)
