@@ -162,8 +162,11 @@ def footer(report: Record) -> str:
     machine, versions = report["machine"], report["versions"]
     packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     features = ", ".join(machine["features"])
-    raced = any("median_ms" in result for case in report["cases"] for result in case["results"].values())
-    medians = f"Medians of {report['settings']['repeats']} interleaved samples. " if raced else ""
+    raced = [result for case in report["cases"] for result in case["results"].values() if "median_ms" in result]
+    most = report["settings"]["repeats"]
+    least = min((result.get("samples", most) for result in raced), default=most)
+    samples = f"{most}" if least >= most else f"{least} to {most}"
+    medians = f"Medians of {samples} interleaved samples. " if raced else ""
     return f"{medians}{machine_name(report)}, {machine['cores']} cores ({features}); {packages}; {report['date'][:10]}."
 
 
