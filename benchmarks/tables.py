@@ -286,7 +286,8 @@ def least_and_most(reports: Sequence[Record], args: argparse.Namespace) -> str:
             ratios += [base / own] if base and own else []
     if not ratios:
         raise ValueError("no case has both times")
-    return f"{min(ratios):.1f} to {max(ratios):.1f}x"
+    least, most = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+    return f"{least} to {most}x" if least != most else f"{most}x"
 
 
 def baseline(report: Record, args: argparse.Namespace) -> str:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.pruning.batches import rows_that_count
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
 from gossamer.sparsity.pruning.mask import is_masked
@@ -73,9 +72,9 @@ def layers_of(
 ) -> list[Layer]:  # fmt: skip
     """The layers to prune, linear ones and those of other `kinds` without `only`. OptionError for those that cannot be, and
     for those that store their nonzeros alone, or are under masks, unless such `stored` or `masked` ones will do."""
-    check_model(model)
+    chosen = chosen_layers(model, only, skip, kinds)
     names = {id(module): name for name, module in model.named_modules()}
-    layers = [Layer(names[id(module)], module) for module in chosen_layers(model, only, skip, kinds)]
+    layers = [Layer(names[id(module)], module) for module in chosen]
     if not layers:
         raise OptionError("there is no linear layer to prune in this model, or none is left by `only` and `skip`")
     for layer in layers:
