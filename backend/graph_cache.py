@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.region_op import Callee
@@ -78,8 +79,11 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
     for value in inputs.values:
         found.update(f"{_described(value)}\n".encode())
     for tensor in tensors:
-        if tensor.dim() > 1 and not is_traceable_wrapper_subclass(tensor):
+        if is_traceable_wrapper_subclass(tensor):
+            found.update(_described(tensor).encode())
+        elif tensor.dim() > 1:
             found.update(np.packbits(nonzero_mask(tensor).numpy()).tobytes())
+    found.update(f"{[_open_sizes(node) for node in inputs.module.graph.find_nodes(op='placeholder')]}".encode())
     return found.hexdigest()[:32]
 
 
@@ -90,6 +94,15 @@ def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {[_described(size) for size in value.shape]} {value.requires_grad}"
     return f"{value} {value.node.hint}" if isinstance(value, torch.SymInt) else str(value)
+
+
+def _open_sizes(placeholder: fx.Node) -> list[bool]:
+    """Which sizes of the arrays of a wrapper subclass are open: torch's own key does not tell."""
+    given: Any = placeholder.meta.get("example_value")
+    if not is_traceable_wrapper_subclass(given):
+        return []
+    arrays = [getattr(given, name) for name in given.__tensor_flatten__()[0]]
+    return [isinstance(size, torch.SymInt) for array in arrays for size in array.shape]
 
 
 def remember(fingerprint: str, rewritten: Rewritten) -> None:

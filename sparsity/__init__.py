@@ -20,6 +20,7 @@ from gossamer.sparsity.tensor import (
     slices,
     softmax,
 )
+from gossamer.sparsity.tensor.counted_writes import count_for_arrays
 from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -29,6 +30,7 @@ operations = (
 )  # fmt: skip
 """Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
 
+count_for_arrays()
 cuda_operations.register()
 torch_refusals.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
 

@@ -16,6 +16,7 @@ from torch import fx
 
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.report.options import Verify
+from gossamer.runtime.foreseen import foreseen
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.torch_internals import (
     AOTInput,
@@ -39,7 +40,10 @@ class Unmatched(Exception):
 
 @dataclass(frozen=True)
 class Static:
-    """A tensor that stays the same object from call to call: a parameter, a buffer, an attribute, a captured variable."""
+    """A tensor that stays the same object from call to call: a parameter, a buffer, an attribute, a captured variable.
+
+    tensor  as plans are to be made for it; mostly itself, see `foreseen`
+    """
 
     name: str
     tensor: torch.Tensor
@@ -73,7 +77,7 @@ class Inputs:
             if is_fake(value):
                 unknown.append((name, tuple(value.shape)))
             else:
-                statics[index] = Static(name, value)
+                statics[index] = Static(name, foreseen(value))
         return cls(module, found, statics, unknown)
 
     def is_whole(self, graph: fx.Graph) -> bool:
@@ -137,13 +141,14 @@ class Inputs:
             return self.statics.get(desc.idx), self.values[desc.idx]
         if isinstance(desc, ParamAOTInput | BufferAOTInput):
             value = attrgetter(desc.target)(self.module)
-            return Static(user_name(desc.target), value), value
+            return Static(user_name(desc.target), foreseen(value)), value
         if isinstance(desc, SubclassGetAttrAOTInput):
             static, outer = self._resolve(desc.base)
             inner = getattr(outer, desc.attr, None)
             if static is None or not isinstance(inner, torch.Tensor):
                 return None, inner
-            return Static(static.name if desc.attr == "_stored" else f"{static.name}.{desc.attr}", inner), inner
+            name = static.name if desc.attr == "_stored" else f"{static.name}.{desc.attr}"
+            return Static(name, getattr(static.tensor, desc.attr)), inner
         return None, None
 
 

@@ -85,8 +85,8 @@ class Report:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the weights that became sparse, each counted once, as they were (`prepare(free_dense=True)` drops them)."""
-        return sum({d.name: d.dense_bytes for d in self.sparse}.values())
+        """Bytes of the weights that are packed, each counted once, as they were (`prepare(free_dense=True)` drops them)."""
+        return sum({d.name: d.dense_bytes for d in self.sparse if d.packed_bytes}.values())
 
     @property
     def packed_bytes(self) -> int:

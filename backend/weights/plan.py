@@ -98,8 +98,9 @@ class _Planner:
         if refusal is not None and not nearly:
             self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), refusal, gain)
             return
-        for leaf in contraction.weight.leaves:
-            fix_sizes(leaf)
+        if StoredMatrix.of(contraction.weight.evaluate) is None:  # nonzeros of any number go into the same packing
+            for leaf in contraction.weight.leaves:
+                fix_sizes(leaf)
         self._gains[contraction.node], self._refusals[contraction.node] = gain, refusal
         (self.sparse if refusal is None else self.nearly)[contraction.node] = contraction
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
+from gossamer.runtime.foreseen import at_work
 from gossamer.runtime.packers.nonzeros import count_nonzeros, nonzero_mask
 from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.mask import make_plain
@@ -39,6 +40,9 @@ class Masks:
         self.recipe, self.together, self._kept = recipe, together, kept
         self.generator = torch.Generator().manual_seed(seed)
         self.layers = [layer if isinstance(layer, StoredWeight) else self._masked(layer) for layer in layers]
+        self._step = 0
+        self._final: list[float] | None = None  # densities then, for plans of this step
+        at_work.add(self)
 
     def _masked(self, layer: Layer | ShardedWeight) -> Masked:
         weight: nn.Parameter = layer.module.weight  # type: ignore[assignment]
@@ -62,6 +66,7 @@ class Masks:
     def advance(self, step: int) -> bool:
         """Whether the masks are new after a step, made where it is time."""
         schedule, sparsifier = self.recipe.schedule, self.recipe.sparsifier
+        self._step, self._final = step, None
         due = schedule.is_due(step) and sparsifier.saliency != "zeros"
         if due and (moved := schedule.exchanged(step)):
             for layer, density in zip(self.layers, self._densities(step), strict=True):
@@ -154,6 +159,37 @@ class Masks:
             for layer, each in zip(self.layers, wanted, strict=True)
         ]
 
+    def foresee(self, tensor: Tensor) -> Tensor | None:
+        """See `foreseen`."""
+        for layer in self.layers:
+            if layer.latent is not None and layer.latent.factor is tensor:
+                return self._final_mask(layer).to(tensor.dtype)
+            if layer.latent is None and layer.parameter is tensor:
+                return self._final_weight(layer)
+        return None
+
+    def _final_weight(self, layer: Masked) -> Tensor:
+        """The weight of a layer when the schedule is through, as far as can be told now."""
+        mask = self._final_mask(layer)
+        if mask is layer.mask or isinstance(layer, ShardedWeight):
+            return layer.parameter
+        made = layer.kept(mask) if isinstance(layer, StoredWeight) else layer.parameter.detach() * mask
+        return nn.Parameter(made, layer.parameter.requires_grad)
+
+    def _final_mask(self, layer: Masked) -> Tensor:
+        """The mask of a layer then, if weights stay as large as they are."""
+        sparsifier, end = self.recipe.sparsifier, self.recipe.schedule.end
+        if self._step >= end or sparsifier.saliency == "zeros" or sparsifier.pruned not in ("stay", "train"):
+            return layer.mask
+        if self._final is None:
+            scores = [self._sizes(each) for each in self.layers] if self.recipe.distribution == "global" else ()
+            self._final = self._densities(end, scores)
+        mask = self.recipe.at(end).mask(self._sizes(layer), self._final[self.layers.index(layer)])
+        return layer.unfolded(mask)
+
+    def _sizes(self, layer: Masked) -> Tensor:
+        return torch.where(layer.matrix(layer.mask), layer.matrix(layer.weight()).abs(), -1.0)
+
     @torch.no_grad()
     def apply(self, step: int) -> None:
         """Makes pruned weights zero, where they are to be after a step."""
@@ -177,6 +213,7 @@ class Masks:
 
     def remove(self) -> None:
         """Leaves plain weights with zeros."""
+        at_work.discard(self)
         for layer in self.layers:
             if layer.latent is not None:
                 with torch.no_grad():

@@ -104,10 +104,15 @@ class StoredWeight(Masked):
         pattern = from_entries(weight.format, tuple(weight.shape), divided(new, weight.shape[1]), numbers)
         *structure, order = pattern.components
         source = torch.cat([source.new_full((1,), -1), source]).index_select(0, order.long())  # 0 is what fills up blocks
-        for tensor in self._of_its_pattern():
+        for tensor in self.tensors():
             values = tensor.components[-1].new_empty(len(source))
             take(tensor.components[-1].detach(), source, values)
             overwrite("mask", tensor, SparseTensor(weight.format, weight.shape, (*structure, values)))
+
+    def kept(self, mask: Tensor) -> SparseTensor:
+        """A weight of this one's elements where `mask` is."""
+        at = mask.nonzero().unbind(1)
+        return from_entries(self.parameter.format, tuple(self.parameter.shape), at, self.weight()[at])
 
     def exchange(self, kept: float, grown: Tensor) -> None:
         """Moves the smallest nonzeros, but for a share of them, to where `grown`, [rows, columns], is largest; uses that up."""
@@ -132,7 +137,8 @@ class StoredWeight(Masked):
     def density(self) -> float:
         return self.parameter.nnz / self.parameter.numel()
 
-    def _of_its_pattern(self) -> Iterator[SparseTensor]:
+    def tensors(self) -> Iterator[SparseTensor]:
+        """The weight, its gradient, and what the optimizer remembers, of one pattern."""
         state = self.optimizer.state.get(self.parameter, {}).values()
         for tensor in (self.parameter, self.parameter.grad, *state):
             if isinstance(tensor, SparseTensor):

@@ -5,6 +5,7 @@ training = gossamer.train_sparse(model, optimizer, "rigl", sparsity=0.9, steps=l
 training.detach()                                     plain weights with zeros
 """
 
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -23,6 +24,7 @@ from gossamer.sparsity.pruning.stored_layers import DENSEST, is_stored
 from gossamer.sparsity.training.adam_variance import FrozenVariance
 from gossamer.sparsity.training.masked import Masked
 from gossamer.sparsity.training.masks import Masks
+from gossamer.sparsity.training.open_sizes import OpenSizes, fix_sizes
 from gossamer.sparsity.training.recipe import Recipe
 from gossamer.sparsity.training.recipes import recipe_of
 from gossamer.sparsity.training.schedules import Exchange
@@ -104,7 +106,11 @@ class SparseTraining:
         self._storable = {each for each in self.masks.layers if store and _is_storable(each, uses[id(each.parameter)])}
         if keeps_zeros and all(layer.first == 0 for layer in self.masks.layers):
             raise OptionError("no layer has zeros that could stay: prune the model first, or take another recipe")
-        self._skipped = False
+        self._skipped = self._resized = False
+        stored = self._storable or any(isinstance(layer, StoredWeight) for layer in self.masks.layers)
+        self._open = OpenSizes() if stored and recipe.sparsifier.grows is None and recipe.schedule.end else None
+        if self._open is not None:
+            weakref.finalize(self, self._open.close)
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
         if recipe.sparsifier.pruned == "stay":
             self._hooks += [self._hook_gradient(layer) for layer in self.masks.layers if not isinstance(layer, StoredWeight)]
@@ -124,6 +130,8 @@ class SparseTraining:
             self._storable = set()
             self._swap()
             self.masks.remove()
+        if self._open is not None:
+            self._open.close()
         self._hooks = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -161,6 +169,7 @@ class SparseTraining:
         schedule = self.recipe.schedule
         return self.recipe.sparsifier.grows == "gradient" and schedule.is_due(self.step + 1)
 
+    @torch.compiler.disable
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Before a step of the optimizer. GradScaler leaves what is fused to skip and to unscale by itself."""
         found: Tensor | None = getattr(optimizer, "found_inf", None)
@@ -177,10 +186,13 @@ class SparseTraining:
                         layer.parameter.grad.add_(layer.parameter * ~layer.mask, alpha=decay * scale)
         if self._variance is not None:
             self._variance.before_step()
+        self._fix_sizes(self._resized)
 
+    @torch.compiler.disable
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._skipped:
             return
+        self._fix_sizes(False)
         self.step += 1
         if self._variance is not None:
             self._variance.after_step(self.step)
@@ -195,6 +207,7 @@ class SparseTraining:
         if changed and self.recipe.sparsifier.pruned == "stay":
             self._forget_momentum()
             self._swap()
+            self._resized = self._open is not None
         if self._grows_next:
             for layer in self.masks.layers:
                 if isinstance(layer, StoredWeight):
@@ -209,6 +222,14 @@ class SparseTraining:
                 layers[n] = store_weight(layer, self.optimizer)
             elif isinstance(layer, StoredWeight) and layer.plain is not None and not (layer.plain in self._storable and wanted):
                 layers[n] = unstore_weight(layer)
+
+    def _fix_sizes(self, fixed: bool) -> None:
+        """For the step that is to come, or not any more; only where there are as many nonzeros as at no step before."""
+        if self._resized:
+            fix_sizes(
+                (each for layer in self.masks.layers if isinstance(layer, StoredWeight) for each in layer.tensors()), fixed
+            )
+        self._resized &= fixed
 
     def _look_no_more(self) -> None:
         for layer in self.masks.layers:

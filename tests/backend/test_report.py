@@ -41,6 +41,13 @@ def test_explain_includes_the_backward() -> None:
     assert ops == ["linear"] * 3 + ["linear backward"] * 3
 
 
+def test_explain_shows_training_of_stored_weights() -> None:
+    """One weight has several lines, and its gradient's packs nothing."""
+    report = gossamer.explain(gossamer.store_sparse(stack().requires_grad_()), torch.randn(5, 64), options=EAGER)
+    assert {d.op for d in report.sparse} >= {"linear", "sample mk,tk,tm->p"}
+    assert "of weights packed in" in str(report)
+
+
 def test_explain_takes_compiled_models_functions_and_keywords() -> None:
     model, x = stack(), torch.randn(5, 64)
     for subject in (model, torch.compile(model, backend="sparse"), torch.compile(model), model.forward):
