@@ -37,6 +37,7 @@ LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
 BREAKS = "graph breaks in reports, and the warning at torch.sparse tensors"
+ANEW = "compiling anew what a recipe has made sparse"
 COUNTERS = "our part of torch._dynamo.utils.counters"
 SPARSE_TENSORS = "gossamer.SparseTensor"
 COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
@@ -195,6 +196,7 @@ PRIVATE = {
         f"{_CODEGEN}.wrapper:SubgraphPythonWrapperCodegen", "bodies of loops, which take no imports", DIRECT_CALLS, object
     ),
     "V": Private("torch._inductor.virtualized:V", "what Inductor writes into", DIRECT_CALLS),
+    "mark_static": Private("torch._dynamo:mark_static", "code for what has become sparse", ANEW, lambda *_: None),
     "innermost_fn": Private("torch._dynamo.eval_frame:innermost_fn", "what Dynamo keeps", LIFETIMES, lambda _: None),
     "set_code_exec_strategy": Private(
         f"{_FRAMES}:set_code_exec_strategy", "keeping Dynamo out of our Python", UNTRACED, lambda *_: None
@@ -240,6 +242,9 @@ PRIVATE = {
         "torch.autograd.forward_ad:_set_fwd_grad_enabled", "our own tangents", SPARSE_TENSORS
     ),
     "TensorVariable": Private("torch._dynamo.variables.tensor:TensorVariable", "what it takes apart", OPTIMIZERS, Absent),
+    "OptimizerVariable": Private(
+        "torch._dynamo.variables.optimizer:OptimizerVariable", "sizes of parameters", OPTIMIZERS, Absent
+    ),
     "foreach_lerp": Private("torch:_foreach_lerp_", "what it takes apart", OPTIMIZERS),
     "traced_stack": Private("torch._guards:TracingContext.extract_stack", "whose step is traced", OPTIMIZERS, list),
     "leave_to_us": Private(

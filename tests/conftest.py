@@ -6,11 +6,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.machines import MACHINES, pretend
 
 _CACHE = "GOSSAMER_CACHE_DIR"
 _CALIBRATE = "GOSSAMER_CALIBRATE"
+
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,6 +22,7 @@ from gossamer.runtime.torch_internals import (
     tree_map_only,
 )
 from gossamer.sparsity.operations.dispatch import transformed
+from gossamer.sparsity.operations.sizes_in_optimizers import fix_sizes
 from gossamer.sparsity.operations.whole_arithmetic import leave_whole
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -208,3 +209,4 @@ SparseTensor.operators[aten._assert_tensor_metadata.default] = has_metadata
 SparseTensor.operators[aten._conj.default] = conjugate
 SparseTensor.operators[None] = refuse
 leave_whole(SparseTensor)
+fix_sizes(SparseTensor)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.runtime.foreseen import at_work
 from gossamer.runtime.packers.nonzeros import count_nonzeros, nonzero_mask
 from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.mask import make_plain
 from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.training.distributions import densities
+from gossamer.sparsity.training.foresight import Foresight
 from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 from gossamer.sparsity.training.masked import Masked
 from gossamer.sparsity.training.recipe import Recipe
@@ -40,9 +40,7 @@ class Masks:
         self.recipe, self.together, self._kept = recipe, together, kept
         self.generator = torch.Generator().manual_seed(seed)
         self.layers = [layer if isinstance(layer, StoredWeight) else self._masked(layer) for layer in layers]
-        self._step = 0
-        self._final: list[float] | None = None  # densities then, for plans of this step
-        at_work.add(self)
+        self.foresight = Foresight(recipe, self.layers, self._densities)
 
     def _masked(self, layer: Layer | ShardedWeight) -> Masked:
         weight: nn.Parameter = layer.module.weight  # type: ignore[assignment]
@@ -66,7 +64,6 @@ class Masks:
     def advance(self, step: int) -> bool:
         """Whether the masks are new after a step, made where it is time."""
         schedule, sparsifier = self.recipe.schedule, self.recipe.sparsifier
-        self._step, self._final = step, None
         due = schedule.is_due(step) and sparsifier.saliency != "zeros"
         if due and (moved := schedule.exchanged(step)):
             for layer, density in zip(self.layers, self._densities(step), strict=True):
@@ -84,6 +81,7 @@ class Masks:
                     layer.latent.factor.masked_fill_(~layer.mask, fading)
             if layer.back is not None and step % sparsifier.backward_mask == 0:
                 layer.back.choose(layer.matrix(layer.parameter * layer.mask), self.generator)
+        self.foresight.advance(step, due)
         return due
 
     def _new_mask(self, layer: Masked, scores: Tensor, density: float, step: int) -> Tensor:
@@ -159,37 +157,6 @@ class Masks:
             for layer, each in zip(self.layers, wanted, strict=True)
         ]
 
-    def foresee(self, tensor: Tensor) -> Tensor | None:
-        """See `foreseen`."""
-        for layer in self.layers:
-            if layer.latent is not None and layer.latent.factor is tensor:
-                return self._final_mask(layer).to(tensor.dtype)
-            if layer.latent is None and layer.parameter is tensor:
-                return self._final_weight(layer)
-        return None
-
-    def _final_weight(self, layer: Masked) -> Tensor:
-        """The weight of a layer when the schedule is through, as far as can be told now."""
-        mask = self._final_mask(layer)
-        if mask is layer.mask or isinstance(layer, ShardedWeight):
-            return layer.parameter
-        made = layer.kept(mask) if isinstance(layer, StoredWeight) else layer.parameter.detach() * mask
-        return nn.Parameter(made, layer.parameter.requires_grad)
-
-    def _final_mask(self, layer: Masked) -> Tensor:
-        """The mask of a layer then, if weights stay as large as they are."""
-        sparsifier, end = self.recipe.sparsifier, self.recipe.schedule.end
-        if self._step >= end or sparsifier.saliency == "zeros" or sparsifier.pruned not in ("stay", "train"):
-            return layer.mask
-        if self._final is None:
-            scores = [self._sizes(each) for each in self.layers] if self.recipe.distribution == "global" else ()
-            self._final = self._densities(end, scores)
-        mask = self.recipe.at(end).mask(self._sizes(layer), self._final[self.layers.index(layer)])
-        return layer.unfolded(mask)
-
-    def _sizes(self, layer: Masked) -> Tensor:
-        return torch.where(layer.matrix(layer.mask), layer.matrix(layer.weight()).abs(), -1.0)
-
     @torch.no_grad()
     def apply(self, step: int) -> None:
         """Makes pruned weights zero, where they are to be after a step."""
@@ -213,7 +180,7 @@ class Masks:
 
     def remove(self) -> None:
         """Leaves plain weights with zeros."""
-        at_work.discard(self)
+        self.foresight.end()
         for layer in self.layers:
             if layer.latent is not None:
                 with torch.no_grad():
@@ -236,7 +203,8 @@ class Masks:
             }
             for layer in self.layers
         }
-        return {"layers": layers, "generator": self.generator.get_state(), "recipe": repr(self.recipe)}
+        foresight = self.foresight.state_dict()
+        return {"layers": layers, "generator": self.generator.get_state(), "recipe": repr(self.recipe), "foresight": foresight}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -254,3 +222,4 @@ class Masks:
             layer.keep(saved["squares"])
             if layer.back is not None:
                 layer.module.backward_mask.copy_(saved["backward"])  # type: ignore[operator]
+        self.foresight.load_state_dict(state["foresight"])

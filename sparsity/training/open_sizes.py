@@ -2,19 +2,12 @@
 
 L['self'].fc.weight._stored        [5000] → [s40]      code for any number of nonzeros: 5000, then 4200, …
 
-Dynamo holds a parameter to have one size for ever, but where `torch.compiler.config.dynamic_sources` names it. In compiled
-steps of an optimizer, open sizes of parameters are an error of Dynamo (2.13): there, arrays are marked to have those of now.
+Dynamo holds a parameter to have one size for ever, but where `torch.compiler.config.dynamic_sources` names it.
 """
-
-from collections.abc import Iterable
 
 import torch
 
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
-
 _SOURCES = r".*\bweight('\])?\._(stored|coordinates\d+)$"
-_FIXED = "_dynamo_static_indices"  # what torch._dynamo.mark_static leaves on a tensor
-_OPEN = "_dynamo_propagated_dynamic_indices"  # and what compiled code does
 
 
 class OpenSizes:
@@ -36,13 +29,3 @@ class OpenSizes:
         if OpenSizes._used == 0:
             given = torch.compiler.config.dynamic_sources.split(",")
             torch.compiler.config.dynamic_sources = ",".join(each for each in given if each != _SOURCES)
-
-
-def fix_sizes(tensors: Iterable[SparseTensor], fixed: bool) -> None:
-    """Whether the sizes of these tensors' arrays are those of now in what is compiled meanwhile."""
-    for array in (array for tensor in tensors for array in tensor.components):
-        if fixed:
-            setattr(array, _FIXED, set(range(array.dim())))
-            vars(array).pop(_OPEN, None)
-        elif hasattr(array, _FIXED):
-            delattr(array, _FIXED)

@@ -104,7 +104,7 @@ class StoredWeight(Masked):
         pattern = from_entries(weight.format, tuple(weight.shape), divided(new, weight.shape[1]), numbers)
         *structure, order = pattern.components
         source = torch.cat([source.new_full((1,), -1), source]).index_select(0, order.long())  # 0 is what fills up blocks
-        for tensor in self.tensors():
+        for tensor in self._of_its_pattern():
             values = tensor.components[-1].new_empty(len(source))
             take(tensor.components[-1].detach(), source, values)
             overwrite("mask", tensor, SparseTensor(weight.format, weight.shape, (*structure, values)))
@@ -137,8 +137,7 @@ class StoredWeight(Masked):
     def density(self) -> float:
         return self.parameter.nnz / self.parameter.numel()
 
-    def tensors(self) -> Iterator[SparseTensor]:
-        """The weight, its gradient, and what the optimizer remembers, of one pattern."""
+    def _of_its_pattern(self) -> Iterator[SparseTensor]:
         state = self.optimizer.state.get(self.parameter, {}).values()
         for tensor in (self.parameter, self.parameter.grad, *state):
             if isinstance(tensor, SparseTensor):

@@ -20,11 +20,11 @@ from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.pruning.layers import Layer, layers_of
 from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain, original_of
-from gossamer.sparsity.pruning.stored_layers import DENSEST, is_stored
+from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.training.adam_variance import FrozenVariance
 from gossamer.sparsity.training.masked import Masked
 from gossamer.sparsity.training.masks import Masks
-from gossamer.sparsity.training.open_sizes import OpenSizes, fix_sizes
+from gossamer.sparsity.training.open_sizes import OpenSizes
 from gossamer.sparsity.training.recipe import Recipe
 from gossamer.sparsity.training.recipes import recipe_of
 from gossamer.sparsity.training.schedules import Exchange
@@ -44,7 +44,7 @@ def train_sparse(
              gossamer/sparsity/training/recipes.py for papers and defaults), or a `Recipe`
     only, skip  which layers, as for `sparsify`; without `only` all linear ones and Conv2d of one group
     seed     of what is random; the same on all processes
-    store    whether linear layers store their nonzeros alone from when half of them are zero until `detach`
+    store    whether linear layers store their nonzeros alone until `detach`, from when half of all elements are zeros
 
     Before or after torch.compile, with GradScaler, accumulated and clipped gradients. Where pruned weights stay zero, weights
     stay plain parameters, and their gradients are masked as they come. Recipes whose pruned weights train on put a
@@ -106,7 +106,7 @@ class SparseTraining:
         self._storable = {each for each in self.masks.layers if store and _is_storable(each, uses[id(each.parameter)])}
         if keeps_zeros and all(layer.first == 0 for layer in self.masks.layers):
             raise OptionError("no layer has zeros that could stay: prune the model first, or take another recipe")
-        self._skipped = self._resized = False
+        self._skipped = False
         stored = self._storable or any(isinstance(layer, StoredWeight) for layer in self.masks.layers)
         self._open = OpenSizes() if stored and recipe.sparsifier.grows is None and recipe.schedule.end else None
         if self._open is not None:
@@ -186,13 +186,11 @@ class SparseTraining:
                         layer.parameter.grad.add_(layer.parameter * ~layer.mask, alpha=decay * scale)
         if self._variance is not None:
             self._variance.before_step()
-        self._fix_sizes(self._resized)
 
     @torch.compiler.disable
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._skipped:
             return
-        self._fix_sizes(False)
         self.step += 1
         if self._variance is not None:
             self._variance.after_step(self.step)
@@ -207,7 +205,6 @@ class SparseTraining:
         if changed and self.recipe.sparsifier.pruned == "stay":
             self._forget_momentum()
             self._swap()
-            self._resized = self._open is not None
         if self._grows_next:
             for layer in self.masks.layers:
                 if isinstance(layer, StoredWeight):
@@ -217,19 +214,11 @@ class SparseTraining:
         """Has layers that may be stored and are sparse enough stored weights, and others plain ones."""
         layers = self.masks.layers
         for n, layer in enumerate(layers):
-            wanted = layer.density <= DENSEST
+            wanted = self.masks.foresight.is_ripe(layer)
             if layer in self._storable and wanted:
                 layers[n] = store_weight(layer, self.optimizer)
             elif isinstance(layer, StoredWeight) and layer.plain is not None and not (layer.plain in self._storable and wanted):
                 layers[n] = unstore_weight(layer)
-
-    def _fix_sizes(self, fixed: bool) -> None:
-        """For the step that is to come, or not any more; only where there are as many nonzeros as at no step before."""
-        if self._resized:
-            fix_sizes(
-                (each for layer in self.masks.layers if isinstance(layer, StoredWeight) for each in layer.tensors()), fixed
-            )
-        self._resized &= fixed
 
     def _look_no_more(self) -> None:
         for layer in self.masks.layers:

@@ -40,7 +40,7 @@ def check(name: str, result: Tensor, oracle: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3, derandomize=True)
 @given(dense=matrices(), seed=st.integers(0, 9))
 def test_eager(name: str, dense: Tensor, seed: int) -> None:
     torch.manual_seed(seed)

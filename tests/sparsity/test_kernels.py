@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -131,7 +131,7 @@ def test_a_weight_stored_as_k_by_m(schedule: str) -> None:
         check(Region(27, 210, "bf16", ("bias", "silu"), transposed=True), schedule, tokens)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, derandomize=True)
 @given(
     region=st.builds(
         Region,

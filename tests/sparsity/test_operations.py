@@ -18,7 +18,7 @@ from gossamer.sparsity.operations.sparse_results import einsum_sparse
 from gossamer.sparsity.tensor.sparse_tensor import bound_to, made_of
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse, two_of_four
 
-SOME = settings(max_examples=5, deadline=None, derandomize=True)
+SOME = settings(max_examples=5, derandomize=True)
 formats = st.sampled_from(list(FORMATS))
 equal = torch.testing.assert_close
 

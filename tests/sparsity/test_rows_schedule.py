@@ -99,7 +99,7 @@ def test_epilogues_are_what_the_reference_computes(element: str, steps: tuple[st
             assert usual.sum() < usual.numel()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     rows=st.integers(1, 40),
     inner=st.integers(1, 40),

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch._dynamo.utils import counters
 
 import gossamer
 from gossamer import OptionError, SparseTensor, SparseTraining
+from gossamer.sparsity.training.stored_weight import StoredWeight
 from tests.backend.harness import prune_
 
 STEPS = 20
@@ -102,7 +104,7 @@ def test_compiled_steps_are_eager_ones(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", [*FALLING])
 @pytest.mark.parametrize("store", [True, False])
 def test_what_becomes_sparse_is_compiled_for_it(recipe: str, store: bool) -> None:
-    """Once, and once more where its weights have come to be stored: more and more zeros need no other code."""
+    """Once as dense, and once for what it will be: more and more zeros need no other code."""
     options = {"skip": ["2"], **FALLING[recipe]}
     losses, eager = trained(wide(), recipe, store=store, **options)
     eager.detach()
@@ -115,11 +117,53 @@ def test_what_becomes_sparse_is_compiled_for_it(recipe: str, store: bool) -> Non
     found = [train(run, optimizer, step) for step in range(STEPS)]
     torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=1e-3, atol=1e-3)
     assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] == 1 + store
+    assert counters["stats"]["unique_graphs"] == 2
     assert counters["gossamer"]["regions"] >= 1
     assert training.masks.layers[0].density < 0.21 and bool(torch.compiler.config.dynamic_sources) == store
     training.detach()
     assert torch.compiler.config.dynamic_sources == ""
+
+
+@pytest.mark.parametrize("distribution", ["erdos-renyi", "global"])
+def test_layers_that_get_sparse_at_other_times_are_compiled_together(distribution: str) -> None:
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        sizes = (24, 16, 96, 96, 8)
+        return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes)))
+
+    options = {"sparsity": 0.8, "every": 1, "distribution": distribution, "store": True}
+    losses, eager = trained(network(), "gradual", **options)
+    eager.detach()
+    torch._dynamo.reset()
+    counters.clear()
+    found, training = trained(network(), "gradual", compiled=True, **options)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=1e-3, atol=1e-3)
+    assert counters["stats"]["unique_graphs"] <= 4
+    stored = [layer.density <= 0.5 for layer in training.masks.layers]
+    assert [isinstance(layer, StoredWeight) for layer in training.masks.layers] == stored and any(stored)
+
+
+def test_what_is_ripe_is_so_after_a_checkpoint() -> None:
+    model, again = wide(), wide()
+    optimizer = adam(model.parameters())
+    training = gossamer.train_sparse(model, optimizer, "gradual", steps=STEPS, sparsity=0.8, every=2, store=True)
+    states = []
+    for step in range(STEPS):
+        if step in (3, 9):
+            states.append(copy.deepcopy((model.state_dict(), optimizer.state_dict(), training.state_dict())))
+        train(model, optimizer, step)
+    for start, state in zip((3, 9), states, strict=True):
+        other = adam(again.parameters())
+        resumed = gossamer.train_sparse(again, other, "gradual", steps=STEPS, sparsity=0.8, every=2, store=True)
+        resumed.load_state_dict(state[2])
+        again.load_state_dict(state[0])
+        other.load_state_dict(state[1])
+        for step in range(start, STEPS):
+            train(again, other, step)
+        for one, same in zip(model.parameters(), again.parameters(), strict=True):
+            assert type(one) is type(same)
+            assert torch.equal(*(p.to_dense() if isinstance(p, SparseTensor) else p for p in (one, same)))
+        resumed.detach()
 
 
 @pytest.mark.parametrize("backend", ["inductor", "sparse"])

@@ -17,7 +17,7 @@ from gossamer.sparsity.arrays.structure import check
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant)")
-QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+QUICK = settings(max_examples=40, derandomize=True)
 
 
 @pytest.fixture(autouse=True)
