@@ -15,7 +15,7 @@ from collections.abc import Container
 
 from torch import fx
 
-from gossamer.backend.calls import direct_call, mask_ops, message_ops, region_op
+from gossamer.backend.calls import mask_ops, message_ops, region_op
 from gossamer.backend.calls.lifetime import kept
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.snapshot import Snapshot
@@ -23,6 +23,7 @@ from gossamer.backend.graph_cache import Rewritten
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
 from gossamer.backend.report.report import FAILED, Decision, log
 from gossamer.backend.reproducer import write_reproducer
+from gossamer.runtime import direct_call
 from gossamer.runtime.operations import KERNELS, defined_in
 from gossamer.runtime.torch_internals import OpOverload
 

@@ -13,6 +13,9 @@ LIBRARY = torch.library.Library("gossamer", "FRAGMENT")
 KERNELS: dict[str, Callable[..., Any]] = {}
 """What each operation runs for CPU tensors: for who calls it where no dispatcher is needed."""
 
+REMEMBER_FLOATS: set[str] = set()
+"""The operations that remember what they have made of floating-point operands, too, by their counts of writes."""
+
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
 """What torch may expect of them. What they are given may be packed, or brought into another form, at its first use, and may
 have changed since the last: no CUDA graph takes that."""
@@ -46,10 +49,12 @@ def traced_below(function: _Function) -> _Function:
     return function
 
 
-def implement(name: str, kernel: Callable[..., Any]) -> None:
+def implement(name: str, kernel: Callable[..., Any], remembers_floats: bool = False) -> None:
     """Has the operation gossamer::name run this for CPU tensors."""
     LIBRARY.impl(name, untraced(kernel), "CPU")
     KERNELS[name] = kernel
+    if remembers_floats:
+        REMEMBER_FLOATS.add(name)
 
 
 def defined_in(name: str) -> str:

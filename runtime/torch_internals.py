@@ -192,11 +192,11 @@ PRIVATE = {
     "CustomCodegen": Private(
         f"{_CODEGEN}.custom_extern_kernel_codegen:CustomCodegen", "that we do", DIRECT_CALLS, lambda **_: None
     ),
-    "SubgraphPythonWrapperCodegen": Private(
-        f"{_CODEGEN}.wrapper:SubgraphPythonWrapperCodegen", "bodies of loops, which take no imports", DIRECT_CALLS, object
-    ),
     "V": Private("torch._inductor.virtualized:V", "what Inductor writes into", DIRECT_CALLS),
     "mark_static": Private("torch._dynamo:mark_static", "code for what has become sparse", ANEW, lambda *_: None),
+    "set_version_counter": Private(
+        "torch._C._autograd:_unsafe_set_version_counter", "what it has written", DIRECT_CALLS, lambda *_: None
+    ),
     "innermost_fn": Private("torch._dynamo.eval_frame:innermost_fn", "what Dynamo keeps", LIFETIMES, lambda _: None),
     "set_code_exec_strategy": Private(
         f"{_FRAMES}:set_code_exec_strategy", "keeping Dynamo out of our Python", UNTRACED, lambda *_: None

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from gossamer.backend.calls import mask_ops
 from gossamer.backend.graph.expressions import content_key, evaluated
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES, Step
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Compared, Remembered
 from gossamer.sparsity.attention.masked_attention import Scoring, attend, fake, fake_backward, gradients
@@ -209,6 +210,6 @@ for _name, _arguments, _results, _cpu, _meta in (
         f"{_name}({_arguments}, {mask_ops.LEAVES}, float scale, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS
     )
     implement(_name, _cpu)
-    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+    describe(_name, _meta)
 attend_flex, attend_flex_backward = torch.ops.gossamer.attend_flex.default, torch.ops.gossamer.attend_flex_backward.default
 mask_ops.OPERATIONS.update((attend_flex, attend_flex_backward))

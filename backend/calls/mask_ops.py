@@ -20,6 +20,7 @@ from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.graph.strips import strips
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.attention.mask import Mask
@@ -117,7 +118,7 @@ for _name, _arguments, _results, _cpu, _meta in (
 ):
     LIBRARY.define(f"{_name}({_arguments}, {LEAVES}, {SCORING}, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
     implement(_name, _cpu)
-    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+    describe(_name, _meta)
 
 OPERATIONS = {torch.ops.gossamer.attend_under.default, torch.ops.gossamer.attend_under_backward.default}
 """Those whose last argument is the key of something shared."""

@@ -18,6 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.kernels.warm_memory import empty
@@ -197,7 +198,7 @@ LIBRARY.define(
     " -> Tensor",
     tags=TAGS,
 )
-implement("masked_filter_gradient", _on_cpu)
-torch.library.register_fake("gossamer::masked_filter_gradient", _fake, lib=LIBRARY)
+implement("masked_filter_gradient", _on_cpu, remembers_floats=True)
+describe("masked_filter_gradient", _fake)
 
 masked_filter_gradient = torch.ops.gossamer.masked_filter_gradient.default

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.backend.graph.kept_entries import KeptEntries
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.sparsity.kernels.spreading import spread
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
@@ -29,6 +30,6 @@ def _fake(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
 
 LIBRARY.define("masked_gradient(Tensor g, Tensor x, Tensor mask) -> Tensor", tags=TAGS)
 implement("masked_gradient", _on_cpu)
-torch.library.register_fake("gossamer::masked_gradient", _fake, lib=LIBRARY)
+describe("masked_gradient", _fake)
 
 masked_gradient = torch.ops.gossamer.masked_gradient.default

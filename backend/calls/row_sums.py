@@ -6,6 +6,7 @@ weight [M, K], int8, on CPUs    →    [M], float32
 import torch
 from torch import Tensor
 
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.remembered import Remembered
 
@@ -23,6 +24,6 @@ def _fake(weight: Tensor) -> Tensor:
 
 LIBRARY.define("row_sums(Tensor weight) -> Tensor", tags=TAGS)
 implement("row_sums", _on_cpu)
-torch.library.register_fake("gossamer::row_sums", _fake, lib=LIBRARY)
+describe("row_sums", _fake)
 
 row_sums = torch.ops.gossamer.row_sums.default

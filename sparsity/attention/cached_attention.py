@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.attention.cached_ir import Heads, contract_of
@@ -112,5 +113,5 @@ for _name, _arguments, _results, _cpu, _meta in (
 ):
     LIBRARY.define(f"{_name}({_arguments}) -> {_results}", tags=TAGS)
     implement(_name, _cpu)
-    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+    describe(_name, _meta)
 attend_cached, attend_appended = torch.ops.gossamer.attend_cached.default, torch.ops.gossamer.attend_appended.default

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import TANH, TILE_QUERIES, Step
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.huge_pages import large_zeros
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
@@ -343,7 +344,7 @@ for _name, _arguments, _results, _cpu, _meta in (
 ):
     LIBRARY.define(f"{_name}({_arguments}) -> {_results}", tags=TAGS)
     implement(_name, _cpu)
-    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+    describe(_name, _meta)
 attend_masked = torch.ops.gossamer.attend_masked.default
 attend_masked_backward = torch.ops.gossamer.attend_masked_backward.default
 attend_masked_scores = torch.ops.gossamer.attend_masked_scores.default

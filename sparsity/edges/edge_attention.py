@@ -20,6 +20,7 @@ from torch import Tensor
 from gossamer.dialects.edges import GRADIENTS
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.format import Format
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, implement
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
@@ -289,4 +290,4 @@ for _name, _cpu, _fake in (
     ("attend_edges_backward", _backward_cpu, _backward_fake),
 ):
     implement(_name, _cpu)
-    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+    describe(_name, _fake)

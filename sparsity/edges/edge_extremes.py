@@ -21,6 +21,7 @@ from gossamer.dialects.edges import ReduceEdgesOp
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.passes.framework.context import context
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel
@@ -149,7 +150,7 @@ for _name, _arguments, _cpu, _meta in (
 ):
     LIBRARY.define(f"{_name}({_arguments}) -> Tensor", tags=TAGS)
     implement(_name, _cpu)
-    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+    describe(_name, _meta)
     batched_one_by_one(_name)
 differentiable("extremes", _setup, _gradient, _tangent)
 

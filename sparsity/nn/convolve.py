@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import DeviceError, GossamerError
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
 from gossamer.runtime.region_kernel import RegionKernel
@@ -225,7 +226,7 @@ for _name, _arguments, _cpu, _meta in (
     LIBRARY.define(f"{_name}({_arguments}) -> Tensor", tags=TAGS)
     implement(_name, _cpu)
     LIBRARY.impl(_name, untraced(ON_CUDA[_name]), "CUDA")
-    torch.library.register_fake(f"gossamer::{_name}", _meta, lib=LIBRARY)
+    describe(_name, _meta)
 
 coarse_sites = torch.ops.gossamer.coarse_sites.default
 largest_sites = torch.ops.gossamer.largest_sites.default

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.torch_internals import guard_or_true
 from gossamer.sparsity.kernels import contract_ir
@@ -188,7 +189,7 @@ def _product(operands: Sequence[Bound], result: str) -> Tensor:
 for _name, _kernel, _fake in (("einsum", einsum_on_cpu, _einsum_fake), ("sample", sample_on_cpu, _sample_fake)):
     LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor", tags=TAGS)
     implement(_name, _kernel)
-    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+    describe(_name, _fake)
 einsum_of = differentiable("einsum", _setup, _einsum_backward, _einsum_tangent)
 """`gossamer::einsum`, of arrays, sizes and a spec."""
 _sample = differentiable("sample", _setup, _sample_backward, _sample_tangent)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.stored_entries import as_int64
@@ -227,6 +228,6 @@ for _name, _signature, _cpu, _fake, _setup, _backward, _tangent in (
 ):  # fmt: skip
     LIBRARY.define(f"{_name}{_signature} -> Tensor", tags=TAGS)
     implement(_name, _cpu)
-    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+    describe(_name, _fake)
     _call[_name] = differentiable(_name, _setup, _backward, _tangent)
     batched_one_by_one(_name)

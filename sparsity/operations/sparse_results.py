@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.torch_internals import detect_fake_mode, get_proxy_mode
 from gossamer.sparsity.arrays.structure import INTEGERS, sharing
@@ -220,11 +221,11 @@ _call: dict[str, Operation] = {}
 for _name, (_kernel, _of_operands, _of_result) in _SPARSE.items():
     LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor[]", tags=TAGS)
     implement(_name, _kernel)
-    torch.library.register_fake(f"gossamer::{_name}", _sparse_fake, lib=LIBRARY)
+    describe(_name, _sparse_fake)
     _call[_name] = differentiable(_name, _setup, _of_operands, _of_result, result=-1)
     batched_one_by_one(_name)
 LIBRARY.define(f"pick{ARGUMENTS} -> Tensor", tags=TAGS)
 implement("pick", sparse_kernels.pick)
-torch.library.register_fake("gossamer::pick", _pick_fake, lib=LIBRARY)
+describe("pick", _pick_fake)
 _call["pick"] = differentiable("pick", _setup_pick, _pick_backward, _pick_tangent)
 batched_one_by_one("pick")

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.kernels import contract_ir
@@ -37,4 +38,4 @@ def _fake(x: Tensor, w: Tensor) -> Tensor:
 
 LIBRARY.define("tall_product(Tensor x, Tensor w) -> Tensor", tags=TAGS)
 implement("tall_product", tall_product)
-torch.library.register_fake("gossamer::tall_product", _fake, lib=LIBRARY)
+describe("tall_product", _fake)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
@@ -124,5 +125,5 @@ for _name, _cpu, _fake in (
     ("places", _places_cpu, _places_fake),
 ):
     implement(_name, _cpu)
-    torch.library.register_fake(f"gossamer::{_name}", _fake, lib=LIBRARY)
+    describe(_name, _fake)
     batched_one_by_one(_name)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
 from gossamer.sparsity.kernels.contract_ir import Operand
@@ -111,5 +112,5 @@ def _fibres_fake(arrays: list[Tensor], sizes: list[int], text: str, everyone: bo
 
 LIBRARY.define("fibres(Tensor[] arrays, SymInt[] sizes, str spec, bool everyone) -> Tensor[]", tags=TAGS)
 implement("fibres", _fibres_cpu)
-torch.library.register_fake("gossamer::fibres", _fibres_fake, lib=LIBRARY)
+describe("fibres", _fibres_fake)
 batched_one_by_one("fibres")

@@ -11,7 +11,7 @@ from torch._inductor.utils import fresh_cache, run_and_get_code, run_fw_bw_and_g
 from torch.profiler import ProfilerActivity, profile
 
 from gossamer import SparseTensor
-from gossamer.backend.calls.direct_call import direct
+from gossamer.runtime.direct_call import direct
 from tests.backend.harness import assert_same, prune_
 
 OPTIONS = {"dense": "inductor", "min_gain": 0, "strict": True}
