@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.sparsity.calls.lists import is_of_lists, one_by_one
 from gossamer.sparsity.calls.optimizer_steps import at_entries_of, keeps_pattern, on_pattern, writes_entries
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements, unsupported
@@ -32,6 +33,8 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
             raise  # a backward pass, whose nodes have given up what they saved
         if writes_entries(func, args):
             return at_entries_of(func, args, kwargs)
+        if is_of_lists(func):
+            return one_by_one(func, args, kwargs)
         plain = _out_of_place(func.__name__)
         if plain is None and not func.__name__.endswith("_"):
             return densified(func, args, kwargs)  # a function under a name that `computes` does not know
@@ -114,6 +117,9 @@ def requires_grad_(input: SparseTensor, requires_grad: bool = True) -> SparseTen
 
 
 def _alias(func: Callable[[Tensor], Tensor], input: SparseTensor) -> SparseTensor:
+    if torch.is_inference_mode_enabled() and not input.is_inference():
+        with torch.inference_mode(False):  # what is made within has no count of writes that it could share
+            return _alias(func, input)
     with torch.DisableTorchFunctionSubclass():
         alias: Any = func(input)
     if isinstance(alias, SparseTensor) and not torch.compiler.is_compiling() and input.is_leaf:

@@ -85,3 +85,14 @@ def address(*_: Any, **__: Any) -> NoReturn:
         "a SparseTensor has no memory of its own, only its arrays have: pass to_dense(), or values(), positions(level) and "
         "coordinates(level) one by one, or to_scipy()"
     )
+
+
+@implements(torch.Tensor.storage)
+def storage(input: SparseTensor) -> NoReturn:
+    """It is what safetensors writes."""
+    raise NoMemoryError(
+        "a SparseTensor has no storage, of which safetensors, and so save_pretrained and transformers.Trainer, write files: "
+        "gossamer.finalize(copy.deepcopy(model)).save_pretrained(folder) writes plain weights, gossamer.save(model, file) the "
+        "nonzeros, torch.save(model.state_dict(), file) what training goes on with; Trainer needs save_strategy='no', and a "
+        "callback that saves"
+    )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from gossamer.runtime.packers.nonzeros import count_nonzeros
@@ -66,6 +67,10 @@ class Masked:
         """Takes note of a gradient of all elements: it is added to those of the same step."""
         fresh = self.dense is None or self.parameter.grad is None or not bool(self.dense.isfinite().all())
         self.dense = gradient.detach().clone() if fresh or self.dense is None else self.dense.add_(gradient)
+
+    def seen(self) -> Tensor:
+        """The gradient of which it took note; zeros where none has come."""
+        return torch.zeros_like(self.mask, dtype=self.parameter.dtype) if self.dense is None else self.dense
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -91,16 +91,20 @@ class Masks:
         return mask & layer.matrix(layer.mask) if self._stays else mask
 
     def _exchange(self, layer: Masked, density: float, moved: float, step: int) -> None:
-        """Moves a share of the nonzeros."""
+        """Moves a share of the nonzeros; none of a layer that is frozen, or to which no gradient came."""
         pattern = self.recipe.at(step)
+        if not layer.parameter.requires_grad:
+            return
         if self.recipe.sparsifier.grows == "random":
             grown = self._random(layer)
         else:
-            assert layer.dense is not None, "an exchange by gradients comes after a gradient"
-            self._sum_up(layer, layer.dense)
-            grown = layer.matrix(layer.whole(layer.dense)).abs()
+            gradient = layer.seen()
+            self._sum_up(layer, gradient)
+            grown = layer.matrix(layer.whole(gradient)).abs()
+            if not grown.any():
+                return
         if isinstance(layer, StoredWeight) and isinstance(pattern, Unstructured):
-            layer.exchange(1 - moved, grown)
+            layer.exchange(density * (1 - moved), grown)
             return
         kept = pattern.mask(self._scores(layer, step), density * (1 - moved))
         layer.mask = layer.unfolded(pattern.mask(torch.where(kept, torch.inf, grown), density)).contiguous()
@@ -126,7 +130,11 @@ class Masks:
         if saliency == "magnitude":
             scores = weight.abs()
         else:
-            assert layer.squares is not None, "gradients are seen before the first mask"
+            if layer.squares is None:
+                raise OptionError(
+                    f"no gradient has come to '{layer.name}' by step {step}, and saliency '{saliency}' is one of gradients: "
+                    "begin later, or `skip` it"
+                )
             squares = layer.whole(layer.squares).clone()
             self._sum_up(layer, squares)
             scores = layer.matrix(squares)

@@ -115,9 +115,11 @@ class StoredWeight(Masked):
         return from_entries(self.parameter.format, tuple(self.parameter.shape), at, self.weight()[at])
 
     def exchange(self, kept: float, grown: Tensor) -> None:
-        """Moves the smallest nonzeros, but for a share of them, to where `grown`, [rows, columns], is largest; uses that up."""
+        """Keeps the largest, a share of all elements, and moves the others to where `grown`, [rows, columns], is largest; uses
+        that up.
+        """
         values, (entries, places) = self.parameter.components[-1].detach(), self._places()
-        stay = Unstructured().mask(values[entries].abs()[None], kept)[0]
+        stay = Unstructured().mask(values[entries].abs()[None], kept * grown.numel() / max(1, len(entries)))[0]
         scores = grown.flatten().index_fill_(0, places[stay], -1.0)
         mask = Unstructured().mask(scores[None], count_nonzeros(~stay) / len(scores))[0]  # what is dropped may come back
         mask[places[stay]] = True

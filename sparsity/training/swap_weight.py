@@ -20,7 +20,7 @@ from gossamer.sparsity.training.stored_weight import StoredWeight
 def store_weight(layer: Masked, optimizer: Optimizer) -> StoredWeight:
     """Has module and optimizer train what the mask of a layer keeps; the plain parameter has no elements meanwhile."""
     plain, at = layer.parameter, layer.mask.nonzero().unbind(1)
-    made = nn.Parameter(from_entries(FORMAT, tuple(plain.shape), at, plain.detach()[at]))
+    made = nn.Parameter(from_entries(FORMAT, tuple(plain.shape), at, plain.detach()[at]), plain.requires_grad)
     pattern, shape = made.detach(), plain.shape
     sampled = lambda tensor: tensor if isinstance(tensor, SparseTensor) else tensor.sparse_mask(pattern)
     if plain.grad is not None:
@@ -38,6 +38,7 @@ def unstore_weight(layer: StoredWeight) -> Masked:
     assert masked is not None, "it came as a stored one"
     masked.mask, plain = layer.mask, masked.parameter
     plain.data = stored.detach().to_dense()
+    plain.requires_grad_(stored.requires_grad)
     plain.grad = None if stored.grad is None else stored.grad.to_dense()
     _put(layer.module, layer.optimizer, stored, plain)
     _pass_on(layer.optimizer, plain, plain.shape, Tensor.to_dense)
@@ -47,7 +48,7 @@ def unstore_weight(layer: StoredWeight) -> Masked:
 def _put(module: nn.Module, optimizer: Optimizer, old: Tensor, new: Tensor) -> None:
     module._parameters["weight"] = new  # type: ignore[assignment]
     for group in optimizer.param_groups:
-        group["params"] = [new if each is old else each for each in group["params"]]
+        group["params"][:] = [new if each is old else each for each in group["params"]]  # an optimizer may hold the list
     if old in optimizer.state:
         optimizer.state[new] = optimizer.state.pop(old)
 

@@ -7,6 +7,7 @@ training.detach()                                     plain weights with zeros
 
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.choose_layers import Layers
@@ -170,27 +171,52 @@ class SparseTraining:
         return self.recipe.sparsifier.grows == "gradient" and schedule.is_due(self.step + 1)
 
     @torch.compiler.disable
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Before a step of the optimizer. GradScaler leaves what is fused to skip and to unscale by itself."""
         found: Tensor | None = getattr(optimizer, "found_inf", None)
         scale = float(getattr(optimizer, "grad_scale", None) or 1.0)
         self._skipped = found is not None and bool(found)
         if self._skipped:
-            return
-        self._look_no_more()
-        self.masks.observe(scale)
+            return None
+        if self._variance is not None:
+            self._variance.before_step()
+        arguments = dict(enumerate(args)) | kwargs
+        at = next((key for key in (1, "closure") if arguments.get(key) is not None), None)
+        if at is None:
+            self._see_gradients(scale)
+            return None
+        arguments[at] = self._seen_by(arguments[at])  # the gradients are those of the step before still, or none
+        return tuple(arguments[n] for n in range(len(args))), {key: arguments[key] for key in kwargs}
+
+    def _seen_by(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure of a step, which may be called several times."""
+        calls = 0
+
+        def evaluated() -> Any:
+            nonlocal calls
+            calls += 1
+            result = closure()
+            self._see_gradients(1.0, first=calls == 1)
+            return result
+
+        return evaluated
+
+    @torch.compiler.disable
+    def _see_gradients(self, scale: float, first: bool = True) -> None:
+        """Sees the gradients of a step, for saliency those at its first weights, and adds the decay of what is pruned."""
+        if first:
+            self.masks.observe(scale)
         if decay := self.recipe.sparsifier.decay:
             with torch.no_grad():
                 for layer in self.masks.layers:
                     if layer.parameter.grad is not None:
                         layer.parameter.grad.add_(layer.parameter * ~layer.mask, alpha=decay * scale)
-        if self._variance is not None:
-            self._variance.before_step()
 
     @torch.compiler.disable
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._skipped:
             return
+        self._look_no_more()
         self.step += 1
         if self._variance is not None:
             self._variance.after_step(self.step)
@@ -228,6 +254,9 @@ class SparseTraining:
     @torch.no_grad()
     def _forget_momentum(self) -> None:
         """Of weights that were dropped, so that they start anew where they grow again."""
+        if isinstance(self.optimizer, LBFGS):  # which remembers whole steps: with other weights the function is another one
+            self.optimizer.state.clear()
+            return
         for layer in self.masks.layers:
             if isinstance(layer, StoredWeight):
                 continue  # what moved its nonzeros has moved that, too

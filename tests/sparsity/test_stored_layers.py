@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import gossamer
@@ -58,6 +59,13 @@ def test_files(x: Tensor, tmp_path: Path, into: Callable[[], nn.Module]) -> None
     found = gossamer.load(other, tmp_path / "model.safetensors")
     torch.testing.assert_close(found(x), model(x))
     assert isinstance(found.get_parameter("0.weight"), SparseTensor) is (into is stored)
+
+
+def test_safetensors_says_what_to_save_by(tmp_path: Path) -> None:
+    with pytest.raises(
+        gossamer.GossamerError, match=r"gossamer\.save\(model, file\) the nonzeros.* Trainer needs save_strategy"
+    ):
+        save_file(stored().state_dict(), tmp_path / "model.safetensors")
 
 
 def test_graphs_are_not_saved_as_weights(tmp_path: Path) -> None:
