@@ -55,6 +55,8 @@ def histogram(values: Tensor) -> Tensor:
 def grid_of(counts: Tensor) -> InputGrid | None:
     """The grid of least squared error for values of which these are the histogram; None where there are but zeros."""
     bins = counts.nonzero().flatten()
+    if not len(bins):
+        return None
     middle = 1 << _DROPPED - 1
     bits = (bins << _DROPPED | middle).to(torch.int32)  # wraps around where the sign is
     values, weights = bits.view(torch.float32).double(), counts[bins].double()

@@ -160,8 +160,8 @@ def quantized_linear(
         q, step = tokens_on_grid(rows)
         y = _sums(q, weight).float() * step * scale
     else:
-        y = (_sums(grid.integers(rows).to(torch.int8), weight).float() - offset) * scale * grid.step
-        y = y + (rows * 0).sum(1, keepdim=True)  # NaN for a token that is not finite
+        step = (rows * 0).sum(1, keepdim=True) + grid.step  # NaN for a token that is not finite
+        y = (_sums(grid.integers(rows).to(torch.int8), weight).float() - offset) * step * scale
     if bias is not None:
         y = y + bias.float()
     return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
