@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.fusable import Kind, constant_of, is_identity, is_row_reduction, kind_of
+from gossamer.backend.graph.fusable import Kind, constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.runtime.torch_internals import DimDynamic, FakeTensorMode, ShapeEnv, StatelessSymbolicContext
 
@@ -59,8 +59,11 @@ class _Body:
         """Adds the copy of a node of the large graph; views vanish, since all is [T, M] here."""
         if is_identity(node, self.axis):
             self.keep(node)
-            return
-        shape = node.meta["val"].shape
+        else:
+            self._compute(node, node.meta["val"].shape)
+
+    def _compute(self, node: fx.Node, shape: torch.Size) -> None:
+        """Adds the copy of an elementwise node, whose operands are read for a value of this shape."""
         args: Any
         kwargs: Any
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self._operand(n, shape))
@@ -115,6 +118,9 @@ class _Body:
             return self._copies[node]
         kind = kind_of(node, shape, self.axis)
         assert kind is not None, f"{node} is no operand of a region"
+        if kind == "scalar" and _of_scalars(node, shape):
+            self._compute(node, shape)  # sooner done than a kernel is called for one number
+            return self._copies[node]
         width = shape[self.axis] if kind in ("vector", "matrix") else 1
         shapes: dict[str, Shape] = {"scalar": (), "vector": (width,), "column": (None, 1), "matrix": (None, width)}
         self._copies[node] = self._placeholder(f"e{len(self.extras)}", shapes[kind], value.dtype)
@@ -130,6 +136,18 @@ class _Body:
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
         return self.graph.call_function(target, args, kwargs or {})
+
+
+def _of_scalars(node: fx.Node, shape: torch.Size) -> bool:
+    """Whether an operand is a number that elementwise work makes of other numbers that can be read."""
+
+    def readable(operand: fx.Node) -> bool:
+        own, given = node.meta["val"], operand.meta["val"]
+        if constant_of(operand) is not None:
+            return True
+        return kind_of(operand, shape) == "scalar" and (given.dtype, given.device) == (own.dtype, own.device)
+
+    return is_elementwise(node) and all(readable(operand) for operand in node.all_input_nodes)
 
 
 class ProductBody(_Body):

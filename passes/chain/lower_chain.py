@@ -42,13 +42,13 @@ from gossamer.passes.chain.plan_chain import (
 )
 from gossamer.passes.chain.products import chain_product
 from gossamer.passes.chain.rotate_stage import emit_rotation
+from gossamer.passes.chain.rows_stage import emit_rows
 from gossamer.passes.chain.stages import (
     Frame,
     emit_pack,
     emit_pack_rounded,
     emit_product,
     emit_round,
-    emit_rows,
     emit_unpack,
     view,
 )

@@ -3,13 +3,12 @@
     pack     buffer[n][t] = matrix[first + t, n], transposed in squares of one vector
     round    a buffer in bf16
     product  sums[m][t] = epilogue(sum_k w[m, k] x[k][t]), a few rows at a time
-    rows     sums, greatest values and maps, sweep by sweep; a map to int8 makes quads of four features, each byte plus 128
+    rows     sums, greatest values and maps: see rows_stage.py
     unpack   matrix[first + t, n] = buffer[n][t]
 
 Tokens past the last one of a tile repeat it, and are not stored. They may be a step apart in the matrix.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +16,15 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
-from gossamer.dialects.errors import CompileError
-from gossamer.passes.chain.plan_chain import Place, Rounded, Tiled, columns, is_quantized
+from gossamer.passes.chain.plan_chain import Place, Rounded, Tiled, columns
 from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
-from gossamer.passes.loops.epilogue import Epilogue, on_lanes, reads_tokens
-from gossamer.passes.loops.queries import defining, dims
+from gossamer.passes.loops.epilogue import Epilogue, reads_tokens
+from gossamer.passes.loops.queries import dims
 from gossamer.passes.loops.vectors import (
     index,
     loop,
     mask_of,
     narrowed,
-    splat_of,
     transpose,
     vector_of,
     widened,
@@ -35,7 +32,6 @@ from gossamer.passes.loops.vectors import (
 )
 from gossamer.passes.weights_bf16.bf16_columns import LINE, round_columns, store_column, transpose_columns
 from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, round_rows, store_line
-from gossamer.passes.weights_int8.byte_products import plus_128
 
 
 @dataclass(frozen=True)
@@ -232,87 +228,6 @@ def _finished(
     places = (divmod(i, frame.vectors) for i in range(len(totals)))
     found = (epilogue.whole(total, frame.reader(safe[r], v)) for total, (r, v) in zip(totals, places, strict=True))
     return [widened(value, frame.vec) for value in found]
-
-
-def emit_rows(ops: list[Any], frame: Frame) -> None:
-    """Sums and maps, one sweep over the features each."""
-    for op in ops:
-        (_map if op.operation.name == "kernel.map" else _reduce)(op, frame)
-
-
-def _map(op: Any, frame: Frame) -> None:
-    result, body = op.operation.results[0], _Body(op, frame)
-    if is_quantized(ir.RankedTensorType(result.type).element_type):
-        _map_to_quads(result, body, frame)
-        return
-    with loop(index(0), index(columns(result)), index(1)) as ns:
-        for v in range(frame.vectors):
-            frame.store(body.at(ns.induction_variable, v), result, ns.induction_variable, v)
-
-
-def _map_to_quads(result: ir.Value, body: "_Body", frame: Frame) -> None:
-    """Bytes of four features side by side, token by token."""
-    if columns(result) % 4:
-        raise CompileError(f"a chain quantizes whole quads of features, not {columns(result)}")
-    words = vector_of(frame.lanes, ir.IntegerType.get_signless(32))
-    with loop(index(0), index(columns(result) // 4), index(1)) as quads:
-        first = arith.muli(quads.induction_variable, index(4))
-        for v in range(frame.vectors):
-            line = zeros(words)
-            for i in range(4):
-                place = vector.broadcast(words, arith.constant(words.element_type, 8 * i))
-                byte = arith.extui(words, body.at(arith.addi(first, index(i)), v))
-                line = arith.ori(line, arith.shli(byte, place))
-            stored = plus_128(vector.bitcast(vector_of(4 * frame.lanes, ir.IntegerType.get_signless(8)), line))
-            vector.store(stored, frame.buffers[result], [quads.induction_variable, index(4 * frame.lanes * v)])
-
-
-def _reduce(op: Any, frame: Frame) -> None:
-    """What comes of all features, the sums or the greatest, stays in registers."""
-    result, body = op.operation.results[0], _Body(op, frame)
-    start, join = _joined(op, vector_of(frame.lanes, ir.RankedTensorType(result.type).element_type), body.result)
-    with loop(index(0), index(ir.IntegerAttr(op.size).value), index(1), [start] * frame.vectors) as ns:
-        values = [body.at(ns.induction_variable, v) for v in range(frame.vectors)]
-        scf.YieldOp([join(a, b) for a, b in zip(ns.inner_iter_args, values, strict=True)])
-    for v, total in enumerate(ns.results):
-        frame.store(total, result, index(0), v)
-
-
-def _joined(op: Any, vec: ir.VectorType, value: ir.Value) -> tuple[ir.Value, Callable[[ir.Value, ir.Value], ir.Value]]:
-    """What a reduction of rows begins with, and how it goes on. Magnitudes are in the order of their bits, NaN the greatest: so
-    compared, they take one instruction instead of six."""
-    if op.operation.name == "kernel.sum":
-        return zeros(vec), arith.addf
-    source, element = defining(value), ir.FloatType(vec.element_type)
-    if source is None or source.name != "math.absf":
-        return splat_of(vec, -math.inf), arith.maximumf
-    bits = vector_of(vec.shape[0], ir.IntegerType.get_signless(element.width))
-    return zeros(vec), lambda a, b: vector.bitcast(vec, arith.maxsi(vector.bitcast(bits, a), vector.bitcast(bits, b)))
-
-
-class _Body:
-    """The body of a sum or a map; what does not depend on the feature is emitted here, once, before the sweep."""
-
-    def __init__(self, op: Any, frame: Frame) -> None:
-        *body, terminator = [o.operation for o in op.body.blocks[0].operations]
-        self.frame, self.result = frame, terminator.operands[0]
-        varying: set[ir.Value] = set()
-        for o in body:
-            reads_feature = o.name == "kernel.read" and 1 in dims(ir.AffineMapAttr(o.attributes["map"]).value)
-            if reads_feature or any(v in varying for v in o.operands):
-                varying.update(o.results)
-        self.varying = [o for o in body if any(r in varying for r in o.results)]
-        fixed = [o for o in body if o not in self.varying]
-        self.fixed: list[dict[ir.Value, ir.Value]] = []
-        for v in range(frame.vectors):
-            mapping: dict[ir.Value, ir.Value] = {}
-            for o in fixed:
-                on_lanes([o], mapping, o.results[0], frame.lanes, frame.reader(index(0), v))
-            self.fixed.append(mapping)
-
-    def at(self, n: ir.Value, v: int) -> ir.Value:
-        """The body's value for feature n, vector v of the tokens."""
-        return on_lanes(self.varying, dict(self.fixed[v]), self.result, self.frame.lanes, self.frame.reader(n, v))
 
 
 def view(workspace: ir.Value, place: Place, width: int, offset: ir.Value) -> ir.Value:

@@ -2,6 +2,7 @@
 
     in the file                                     the layer becomes
     weight_int8, weight_scale                       QuantizedLinear
+    input_scale, input_zero_point, input_offset     with a calibrated input, where these are there, too
     weight_codes, weight_scale, weight_kept         GroupedLinear, of 4 or 8 bits by the width of codes
 
 Nothing is rounded, and the weight that a layer has is not looked at, so that it may be on the meta device.
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear
-from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
+from gossamer.sparsity.quantization.quantized_linear import InputGrid, QuantizedLinear
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of the tensors in a file, by name."""
@@ -24,20 +25,38 @@ Integers = QuantizedLinear | GroupedLinear
 
 @dataclass(frozen=True)
 class FloatLayer:
-    """A layer that is to be one of integers: of so many bits in groups, or of int8 throughout."""
+    """A layer that is to be one of integers: of so many bits in groups, or of int8 throughout, its input maybe calibrated."""
 
     layer: nn.Linear
     bits_in_groups: int | None
+    calibrated: bool = False
 
     def become(self) -> Integers:
         """Turns it, in place, into one whose buffers are still to be filled."""
-        return _emptied(self.layer, self.bits_in_groups)
+        return self._emptied(self.layer)
 
     def look(self) -> Integers:
         """What it will be, on the meta device."""
         inputs, outputs, weight = self.layer.in_features, self.layer.out_features, self.layer.weight
         like = nn.Linear(inputs, outputs, self.layer.bias is not None, device="meta", dtype=weight.dtype)
-        return _emptied(like, self.bits_in_groups)
+        return self._emptied(like)
+
+    def _emptied(self, linear: nn.Linear) -> Integers:
+        weight = linear._parameters.pop("weight")  # a SparseTensor, perhaps
+        assert weight is not None
+        rows, columns = weight.shape
+
+        def buffer(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=weight.device)
+
+        bits = self.bits_in_groups
+        if bits is None:
+            values, scale = buffer(rows, columns, dtype=torch.int8), buffer(rows, dtype=torch.float32)
+            grid = InputGrid(*(buffer(dtype=torch.float32) for _ in range(2))) if self.calibrated else None
+            return QuantizedLinear.become(linear, values, scale, weight.dtype, grid)
+        codes, scale = buffer(0, GROUP * bits // 8, dtype=torch.uint8), buffer(0, dtype=torch.bfloat16)
+        kept = buffer(rows, -(-columns // (8 * GROUP)), dtype=torch.uint8)
+        return GroupedLinear.become(linear, codes, scale, kept, bits, weight.dtype)
 
 
 def in_integers(model: nn.Module, file: Shapes) -> dict[str, FloatLayer]:
@@ -48,7 +67,7 @@ def in_integers(model: nn.Module, file: Shapes) -> dict[str, FloatLayer]:
             continue
         codes = file.get(tensor_of(name, "weight_codes"), ())
         if tensor_of(name, "weight_int8") in file:
-            found[name] = FloatLayer(layer, None)
+            found[name] = FloatLayer(layer, None, tensor_of(name, "input_scale") in file)
         elif len(codes) == 2 and codes[1] * 8 in (4 * GROUP, 8 * GROUP):
             found[name] = FloatLayer(layer, codes[1] * 8 // GROUP)
     return found
@@ -57,19 +76,3 @@ def in_integers(model: nn.Module, file: Shapes) -> dict[str, FloatLayer]:
 def tensor_of(layer: str, part: str) -> str:
     """The name of a layer's tensor in the model's state dict."""
     return f"{layer}.{part}".lstrip(".")
-
-
-def _emptied(linear: nn.Linear, bits: int | None) -> Integers:
-    weight = linear._parameters.pop("weight")  # a SparseTensor, perhaps
-    assert weight is not None
-    rows, columns = weight.shape
-
-    def buffer(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=weight.device)
-
-    if bits is None:
-        values, scale = buffer(rows, columns, dtype=torch.int8), buffer(rows, dtype=torch.float32)
-        return QuantizedLinear.become(linear, values, scale, weight.dtype)
-    codes, scale = buffer(0, GROUP * bits // 8, dtype=torch.uint8), buffer(0, dtype=torch.bfloat16)
-    kept = buffer(rows, -(-columns // (8 * GROUP)), dtype=torch.uint8)
-    return GroupedLinear.become(linear, codes, scale, kept, bits, weight.dtype)

@@ -78,7 +78,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
         stored, tied = _contents(files)
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
         # Layers become like the file's once it is known to fit, which is seen by what they will be.
-        turned = in_integers(model, shapes)
+        turned = in_integers(model, shapes | {name: shapes[other] for name, other in tied.items() if other in shapes})
         looks = {name: each.look() for name, each in turned.items()}
         for name, look in looks.items():
             del own[tensor_of(name, "weight")]
@@ -95,7 +95,10 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
         for name, parts in stored.items():
             _put(model, name, own[name], _tensor(name, parts, files), path)
         for name, other in tied.items():
-            if own[name] is not own[other] and _place(own[name]) != _place(own[other]):
+            of_new = all(each.rpartition(".")[0] in turned for each in (name, other))
+            if of_new and not isinstance(own[name], nn.Parameter) and own[name].shape == own[other].shape:
+                _tie(model, name, other)
+            elif own[name] is not own[other] and _place(own[name]) != _place(own[other]):
                 _put(model, name, own[name], _tensor(other, stored[other], files), path)
     return model
 
@@ -203,6 +206,12 @@ def _tied_here(own: dict[str, Tensor], known: Any, stored: Shapes) -> dict[str, 
 def _tensor(name: str, parts: Parts, files: list[Any]) -> Tensor:
     arrays = {part: files[number].get_tensor(key) for part, (number, key) in parts.items()}
     return arrays[""] if "" in arrays else decoded(name, arrays)
+
+
+def _tie(model: nn.Module, name: str, other: str) -> None:
+    """Gives layers that are new the same tensor where the file's have one: what is computed of it is computed once."""
+    (holder, _, last), (source, _, part) = name.rpartition("."), other.rpartition(".")
+    setattr(model.get_submodule(holder), last, getattr(model.get_submodule(source), part))
 
 
 def _put(model: nn.Module, name: str, own: Tensor, value: Tensor, path: Any) -> None:

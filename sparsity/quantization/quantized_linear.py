@@ -6,9 +6,16 @@ y[t, m] = step[t] scale[m] sum_k q[t, k] w[m, k] + bias[m]       q[t, k] = round
 Both are symmetric and sums are exact, so that zeros stay zeros and a kernel has nothing to correct. A step for each token, and
 not one for all, because a few tokens of a transformer are much larger than the others, and because what becomes of a token then
 does not depend on the batch that it is in.
+
+Where the range of the input was calibrated, the layer has one step, and a zero point z:
+
+y[t, m] = step scale[m] (sum_k q[t, k] w[m, k] - z sum_k w[m, k]) + bias[m]       q[t, k] = round(x[t, k] (1 / step)) + z,
+                                                                                  at least -128, at most 127
+
+No token is looked through for its maximum, but what lies outside of the range is clipped. Neither way depends on the batch.
 """
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +28,33 @@ _LEAST = torch.finfo(torch.float32).tiny
 """The smallest step: that of a token of zeros."""
 
 
+class InputGrid(NamedTuple):
+    """The numbers step (q - zero) for the integers q of -128 to 127: both are float32 [], zero one of these integers."""
+
+    step: Tensor
+    zero: Tensor
+
+    @classmethod
+    def between(cls, low: float, high: float) -> Self:
+        """The grid from `low` <= 0 to `high` >= 0, about: 0 is on it."""
+        step = torch.tensor(max((high - low) / 255, _LEAST))
+        return cls(step, (-128 - low / step).round().clamp(-128, 127))
+
+    def integers(self, x: Tensor) -> Tensor:
+        """The nearest q, as floats."""
+        return ((x * (1 / self.step)).round() + self.zero).clamp(-128, 127)
+
+
 class QuantizedLinear(nn.Linear):
     """A linear layer with a weight of int8.
 
     weight_int8   [out_features, in_features], int8, -127 to 127
     weight_scale  [out_features], float32
     weight        their product, in the type that the weight had; computed when it is asked for, never written
+
+    and, where its input was calibrated, otherwise None
+    input_scale, input_zero_point   of an `InputGrid`; layers that are given the same tensor have the same buffers
+    input_offset                    [out_features], float32: the zero point times the sums of rows of weight_int8
 
     The input is of any floating type, [..., in_features]; the result has the same type. What it computes with is float32 and
     int32. A token that has a NaN or an infinity gives NaN everywhere. The gradient takes rounding for the identity
@@ -35,25 +63,34 @@ class QuantizedLinear(nn.Linear):
 
     weight_int8: Tensor
     weight_scale: Tensor
+    input_scale: Tensor | None
+    input_zero_point: Tensor | None
+    input_offset: Tensor | None
     _dtype: torch.dtype
 
     @classmethod
-    def of(cls, linear: nn.Linear) -> Self:
+    def of(cls, linear: nn.Linear, grid: InputGrid | None = None) -> Self:
         """Turns a linear layer into a quantized one, in place, so that hooks and references to it hold. GossamerError if its
         weight has a NaN or an infinity."""
         weight = linear.weight.detach()
         values, scale = quantized(weight)
         del linear._parameters["weight"]
-        return cls.become(linear, values, scale, weight.dtype)
+        return cls.become(linear, values, scale, weight.dtype, grid)
 
     @classmethod
-    def become(cls, linear: nn.Module, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Self:
+    def become(
+        cls, linear: nn.Module, values: Tensor, scale: Tensor, dtype: torch.dtype, grid: InputGrid | None = None
+    ) -> Self:
         """Turns a linear layer whose own weight is gone into one of this weight, in place; `dtype` is what it stands for."""
         linear.__class__ = cls
         made: Any = linear
         made._dtype = dtype
         made.register_buffer("weight_int8", values)
         made.register_buffer("weight_scale", scale)
+        step, zero = grid if grid is not None else (None, None)
+        made.register_buffer("input_scale", step)
+        made.register_buffer("input_zero_point", zero)
+        made.register_buffer("input_offset", None if zero is None else zero * values.sum(1, dtype=torch.int32))
         return made
 
     @property
@@ -63,13 +100,16 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """As that of nn.Linear."""
+        grid, offset = None, self.input_offset
+        if self.input_scale is not None and self.input_zero_point is not None:
+            grid = InputGrid(self.input_scale, self.input_zero_point)
         if torch.is_grad_enabled() and input.requires_grad:
-            y = _StraightThrough.apply(input, self.weight_int8, self.weight_scale)
+            y = _StraightThrough.apply(input, self.weight_int8, self.weight_scale, grid, offset)
             return y if self.bias is None else y + self.bias.to(y.dtype)
-        return quantized_linear(input, self.weight_int8, self.weight_scale, self.bias)
+        return quantized_linear(input, self.weight_int8, self.weight_scale, self.bias, grid, offset)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, int8"
+        return f"{super().extra_repr()}, int8{'' if self.input_scale is None else ', calibrated'}"
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,29 +143,44 @@ def dequantized(values: Tensor, scale: Tensor) -> Tensor:
     return values.float() * scale[:, None]
 
 
-def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The formula above: x [..., K] of any floating type, weight [M, K] of int8, scale and bias [M] → [..., M], as x is."""
+def quantized_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    grid: InputGrid | None = None,
+    offset: Tensor | None = None,
+) -> Tensor:
+    """The formulas above: x [..., K] of any floating type, weight [M, K] of int8, scale and bias [M] → [..., M], as x is. With
+    a grid, `offset` [M] is z sum_k w[m, k]."""
     if weight.shape[1] == 0:
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     rows = x.reshape(-1, weight.shape[1]).float()
-    q, step = tokens_on_grid(rows)
-    # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
-    sums = torch.ops.aten._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
-    y = sums.float() * step * scale
+    if grid is None or offset is None:
+        q, step = tokens_on_grid(rows)
+        y = _sums(q, weight).float() * step * scale
+    else:
+        step = (rows * 0).sum(1, keepdim=True) + grid.step  # NaN for a token that is not finite
+        y = (_sums(grid.integers(rows).to(torch.int8), weight).float() - offset) * step * scale
     if bias is not None:
         y = y + bias.float()
     return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+
+
+def _sums(q: Tensor, weight: Tensor) -> Tensor:
+    # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
+    return torch.ops.aten._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
 
 
 class _StraightThrough(torch.autograd.Function):
     """`quantized_linear` without bias, with the gradient of the product that it approximates."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, grid: InputGrid | None, offset: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight, scale)
-        return quantized_linear(x, weight, scale)
+        return quantized_linear(x, weight, scale, None, grid, offset)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
-        return grads[0] @ dequantized(weight, scale).to(grads[0].dtype), None, None
+        return grads[0] @ dequantized(weight, scale).to(grads[0].dtype), None, None, None, None

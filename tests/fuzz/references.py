@@ -18,11 +18,17 @@ _MAXIMA = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 
 
 def by_integers(x: Tensor, layer: QuantizedLinear) -> Tensor:
-    """The formula of a quantized layer, sums in int64."""
-    step = (x.float().abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    quantized = (x.float() * (1 / step)).round()
-    finite = quantized.isfinite().all(-1, keepdim=True)
-    sums = quantized.nan_to_num(0, 0, 0).long() @ layer.weight_int8.long().t()
+    """The formula of a quantized layer, sums in int64; of `input_offset` it knows nothing."""
+    finite = x.isfinite().all(-1, keepdim=True)
+    x = torch.where(finite, x.float(), 0)
+    if layer.input_scale is None or layer.input_zero_point is None:
+        step = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        quantized = (x * (1 / step)).round()
+    else:
+        step = layer.input_scale
+        quantized = (x * (1 / step)).round().clamp(-1000, 1000).add(layer.input_zero_point).clamp(-128, 127)
+        quantized -= layer.input_zero_point
+    sums = quantized.long() @ layer.weight_int8.long().t()
     y = sums.double() * step * layer.weight_scale
     y = y if layer.bias is None else y + layer.bias
     return torch.where(finite, y, torch.nan)
