@@ -158,7 +158,8 @@ class Packings(Remembered[_Weight]):
         """The weight for these leaves, and what this call takes."""
         if _capturing(leaves):
             return _Weight(), None
-        with self._lock:
+        # What is packed lasts longer than torch.inference_mode may: new values are written to it later.
+        with self._lock, torch.inference_mode(False), torch.no_grad():
             key = _key(leaves)
             made = self._entries.get(key)
             old = made.value if made is not None and made.is_of(leaves) else None

@@ -197,3 +197,24 @@ def test_states_are_taken_under_inference_mode() -> None:
     assert not values.values().any()  # over the same arrays
     model.load_state_dict(state)
     assert not any(each.any() for each in dense(model)) and expected[0].any()
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_evaluation_under_inference_mode_leaves_what_training_writes_to(store: bool) -> None:
+    def with_evaluation(model: nn.Module, optimizer: torch.optim.Optimizer, run: Callable[[Tensor], Tensor]) -> list[float]:
+        losses: list[float] = []
+        for step in range(STEPS):
+            x, target = batch(step)
+            optimizer.zero_grad()
+            F.cross_entropy(run(x), target).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            with torch.no_grad() if step % 4 else torch.inference_mode():
+                losses.append(float(F.cross_entropy(run(x), target)))
+        return losses
+
+    expected, model = trained("gradual", with_evaluation, store=store)
+    torch._dynamo.reset()
+    counters.clear()
+    losses, compiled = trained("gradual", with_evaluation, store=store, compiled=True)
+    assert losses == pytest.approx(expected, rel=1e-5) and counters["gossamer"]["regions"] and not counters["graph_break"]
+    torch.testing.assert_close(dense(compiled), dense(model), rtol=1e-5, atol=1e-7)
