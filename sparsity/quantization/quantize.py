@@ -43,8 +43,9 @@ def quantize(
     - Weights: symmetric, a scale for each output, rounded to nearest; zeros stay zeros. Inputs: symmetric, a scale for each
       token, found at every call, so there is nothing to calibrate. Sums of products are exact (int32).
     - With `data`, batches as for `prune`, a layer has one scale and zero point for all that it is given (static quantization):
-      those of the least squared error over the batches (Nagel et al., 2021); what lies beyond is clipped. It is not faster
-      than a scale for each token. A few hundred samples are enough; layers that they do not reach are as without.
+      those of the least squared error over the batches (Nagel et al., 2021); what lies beyond is clipped. For who wants fixed
+      ranges, as other static quantizers have them: kernels find the scale of a token in passing, so that this is not faster.
+      A few hundred samples are enough; layers that they do not reach are as without.
     - Without `only`, the layers that have a tenth of zeros or more; `only`, `skip` as for `sparsify`. Masks are multiplied in.
     - A layer stays the same object and an nn.Linear (`QuantizedLinear`): `weight_int8` and `weight_scale` are buffers, `weight`
       is computed from them and has no gradient; that of the input goes straight through. A token with a NaN or an infinity

@@ -12,7 +12,7 @@ Where the range of the input was calibrated, the layer has one step, and a zero 
 y[t, m] = step scale[m] (sum_k q[t, k] w[m, k] - z sum_k w[m, k]) + bias[m]       q[t, k] = round(x[t, k] (1 / step)) + z,
                                                                                   at least -128, at most 127
 
-No token is looked through for its maximum, but what lies outside of the range is clipped. Neither way depends on the batch.
+What lies outside of the range is clipped. Neither way depends on the batch.
 """
 
 from typing import Any, NamedTuple, Self
