@@ -68,7 +68,7 @@ class Foresight:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes the layers for ripe that were so then."""
-        self._ripe, self._halvings = set(), state["halvings"]
+        self._ripe, self._halvings, self._final = set(), state["halvings"], None
         self._ripen((layer for layer in self._layers if layer.name in state["ripe"]), anew=True)
 
     def end(self) -> None:
@@ -80,7 +80,7 @@ class Foresight:
         for layer in self._layers:
             if tensor is (layer.parameter if layer.latent is None else layer.latent.factor):
                 falls = self._step < self._recipe.schedule.end and self._recipe.sparsifier.grows is None
-                known = not isinstance(layer, ShardedWeight)
+                known = not any(isinstance(each, ShardedWeight) for each in self._layers)  # whose parts no compiler gathers
                 return self._at_the_end(layer) if falls and known and self.is_ripe(layer) else tensor
         return None
 
