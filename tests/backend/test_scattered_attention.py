@@ -63,6 +63,15 @@ def test_it_is_one_operation(least: float, added: float, scattered: bool, sizes:
         assert_same(run.output, layer(*inputs))
 
 
+def test_what_doubles_can_tell_from_nothing_stays() -> None:
+    layer, inputs = Attention(-1e30, 1e-9, False).double(), given("static")
+    inputs[0] = inputs[0].double()
+    with torch.no_grad():
+        run = compile_and_run(layer, *inputs)
+        assert operations(run) and "graph attention" not in operations(run)
+        torch.testing.assert_close(run.output, layer(*inputs), rtol=1e-13, atol=1e-13)
+
+
 @pytest.mark.parametrize(("heads", "edges", "taken"), [(1, 13_000, False), (8, 13_000, True), (1, 100_000, True)])
 def test_few_scores_are_not_worth_an_attention(heads: int, edges: int, taken: bool) -> None:
     """One head over a small graph is left to torch, but for what its sums are products of."""
