@@ -169,12 +169,12 @@ def density(tensor: torch.Tensor) -> float:
     return count_nonzeros(tensor) / tensor.numel() if tensor.numel() else 1.0
 
 
-def zero_heavy(tensor: torch.Tensor) -> bool:
-    """Whether a user who pruned this tensor expects to hear about it: a float matrix with a tenth of zeros or more."""
+def zero_heavy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether a user who pruned this tensor expects to hear about it: a matrix of floats or `dtype`, a tenth of it zeros."""
     return (
         tensor.layout is torch.strided
         and not is_traceable_wrapper_subclass(tensor)  # which may have no elements to look at
-        and tensor.is_floating_point()
+        and (tensor.is_floating_point() or tensor.dtype is dtype)
         and not tensor.is_meta
         and tensor.dim() >= 2
         and tensor.numel() >= 256

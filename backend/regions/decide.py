@@ -18,7 +18,13 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import GossamerError
 
-_REMEDIES = {"mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), and it is products, step by step"}
+_INT8_PRODUCT = "_weight_int8pack_mm"
+"""What torch multiplies floats and an int8 weight by; int8 tensors that have other uses may be anything."""
+
+_REMEDIES = {
+    "mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), and it is products, step by step",
+    _INT8_PRODUCT: ": F.linear(x, weight.to(x.dtype)) * scales, and layers of gossamer.quantize, have one",
+}
 """What makes something else of an operation that has no sparse kernel."""
 
 _REPORTED = ("convolution", "grouped_mm_fallback", "_grouped_mm")
@@ -84,15 +90,15 @@ def with_times(reason: str, contraction: Contraction) -> str:
 def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Iterator[Decision]:
     """Decisions about the zero-heavy tensors that no contraction uses as its weight."""
     for node, static in statics.items():
-        if node in covered or not zero_heavy(static.tensor):
+        if node in covered or not zero_heavy(static.tensor, torch.int8):
             continue
         used = list(_uses(node, statics))
-        if any(op in _REPORTED for op in used):
+        if any(op in _REPORTED for op in used) or (static.tensor.dtype is torch.int8 and _INT8_PRODUCT not in used):
             continue
         op = next(iter(used), None)
         reason = f"no sparse kernel for {op}{_REMEDIES.get(op, '')}" if op else "not used in this graph"
-        refused = _refusal(static.tensor, static.tensor)
         tensor = static.tensor
+        refused = None if tensor.dtype is torch.int8 else _refusal(tensor, tensor)
         yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refused or reason, None)
 
 

@@ -86,6 +86,21 @@ def test_integer_weights_stay_dense() -> None:
     assert torch.equal(run.output, x @ w)
 
 
+def test_what_torch_multiplies_int8_weights_by_is_mentioned_and_what_it_stands_for_is_sparse() -> None:
+    w, x, scales = torch.randint(-9, 9, (64, 128), dtype=torch.int8), torch.randn(4, 128), torch.rand(64)
+    w[torch.rand(w.shape) < 0.9] = 0
+    packed = compile_and_run(lambda x: torch._weight_int8pack_mm(x, w, scales), x, regions=0)
+    written = compile_and_run(lambda x: F.linear(x, w.to(x.dtype)) * scales, x, min_gain=0)
+    assert only(packed.decisions).reason.startswith("no sparse kernel for _weight_int8pack_mm: F.linear(x,")
+    assert only(written.decisions).sparse
+    torch.testing.assert_close(written.output, packed.output, rtol=1e-4, atol=1e-4)
+
+
+def test_int8_tensors_of_other_uses_are_not_mentioned() -> None:
+    mask = torch.zeros(32, 32, dtype=torch.int8)
+    assert compile_and_run(lambda x: x * (mask == 0), torch.randn(32, 32), regions=0).decisions == []
+
+
 def test_arguments_are_not_weights() -> None:
     w, x = pruned(32, 32), torch.randn(4, 32)
     for function, arguments in (
