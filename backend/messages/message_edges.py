@@ -174,7 +174,7 @@ class MessageEdges:
             shift = gather_at(logits.args[1], self._structure)  # type: ignore[arg-type]
             if shift is not None and self.target.is_(shift.index):
                 logits = same(logits.args[0])
-        rounded_away = torch.finfo(logits.meta["val"].dtype).eps / 2  # beside a sum of 1 or more
+        rounded_away = torch.finfo(exponential.meta["val"].dtype).eps / 2  # beside a sum of 1 or more
         negligible = shift is not None and 0 <= added <= rounded_away and self._is_maximum(same(shift.x), logits)
         if not self.target.is_(sums.target) or not (added == 0 or negligible):
             return None

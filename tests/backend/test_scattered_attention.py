@@ -72,6 +72,25 @@ def test_what_doubles_can_tell_from_nothing_stays() -> None:
         torch.testing.assert_close(run.output, layer(*inputs), rtol=1e-13, atol=1e-13)
 
 
+class OfCounts(nn.Module):
+    """A softmax of whole numbers."""
+
+    def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        z = source % 5
+        most = torch.zeros(len(x), dtype=z.dtype).scatter_reduce(0, target, z, "amax")
+        p = (z - most[target]).exp()
+        weight = p / (torch.zeros(len(x)).index_add(0, target, p) + 1e-16)[target]
+        return torch.zeros_like(x).index_add(0, target, x[source] * weight[:, None])
+
+
+def test_scores_may_be_whole_numbers() -> None:
+    layer, inputs = OfCounts(), given("static")
+    with torch.no_grad():
+        run = compile_and_run(layer, *inputs)
+        assert operations(run)
+        assert_same(run.output, layer(*inputs))
+
+
 @pytest.mark.parametrize(("heads", "edges", "taken"), [(1, 13_000, False), (8, 13_000, True), (1, 100_000, True)])
 def test_few_scores_are_not_worth_an_attention(heads: int, edges: int, taken: bool) -> None:
     """One head over a small graph is left to torch, but for what its sums are products of."""
