@@ -228,16 +228,18 @@ class VnniMap(Packing):
 
 @dataclass(frozen=True)
 class ByteWindows(Packing):
-    """Strips of `rows` rows, their nonzeros sorted into windows of the 64 columns that a register of bytes holds.
+    """Strips of `rows` rows as lines: four nonzeros of each row at most, in a window of 64 columns, a register of bytes.
 
-    A window of a strip takes some lines, each four nonzeros of every row at most, row by row: as many as its fullest row needs.
-    `positions` say at which line each strip begins, `lines` how many each of its windows has, `places` in which column of the
-    window a value lies. What fills up is 0 in both. The rows of a strip are neighbours, or, where they are `sorted` (1), rows
-    that need like numbers of lines in the same windows: `order` has the row at each place.
+    From the first column on, the next line has the window in which the first nonzero lies that no line has yet: windows begin
+    at each `STEP`-th column, so that rows with many nonzeros in one place catch up later. `positions` say at which line each
+    strip begins, `windows` which window each line has, `places` in which column of it a value lies. What fills up is 0 in both.
+    The rows of a strip are neighbours, or, where they are `sorted` (1), rows that need like numbers of lines: `order` has the
+    row at each place.
     """
 
     kind: ClassVar[str] = "bytewindows"
     COLUMNS: ClassVar[int] = 64
+    STEP: ClassVar[int] = 32
     TOGETHER: ClassVar[int] = 4
     rows: int
     sorted: int
@@ -247,7 +249,7 @@ class ByteWindows(Packing):
 
     def components(self) -> tuple[Component, ...]:
         order = (Component("order", 32),) if self.sorted else ()
-        return Component("positions", 32), Component("lines", 8), *order, Component("places", 8), Component("values", 0)
+        return Component("positions", 32), Component("windows", 32), *order, Component("places", 8), Component("values", 0)
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,26 @@
 """Sums of strips of a weight in windows of bytes (`ByteWindows`): what its nonzeros want of x is looked up in registers.
 
-for each window of 64 columns:                 // of each token in a register
-  for each line of the window:  iter_args(a vector of sums for each token, how much too large they are)
-    places[line], values[line]                 // four nonzeros of each of 16 rows
-    vpdpbusd(sums, vpermb(places, the token's window), values)
-    vpdpbusd(how much, 128, values)            // x is given as x + 128, which vpdpbusd reads without a sign
+for each line of the strip:  iter_args(a vector of sums for each token, how much too large they are)
+  places[line], values[line]                   // four nonzeros of each of 16 rows
+  vpdpbusd(sums, vpermb(places, the token's window of the line), values)
+  vpdpbusd(how much, 128, values)              // x is given as x + 128, which vpdpbusd reads without a sign
 """
 
 from dataclasses import dataclass
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, llvm, memref, scf, vector
+from torch_mlir.dialects import arith, llvm, memref, vector
 
 from gossamer.dialects.packing import ByteWindows
 from gossamer.passes.loops.buffers import WeightArrays
-from gossamer.passes.loops.inner_loop import InnerLoop, added_up, sets_of
-from gossamer.passes.loops.vectors import index, load_index, loop, rolled, transpose, vector_of, zeros
+from gossamer.passes.loops.inner_loop import InnerLoop, add_in_turns
+from gossamer.passes.loops.vectors import index, load_index, loop, transpose, vector_of, zeros
 from gossamer.passes.weights_int8.byte_products import multiplied, splat_of_bytes
 
 LANES = 16
 """Rows of a strip, and sums in a vector."""
 
-AT_ONCE = 8
+AT_ONCE = 16
 """Tokens whose sums and windows are in registers."""
 
 _WIDE = ByteWindows.COLUMNS
@@ -35,52 +34,30 @@ def windows_of(columns: int) -> int:
     return -(-columns // _WIDE)
 
 
-def sums_of_strip(
-    arrays: WeightArrays, strip: ir.Value, windows: int, x: ir.Value, row: ir.Value, tokens: int
+def sums_of_lines(
+    arrays: WeightArrays, begin: ir.Value, end: ir.Value, x: ir.Value, row: ir.Value, tokens: int
 ) -> list[ir.Value]:
-    """A vector of i32 for each of `tokens` rows of `x`, bytes [.., whole windows of columns] with 128 added, from `row` on."""
-    positions, lines, *_, places, values = arrays.weight
+    """The sums of a strip, whose lines are [begin, end): a vector of i32 for each of `tokens` rows of `x` from `row` on, which
+    are bytes with 128 added, and with all columns of the last window."""
+    _, windows, *_, places, values = arrays.weight
     i32, i8 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8)
-    none, middle, bytes_ = zeros(vector_of(LANES, i32)), splat_of_bytes(_LINE, -128), vector_of(_LINE, i8)
-    sums, ways = tokens + 1, max(1, _CHAINS // (tokens + 1))
-    first = arith.muli(strip, index(windows))
+    middle, bytes_ = splat_of_bytes(_LINE, -128), vector_of(_LINE, i8)
 
-    def line(at: ir.Value, held: list[ir.Value], totals: list[ir.Value]) -> list[ir.Value]:
-        start = arith.muli(at, index(_LINE))
+    def add(at: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+        start, column = arith.muli(at, index(_LINE)), arith.muli(load_index(windows, at), index(ByteWindows.STEP))
         wanted, weights = (vector.load(bytes_, array, [start]) for array in (places, values))
+        held = [vector.load(bytes_, x, [arith.addi(row, index(t)), column]) for t in range(tokens)]
         found = [llvm.call_intrinsic(bytes_, _PERMUTE, [each, wanted], [], []) for each in held]
         return [multiplied(total, given, weights) for total, given in zip(totals, [*found, middle], strict=True)]
 
-    def several(low: ir.Value, high: ir.Value, step: int, held: list[ir.Value], totals: list[ir.Value]) -> list[ir.Value]:
-        with rolled(low, high, totals) if step == 1 else loop(low, high, index(step), totals) as steps:
-            found = list(steps.inner_iter_args)
-            for way in range(step):
-                mine = slice(way * sums, (way + 1) * sums)
-                found[mine] = line(arith.addi(steps.induction_variable, index(way)), held, found[mine])
-            scf.YieldOp(found)
-        return list(steps.results)
-
-    start = [load_index(positions, strip), *sets_of([none] * sums, ways)]
-    with rolled(index(0), index(windows), start) as each:
-        begin, *totals = each.inner_iter_args
-        column = arith.muli(each.induction_variable, index(_WIDE))
-        held = [vector.load(bytes_, x, [arith.addi(row, index(t)), column]) for t in range(tokens)]
-        number = load_index(lines, arith.addi(first, each.induction_variable))
-        end = arith.addi(begin, number)
-        whole = end if ways == 1 else arith.subi(end, arith.remui(number, index(ways)))
-        totals = several(begin, whole, ways, held, totals)
-        if ways > 1:
-            totals = several(whole, end, 1, held, totals)
-        scf.YieldOp([end, *totals])
-    *found, too_large = added_up(list(each.results)[1:], sums)
+    ways, none = max(1, _CHAINS // (tokens + 1)), [zeros(vector_of(LANES, i32))] * (tokens + 1)
+    *found, too_large = add_in_turns(begin, end, ways, ways, none, add)
     return [arith.subi(total, too_large) for total in found]
 
 
 @dataclass(frozen=True)
 class WindowStrips(InnerLoop):
     """For a tile of a chain, where `packed` has its tokens row by row (`tokens_in_rows`)."""
-
-    windows: int
 
     def row(self, group: ir.Value, slot: ir.Value) -> ir.Value:
         """Rows are sorted."""
@@ -89,11 +66,12 @@ class WindowStrips(InnerLoop):
 
     def store(self, group: ir.Value, sums: ir.Value) -> None:
         """The products of a strip into `sums`, [16 rows, tokens]."""
+        begin, end = self.entries(group)
         with loop(index(0), index(self.vectors * LANES), index(LANES)) as starts:
             token, found = starts.induction_variable, list[ir.Value]()
             for at in range(0, LANES, AT_ONCE):
                 row = arith.addi(token, index(at))
-                found += sums_of_strip(self, group, self.windows, self.packed, row, AT_ONCE)
+                found += sums_of_lines(self, begin, end, self.packed, row, AT_ONCE)
             for r, of_row in enumerate(transpose(found)):
                 vector.store(of_row, sums, [index(r), token])
 

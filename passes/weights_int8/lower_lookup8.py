@@ -3,9 +3,9 @@
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "lookup8", tile = [32, 32]}
              : (tensor<?x768xi8>, tensor<3072x768xi8, "bytewindows(reduction=1, rows=16, sorted=0)">) -> tensor<?x3072xf32>
 after    scf.parallel (%task) = ...                     // chunks of the strips of the weight
-           func.call @region_copied8(...)               // or 4, 2, 1 where there are fewer tokens
-         func.func private @region_copied8(...)         // see strips.py; x + 128 is copied, which vpdpbusd wants
-           for each strip of 16 rows, each 8 tokens:
+           func.call @region_copied16(...)              // or 8, 4, 2, 1 where there are fewer tokens
+         func.func private @region_copied16(...)        // see strips.py; x + 128 is copied, which vpdpbusd wants
+           for each strip of 16 rows, each 16 tokens:
              sums by look-ups in windows of 64 columns  // see byte_windows.py
              through the epilogue into y
 
@@ -18,7 +18,6 @@ from math import sqrt
 from typing import Any, ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -26,18 +25,18 @@ from gossamer.dialects.packing import ByteWindows, Packing
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.product import Operands, products, shape_of, stored_of
-from gossamer.passes.loops.vectors import index, reserve_workspace
+from gossamer.passes.loops.vectors import reserve_workspace
 from gossamer.passes.weights_bf16.strips import Group, Strips
 from gossamer.passes.weights_int8.byte_products import plus_128
-from gossamer.passes.weights_int8.byte_windows import AT_ONCE, LANES, WindowStrips, sums_of_strip, tokens_in_rows, windows_of
+from gossamer.passes.weights_int8.byte_windows import AT_ONCE, LANES, WindowStrips, sums_of_lines, tokens_in_rows
 
 _FEATURES = frozenset({"vnni", "avx512vbmi"})
 _TOKENS = 32  # of a tile
 _STACK = 256 << 10  # bytes of a tile in a chain
-_GROUPS = (AT_ONCE, 4, 2, 1)  # tokens that are multiplied together
-_LINE, _PRODUCT, _LEAST = 0.4, 0.9, 4.0  # cycles of a line, and of each token's product with it; at least
-_WINDOW, _RESULTS = 3.0, 9.0  # cycles of a token's window of a strip, of a vector of results
-_FULLEST = 1.77  # standard deviations that the fullest of 16 rows lies above the mean, by chance
+_GROUPS = (AT_ONCE, 8, 4, 2, 1)  # tokens that are multiplied together
+_LINE, _PRODUCT, _LEAST = 0.4, 1.0, 4.0  # cycles of a line, and of each token's product with it; at least
+_RESULTS = 9.0  # cycles of a vector of results
+_UNEVEN = 0.8  # lines of a window of a strip that the spread of nonzeros over rows takes
 
 
 def _storage(matrix: Matrix) -> ByteWindows | None:
@@ -54,28 +53,25 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """max(0.4 + 0.9 T', 4) a line with T' tokens in whole groups; 3 T' a window of a strip; 9 T' M / 16 for the results."""
+    """max(0.4 + T', 4) a line with T' tokens in whole groups; 9 T' M / 16 for the results."""
     width = next((width for width in _GROUPS if tokens >= width), 1)
     groups, strips = -(-tokens // width), -(-matrix.rows // LANES)
-    windows = windows_of(matrix.columns)
-    a_line, a_window = max(_LINE + _PRODUCT * width, _LEAST), _WINDOW * width
-    return groups * strips * (windows * (_lines(matrix) * a_line + a_window) + _RESULTS * width)
+    return groups * strips * (_lines(matrix) * max(_LINE + _PRODUCT * width, _LEAST) + _RESULTS * width)
 
 
 def _lines(matrix: Matrix) -> float:
-    """Expected in a window of a strip: what its fullest row needs."""
-    wide, density = ByteWindows.COLUMNS, matrix.density
-    fullest = wide * min(density * matrix.longest_of(LANES), 1.0)
-    if not matrix.evenly(LANES, wide):
-        neighbours = 1 if matrix.block is None else min(matrix.block[1], wide)
-        fullest = min(fullest + _FULLEST * sqrt(wide * density * (1 - density) * neighbours), wide)
-    return fullest / ByteWindows.TOGETHER + 0.45
+    """Expected in a strip: a quarter of the nonzeros of its fullest row, and what other rows take where that one has few."""
+    density, together = matrix.density, ByteWindows.TOGETHER
+    lines = matrix.columns * min(density * matrix.longest_of(LANES), 1.0) / together
+    if not matrix.evenly(LANES, ByteWindows.COLUMNS):
+        neighbours = 1 if matrix.block is None else min(matrix.block[1], ByteWindows.COLUMNS)
+        lines += _UNEVEN * matrix.columns / ByteWindows.COLUMNS * sqrt((1 - density) * neighbours)
+    return min(lines, LANES * matrix.columns * density)
 
 
 def _read(matrix: Matrix) -> float:
-    """Bytes: a place and a value for each nonzero, and what fills up."""
-    cut = -(-matrix.rows // LANES) * windows_of(matrix.columns)
-    return 2 * LANES * ByteWindows.TOGETHER * cut * _lines(matrix)
+    """Bytes: a place and a value for each nonzero, what fills up, and the number of a window."""
+    return (2 * LANES * ByteWindows.TOGETHER + 4) * -(-matrix.rows // LANES) * _lines(matrix)
 
 
 def _in_chain(op: Any) -> ChainProduct:
@@ -85,14 +81,14 @@ def _in_chain(op: Any) -> ChainProduct:
         raise CompileError("a chain has the rows of strips in the order that choose-format{chain=true} gives them")
 
     def inner(weight: tuple[ir.Value, ...], lines: ir.Value, vec: ir.VectorType, vectors: int) -> WindowStrips:
-        return WindowStrips(weight, tokens_in_rows(lines, columns, vectors), vec, vectors, windows_of(columns))
+        return WindowStrips(weight, tokens_in_rows(lines, columns, vectors), vec, vectors)
 
     tokens = next((n for n in (64, 32) if n * columns <= _STACK), LANES)
     return ChainProduct(tokens, LANES, -(-rows // LANES), 1, None, inner, sorted=True)
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
-    return 1.3 - 0.4 * matrix.density
+    return 1.1  # by the order of rows
 
 
 LOOKUP8 = Family(
@@ -133,5 +129,5 @@ class _Windows(Strips):
 
 def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> None:
     """y for a group of tokens and a strip."""
-    strip = arith.divui(group.first_row, index(LANES))
-    strips.store_sums(operands, group, sums_of_strip(operands, strip, windows_of(strips.K), group.x, group.row, tokens))
+    sums = sums_of_lines(operands, group.begin, group.end, group.x, group.row, tokens)
+    strips.store_sums(operands, group, sums)

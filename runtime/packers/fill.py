@@ -25,9 +25,8 @@ from gossamer.dialects.packing import (
     Windows,
 )
 from gossamer.dialects.quantized_packings import Groups
-from gossamer.runtime.packers import fragments, two_four, windows
+from gossamer.runtime.packers import byte_windows, fragments, two_four, windows
 from gossamer.runtime.packers.nonzeros import divided, nonzero_mask, nonzero_places
-from gossamer.runtime.packers.row_order import alike
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
@@ -237,27 +236,7 @@ def _vnnimap(packing: VnniMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Te
 
 
 def _byte_windows(packing: ByteWindows, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    (m, k), r, wide, together = rows.nonzero.shape, packing.rows, packing.COLUMNS, packing.TOGETHER
-    strips, windows = -(-m // r), -(-k // wide)
-    filled = torch.nn.functional.pad(rows.nonzero, (0, -k % wide, 0, -m % r))
-    counts = filled.view(strips * r, windows, wide).sum(2)
-    order = alike(-(-counts[:m] // together), r) if packing.sorted else torch.arange(m)
-    order = torch.cat([order, torch.arange(m, strips * r)])
-    counts = counts[order]
-    lines = -(-counts.view(strips, r, windows).amax(1) // together)
-    begins = positions(lines.flatten())
-    row, column = rows.nonzero[order[:m]].nonzero().unbind(1)
-    piece = row * windows + column // wide
-    rank = torch.arange(len(piece)) - positions(counts.flatten())[piece]
-    line = begins[row // r * windows + column // wide] + rank // together
-    at = (line * r + row % r) * together + rank % together
-    size = int(begins[-1]) * r * together
-    places = torch.zeros(size, dtype=torch.uint8)
-    places[at] = (column % wide).to(torch.uint8)
-    source = rows.places.new_full((size,), rows.nowhere)
-    source[at] = rows.places[order[row], column]
-    starts = begins[::windows] if windows else positions(lines.sum(1))
-    return [starts, lines, *([order] if packing.sorted else []), places], source
+    return byte_windows.fill(packing, rows.nonzero, rows.places, rows.nowhere)
 
 
 def _panels(packing: Panels, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -179,20 +179,19 @@ def unpacked_vnnimap(packed: Packed, rows: int, columns: int) -> Tensor:
 
 def unpacked_byte_windows(packed: Packed, rows: int, columns: int) -> Tensor:
     assert isinstance(packed.format, ByteWindows)
-    positions, lines, *order, places, values = packed.components
-    strips, windows, at = -(-rows // 16), -(-columns // 64), 0
+    positions, windows, *order, places, values = packed.components
+    strips, begins = -(-rows // 16), unsigned(positions)
     of_row = order[0].argsort()[:rows] if order else torch.arange(rows)
     assert not order or sorted(unsigned(order[0])) == list(range(strips * 16))
-    dense = torch.zeros(strips * 16, windows * 64)
+    dense = torch.zeros(strips * 16, -(-columns // 64) * 64)
     for strip in range(strips):
-        assert unsigned(positions)[strip] == at
-        for window in range(windows):
-            for _ in range(unsigned(lines)[strip * windows + window]):
-                wanted, found = (array[64 * at : 64 * (at + 1)] for array in (unsigned(places), values.tolist()))
-                for i, (place, value) in enumerate(zip(wanted, found, strict=True)):
-                    dense[strip * 16 + i // 4, window * 64 + place] += value
-                at += 1
-    assert unsigned(positions)[strips] == at == values.numel() // 64
+        of_strip = unsigned(windows)[begins[strip] : begins[strip + 1]]
+        assert of_strip == sorted(of_strip)
+        for at, window in enumerate(of_strip, begins[strip]):
+            wanted, found = (array[64 * at : 64 * (at + 1)] for array in (unsigned(places), values.tolist()))
+            for i, (place, value) in enumerate(zip(wanted, found, strict=True)):
+                dense[strip * 16 + i // 4, window * 32 + place] += value
+    assert begins[strips] == len(windows) == values.numel() // 64
     return dense[of_row, :columns]
 
 

@@ -1,9 +1,10 @@
 // What the nonzeros of 16 rows want of a window of some tokens is looked up and multiplied, four nonzeros a row at a time.
 // RUN: gossamer-opt %s -p 'expose-storage,lower-lookup8,canonicalize,cse' | filecheck %s
 
+// CHECK-LABEL: func.func private @region_copied16(
 // CHECK-LABEL: func.func private @region_copied8(
 // CHECK-LABEL: func.func private @region_copied2(
-// CHECK-SAME:    %{{[a-z0-9]*}}: memref<?x70xi8>, %[[POS:[a-z0-9]*]]: memref<?xi32>, %[[LINES:[a-z0-9]*]]: memref<?xi8>, %[[PLACES:[a-z0-9]*]]: memref<?xi8>, %[[VAL:[a-z0-9]*]]: memref<?xi8>,
+// CHECK-SAME:    %{{[a-z0-9]*}}: memref<?x70xi8>, %[[POS:[a-z0-9]*]]: memref<?xi32>, %[[WINDOWS:[a-z0-9]*]]: memref<?xi32>, %[[PLACES:[a-z0-9]*]]: memref<?xi8>, %[[VAL:[a-z0-9]*]]: memref<?xi8>,
 // CHECK-DAG:     %[[HIGH:.*]] = arith.constant dense<-128> : vector<64xi8>
 
 // x + 128 is copied, up to whole windows.
@@ -12,10 +13,10 @@
 // CHECK:         vector.store %{{.*}}, %[[COPY]]
 
 // CHECK:         memref.load %[[POS]]
-// CHECK-COUNT-2: vector.load %[[COPY]][%{{.*}}] : memref<32x128xi8>, vector<64xi8>
-// CHECK:         memref.load %[[LINES]]
+// CHECK:         memref.load %[[WINDOWS]]
 // CHECK:         %[[WANTED:.*]] = vector.load %[[PLACES]][%{{.*}}] : memref<?xi8>, vector<64xi8>
 // CHECK:         %[[W:.*]] = vector.load %[[VAL]][%{{.*}}] : memref<?xi8>, vector<64xi8>
+// CHECK-COUNT-2: vector.load %[[COPY]][%{{.*}}] : memref<32x128xi8>, vector<64xi8>
 // CHECK-COUNT-2: llvm.call_intrinsic "llvm.x86.avx512.permvar.qi.512"(%{{.*}}, %[[WANTED]])
 // CHECK-COUNT-2: llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"(%{{.*}}, %{{.*}}, %[[W]])
 // CHECK:         llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"(%{{.*}}, %[[HIGH]], %[[W]])
