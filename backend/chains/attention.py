@@ -20,7 +20,7 @@ from torch import fx
 
 from gossamer.backend.chains.head_norm import find_head_norm
 from gossamer.backend.chains.heads import ROLES, Heads, PerHead, cut_from, matrix_behind, row_strides
-from gossamer.backend.chains.masks import Constants, hides_later_keys, is_causal
+from gossamer.backend.chains.masks import Constants, FirstAlike, hides_later_keys, is_causal, same_for_queries
 from gossamer.backend.chains.rotary import find_rotation
 from gossamer.backend.graph.layout import Layout, follow, is_view, path, spans
 from gossamer.backend.graph.nodes import Size, equal, only_user
@@ -38,6 +38,7 @@ class Attention:
     per_head     norms and rotations of q and k, where there are some
     sizes        batch and length as the graph spells them: numbers or nodes
     mask         added to the scores: [B or 1, any, S or 1, S], the same for all heads, or [S, S]
+    key_mask     whether the mask is the same for all queries of a sequence
     output       the node with the heads side by side
     by_position  whether its rows come position by position
     members      the nodes from heads to output
@@ -54,14 +55,10 @@ class Attention:
     cap: float | None
     causal: bool
     mask: fx.Node | None
+    key_mask: bool
     output: fx.Node
     by_position: bool
     members: tuple[fx.Node, ...]
-
-    @property
-    def key_mask(self) -> bool:
-        """Whether the mask is the same for all queries of a sequence."""
-        return self.mask is not None and equal(self.mask.meta["val"].shape[-2], 1)
 
     @property
     def offsets(self) -> list[int]:
@@ -71,8 +68,7 @@ class Attention:
     @property
     def outside(self) -> list[fx.Node]:
         """What it takes that has no token a row, or not in order; the mask in the graph, even if it is not needed."""
-        given = _mask_of(self.node)
-        found = [given] if isinstance(given, fx.Node) else []
+        found = [mask for mask in (_mask_of(self.node), self.mask) if isinstance(mask, fx.Node)]
         for step in self.per_head:
             found += [extra.node for extra in step.extras]
         return found
@@ -80,16 +76,16 @@ class Attention:
 
 def find_attention(graph: fx.Graph) -> list[Attention]:
     """All attention of the graph that can be computed on matrices."""
-    constants = Constants(graph)
+    constants, first = Constants(graph), FirstAlike()
     called = [node for node in graph.nodes if node.target in (cpu_attention, attend_masked)]
-    return [found for node in called if (found := _match(node, constants)) is not None]
+    return [found for node in called if (found := _match(node, constants, first)) is not None]
 
 
 def _mask_of(node: fx.Node) -> Any:
     return node.args[3] if node.target is attend_masked else node.kwargs.get("attn_mask")
 
 
-def _match(node: fx.Node, constants: Constants) -> Attention | None:
+def _match(node: fx.Node, constants: Constants, first: FirstAlike) -> Attention | None:
     q, k = (node.args[n].meta["val"] for n in (0, 1))  # type: ignore[union-attr]
     mask, given = _mask_of(node), dict[str, Any](node.kwargs)
     names = ("mask", "scale", "cap", "seed", "dropout_p") if node.target is attend_masked else ("dropout_p", "is_causal")
@@ -110,6 +106,7 @@ def _match(node: fx.Node, constants: Constants) -> Attention | None:
         return None
     if mask is not None and is_causal(constants.of(mask)):
         mask, causal = None, True
+    mask = None if mask is None else first.of(mask)
     return Attention(
         node,
         tuple(heads for heads, _, _ in found),
@@ -122,6 +119,7 @@ def _match(node: fx.Node, constants: Constants) -> Attention | None:
         cap,
         bool(causal) or (mask is not None and hides_later_keys(mask, constants)),
         mask,
+        mask is not None and same_for_queries(mask),
         output,
         by_position,
         (*before, node, *after),

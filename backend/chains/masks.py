@@ -2,6 +2,7 @@
 
 %m = where(le(index(%iota, ..), index(%iota, ..)), 0, -inf)             causal: not needed at all
 %m = where(bitwise_and(%padding, le(...)), 0, -inf)                      keys after the query need not be looked at
+%m = where(bitwise_and(%padding, ge(index(%iota, ..), 0)), 0, -inf)      the same for all queries: one row is enough
 """
 
 from typing import Any
@@ -9,12 +10,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.expressions import computed_from, cut, evaluated
-from gossamer.backend.graph.nodes import SPREADS, equal_sizes
+from gossamer.backend.graph.expressions import computed_from, cut, evaluated, is_pure
+from gossamer.backend.graph.nodes import COPIES, SPREADS, ancestors, equal, equal_sizes
 from gossamer.backend.graph.strips import strips
+from gossamer.runtime.torch_internals import OpOverload
 from gossamer.sparsity.attention.tile_table import LARGE, Strips
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_IN_PLACE = COPIES | {aten.expand.default, aten.slice.Tensor, aten._to_copy.default, aten.where.ScalarSelf}
+"""What leaves rows where they are, besides what goes by elements and says so."""
+
+_UNIFORM = {aten.full.default, aten.zeros.default, aten.ones.default}
+
+_SHIFTS = {aten.slice.Tensor, aten.add.Tensor}
 
 _ANDS = {aten.bitwise_and.Tensor, aten.logical_and.default}
 
@@ -83,6 +92,61 @@ def hides_later_keys(mask: fx.Node, constants: Constants) -> bool:
         elif node.target in SPREADS:
             pending.append(node.args[0])
     return False
+
+
+def same_for_queries(mask: fx.Node) -> bool:
+    """Whether a mask [.., queries, keys] is known to have the same row for all queries."""
+    known: dict[fx.Node, bool] = {}
+    for node in ancestors([mask], lambda n: not is_pure(n)):
+        known[node] = _one_query(node) or (is_pure(node) and _keeps_alike(node, known))
+    return known[mask]
+
+
+def _keeps_alike(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
+    """Whether a value has the same row for all queries, if those tensors have that are `known` to."""
+    if node.target in _UNIFORM or (node.target is aten.ge.Scalar and _at_least(node.args[0], node.args[1])):
+        return True
+    elementwise = isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
+    tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    return (elementwise or node.target in _IN_PLACE) and all(known[n] for n in tensors)
+
+
+def _one_query(node: fx.Node) -> bool:
+    """Whether a tensor has one row only, which is for all queries."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and (value.dim() < 2 or equal(value.shape[-2], 1))
+
+
+def _at_least(node: Any, least: Any) -> bool:
+    """Whether no element is below a number: positions, plus constants."""
+    while isinstance(node, fx.Node) and node.target in SPREADS | _SHIFTS:
+        if node.target is aten.add.Tensor:
+            if not isinstance(node.args[1], int) or node.kwargs:
+                return False
+            least -= node.args[1]
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or node.target not in (prims.iota.default, aten.arange.default):
+        return False
+    first, step = node.kwargs.get("start", 0), node.kwargs.get("step", 1)
+    return isinstance(first, int) and isinstance(step, int) and step >= 0 and first >= least
+
+
+class FirstAlike:
+    """Of nodes that compute the same of the same, the one that was asked for first."""
+
+    def __init__(self) -> None:
+        self._first: dict[fx.Node, fx.Node] = {}
+        self._by_text: dict[str, fx.Node] = {}
+
+    def of(self, node: fx.Node) -> fx.Node:
+        """That of this node; nodes are asked for in the order of the graph."""
+        for each in ancestors([node], self._first.__contains__):
+            if each in self._first:
+                continue
+            arguments = fx.map_arg((each.args, each.kwargs), lambda n: self._first.get(n, n))
+            text = f"{each.target} {arguments}" if is_pure(each) else each.name
+            self._first[each] = self._by_text.setdefault(text, each)
+        return self._first[node]
 
 
 def _square(node: fx.Node, length: int) -> bool:

@@ -88,6 +88,8 @@ def _operand(operand: Extra, chain: Chain, emit: Emitter) -> fx.Node:
         assert chain.attention is not None
         if node.meta["val"].dim() == 4 and not equal(node.meta["val"].shape[1], 1):
             node = emit(aten.slice.Tensor, node, 1, 0, 1)  # all heads have the same
+        if chain.attention.key_mask and not equal(node.meta["val"].shape[-2], 1):
+            node = emit(aten.slice.Tensor, node, -2, 0, 1)  # and all queries
         node = emit(aten.expand.default, node, [chain.attention.sizes[0], 1, -1, -1])
         length = node.meta["val"].shape[-1]
         columns = length if isinstance(length, int) else emit(aten.sym_size.int, node, 3)

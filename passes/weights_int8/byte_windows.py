@@ -18,20 +18,12 @@ from gossamer.passes.loops.vectors import index, load_index, loop, transpose, ve
 from gossamer.passes.weights_int8.byte_products import multiplied, splat_of_bytes
 
 LANES = 16
-"""Rows of a strip, and sums in a vector."""
-
-AT_ONCE = 16
-"""Tokens whose sums and windows are in registers."""
+"""Rows of a strip, sums in a vector, and tokens whose sums are in registers."""
 
 _WIDE = ByteWindows.COLUMNS
 _LINE = ByteWindows.TOGETHER * LANES
 _CHAINS = 4  # sums that have to be under way at once
 _PERMUTE = "llvm.x86.avx512.permvar.qi.512"
-
-
-def windows_of(columns: int) -> int:
-    """The windows of so many columns."""
-    return -(-columns // _WIDE)
 
 
 def sums_of_lines(
@@ -68,18 +60,15 @@ class WindowStrips(InnerLoop):
         """The products of a strip into `sums`, [16 rows, tokens]."""
         begin, end = self.entries(group)
         with loop(index(0), index(self.vectors * LANES), index(LANES)) as starts:
-            token, found = starts.induction_variable, list[ir.Value]()
-            for at in range(0, LANES, AT_ONCE):
-                row = arith.addi(token, index(at))
-                found += sums_of_lines(self, begin, end, self.packed, row, AT_ONCE)
-            for r, of_row in enumerate(transpose(found)):
+            token = starts.induction_variable
+            for r, of_row in enumerate(transpose(sums_of_lines(self, begin, end, self.packed, token, LANES))):
                 vector.store(of_row, sums, [index(r), token])
 
 
 def tokens_in_rows(lines: ir.Value, columns: int, vectors: int) -> ir.Value:
     """Lines of quads (quad_lines.py) as [tokens, whole windows of columns], zeros at the end."""
     quads, at_once = columns // 4, _WIDE // 4
-    wide, i8, i32 = windows_of(columns) * _WIDE, ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
+    wide, i8, i32 = columns + -columns % _WIDE, ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
     read, words = vector_of(_WIDE, i8), vector_of(LANES, i32)
     rows = memref.alloca(ir.MemRefType.get([vectors * LANES, wide], i8), [], [], alignment=64)
 

@@ -28,12 +28,12 @@ from gossamer.passes.loops.product import Operands, products, shape_of, stored_o
 from gossamer.passes.loops.vectors import reserve_workspace
 from gossamer.passes.weights_bf16.strips import Group, Strips
 from gossamer.passes.weights_int8.byte_products import plus_128
-from gossamer.passes.weights_int8.byte_windows import AT_ONCE, LANES, WindowStrips, sums_of_lines, tokens_in_rows
+from gossamer.passes.weights_int8.byte_windows import LANES, WindowStrips, sums_of_lines, tokens_in_rows
 
 _FEATURES = frozenset({"vnni", "avx512vbmi"})
 _TOKENS = 32  # of a tile
 _STACK = 256 << 10  # bytes of a tile in a chain
-_GROUPS = (AT_ONCE, 8, 4, 2, 1)  # tokens that are multiplied together
+_GROUPS = (LANES, 8, 4, 2, 1)  # tokens that are multiplied together
 _LINE, _PRODUCT, _LEAST = 0.4, 1.0, 4.0  # cycles of a line, and of each token's product with it; at least
 _RESULTS = 9.0  # cycles of a vector of results
 _UNEVEN = 0.8  # lines of a window of a strip that the spread of nonzeros over rows takes

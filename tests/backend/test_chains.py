@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gossamer.backend.calls.region_op import region
+from gossamer.backend.chains.chain_region import CompiledChain
 from gossamer.runtime.target import host
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
@@ -190,6 +191,41 @@ def test_masks_are_added_to_the_scores(shape: tuple[int, ...]) -> None:
     run = compile_and_run(module, x, mask)
     assert {d.reason for d in run.regions} == {"in a chain of 6"}
     assert_same(run.output, module(x, mask))
+
+
+def seen_by_queries(padding: Tensor, causal: bool = False) -> Tensor:
+    """As transformers writes masks: what a function of positions says, and what padding does."""
+    positions = torch.arange(padding.shape[1])
+    queries, keys = positions[None, None, :, None], positions[None, None, None, :]
+    seen = torch.ones((), dtype=torch.bool) & (keys <= queries if causal else queries >= 0)
+    return (seen & padding[:, None, None, :]).expand(padding.shape[0], -1, len(positions), len(positions))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_that_hides_padding_is_computed_once_and_as_a_row(
+    causal: bool, dynamic: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = nn.ModuleList([model(PostNorm()), model(PostNorm())])
+
+    def function(x: Tensor, padding: Tensor) -> Tensor:
+        seen = seen_by_queries(padding, causal)
+        for layer in layers:
+            x = layer(x, seen)
+        return x
+
+    given = list[list[Tensor]]()
+    call = CompiledChain.__call__
+    monkeypatch.setattr(CompiledChain, "__call__", lambda chain, tensors: given.append(tensors) or call(chain, tensors))
+    padding = torch.arange(20) < torch.tensor([20, 11, 5])[:, None]
+    run = compile_and_run(function, torch.randn(3, 20, D), padding, dynamic=dynamic, regions=12)
+    assert {d.reason for d in run.regions} == {"in a chain of 12"}
+    for sizes in ([20, 11, 5], [9, 20, 1], [14, 14]) if dynamic else ([20, 11, 5], [9, 20, 1]):
+        x, padding = torch.randn(len(sizes), max(sizes), D), torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+        with torch.no_grad():
+            assert_same(run.function(x, padding), function(x, padding))
+        rows = len(sizes) * (max(sizes) if causal else 1)
+        assert [m.shape for m in given[-1] if m.dim() == 2 and m.shape[1] == max(sizes)] == [(rows, max(sizes))]
 
 
 class Capped(Attention):

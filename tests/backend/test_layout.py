@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gossamer.backend.chains.heads import matrix_behind
-from gossamer.backend.chains.masks import Constants, hides_later_keys, is_causal
+from gossamer.backend.chains.masks import Constants, FirstAlike, hides_later_keys, is_causal, same_for_queries
 from gossamer.backend.graph.layout import Axis, Layout, follow, path
 
 B, S, H, D = 3, 10, 4, 8
@@ -95,3 +95,33 @@ def test_constant_masks_are_known_before_they_are_computed() -> None:
 def test_masks_that_show_later_keys() -> None:
     mask = traced(lambda p: torch.where(p[:, None, None].expand(2, 1, S, S), 0.0, float("-inf")), torch.ones(2, S) > 0)
     assert not hides_later_keys(mask, Constants(mask.graph))
+
+
+@pytest.mark.parametrize(
+    ("mask", "alike"),
+    [
+        (lambda p, _: torch.where(p[:, None, None] & (torch.arange(S)[:, None] >= 0), 0.0, float("-inf")), True),
+        (lambda p, _: torch.where(p[:, None, None] & (torch.arange(S)[:, None] + 2 >= 2), 0.0, -1.0), True),
+        (lambda p, _: torch.where(p[:, None, None] & (torch.arange(S)[:, None] - 1 >= 0), 0.0, -1.0), False),
+        (lambda p, _: torch.where(p[:, None, None] & (torch.arange(S)[:, None] <= 5), 0.0, -1.0), False),
+        (lambda p, _: 1.0 - p[:, None, None].expand(2, 1, S, S).float(), True),
+        (lambda p, _: p[:, None, :, None].expand(2, 1, S, S) * -1.0, False),
+        (lambda p, x: p[:, None, None] * x[:, None], False),
+        (lambda p, x: p[:, None, None] * x[:, None, :1], True),
+        (lambda p, _: torch.where(p[:, None, None].expand(2, 1, S, S), 0.0, -1.0).bernoulli(), False),
+        (lambda p, _: torch.zeros(2, 1, S, S).masked_fill(~p[:, None, None], float("-inf")), True),
+    ],
+)
+def test_masks_that_are_the_same_for_all_queries(mask: Callable[..., Tensor], alike: bool) -> None:
+    node = traced(mask, torch.arange(S) < torch.tensor([[S], [4]]), torch.rand(2, S, S))
+    assert same_for_queries(node) == alike
+
+
+def test_the_first_of_values_that_are_computed_alike() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.stack([x + 1, x + 2, x + 1, x.bernoulli(), x.bernoulli(), (x + 2) * -0.0, (x + 2) * 0.0])
+
+    (*values,) = traced(function, torch.rand(3)).args[0]
+    first = FirstAlike()
+    found = [first.of(value) for value in values]
+    assert found == [*values[:2], values[0], *values[3:]]
