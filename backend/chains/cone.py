@@ -16,8 +16,11 @@ from gossamer.backend.chains.token_order import swaps_tokens
 from gossamer.backend.devices.kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.graph.layout import is_view, path
-from gossamer.backend.graph.nodes import ancestors, equal, phase
+from gossamer.backend.graph.nodes import ancestors, equal, only_user, phase
 from gossamer.backend.regions.contractions import Contraction
+from gossamer.runtime.torch_internals import OpOverload
+
+_LOOKED_UP = {torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default}
 
 
 def find_cone(
@@ -39,6 +42,25 @@ def find_cone(
         if not broken and not stray:
             return _with_siblings(cone, output, sparse, inside, claimed) if several else cone
         usable = [a for a in usable if a not in broken and a not in stray]
+
+
+def without_first_sums(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> list[fx.Node]:
+    """The nodes of a cone, in order, but for what it begins with by elements of several matrices from outside, one of which is
+    looked up or computed for that alone: Inductor's loop does it while it writes, and the chain reads a matrix less."""
+    inside, attending = set(nodes), {member for found in attention for member in found.members}
+    for node in nodes:
+        if node in sparse or node in attending or not is_elementwise(node) or not inside.isdisjoint(node.all_input_nodes):
+            continue
+        read = [n for n in node.all_input_nodes if kind_of(n, node.meta["val"].shape) in ("matrix", "position")]
+        if len(read) > 1 and any(_computed_in_a_loop(n) and only_user(n) is node for n in read):
+            inside.discard(node)
+    return [node for node in nodes if node in inside]
+
+
+def _computed_in_a_loop(node: fx.Node) -> bool:
+    """Whether Inductor computes a value element by element, so that what reads it belongs into the same loop."""
+    target = node.target
+    return isinstance(target, OpOverload) and (target in _LOOKED_UP or torch.Tag.pointwise in target.tags)
 
 
 def _convex(

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.chains.attention import Attention, PerHead, find_attention
-from gossamer.backend.chains.cone import find_cone, rows_of
+from gossamer.backend.chains.cone import find_cone, rows_of, without_first_sums
 from gossamer.backend.chains.token_order import swaps_tokens, token_orders
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import DTYPES
@@ -117,11 +117,12 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
             cone = find_cone(output, sparse, attention, claimed, reorder, several)
             if sum(node in sparse for node in cone) < 2:
                 break
-            chain = _cut(sorted(cone, key=order.__getitem__), sparse, attention)
+            nodes = without_first_sums(sorted(cone, key=order.__getitem__), sparse, attention)
+            chain = _cut(nodes, sparse, attention)
             if chain is not None:
                 chains.append(chain)
-                before = set(ancestors(list(cone)))
-                claimed |= dict.fromkeys(cone, before)
+                before = set(ancestors(nodes))
+                claimed |= dict.fromkeys(nodes, before)
                 break
             if not any(swaps_tokens(node) for node in cone):
                 break

@@ -88,13 +88,27 @@ def _operand(operand: Extra, chain: Chain, emit: Emitter) -> fx.Node:
         assert chain.attention is not None
         if node.meta["val"].dim() == 4 and not equal(node.meta["val"].shape[1], 1):
             node = emit(aten.slice.Tensor, node, 1, 0, 1)  # all heads have the same
-        if chain.attention.key_mask and not equal(node.meta["val"].shape[-2], 1):
-            node = emit(aten.slice.Tensor, node, -2, 0, 1)  # and all queries
+        if chain.attention.key_mask:
+            node = _row(node, emit)  # and all queries
         node = emit(aten.expand.default, node, [chain.attention.sizes[0], 1, -1, -1])
         length = node.meta["val"].shape[-1]
         columns = length if isinstance(length, int) else emit(aten.sym_size.int, node, 3)
         return emit(aten.reshape.default, node, [-1, columns])
     return read_as(operand, node, emit)
+
+
+def _row(mask: fx.Node, emit: Emitter) -> fx.Node:
+    """A mask for the first query: what computes it by elements computes no others."""
+
+    def first(node: fx.Node) -> fx.Node:
+        value = node.meta["val"]
+        many = isinstance(value, torch.Tensor) and value.dim() > 1 and not equal(value.shape[-2], 1)
+        return emit(aten.slice.Tensor, node, -2, 0, 1) if many else node
+
+    if mask.op != "call_function" or torch.Tag.pointwise not in getattr(mask.target, "tags", ()):
+        return first(mask)
+    args, kwargs = fx.map_arg((mask.args, dict(mask.kwargs)), first)
+    return emit(mask.target, *args, **kwargs)
 
 
 def _by_token(node: fx.Node, chain: Chain, emit: Emitter) -> fx.Node:

@@ -193,6 +193,24 @@ def test_masks_are_added_to_the_scores(shape: tuple[int, ...]) -> None:
     assert_same(run.output, module(x, mask))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sums_of_what_is_looked_up_enter_a_chain_as_one_matrix(dynamic: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, places, layer = nn.Embedding(50, D), nn.Embedding(30, D), model(PostNorm())
+
+    def function(tokens: Tensor, given: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1])
+        return layer(words(tokens) * 2 + places(positions) + given)
+
+    read = list[list[Tensor]]()
+    call = CompiledChain.__call__
+    monkeypatch.setattr(CompiledChain, "__call__", lambda chain, tensors: read.append(tensors) or call(chain, tensors))
+    tokens, given = torch.randint(50, (3, 20)), torch.randn(3, 20, D)
+    run = compile_and_run(function, tokens, given, dynamic=dynamic, regions=6)
+    assert {d.reason for d in run.regions} == {"in a chain of 6"}
+    assert_same(run.output, function(tokens, given))
+    assert [x.shape for x in read[-1] if x.dim() == 3 or x.shape[0] == 60] == [given.shape]
+
+
 def seen_by_queries(padding: Tensor, causal: bool = False) -> Tensor:
     """As transformers writes masks: what a function of positions says, and what padding does."""
     positions = torch.arange(padding.shape[1])
