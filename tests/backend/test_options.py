@@ -89,3 +89,11 @@ def test_without_a_cpp_compiler_the_remainder_runs_eagerly(monkeypatch: pytest.M
     run = compile_and_run(model, x, dense="auto")
     assert len(run.regions) == 1
     assert_same(run.output, model(x).detach())
+
+
+def test_without_guards_of_modules_values_that_change_are_seen() -> None:
+    model, x = prune_(nn.Sequential(nn.Linear(64, 48), nn.GELU())).eval(), torch.randn(5, 64)
+    run = compile_and_run(model, x, guard_filter_fn=torch.compiler.skip_guard_on_all_nn_modules_unsafe)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+        assert_same(run.function(x), model(x))
