@@ -30,12 +30,12 @@ def sample_of(t: Tensor) -> Sample:
     if address == 0 or t.nbytes == 0:
         return None, None
     memory = (ctypes.c_uint64 * words if words else ctypes.c_uint8 * t.nbytes).from_address(address)
-    values, several = np.frombuffer(memory, memory._type_), words // (_RUNS * _WORDS)
+    values, several = np.ctypeslib.as_array(memory), words // (_RUNS * _WORDS)
     if several:
         apart, several = words // _RUNS, min(several, _CANDIDATES)
         candidates = values[: _RUNS * apart].reshape(_RUNS, apart)[:, : several * _WORDS].reshape(_RUNS, several, _WORDS)
         values = candidates[:, np.count_nonzero(candidates, axis=(0, 2)).argmax()]
-    return memoryview(values), memoryview(values.copy())
+    return values.data, values.copy().data
 
 
 def _span(t: Tensor) -> int:
