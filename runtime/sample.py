@@ -7,6 +7,7 @@ more than a sparse product does.
 """
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +30,9 @@ def sample_of(t: Tensor) -> Sample:
     address, words = t.data_ptr(), t.nbytes // 8
     if address == 0 or t.nbytes == 0:
         return None, None
-    memory = (ctypes.c_uint64 * words if words else ctypes.c_uint8 * t.nbytes).from_address(address)
-    values, several = np.ctypeslib.as_array(memory), words // (_RUNS * _WORDS)
+    memory: Any = (ctypes.c_uint8 * (8 * words or t.nbytes)).from_address(address)
+    values: Any = np.frombuffer(memory, np.uint64 if words else np.uint8)
+    several = words // (_RUNS * _WORDS)
     if several:
         apart, several = words // _RUNS, min(several, _CANDIDATES)
         candidates = values[: _RUNS * apart].reshape(_RUNS, apart)[:, : several * _WORDS].reshape(_RUNS, several, _WORDS)
