@@ -5,7 +5,7 @@ of a call if
 
     their storages are the same      seen by weak references, for an address may be freed and used again
     they lie in them as before       address, sizes, strides and type
-    nobody has written to them       by torch's count of writes, or by comparing their values with a copy
+    nobody has written to them       by torch's count of writes and a sample of their values, or by comparing all with a copy
 
 It goes when one of the storages dies, and so must not share their memory.
 """
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gossamer.runtime.huge_pages import large_empty
+from gossamer.runtime.sample import sample_of
 from gossamer.runtime.uncounted import counts_writes
 
 T = TypeVar("T")
@@ -30,20 +31,22 @@ Compared = Literal["none", "uncounted", "all"]
 """Of which tensors the values are compared: of those to which torch counts no writes (see uncounted.py), or of all."""
 
 
-_TENSOR: Callable[[weakref.ref[Tensor]], Tensor | None] = weakref.ref.__call__
+_REFERENT: Callable[[weakref.ref[torch.UntypedStorage]], torch.UntypedStorage | None] = weakref.ref.__call__
 _VERSION = operator.attrgetter("_version")
 
 
 class Made(Generic[T]):
     """A value, and what tells that some tensors are still those that it was made of.
 
-    value     what was made; to be set by who makes it
-    versions  how often each tensor had been written to, -1 for those that were made in inference mode
-    counted   whether that shows all writes
-    storage   that of the only tensor, if its `version` says all; None otherwise. For a quick look without a call.
+    value      what was made; to be set by who makes it
+    versions   how often each tensor had been written to, -1 for those that were made in inference mode
+    counted    whether that shows all writes
+    looked_at  some of their memory, if nothing else tells of writes that are not counted, and what was `seen` there
+    storage    that of the only tensor, if its `version` and `looked_at` say all, None otherwise; for a look without a call
     """
 
-    __slots__ = ("_copies", "_storages", "_tensors", "counted", "storage", "value", "version", "versions")
+    # No weak reference to a tensor itself: torch.utils.swap_tensors refuses what has one.
+    __slots__ = ("_copies", "_storages", "counted", "looked_at", "seen", "storage", "value", "version", "versions")
     value: T
 
     def __init__(self, tensors: Sequence[Tensor], compared: Compared, forget: Callable[[Any], None]) -> None:
@@ -51,27 +54,28 @@ class Made(Generic[T]):
         self.versions = _versions(tensors)
         counted = [counts_writes(t) for t in tensors]
         self.counted = all(counted)
-        copied = [compared == "all" or (compared == "uncounted" and not each) for each in counted]
-        self._copies = [_copy(t) if copy else None for t, copy in zip(tensors, copied, strict=True)]
+        copied = [n for n, each in enumerate(counted) if compared == "all" or (compared == "uncounted" and not each)]
+        self._copies = [(n, _copy(tensors[n])) for n in copied]
         self._storages = [weakref.ref(t.untyped_storage(), forget) for t in tensors]
-        # The same objects have the same storages, as long as their addresses are the same: a quick look at several.
-        plain = self.counted and not any(copied) and -1 not in self.versions
-        self._tensors = [weakref.ref(t) for t in tensors] if plain else []
-        alone = len(tensors) == 1 and self.counted and not copied[0]
+        told = self.counted and not copied
+        samples = [sample_of(t) for t in tensors] if told else []
+        self.looked_at, self.seen = [memory for memory, _ in samples], [values for _, values in samples]
+        alone = told and len(tensors) == 1
         self.storage: weakref.ref[torch.UntypedStorage] | None = self._storages[0] if alone else None
         self.version = self.versions[0] if alone else -1
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         """Whether it was made of these tensors, whatever has been written to them since."""
-        return all(ref() is t.untyped_storage() for ref, t in zip(self._storages, tensors, strict=True))
+        return all(map(operator.is_, map(_REFERENT, self._storages), map(Tensor.untyped_storage, tensors)))
 
     def is_current(self, tensors: Sequence[Tensor]) -> bool:
         """Whether it was made of these tensors as they are now, if it was made of some at these addresses."""
-        if self._tensors and all(map(operator.is_, map(_TENSOR, self._tensors), tensors)):
-            return self.versions == [*map(_VERSION, tensors)]
-        if self.versions != _versions(tensors) or not self.is_of(tensors):
-            return False
-        return all(copy is None or _holds(t, copy) for copy, t in zip(self._copies, tensors, strict=True))
+        return (
+            self.is_of(tensors)
+            and self.versions == _versions(tensors)
+            and self.looked_at == self.seen
+            and all(_holds(tensors[n], copy) for n, copy in self._copies)
+        )
 
 
 class Remembered(Generic[T]):
@@ -94,7 +98,9 @@ class Remembered(Generic[T]):
         if found is not None:
             # Most are of a single tensor that has a version.
             if found.storage is not None and found.storage() is tensors[0].untyped_storage():
-                current = not tensors[0].is_inference() and found.version == tensors[0]._version
+                current = (
+                    not tensors[0].is_inference() and found.version == tensors[0]._version and found.looked_at == found.seen
+                )
             else:
                 current = found.is_current(tensors)
             if current:
@@ -159,4 +165,6 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [-1 if t.is_inference() else t._version for t in tensors]
+    if any(map(Tensor.is_inference, tensors)):
+        return [-1 if t.is_inference() else t._version for t in tensors]
+    return [*map(_VERSION, tensors)]

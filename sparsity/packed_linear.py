@@ -67,10 +67,10 @@ class PackedLinear(nn.Linear):
         self._buffers["weight_handle"] = self._store.handle
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Conversions to another dtype or device rebuild the weight, which the next compilation packs again."""
-        handle, store = self.weight_handle, self._store
+        """Conversions to another dtype, device or memory rebuild the weight, which the next compilation packs again."""
+        handle, store, address = self.weight_handle, self._store, self.weight_handle.data_ptr()
         super()._apply(fn, recurse)
-        if self.weight_handle is handle:
+        if self.weight_handle is handle and handle.data_ptr() == address:
             return self
         self._install(fn(store.dense()))
         return self

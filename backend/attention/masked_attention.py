@@ -65,21 +65,33 @@ class MaskedAttention:
         for node in list(graph.nodes):
             mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else None
             mask = node.args[3] if node.target is attend_masked else mask
-            if (isinstance(mask, fx.Node) and _supported(node, mask)) or node.target is attend_masked:
+            if isinstance(mask, fx.Node) and node.target is cpu_attention and (reason := _unsupported(node, mask)):
+                decisions.append(Decision(str(mask), "attention", _sizes(mask), 1.0, None, None, False, reason, None))
+            elif isinstance(mask, fx.Node) or node.target is attend_masked:
                 decisions.append(_replace(node, mask, constants, tables, context))
         if any(decision.sparse for decision in decisions):
             graph.eliminate_dead_code()
         return decisions
 
 
-def _supported(node: fx.Node, mask: fx.Node) -> bool:
-    """Whether the operation of ours computes this, whatever its mask hides."""
+def _unsupported(node: fx.Node, mask: fx.Node) -> str | None:
+    """Why the operation of ours does not compute this, whatever its mask hides."""
     q, k, v = (argument.meta["val"] for argument in node.args[:3])  # type: ignore[union-attr]
-    given: Any = node.args[3:] if node.target is cpu_attention else ()
+    given: Any = node.args[3:]
     dropout, causal = given[0] if given else 0.0, given[1] if len(given) > 1 else False
-    of_type = q.is_cpu and q.dtype in TYPES and q.dtype == k.dtype == v.dtype
-    of_size = isinstance(q.shape[3], int) and 0 < q.shape[3] <= LARGEST_HEAD and q.shape[3] == v.shape[3]
-    return bool(dropout == 0 and not causal and of_type and of_size and mask.meta["val"].dim() in (2, 4))
+    if dropout or causal:
+        return "it has dropout" if dropout else "it is causal beside its mask"
+    if not (q.is_cpu and q.dtype in TYPES and q.dtype == k.dtype == v.dtype):
+        return f"its queries, keys and values are {', '.join(str(each.dtype).removeprefix('torch.') for each in (q, k, v))}"
+    if not (isinstance(q.shape[3], int) and isinstance(v.shape[3], int)):
+        return "the size of its heads is open: compile without dynamic=True, and sizes that change are found"
+    if not 0 < q.shape[3] <= LARGEST_HEAD or q.shape[3] != v.shape[3]:
+        return f"its heads have {q.shape[3]} numbers, of values {v.shape[3]}: equally many, up to {LARGEST_HEAD}, are supported"
+    return None if mask.meta["val"].dim() in (2, 4) else f"its mask has {mask.meta['val'].dim()} dimensions"
+
+
+def _sizes(value: fx.Node) -> tuple[int, ...]:
+    return tuple(hint(n) or 0 for n in value.meta["val"].shape)
 
 
 def _replace(
@@ -100,7 +112,7 @@ def _replace(
         tables[mask] = None if known is None else _tables(known, q.shape[2], k.shape[2])
     known_tables = tables[mask]
     table = known_tables[0] if known_tables is not None else None
-    size = tuple(hint(n) or 0 for n in (mask.meta["val"].shape if mask is not None else (q.shape[2], k.shape[2])))
+    size = _sizes(mask) if mask is not None else (hint(q.shape[2]) or 0, hint(k.shape[2]) or 0)
     share = 1.0 if table is None else table.share(size[-1])
     work = 4 * prod(hint(n) or 0 for n in q.shape) * (hint(k.shape[2]) or 0)
 

@@ -8,7 +8,6 @@ each Python thread and shape of images.
 """
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from gossamer.backend.calls.row_of_kernels import Ready, Step, prepare
 from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.weight_expressions import run
-from gossamer.runtime.uncounted import counts_writes
+from gossamer.runtime.remembered import Remembered
 
 _MANY = 4  # shapes of images that a thread prepares
 
@@ -72,15 +71,10 @@ class ConvolvedRow:
 
     def __call__(self, operands: list[torch.Tensor]) -> list[torch.Tensor]:
         images, statics = operands[: self.given], operands[self.given :]
-        all_known, address = self._here.known, statics[0].data_ptr()
-        known = all_known.get(address)
-        if known is None or not known.is_of(statics):
-            all_known[address] = _Statics(statics, all_known, address)
-            return self._by_themselves(images, statics)
-        if known.changing:
+        prepared = self._here.known.of(statics)
+        if prepared is None:
             return self._by_themselves(images, statics)
         images = [each if each.is_contiguous() else each.contiguous() for each in images]
-        prepared = known.prepared
         shapes = tuple([each.shape for each in images])
         if shapes not in prepared:
             if len(prepared) == _MANY:
@@ -102,35 +96,26 @@ class ConvolvedRow:
         return [images[self.given + n] for n in self.results]
 
 
-class _Statics:
-    """What was prepared for some tensors as they were, by sizes of images; nothing if torch does not tell when they change.
+_Prepared = dict[tuple[_Shape, ...], Ready | None]
 
-    It goes from what is `known`, under the address of the first, when one of them dies.
-    """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], known: "dict[int, _Statics]", address: int) -> None:
-        self.changing = not all(map(counts_writes, tensors))
-        self.prepared = dict[tuple[_Shape, ...], Ready | None]()
-        mine = weakref.ref(self)
+class _Known(Remembered[_Prepared]):
+    """What was prepared for static tensors as they were, by sizes of images."""
 
-        def forget(_: object) -> None:
-            if known.get(address) is mine():
-                known.pop(address, None)
-
-        self._marks = [(weakref.ref(t, forget), 0 if self.changing else t._version, t.data_ptr()) for t in tensors]
-
-    def is_of(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the tensors, and nobody has written to them."""
-        if self.changing:
-            return True
-        for (mine, version, address), tensor in zip(self._marks, tensors, strict=True):
-            if mine() is not tensor or tensor._version != version or tensor.data_ptr() != address:
-                return False
-        return True
+    def of(self, statics: Sequence[torch.Tensor]) -> _Prepared | None:
+        """That for these; None at the first call with them as they are, and where torch does not tell when they change."""
+        key = tuple(map(torch.Tensor.data_ptr, statics))
+        made = self._entries.get(key)
+        if made is not None and made.is_current(statics):
+            return made.value if made.counted else None
+        made = self._begin(key, statics)
+        made.value = {}
+        self._put(key, made)
+        return None
 
 
 class _Here(threading.local):
-    """What a Python thread has prepared, by the address of the first static tensor: layers of equal sizes share a row."""
+    """What a Python thread has prepared: layers of equal sizes share a row."""
 
     def __init__(self) -> None:
-        self.known = dict[int, _Statics]()
+        self.known = _Known(compared="none")

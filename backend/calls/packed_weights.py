@@ -1,7 +1,7 @@
 """Packed weights, kept as long as the tensors they were packed from live, and renewed when those change.
 
 A weight is recognised by its leaves' storages (weak references, so a freed and reused address is never taken for the
-old tensor), data pointers and version counters. When a version moves on:
+old tensor), data pointers, version counters and a few of their values. When a version moves on, or a value differs:
 
     same pattern                       the values are gathered again, stored or masked ones without the matrix
     new stored values at every call    the same, into memory that the weight has for the call alone
@@ -125,7 +125,8 @@ class Packings(Remembered[_Weight]):
         leaf = leaves[0]
         made = self._entries.get(leaf.data_ptr() if len(leaves) == 1 else _key(leaves))
         if made is not None and made.storage is not None:
-            known = made.storage() is leaf.untyped_storage() and made.version == leaf._version
+            same = made.storage() is leaf.untyped_storage() and made.version == leaf._version
+            known = same and made.looked_at == made.seen
         else:
             known = made is not None and self._is_current(made, leaves)
         if made is None or not known or (weight := made.value).lent or (weight.packed is None and weight.density <= densest):

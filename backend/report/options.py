@@ -37,8 +37,8 @@ class Options:
     dump_ir   directory for the text of every compilation stage; default: environment variable GOSSAMER_DUMP_IR.
     strict    raise when a region fails to compile, instead of warning and leaving it dense.
     disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them.
-    verify    how a changed weight is noticed: "version" compares data pointer and version counter; "full" compares
-              every value on every call, and so sees writes that torch does not count (`.data`, numpy).
+    verify    how a changed weight is noticed: "version" compares data pointer, version counter and a few values; "full"
+              compares every value on every call, and so sees all writes that torch does not count (`.data`, numpy).
     """
 
     dense: Dense = "auto"

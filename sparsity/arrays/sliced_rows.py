@@ -11,13 +11,14 @@ Integers of the form are kept as long as the matrix lives and there is room; of 
 more. Values are copied. Who writes to them afterwards is noticed, and that product is computed by rows, and the next ones too
 until the values have stayed for a while:
 
-    torch counts writes      to the values, and to the matrix where a compiled graph writes; both counts are all that is asked
-                             where no other tensor, no DLPack capsule and no NumPy array is over the same memory
+    torch counts writes      to the values, and to the matrix where a compiled graph writes; both counts, and a few values, are
+                             all that is looked at where no other tensor, no DLPack capsule and no NumPy array is over the same
+                             memory
     a hash of the values     shows all other writes, for which every product reads the values as they are stored, too; so do
                              products of which the arrays alone are known, not the matrix
 
-Unseen are writes through `values.data`, an import by DLPack or, compiled, `matrix.data`, if that is let go before the next
-product, and through a storage: torch hides them, from autograd as well.
+Writes through `values.data`, an import by DLPack or, compiled, `matrix.data`, if that is let go before the next product, and
+through a storage are seen if they change most values: torch hides them, from autograd as well.
 The terms of a row are added up in another order than by rows, so that results may differ in their last bits: under
 torch.use_deterministic_algorithms(True) every product is computed by rows.
 """
@@ -37,6 +38,7 @@ from torch import Tensor
 
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.remembered import Remembered
+from gossamer.runtime.sample import Sample, sample_of
 from gossamer.runtime.target import host
 from gossamer.runtime.torch_internals import storage_references, tensor_references
 from gossamer.sparsity.arrays.row_form import RowForm
@@ -165,6 +167,7 @@ class _Values(NamedTuple):
     hashed  the product, see `SlicedRows.bound`, which hashes them again
     alone   the product which reads the copy alone, if torch counts what is written to the stored ones
     written how often the matrix had been written to when the hash was last right, None if that is not known
+    sample  of the stored ones
     """
 
     seen: tuple[int, ...]
@@ -177,6 +180,7 @@ class _Values(NamedTuple):
     hashed: Callable[..., None] | None = None
     alone: Callable[..., None] | None = None
     written: int | None = None
+    sample: Sample = (None, None)
 
 
 _NONE = _Values((), 0)
@@ -210,6 +214,7 @@ class Use:
             and values.stored() is stored
             and values.storage() is storage
             and values.seen == (stored.data_ptr(), stored.numel(), stored._version)
+            and values.sample[0] == values.sample[1]
             and _writes_are_counted(stored, storage)
         ):
             self.last = next(_turns)
@@ -238,6 +243,7 @@ class Use:
         sliced = self._form or self._sliced(form, stored.dtype)
         if sliced is None:
             return False
+        sample = sample_of(stored)
         run, copy, found = kernel(sliced.width), stored.new_zeros(sliced.order.numel()), ctypes.c_int64()
         words, hashed = (copy.data_ptr(), copy.numel()), sliced.bound(run, stored)
         # A write after this is seen at the next product, for it changes the hash, or a count of writes.
@@ -246,7 +252,7 @@ class Use:
         counted = not stored.is_inference() and _references_tell()
         alone = sliced.bound(run, None, ctypes.addressof(_NOT_ASKED), 2, *words) if counted else None
         alive = weakref.ref(stored), weakref.ref(stored.untyped_storage())
-        self._values = _Values(seen, values.times, *alive, copy, words, found.value, hashed, alone, written)
+        self._values = _Values(seen, values.times, *alive, copy, words, found.value, hashed, alone, written, sample)
         return True
 
     def _sliced(self, form: RowForm, dtype: torch.dtype) -> SlicedRows | None:

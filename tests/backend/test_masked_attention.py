@@ -386,3 +386,16 @@ def test_masks_that_hide_little_or_add_what_is_computed_stay_dense() -> None:
     assert "adds numbers" in run.decisions[0].reason
     run = compile_and_run(given_mask, q, k, v, torch.ones(64, 64, dtype=torch.bool), regions=0, min_gain=1.0)
     assert "too small" in run.decisions[0].reason
+
+
+def test_what_the_kernel_does_not_compute_says_why() -> None:
+    q, k, v = (made(1, 2, 256, 16) for _ in range(3))
+    mask = torch.ones(256, 256, dtype=torch.bool).tril()
+    run = compile_and_run(given_mask, q, k, v, mask, regions=0, dynamic=True)
+    assert [d.reason for d in run.decisions] == [
+        "the size of its heads is open: compile without dynamic=True, and sizes that change are found"
+    ]
+    torch._dynamo.reset()
+    q, k, v = (made(1, 2, 64, 512) for _ in range(3))
+    run = compile_and_run(given_mask, q, k, v, mask[:64, :64], regions=0)
+    assert run.decisions[0].reason.startswith("its heads have 512 numbers")

@@ -5,6 +5,8 @@ import gc
 import io
 import pickle
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,12 +100,92 @@ def test_data_is_replaced(model: nn.Module, x: Tensor) -> None:
     assert_follows(run, model, x)
 
 
-def test_uncounted_writes_are_seen_by_full_verification(model: nn.Module, x: Tensor) -> None:
+def double(weight: Tensor) -> None:
+    weight.data.mul_(2)
+
+
+def merge(weight: Tensor) -> None:
+    """As adapters are merged."""
+    weight.data += torch.randn(48, 2) @ torch.randn(2, 64)
+
+
+def copy_average(weight: Tensor) -> None:
+    """As averages of weights are put in their place."""
+    weight.data.copy_(pruned(48, 64))
+
+
+def with_numpy(weight: Tensor) -> None:
+    weight.detach().numpy()[:] = pruned(48, 64).numpy()
+
+
+UNCOUNTED: dict[str, Callable[[Tensor], None]] = {
+    "scaled": double,
+    "merged": merge,
+    "averaged": copy_average,
+    "NumPy": with_numpy,
+}
+
+
+@pytest.mark.parametrize("name", UNCOUNTED)
+@pytest.mark.parametrize("masked", [False, True])
+def test_uncounted_writes_to_most_of_a_weight_are_seen(name: str, masked: bool, x: Tensor) -> None:
+    weight, mask = nn.Parameter(pruned(48, 64)), (torch.rand(48, 64) < 0.2).float()
+
+    def product(x: Tensor) -> Tensor:
+        return F.linear(x, weight * mask if masked else weight)
+
+    run = compile_and_run(product, x, regions=1)
+    for _ in range(3):
+        UNCOUNTED[name](weight)
+        with torch.no_grad():
+            assert_same(run.function(x), product(x))
+            assert_same(run.function(x), product(x))
+
+
+def test_all_uncounted_writes_are_seen_by_full_verification(model: nn.Module, x: Tensor) -> None:
     run = compile_and_run(model, x, verify="full", regions=2)
-    model[0].weight.data.mul_(2)
+    model[0].weight.data[47, 63] = 3
     assert_follows(run, model, x)
     model[0].weight.detach().numpy()[:] = pruned(48, 64).numpy()
     assert_follows(run, model, x)
+
+
+def test_parameters_in_one_vector(model: nn.Module, x: Tensor) -> None:
+    """Of each parameter torch counts the writes to itself, not those to the vector."""
+    run = compile_and_run(model, x, regions=2)
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    for _ in range(3):
+        vector.mul_(1.5)
+        nn.utils.vector_to_parameters(vector, model.parameters())
+        assert_follows(run, model, x)
+
+
+def test_shared_memory(x: Tensor, tmp_path: Path) -> None:
+    """Each process counts its own writes to it, as each tensor over the same file does."""
+    first, second = (torch.from_file(str(tmp_path / "weight"), shared=True, size=48 * 64).view(48, 64) for _ in range(2))
+    first.copy_(pruned(48, 64))
+    layer = nn.Linear(64, 48)
+    layer.weight = nn.Parameter(first)
+    run = compile_and_run(layer, x, regions=1)
+    for _ in range(3):
+        second[torch.randint(48, ()), torch.randint(64, ())] = 3
+        assert_follows(run, layer, x)
+
+
+def test_memory_that_becomes_shared(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x, regions=2)
+    model.share_memory()
+    assert_follows(run, model, x)
+    model[0].weight.data[47, 63] = 3  # uncounted, as what another process writes
+    assert_follows(run, model, x)
+
+
+def test_swapped_tensors(model: nn.Module, x: Tensor) -> None:
+    run = compile_and_run(model, x, regions=2)
+    for _ in range(2):
+        for parameter in model.parameters():
+            torch.utils.swap_tensors(parameter, nn.Parameter(pruned(*parameter.shape)))
+        assert_follows(run, model, x)
 
 
 def test_the_mask_changes(x: Tensor) -> None:

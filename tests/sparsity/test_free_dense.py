@@ -265,3 +265,15 @@ def test_a_weight_dies_with_its_layer() -> None:
     assert dead() is None
     with pytest.raises(gossamer.GossamerError, match="of a module that is gone, or of another process"):
         dense_weight(handle, 80, 96)
+
+
+def test_shared_memory() -> None:
+    """It moves what stands for the weight."""
+    model, x = gossamer.prepare(pruned(), free_dense=True), torch.randn(24, 96)
+    function = compiled(model, x)
+    expected = model(x).detach()
+    model.share_memory()
+    for _ in range(2):
+        with torch.no_grad():
+            assert_same(function(x), expected)
+    assert kept(model) == ["packed", "packed"]

@@ -153,6 +153,8 @@ def in_memory_of(owner: str) -> tuple[SparseTensor, Callable[[], object]]:
     if owner == "another tensor":
         hidden = values.data
         return a, lambda: hidden[1::2].neg_()
+    if owner == "nobody":
+        return a, lambda: values.data.copy_(values.flip(0))
     if owner == "NumPy":
         return a, lambda: values.numpy().__setitem__(7, 5.0)
     if owner == "DLPack":
@@ -165,7 +167,7 @@ def in_memory_of(owner: str) -> tuple[SparseTensor, Callable[[], object]]:
     return a.with_values(torch.from_numpy(array)), lambda: array.__setitem__(7, 5.0)
 
 
-@pytest.mark.parametrize("owner", ["torch", "another tensor", "NumPy", "NumPy before", "an array of NumPy", "DLPack"])
+@pytest.mark.parametrize("owner", ["torch", "nobody", "another tensor", "NumPy", "NumPy before", "an array of NumPy", "DLPack"])
 def test_values_that_were_written_to_are_seen(owner: str, copied: list[torch.Tensor]) -> None:
     (a, write), x = in_memory_of(owner), torch.randint(-3, 4, (40,)).float()
     again(a, x)
