@@ -122,7 +122,9 @@ class Attention:
                     for v in self.vectors:
                         score = self._masked(ds.results[a * frame.vectors + v], key, v)
                         vector.store(score, self.scores, [key, frame.at(v)])
-                        highest[v] = arith.maximumf(highest[v], score)
+                        # In one instruction; where one is NaN, so is the total, whatever this is.
+                        higher = arith.cmpf(arith.CmpFPredicate.OGT, highest[v], score)
+                        highest[v] = arith.select(higher, highest[v], score)
                 scf.YieldOp(highest)
             scf.YieldOp(list(js.results))
         return list(tiles.results)
@@ -134,6 +136,7 @@ class Attention:
         score = arith.mulf(total, splat_of(vec, scale / (cap or 1.0)))
         score = arith.mulf(math.tanh(score), splat_of(vec, cap)) if cap else score
         exists = arith.cmpi(arith.CmpIPredicate.ult, key, self.keys)
+        bound = arith.select(exists, _number(vec, "inf"), _number(vec, "-inf"))
         safe = arith.minui(key, arith.subi(self.keys, index(1)))
         if self.mask is not None:
             score = arith.addf(score, vector.load(vec, self.mask, [safe, frame.at(v)]))
@@ -150,7 +153,8 @@ class Attention:
             ahead = arith.index_cast(i64, arith.subi(key, self.sequence.within))
             visible = arith.cmpi(arith.CmpIPredicate.sle, vector.broadcast(wide, ahead), lanes)
             score = arith.select(visible, score, never)
-        return arith.select(exists, score, never)
+        bound = vector.broadcast(vec, bound)  # NaN becomes infinity, whose weight is NaN again
+        return arith.select(arith.cmpf(arith.CmpFPredicate.OLT, score, bound), score, bound)
 
     def _exponentiate(self, highest: list[ir.Value]) -> list[ir.Value]:
         """weights = exp(scores - highest); returns the totals."""
@@ -239,3 +243,7 @@ class Attention:
     def _scalar(self, at: ir.Value) -> ir.Value:
         """An element of keys or values for all queries."""
         return vector.broadcast(self.frame.vec, memref.load(self.sequence.memory, [at]))
+
+
+def _number(vec: ir.VectorType, value: str) -> ir.Value:
+    return arith.constant(vec.element_type, ir.FloatAttr.get(vec.element_type, float(value)))
