@@ -6,7 +6,6 @@ libraries   two thirds of a hundred megabytes of each compiler's code and tables
 """
 
 import ctypes
-import gc
 import sys
 from collections.abc import Iterator
 
@@ -19,8 +18,6 @@ def give_back() -> None:
     """To be called when a graph has been compiled. Does nothing on other systems than Linux."""
     if sys.platform != "linux":
         return
-    if "torch_mlir" in sys.modules:
-        gc.collect()  # cycles hold MLIR's contexts; a graph that was recalled from the disk has none, and is there in less time
     system = ctypes.CDLL(None)
     if hasattr(system, "malloc_trim"):  # glibc
         system.malloc_trim(0)

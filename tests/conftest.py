@@ -1,6 +1,7 @@
 """For all tests: one temporary cache on disk for the whole run, and the machine that `--machine` names instead of this one."""
 
 import gc
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -26,6 +27,8 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays loaded: the garbage collector, whom tracing keeps busy, need not walk through it."""
     gc.collect()
     gc.freeze()
+    # pytest listens to all loggers that do not propagate. To whoever listens to this one, torch writes every graph that it makes.
+    logging.getLogger("torch.__trace").propagate = True
 
 
 def pytest_configure(config: pytest.Config) -> None:
