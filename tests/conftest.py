@@ -27,8 +27,10 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays loaded: the garbage collector, whom tracing keeps busy, need not walk through it."""
     gc.collect()
     gc.freeze()
-    # pytest listens to all loggers that do not propagate. To whoever listens to this one, torch writes every graph that it makes.
-    logging.getLogger("torch.__trace").propagate = True
+    # pytest listens to every logger that does not propagate, and for whoever listens to this one torch prints all its graphs.
+    trace = logging.getLogger("torch.__trace")
+    trace.handlers.clear()
+    trace.propagate = True
 
 
 def pytest_configure(config: pytest.Config) -> None:
