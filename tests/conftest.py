@@ -13,6 +13,7 @@ from tests.machines import MACHINES, pretend
 
 _CACHE = "GOSSAMER_CACHE_DIR"
 _CALIBRATE = "GOSSAMER_CALIBRATE"
+_VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"
 
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before tests are collected, which already ask what this machine can do. Processes that share the work share the cache."""
     patch = pytest.MonkeyPatch()
     patch.setenv(_CALIBRATE, "0")
+    # Or each process in which Inductor compiles takes seconds to make sure that the CPU and g++ are not mistaken about vectors.
+    patch.setenv(_VECTORS, "1")
+    patch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)
     config.add_cleanup(patch.undo)
     if not hasattr(config, "workerinput"):
         cache = tempfile.TemporaryDirectory(prefix="gossamer-tests-")
