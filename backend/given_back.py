@@ -6,11 +6,12 @@ libraries   two thirds of a hundred megabytes of each compiler's code and tables
 """
 
 import ctypes
-import gc
+import functools
 import sys
 from collections.abc import Iterator
 
-_LIBRARIES = "libllvmlite", "libTorchMLIRAggregateCAPI"
+_LIBRARIES = {"llvmlite.binding": "libllvmlite", "torch_mlir._mlir_libs": "libTorchMLIRAggregateCAPI"}
+"""By the modules that load them, which never unload them."""
 
 _MADV_DONTNEED = 4  # linux/mman.h
 
@@ -19,19 +20,22 @@ def give_back() -> None:
     """To be called when a graph has been compiled. Does nothing on other systems than Linux."""
     if sys.platform != "linux":
         return
-    if "torch_mlir" in sys.modules:
-        gc.collect()  # cycles hold MLIR's contexts; a graph that was recalled from the disk has none, and is there in less time
     system = ctypes.CDLL(None)
     if hasattr(system, "malloc_trim"):  # glibc
         system.malloc_trim(0)
-    try:
-        with open("/proc/self/smaps") as file:
-            found = list(_untouched(file, _LIBRARIES))
-    except OSError:
-        return
-    for start, end in found:
+    for start, end in _places(tuple(library for module, library in _LIBRARIES.items() if module in sys.modules)):
         # An advice: where it is refused, the pages stay.
         system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+
+
+@functools.cache
+def _places(libraries: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """What is untouched of libraries that are loaded: they stay where they are, and Linux takes 10 ms and more to tell."""
+    try:
+        with open("/proc/self/smaps") as file:
+            return tuple(_untouched(file, libraries))
+    except OSError:
+        return ()
 
 
 def _untouched(smaps: Iterator[str], libraries: tuple[str, ...]) -> Iterator[tuple[int, int]]:

@@ -6,17 +6,19 @@ reads exact decimals and its own hexadecimal forms only. So every float constant
 
 import re
 import struct
+from functools import lru_cache
 
 _TYPE = r"\b(?:bfloat|half|float|double)\b"
 _CONSTANT = r"(?<![\w.%@\"$-])[+-]?(?:f0x[0-9A-Fa-f]+|\d+\.\d+(?:e[+-]?\d+)?|inf\b|q?nan\b)"
-_TOKEN, _ANY_CONSTANT = re.compile(f"({_TYPE})|({_CONSTANT})"), re.compile(_CONSTANT)
+_TOKEN = re.compile(f"({_TYPE})|({_CONSTANT})")
+_IN_CONSTANTS = "f0x", ".", "inf", "nan"
 _STRUCT = {"half": "e", "float": "f", "double": "d"}
 
 
 def readable_by_older(llvm_ir: str) -> str:
     """Rewrite the float constants of a module; each takes the float type named last before it on its line."""
     lines = llvm_ir.split("\n")
-    return "\n".join(_rewrite(line) if _ANY_CONSTANT.search(line) else line for line in lines)
+    return "\n".join(_rewrite(line) if any(map(line.__contains__, _IN_CONSTANTS)) else line for line in lines)
 
 
 def bfloat_as_bits(llvm_ir: str) -> str:
@@ -45,6 +47,7 @@ def _rewrite(line: str) -> str:
     return _TOKEN.sub(token, line)
 
 
+@lru_cache(1024)
 def _constant(text: str, type_: str) -> str:
     """`text` in the older form: of a double for float and double, of its own 16 bits for half and bfloat."""
     bits = int(text[3:], 16) if text.startswith("f0x") else _bits(float(text.replace("q", "")), type_)

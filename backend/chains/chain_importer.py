@@ -26,7 +26,7 @@ from gossamer.backend.regions.importer import WEIGHT, import_body
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.dialects.kernel import AttendOp, NormalizeOp, RegroupOp, RotateOp
 from gossamer.passes.contract.hints import hints
-from gossamer.passes.framework.context import context
+from gossamer.passes.framework.context import building
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import FLOATS
 
@@ -39,7 +39,7 @@ def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None)
     the expected number of rows. Raises CompileError if torch-mlir refuses a stage."""
     bodies = {signature(s.body): s for s in chain.stages if s.body is not None}
     texts = {key: str(import_body(s.body, WEIGHT if s.contraction is not None else None)) for key, s in bodies.items()}  # type: ignore[arg-type]
-    with context(), ir.Location.unknown():
+    with building():
         module = ir.Module.create()
         functions = [_function(module, n, s, texts) for n, s in enumerate(chain.stages)]
         _compose(module, chain, functions, weights, tokens)

@@ -14,7 +14,7 @@ from gossamer.dialects.attention import (
     AttendBlocksOp,
     Step,
 )
-from gossamer.passes.framework.context import context
+from gossamer.passes.framework.context import building
 
 _OPS = {
     "forward": (AttendBlocksOp, (), ("out", "statistics")),
@@ -35,7 +35,7 @@ def attend_blocks(
     `pairs` are there if products are `dots`: q and k in bf16 or, for gradients, q, k, v and the gradient.
     """
     op, more, results = _OPS[what]
-    with context(), ir.Location.unknown():
+    with building():
         module = ir.Module.create()
         floats, narrow, wide = (_memory(kind) for kind in ("f32", "i16", "i32"))
         count = len(SIZES) + 3 * len(STRIDED[f"kernel.{op.OPERATION_NAME.removeprefix('kernel.')}"])

@@ -9,7 +9,7 @@ from torch_mlir.dialects import func
 
 from gossamer.dialects.attention import Step
 from gossamer.dialects.cached_attention import SIZES, STRIDED, AttendAppendedOp, AttendCachedOp
-from gossamer.passes.framework.context import context
+from gossamer.passes.framework.context import building
 from gossamer.runtime.elements import FLOATS
 
 
@@ -31,7 +31,7 @@ def contract_of(heads: Heads, appends: bool) -> str:
     (q, k, v, new_k, new_v, mask if there is one, sizes...) → (out, all_k, all_v) where it `appends`
     """
     op = AttendAppendedOp if appends else AttendCachedOp
-    with context(), ir.Location.unknown():
+    with building():
         module = ir.Module.create()
         memory = _memory(heads.dtype)
         names = ["q", "k", "v", *(["new_k", "new_v"] if appends else [])]

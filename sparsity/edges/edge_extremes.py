@@ -20,7 +20,7 @@ from torch_mlir.dialects import arith, func
 from gossamer.dialects.edges import ReduceEdgesOp
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import ReadOp, end
-from gossamer.passes.framework.context import context
+from gossamer.passes.framework.context import building
 from gossamer.runtime.direct_call import describe
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
@@ -47,7 +47,7 @@ def extremes_ir(what: str, features: int, format: Format, dtype: torch.dtype) ->
     shares  the sums over rows of the transpose of the shares of those y that are equal to x
     """
     matrices = {"max": 1, "min": 1, "ties": 2, "shares": 3}[what]
-    with context(), ir.Location.unknown():
+    with building():
         module = ir.Module.create()
         element, open_ = ir.Type.parse(ELEMENTS[dtype]), ir.ShapedType.get_dynamic_size()
         pattern = ir.RankedTensorType.get([open_, open_], element, ir.Attribute.parse(str(format)))

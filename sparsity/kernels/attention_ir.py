@@ -12,7 +12,7 @@ from torch_mlir.dialects import func
 
 from gossamer.dialects.edges import GRADIENTS, SAVED, TERMS
 from gossamer.dialects.format import Format
-from gossamer.passes.framework.context import context
+from gossamer.passes.framework.context import building
 from gossamer.runtime.elements import ELEMENTS
 
 
@@ -80,7 +80,7 @@ def _module(
     entry: torch.dtype | None,
     attributes: dict[str, str],
 ) -> str:
-    with context(), ir.Location.unknown():
+    with building():
         module = ir.Module.create()
         element, open_ = ir.Type.parse(ELEMENTS[attention.dtype]), ir.ShapedType.get_dynamic_size()
         pattern = ir.RankedTensorType.get([open_, open_], element, ir.Attribute.parse(str(attention.format)))

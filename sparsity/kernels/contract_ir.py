@@ -19,7 +19,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.dialects.open_ops import SampleOp
-from gossamer.passes.framework.context import context
+from gossamer.passes.framework.context import building
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import index
 from gossamer.runtime.elements import ELEMENTS
@@ -90,7 +90,7 @@ def _region(operands: Sequence[Operand], dtype: torch.dtype, build: Callable[[Sc
     if dtype not in ELEMENTS:
         known = ", ".join(str(d).removeprefix("torch.") for d in ELEMENTS)
         raise CompileError(f"there are no kernels for {dtype}, only for {known}: convert the operands with .to(dtype)")
-    with context(), ir.Location.unknown():
+    with building():
         module = ir.Module.create()
         element = ir.Type.parse(ELEMENTS[dtype])
         types = [_type(operand.letters, operand.format, element) for operand in operands]

@@ -9,7 +9,7 @@ from torch_mlir.dialects import arith, func, math
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.dialects.open_ops import SegmentMapOp, SegmentReduceOp
-from gossamer.passes.framework.context import context
+from gossamer.passes.framework.context import building
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.runtime.elements import ELEMENTS, FLOATS
 
@@ -105,7 +105,7 @@ def _module(positions: torch.dtype, dtypes: Sequence[torch.dtype], build: Callab
     if dtypes[0] not in ELEMENTS:
         names = ", ".join(str(d).removeprefix("torch.") for d in known)
         raise CompileError(f"there are no kernels for {dtypes[0]}, only for {names}: convert the operands with .to(dtype)")
-    with context(), ir.Location.unknown():
+    with building():
         module = ir.Module.create()
         element = ir.Type.parse(ELEMENTS[dtypes[0]])
         types = [_vector(ir.IntegerType.get_signless(positions.itemsize * 8)), *(_vector(element) for _ in dtypes)]

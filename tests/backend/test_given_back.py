@@ -1,6 +1,8 @@
 """What of the compiler's memory may be given back: pages that nobody has written to, and nothing of others."""
 
-from gossamer.backend.given_back import _untouched, give_back
+import sys
+
+from gossamer.backend.given_back import _places, _untouched, give_back
 
 SMAPS = """\
 7f0000000000-7f0000001000 r--p 00000000 08:01 11 /site-packages/llvmlite/binding/libllvmlite.so
@@ -38,3 +40,15 @@ def test_compiling_goes_on_afterwards() -> None:
         assert jit.load(jit.object_code(module, host()), "nothing").address
         give_back()
     assert torch.ones(3).sum() == 3
+
+
+def test_places_in_this_process_are_of_the_library_and_read_only() -> None:
+    import llvmlite.binding  # noqa: F401
+
+    if sys.platform != "linux":
+        return
+    with open("/proc/self/maps") as file:
+        mapped = {line.partition("-")[0]: line for line in file}
+    found = [mapped[f"{start:x}"] for start, _ in _places(("libllvmlite",))]
+    assert found
+    assert all("libllvmlite" in line and line.split()[1][1] == "-" for line in found)

@@ -40,12 +40,16 @@ def check(model: nn.Module, compiled: Any, x: Tensor, tolerance: float = 1e-5) -
     torch.testing.assert_close(y.double(), exact(model, x).detach(), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("schedule", ["groups", "reference", "auto"])
+SCHEDULES = ("groups", "reference", "auto")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("sizes", [LARGE, SMALL, (1, 1), (17, 2)], ids=str)
 def test_tokens(sizes: tuple[int, int], bits: int, schedule: str) -> None:
+    """Every number of tokens with each of the sizes, bits and schedules, though not with all three of them."""
     model = model_of(bits, sizes)
-    for tokens in (1, 2, 5, 9):
+    for tokens in ((1, 9), (2, 5))[(SCHEDULES.index(schedule) + bits // 4) % 2]:
         x = torch.randn(tokens, sizes[0])
         run = compile_and_run(model, x, regions=2, schedule=schedule)
         check(model, run.function, x)

@@ -47,14 +47,26 @@ def test_full_verification_of_a_weight_that_another_graph_has_packed() -> None:
         assert_same(run.function(x), net(x))
 
 
-def test_no_context_of_mlir_outlives_a_compilation() -> None:
+@pytest.mark.parametrize("regions, grad", [(3, False), (5, True)])
+def test_no_context_of_mlir_outlives_a_compilation(regions: int, grad: bool) -> None:
+    """Nor waits for the garbage collector, which would look at all that a process has loaded to find it."""
     from torch_mlir import ir
 
+    def net() -> nn.Module:
+        layers = nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Linear(80, 63), nn.Unflatten(1, (7, 3, 3)), nn.Conv2d(7, 16, 3))
+        layers[4].weight.data *= torch.rand(16, 7, 1, 1) < 0.2
+        for layer in (layers[0], layers[2]):
+            prune_(layer)
+        return layers.train(grad)
+
     x = torch.randn(5, 64)
-    compile_and_run(model(), x, dense="eager", regions=2)
+    compile_and_run(net(), x, grad=grad, regions=regions)
     gc.collect()
     before = ir.Context._get_live_count()
     torch._dynamo.reset()
-    compile_and_run(prune_(nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Linear(80, 64))).eval(), x, dense="eager", regions=2)
-    gc.collect()
-    assert ir.Context._get_live_count() <= before
+    gc.disable()
+    try:
+        compile_and_run(net(), x, grad=grad, regions=regions, verify="full")
+        assert ir.Context._get_live_count() <= before
+    finally:
+        gc.enable()

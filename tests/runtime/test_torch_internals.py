@@ -102,13 +102,15 @@ FIRST = {each.feature: name for name, each in reversed(PRIVATE.items())}
 """A name of each feature: a process that has it not takes seconds."""
 
 PROGRAM = """
-import os, sys, traceback, json, warnings
+import gc, os, sys, traceback, json, warnings
 from dataclasses import replace
 import torch, torch._inductor.compile_fx, torch_mlir.fx, llvmlite.binding, rich.console
 from gossamer.runtime import torch_internals as fence
 
 torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2))  # what all of the processes load
 torch.compiler.reset()
+gc.collect()
+gc.freeze()  # and what its processes share stays shared
 
 IN_INDUCTOR = fence.INDUCTOR, fence.TRITON, fence.MODES, fence.CACHE, fence.DIRECT_CALLS
 NO_REGIONS = fence.REGIONS, fence.OP_BY_OP

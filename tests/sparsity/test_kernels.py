@@ -37,9 +37,8 @@ BLOCKS = {"block": (4, 2), "blockvec": (4, 4)}
 
 
 @pytest.fixture(autouse=True)
-def on_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without the cache on disk, and with the number of threads restored."""
-    monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
+def on_its_own() -> Iterator[None]:
+    """With the number of threads restored."""
     threads = torch.get_num_threads()
     torch.manual_seed(0)
     yield
