@@ -165,6 +165,7 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    if any(map(Tensor.is_inference, tensors)):
+    try:
+        return [*map(_VERSION, tensors)]
+    except RuntimeError:  # one was made in inference mode; to ask them all first takes as long as all else
         return [-1 if t.is_inference() else t._version for t in tensors]
-    return [*map(_VERSION, tensors)]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.runtime.remembered import Remembered
+from gossamer.runtime.sample import sample_of
 
 TENSORS: dict[str, Callable[[], Tensor]] = {
     "vector": lambda: torch.randn(5),
@@ -26,6 +27,23 @@ def test_values_are_compared(name: str) -> None:
     assert name == "negated" or kept.get([tensor], (), object) is first
     tensor.data.add_(1)  # which torch does not count
     assert kept.get([tensor], (), object) is not first
+
+
+@pytest.mark.parametrize("name", [name for name in TENSORS if name != "negated"])  # which has others between its values
+def test_a_sample_shows_writes_that_torch_does_not_count(name: str) -> None:
+    kept, tensor = Remembered[object](compared="none"), TENSORS[name]()
+    first = kept.get([tensor], (), object)
+    assert kept.get([tensor], (), object) is first
+    tensor.data.add_(1)
+    assert kept.get([tensor], (), object) is not first
+
+
+@pytest.mark.parametrize("tensor", [torch.randn(3), torch.randn(100), torch.randn(96, 80) * (torch.rand(96, 80) < 0.1)])
+def test_samples_are_small_and_compared_without_unpacking(tensor: Tensor) -> None:
+    memory, seen = sample_of(tensor)
+    assert memory is not None and seen is not None and memory == seen
+    assert memory.format == seen.format and len(memory.format) == 1, "of the machine's own numbers"
+    assert memory.nbytes <= 512 and any(seen.tobytes())
 
 
 @pytest.mark.parametrize("tensor", [torch.empty(0), torch.empty(3, 0)])
