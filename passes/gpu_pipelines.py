@@ -7,10 +7,10 @@ is in `OPEN` too, and vectors of a warp.
 from dataclasses import dataclass
 
 from torch_mlir import ir
-from torch_mlir.dialects import llvm
 
 from gossamer.dialects.launch import Launch
 from gossamer.passes.finish.emit_entry import WORDS
+from gossamer.passes.framework.translate import translate_to_llvm_ir
 from gossamer.passes.loops.gpu_threads import LAUNCH, read_launch
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.pipelines import Observer, Plan, check_lowered
@@ -59,4 +59,4 @@ def lower(planned: Plan, observer: Observer | None = None) -> GpuKernels:
             tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims))
             for dims in ir.ArrayAttr(module.operation.attributes[WORDS])
         )
-        return GpuKernels(llvm.translate_module_to_llvmir(kernels), launches, words)
+        return GpuKernels(translate_to_llvm_ir(kernels), launches, words)

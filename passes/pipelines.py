@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch_mlir import ir
-from torch_mlir.dialects import llvm
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -16,6 +15,7 @@ from gossamer.dialects.packing import Packing
 from gossamer.passes.chain.lower_chain import TILE_WORKSPACE
 from gossamer.passes.finish.emit_entry import WORDS
 from gossamer.passes.framework.context import context
+from gossamer.passes.framework.translate import translate_to_llvm_ir
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.queries import all_ops, public_functions, walk
 from gossamer.passes.loops.vectors import WORKSPACE
@@ -145,7 +145,7 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
         workspace = ir.IntegerAttr(attributes[WORKSPACE]).value if WORKSPACE in attributes else 0
         tiles = ir.ArrayAttr(attributes[TILE_WORKSPACE]) if TILE_WORKSPACE in attributes else []
         tile_workspace = tuple(ir.IntegerAttr(n).value for n in tiles)
-        return Lowered(llvm.translate_module_to_llvmir(module.operation), words, workspace, tile_workspace)
+        return Lowered(translate_to_llvm_ir(module.operation), words, workspace, tile_workspace)
 
 
 def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int, gathers: bool) -> str:

@@ -37,7 +37,8 @@ def optimize(llvm_ir: str, target: Target) -> llvm.ModuleRef:
     with _LLVM:
         machine = target.machine()
         try:
-            module = llvm.parse_assembly(text)
+            # In LLVM's global context types and constants of every module would stay for good.
+            module = llvm.parse_assembly(text, llvm.context.create_context())
             module.triple, module.data_layout = target.triple, str(machine.target_data)
             module.verify()
         except RuntimeError as problem:

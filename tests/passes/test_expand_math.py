@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import scipy.special
 from torch_mlir import ir
-from torch_mlir.dialects import llvm
 
 from gossamer.passes.finish.emit_entry import ENTRY
 from gossamer.passes.framework.context import context
+from gossamer.passes.framework.translate import translate_to_llvm_ir
 from gossamer.passes.registry import run_pipeline
 from gossamer.runtime import jit
 from gossamer.runtime.target import Target, host
@@ -55,7 +55,7 @@ def compiled(name: str, element: str, target: Target) -> Vectorized:
     with context(), ir.Location.unknown():
         module = ir.Module.parse(text)
         run_pipeline(module, f"expand-math{{bits={target.vector_bits}}},emit-entry,lower-to-llvm{{bits={target.vector_bits}}}")
-        llvm_ir = llvm.translate_module_to_llvmir(module.operation)
+        llvm_ir = translate_to_llvm_ir(module.operation)
     code = jit.load(jit.object_code(jit.optimize(llvm_ir, target), target), ENTRY)
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
 

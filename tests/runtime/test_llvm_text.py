@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 from torch_mlir import ir
-from torch_mlir.dialects import llvm as mlir_llvm
 
 from gossamer.passes.framework.context import context
+from gossamer.passes.framework.translate import translate_to_llvm_ir
 from gossamer.runtime import jit
 from gossamer.runtime.llvm_text import bfloat_as_bits, readable_by_older
 from gossamer.runtime.target import host
@@ -39,7 +39,7 @@ def test_constants_keep_every_bit(element: str) -> None:
     )
     with context(), ir.Location.unknown():
         module = ir.Module.parse(f"llvm.func @entry(%out: !llvm.ptr) {{\n{stores}\nllvm.return\n}}")
-        text = mlir_llvm.translate_module_to_llvmir(module.operation)
+        text = translate_to_llvm_ir(module.operation)
     code = jit.load(jit.object_code(jit.optimize(text, host()), host()), "entry")
     out = np.zeros(len(bits), dtype=f"u{width // 8}")
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)(out.ctypes.data)
