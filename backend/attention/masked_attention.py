@@ -63,8 +63,9 @@ class MaskedAttention:
             return []
         constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node | None, _Tables | None]()
         for node in list(graph.nodes):
-            mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else None
-            mask = node.args[3] if node.target is attend_masked else mask
+            if node.target not in (cpu_attention, attend_masked) or not node.args[0].meta["val"].is_cpu:
+                continue
+            mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else node.args[3]
             if isinstance(mask, fx.Node) and node.target is cpu_attention and (reason := _unsupported(node, mask)):
                 decisions.append(Decision(str(mask), "attention", _sizes(mask), 1.0, None, None, False, reason, None))
             elif isinstance(mask, fx.Node) or node.target is attend_masked:
@@ -81,7 +82,7 @@ def _unsupported(node: fx.Node, mask: fx.Node) -> str | None:
     dropout, causal = given[0] if given else 0.0, given[1] if len(given) > 1 else False
     if dropout or causal:
         return "it has dropout" if dropout else "it is causal beside its mask"
-    if not (q.is_cpu and q.dtype in TYPES and q.dtype == k.dtype == v.dtype):
+    if not (q.dtype in TYPES and q.dtype == k.dtype == v.dtype):
         return f"its queries, keys and values are {', '.join(str(each.dtype).removeprefix('torch.') for each in (q, k, v))}"
     if not (isinstance(q.shape[3], int) and isinstance(v.shape[3], int)):
         return "the size of its heads is open: compile without dynamic=True, and sizes that change are found"
