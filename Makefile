@@ -35,7 +35,7 @@ DECIDES := tests/test_smoke.py tests/runtime/test_target.py $(patsubst %,tests/b
 test: $(BIN)/gossamer-opt  ## all tests: smoke first, then pytest and lit
 	$(BIN)/python -m pytest tests/test_smoke.py
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist worksteal
-	printf '%s\n' $(MACHINES) | OMP_WAIT_POLICY=PASSIVE xargs -P 0 -I machine $(BIN)/python -m pytest --machine machine $(DECIDES)
+	printf '%s\n' $(MACHINES) | OMP_WAIT_POLICY=PASSIVE xargs -P 0 -I {} $(BIN)/python -m pytest --machine {} $(DECIDES)
 	$(BIN)/lit --quiet tests/lit
 
 smoke: $(BIN)/gossamer-opt  ## seconds: does it compile anything at all
