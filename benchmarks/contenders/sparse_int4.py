@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from benchmarks.contenders import sparse
 from benchmarks.models import PrunedModel
@@ -11,12 +12,12 @@ from benchmarks.quantized import check
 from benchmarks.registry import Contender, Prepared
 
 
-def prepare(problem: PrunedModel) -> Prepared:
+def prepare(problem: PrunedModel, **options: Any) -> Prepared:
     import gossamer
 
     check(problem, "int4")
     model = gossamer.quantize(copy.deepcopy(problem.model), weights="int4", group=16)
-    return sparse.prepared(problem, compiled_alone(model, backend="sparse", fullgraph=True))
+    return sparse.prepared(problem, compiled_alone(model, backend="sparse", fullgraph=True, options=options))
 
 
 CONTENDER = Contender("Gossamer int4", prepare, precision="int4", missing=sparse.missing)
