@@ -4,10 +4,15 @@
 
 The scale of a group is found from its elements: its largest is the integer n times the scale, for some n.
 
-    %w = gossamer::dense_groups(%codes, %scale, %kept, 768, 4)       what stands for such a weight in graphs
+    %w = gossamer::dense_groups(%groups, 3072, 768, 4)       what stands for such a weight in graphs
+
+A matrix of them is one tensor, for each one costs at every call: uint8 [lines, 2 bits], the integers of each stored group in a
+line, two of 4 bits a byte, the first in its lower half; then, in as many lines as it takes, the scales of the groups, and a bit
+for each group of a row, stored or not, least significant first, in whole bytes for each row; zeros up to the last line's end.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
@@ -63,14 +68,38 @@ def _on_grid(bits: int, groups: Tensor) -> tuple[Tensor, Tensor]:
     return scales.flatten().bfloat16(), integers
 
 
-def _dense_groups(codes: Tensor, scale: Tensor, kept: Tensor, columns: int, bits: int) -> Tensor:
+def joined(codes: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
+    """One tensor of integers [groups stored, 2 bits] uint8, their scales, bfloat16, and bits [rows, groups / 8] uint8."""
+    behind = torch.cat([scale.view(torch.uint8), kept.flatten()])
+    lines = F.pad(behind, (0, -len(behind) % codes.shape[1])).view(-1, codes.shape[1])
+    return torch.cat([codes, lines])
+
+
+def parts(groups: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The integers, scales and bits of a matrix of this size, as views. FormatError if it is none of this size."""
+    width, each = groups.shape[1], bytes_of_bits(columns)
+    count = (groups.numel() - rows * each) // (width + 2)
+    if count < 0 or len(groups) != count - (-(2 * count + rows * each) // width):
+        raise FormatError(f"{len(groups)} lines of {width} bytes are no groups of {rows} rows and {columns} columns")
+    behind = groups[count:].reshape(-1)
+    kept = behind[2 * count : 2 * count + rows * each].view(rows, each)
+    return groups[:count], behind[: 2 * count].view(torch.bfloat16), kept
+
+
+def bytes_of_bits(columns: int) -> int:
+    """Of a row: a bit for each of its groups."""
+    return -(-columns // (8 * Groups.COLUMNS))
+
+
+def _dense_groups(groups: Tensor, rows: int, columns: int, bits: int) -> Tensor:
+    codes, scale, kept = parts(groups, rows, columns)
     width = Groups.COLUMNS
-    groups = -(-columns // width)
-    dense = torch.zeros(kept.shape[0], groups, width, dtype=torch.float32, device=codes.device)
+    count = -(-columns // width)
+    dense = torch.zeros(rows, count, width, dtype=torch.float32, device=groups.device)
     integers = codes.view(torch.int8)
     if bits == 4:
         integers = torch.stack([(integers << 4) >> 4, integers >> 4], 2).flatten(1)
-    dense[mask_of_groups(kept, groups)] = _floats(integers, scale)
+    dense[mask_of_groups(kept, count)] = _floats(integers, scale)
     return dense.flatten(1)[:, :columns].contiguous()
 
 
@@ -80,17 +109,16 @@ def mask_of_groups(kept: Tensor, groups: int) -> Tensor:
     return bits.flatten(1)[:, :groups].bool()
 
 
-def _on_meta(codes: Tensor, scale: Tensor, kept: Tensor, columns: int, bits: int) -> Tensor:
-    return scale.new_empty((kept.shape[0], columns), dtype=torch.float32)
+def _on_meta(groups: Tensor, rows: int, columns: int, bits: int) -> Tensor:
+    return groups.new_empty((rows, columns), dtype=torch.float32)
 
 
 LIBRARY.define(
-    "dense_groups(Tensor codes, Tensor scale, Tensor kept, int columns, int bits) -> Tensor",
+    "dense_groups(Tensor groups, int rows, int columns, int bits) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.impl("dense_groups", _dense_groups, "CompositeExplicitAutograd")
 LIBRARY.impl("dense_groups", _on_meta, "Meta")
 
 dense_groups = torch.ops.gossamer.dense_groups.default
-"""The float32 matrix [M, columns] of groups of 16 along its rows: `codes` [groups stored, 2 bits] uint8, two of 4 bits a byte,
-the lower first, `scale` [groups stored] of any float type, `kept` [M, groups / 8] uint8, a bit a group, stored or not."""
+"""The float32 matrix [rows, columns] of groups of 16 along its rows, which are one tensor of `bits`."""

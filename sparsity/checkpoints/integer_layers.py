@@ -3,7 +3,7 @@
     in the file                                     the layer becomes
     weight_int8, weight_scale                       QuantizedLinear
     input_scale, input_zero_point, input_offset     with a calibrated input, where these are there, too
-    weight_codes, weight_scale, weight_kept         GroupedLinear, of 4 or 8 bits by the width of codes
+    weight_groups                                   GroupedLinear, of 4 or 8 bits by the width of its lines
 
 Nothing is rounded, and the weight that a layer has is not looked at, so that it may be on the meta device.
 """
@@ -54,9 +54,7 @@ class FloatLayer:
             values, scale = buffer(rows, columns, dtype=torch.int8), buffer(rows, dtype=torch.float32)
             grid = InputGrid(*(buffer(dtype=torch.float32) for _ in range(2))) if self.calibrated else None
             return QuantizedLinear.become(linear, values, scale, weight.dtype, grid)
-        codes, scale = buffer(0, GROUP * bits // 8, dtype=torch.uint8), buffer(0, dtype=torch.bfloat16)
-        kept = buffer(rows, -(-columns // (8 * GROUP)), dtype=torch.uint8)
-        return GroupedLinear.become(linear, codes, scale, kept, bits, weight.dtype)
+        return GroupedLinear.become(linear, buffer(0, GROUP * bits // 8, dtype=torch.uint8), weight.dtype)
 
 
 def in_integers(model: nn.Module, file: Shapes) -> dict[str, FloatLayer]:
@@ -65,11 +63,11 @@ def in_integers(model: nn.Module, file: Shapes) -> dict[str, FloatLayer]:
     for name, layer in model.named_modules():
         if not isinstance(layer, nn.Linear) or layer._parameters.get("weight") is None or tensor_of(name, "weight") in file:
             continue
-        codes = file.get(tensor_of(name, "weight_codes"), ())
+        groups = file.get(tensor_of(name, "weight_groups"), ())
         if tensor_of(name, "weight_int8") in file:
             found[name] = FloatLayer(layer, None, tensor_of(name, "input_scale") in file)
-        elif len(codes) == 2 and codes[1] * 8 in (4 * GROUP, 8 * GROUP):
-            found[name] = FloatLayer(layer, codes[1] * 8 // GROUP)
+        elif len(groups) == 2 and groups[1] * 8 in (4 * GROUP, 8 * GROUP):
+            found[name] = FloatLayer(layer, groups[1] * 8 // GROUP)
     return found
 
 

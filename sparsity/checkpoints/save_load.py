@@ -17,11 +17,12 @@ from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
 from gossamer.sparsity.checkpoints.integer_layers import Shapes, in_integers, tensor_of
-from gossamer.sparsity.quantization.grouped_linear import RAGGED, GroupedLinear
+from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 Model = TypeVar("Model", bound=nn.Module)
 _MARK, _VERSION = "gossamer", 1
+_GROUPS = "weight_groups"
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = False) -> int:
@@ -85,7 +86,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
             own |= _buffers(name, look)
         layers = {name: looks.get(name, layer) for name, layer in model.named_modules()}
         grouped = {name: layer for name, layer in layers.items() if isinstance(layer, GroupedLinear)}
-        _check(own, shapes, tied, path, {tensor_of(name, part) for name in grouped for part in RAGGED})
+        _check(own, shapes, tied, path, {tensor_of(name, _GROUPS) for name in grouped})
         groups = _groups(grouped, stored, files)
         grouped |= {name: layer for name, each in turned.items() if isinstance(layer := each.become(), GroupedLinear)}
         for name, given in groups.items():
@@ -164,15 +165,14 @@ def _buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
     return {tensor_of(name, part): buffer for part, buffer in layer.named_buffers(recurse=False)}
 
 
-def _groups(layers: dict[str, GroupedLinear], stored: dict[str, Parts], files: list[Any]) -> dict[str, dict[str, Tensor]]:
+def _groups(layers: dict[str, GroupedLinear], stored: dict[str, Parts], files: list[Any]) -> dict[str, Tensor]:
     """What files have for layers in groups, which is looked at before anything is changed."""
-    found: dict[str, dict[str, Tensor]] = {}
+    found: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        own = {part: tensor_of(name, part) for part in layer.weight_buffers()}
-        given = {part: _tensor(each, stored[each], files) for part, each in own.items() if each in stored}
-        if len(given) == len(own):  # else tied to one that is stored
-            layer.check_groups(name, given)
-            found[name] = given
+        own = tensor_of(name, _GROUPS)
+        if own in stored:  # else tied to one that is
+            found[name] = _tensor(own, stored[own], files)
+            layer.check_groups(name, found[name])
     return found
 
 

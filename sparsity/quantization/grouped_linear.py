@@ -6,7 +6,6 @@ For the few tokens of a decoder, whose time goes into reading weights: a kept gr
 scale (GQSA, Zeng et al., 2025). Inputs are floats as they are.
 """
 
-from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -15,29 +14,27 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import FormatError, GossamerError
 from gossamer.dialects.quantized_packings import Groups
-from gossamer.runtime.grouped_values import dense_groups, mask_of_groups
+from gossamer.runtime.grouped_values import dense_groups, joined, mask_of_groups, parts
 from gossamer.sparsity.quantization.quantized_linear import check_finite
 
 GROUP = Groups.COLUMNS
-RAGGED = ("weight_codes", "weight_scale")
-"""The buffers of which there are as many lines as groups are kept."""
 
 
 class GroupedLinear(nn.Linear):
     """A linear layer with a weight of 4- or 8-bit integers in groups.
 
-    weight_codes  [groups kept, 8 or 16], uint8: integers with a sign, two of 4 bits a byte, the first in its lower half
-    weight_scale  [groups kept], bfloat16
-    weight_kept   [out_features, groups / 8], uint8: a bit for each group, least significant first
-    weight        what they stand for, in the type that the weight had; computed when it is asked for, never written
+    weight_groups  uint8 [lines, 8 or 16]: the integers of each kept group in a line, then all scales and what is kept (see
+                   runtime/grouped_values.py); one buffer, because torch.compile looks at each before every call
+    weight_codes   [groups kept, 8 or 16], uint8: its integers with a sign, two of 4 bits a byte, the first in its lower half
+    weight_scale   [groups kept], bfloat16
+    weight_kept    [out_features, groups / 8], uint8: a bit for each group, least significant first
+    weight         what they stand for, in the type that the weight had; computed when it is asked for, never written
 
     The input is of any floating type, [..., in_features]; the result has the same type, and sums are those of float32. The
     weight has no gradient. Checkpoints may keep other groups, and other numbers of them.
     """
 
-    weight_codes: Tensor
-    weight_scale: Tensor
-    weight_kept: Tensor
+    weight_groups: Tensor
     _dtype: torch.dtype
     _bits: int
 
@@ -46,24 +43,42 @@ class GroupedLinear(nn.Linear):
         """Turns a linear layer into a quantized one, in place, so that hooks and references to it hold. GossamerError if its
         weight has a NaN or an infinity, or so many columns that the packing cannot tell them."""
         weight = linear.weight.detach()
-        buffers = grouped(weight, bits)
+        groups = grouped(weight, bits)
         del linear._parameters["weight"]
-        return cls.become(linear, *buffers, bits, weight.dtype)
+        return cls.become(linear, groups, weight.dtype)
 
     @classmethod
-    def become(cls, linear: nn.Linear, codes: Tensor, scale: Tensor, kept: Tensor, bits: int, dtype: torch.dtype) -> Self:
+    def become(cls, linear: nn.Linear, groups: Tensor, dtype: torch.dtype) -> Self:
         """Turns a linear layer whose own weight is gone into one of this weight, in place; `dtype` is what it stands for."""
         linear.__class__ = cls
         made: Any = linear
-        made._dtype, made._bits = dtype, bits
-        for name, buffer in (("weight_codes", codes), ("weight_scale", scale), ("weight_kept", kept)):
-            made.register_buffer(name, buffer)
+        made._dtype, made._bits = dtype, groups.shape[1] * 8 // GROUP
+        made.register_buffer("weight_groups", groups)
         return made
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The weight as floats."""
         return self._floats().to(self._dtype)
+
+    @property
+    def weight_codes(self) -> Tensor:
+        """A view."""
+        return self._parts[0]
+
+    @property
+    def weight_scale(self) -> Tensor:
+        """A view."""
+        return self._parts[1]
+
+    @property
+    def weight_kept(self) -> Tensor:
+        """A view."""
+        return self._parts[2]
+
+    @property
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return parts(self.weight_groups, self.out_features, self.in_features)
 
     def forward(self, input: Tensor) -> Tensor:
         """As that of nn.Linear."""
@@ -73,44 +88,39 @@ class GroupedLinear(nn.Linear):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, int{self._bits} in groups of {GROUP}"
 
-    def weight_buffers(self) -> dict[str, Tensor]:
-        """The weight as it is stored, by the names of its buffers."""
-        return {name: self._buffers[name] for name in (*RAGGED, "weight_kept")}  # type: ignore[misc]
-
-    def check_groups(self, name: str, buffers: Mapping[str, Tensor]) -> None:
-        """FormatError, with the layer's name, for buffers that do not fit together, or this layer."""
-        codes, scale, kept = (buffers[key] for key in ("weight_codes", "weight_scale", "weight_kept"))
-        groups = -(-self.in_features // GROUP)
-        if tuple(kept.shape) != (self.out_features, -(-groups // 8)) or kept.dtype != torch.uint8:
-            raise FormatError(f"'{name}': bits of {groups} groups in {self.out_features} rows are not {tuple(kept.shape)}")
-        count, width = int(mask_of_groups(kept, groups).sum()), GROUP * self._bits // 8
-        beyond = int(mask_of_groups(kept, kept.shape[1] * 8).sum()) - count
-        if beyond or tuple(codes.shape) != (count, width) or tuple(scale.shape) != (count,) or codes.dtype != torch.uint8:
-            raise FormatError(
-                f"'{name}': its bits keep {count + beyond} groups of {width} bytes, there are codes {tuple(codes.shape)} and "
-                f"scales {tuple(scale.shape)}"
-            )
+    def check_groups(self, name: str, groups: Tensor) -> None:
+        """FormatError, with the layer's name, for groups that are none of this layer."""
+        width = self.weight_groups.shape[1]
+        if groups.dtype != torch.uint8 or groups.dim() != 2 or groups.shape[1] != width:
+            raise FormatError(f"'{name}': its groups are lines of {width} bytes, not {groups.dtype} {tuple(groups.shape)}")
+        try:
+            codes, _, kept = parts(groups, self.out_features, self.in_features)
+        except FormatError as problem:
+            raise FormatError(f"'{name}': {problem}") from None
+        here = mask_of_groups(kept, -(-self.in_features // GROUP))
+        beyond = int(mask_of_groups(kept, kept.shape[1] * 8).sum()) - int(here.sum())
+        if beyond or int(here.sum()) != len(codes):
+            raise FormatError(f"'{name}': its bits keep {int(here.sum()) + beyond} groups, there are {len(codes)}")
 
     def _floats(self) -> Tensor:
-        return dense_groups(self.weight_codes, self.weight_scale, self.weight_kept, self.in_features, self._bits)
+        return dense_groups(self.weight_groups, self.out_features, self.in_features, self._bits)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """As nn.Linear does, other numbers of groups included."""
-        given = {name: state_dict.get(prefix + name, buffer) for name, buffer in self.weight_buffers().items()}
-        self.check_groups(prefix.removesuffix("."), given)
-        self.make_room(given)
+        given = state_dict.get(prefix + "weight_groups")
+        if given is not None:
+            self.check_groups(prefix.removesuffix("."), given)
+            self.make_room(given)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def make_room(self, given: Mapping[str, Tensor]) -> None:
-        """Gives the buffers whose sizes follow the kept groups those of others."""
-        for name in RAGGED:
-            own = self._buffers[name]
-            if own is not None and own.shape != given[name].shape:
-                self._buffers[name] = own.new_empty(given[name].shape)
+    def make_room(self, given: Tensor) -> None:
+        """Gives the buffer, whose size follows the kept groups, that of others."""
+        if self.weight_groups.shape != given.shape:
+            self.weight_groups = self.weight_groups.new_empty(given.shape)
 
 
-def grouped(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A matrix as `codes`, `scale` and `kept`. A group is kept where it has a nonzero.
+def grouped(weight: Tensor, bits: int) -> Tensor:
+    """A matrix as `weight_groups`. A group is kept where it has a nonzero.
 
     Of two scales, by which the largest element becomes -2^(bits - 1) or at most 2^(bits - 1) - 1, each group has that of the
     smaller squared error. GossamerError for what is not finite, or has too many columns.
@@ -124,7 +134,7 @@ def grouped(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
         codes = (codes[:, 0::2] & 15) | (codes[:, 1::2] << 4)
     places = 1 << torch.arange(8, device=weight.device)
     kept = (F.pad(mask, (0, -mask.shape[1] % 8)).unflatten(1, (-1, 8)) * places).sum(2).to(torch.uint8)
-    return codes.view(torch.uint8), scale, kept
+    return joined(codes.view(torch.uint8), scale, kept)
 
 
 def check_columns(columns: int) -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.runtime.grouped_values import joined, parts
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear, grouped
 from tests.backend.harness import prune_
 
@@ -56,7 +58,7 @@ def test_its_bits_are_integers_times_scales(shape: tuple[int, int], bits: int) -
 def test_integers_are_the_nearest_and_use_the_range(bits: int) -> None:
     torch.manual_seed(0)
     weight = torch.randn(40, 64) * (torch.rand(40, 4) < 0.5).repeat_interleave(16, 1)
-    codes, scale, kept = grouped(weight, bits)
+    codes, scale, kept = parts(grouped(weight, bits), 40, 64)
     found = decoded(codes, scale, kept, 64, bits).float()
     assert torch.equal(found.view(40, 4, 16).ne(0).any(2), weight.view(40, 4, 16).ne(0).any(2))
     most = 1 << bits - 1
@@ -75,7 +77,7 @@ def test_what_is_there_and_what_is_not() -> None:
     assert "int4 in groups of 16" in repr(model)
     gossamer.quantize(model, weights="int8", group=16, only="2")
     assert isinstance(model[2], GroupedLinear)
-    names = {"weight_codes", "weight_scale", "weight_kept", "bias"}
+    names = {"weight_groups", "bias"}
     assert {name for name in model.state_dict() if name.startswith("0.")} == {f"0.{name}" for name in names}
     with pytest.raises(gossamer.OptionError, match="weights='int2' are not known"):
         gossamer.quantize(model, weights="int2")  # type: ignore[arg-type]
@@ -122,7 +124,7 @@ def test_checkpoints_keep_other_groups(tmp_path: Path, bits: int) -> None:
     assert gossamer.save(model, file) < elements * (0.55 * (bits / 8 + 2 / 16) + 1 / 128) + 4 * 128 + 2000
     for load in (lambda other: gossamer.load(other, file), lambda other: other.load_state_dict(model.state_dict())):
         other = nn.Sequential(layer_of(256, 128, bits), nn.ReLU(), layer_of(128, 30, bits, bias=False))
-        assert other[0].weight_codes.shape != model[0].weight_codes.shape
+        assert other[0].weight_groups.shape != model[0].weight_groups.shape
         load(other)
         assert torch.equal(other(x), model(x))
     copied = copy.deepcopy(model)
@@ -133,15 +135,19 @@ def test_broken_checkpoints_are_refused_before_anything_changes(tmp_path: Path) 
     torch.manual_seed(0)
     model, file = nn.Sequential(layer_of(64, 8), layer_of(8, 8)), tmp_path / "model.safetensors"
     gossamer.save(model, file)
-    arrays = load_file(file)
+    arrays, before = load_file(file), model[0].weight_groups
+    codes, scale, kept = model[0].weight_codes, model[0].weight_scale, model[0].weight_kept
     cases = {
-        "1.weight_scale": arrays["1.weight_scale"][:-1],
-        "1.weight_kept": arrays["1.weight_kept"][:-1],
-        "1.weight_codes": arrays["1.weight_codes"].to(torch.int16),
+        "a line is missing": {"1.weight_groups": arrays["1.weight_groups"][:-1]},
+        "a line too many": {"0.weight_groups": F.pad(before, (0, 0, 0, 1))},
+        "other integers": {"1.weight_groups": arrays["1.weight_groups"].to(torch.int16)},
+        "other bits": {"0.weight_groups": grouped(model[0].weight, 8)},
+        "more groups are kept than there are": {"0.weight_groups": joined(codes, scale, kept | 15)},
+        "groups behind the last column": {"0.weight_groups": joined(codes, scale, kept | 128)},
+        "not even that": {"0.weight_groups": before[:0]},
     }
-    before = model[0].weight_codes
-    for name, wrong in {**cases, "0.weight_kept": arrays["0.weight_kept"] | 128}.items():
-        save_file({**arrays, name: wrong}, tmp_path / "wrong.safetensors")
+    for wrong in cases.values():
+        save_file({**arrays, **wrong}, tmp_path / "wrong.safetensors")
         with pytest.raises(gossamer.FormatError):
             gossamer.load(model, tmp_path / "wrong.safetensors")
-        assert model[0].weight_codes is before
+        assert model[0].weight_groups is before
