@@ -8,6 +8,7 @@ after    scf.parallel (%task) = ...                    // chunks of the weight's
            for each block of 128 rows:
              for each of its strips of 16, some rows at once, so that their sums fill 16 registers:
                scf.for each line of the strip iter_args(sums)   // an entry of each row, which has two groups
+                 prefetch the line 16 lines on
                  its 16 bytes (4 bits) or 32 (8 bits), as integers in lanes of 32 bits
                  4 bits: permute(levels, bytes), permute(levels, bytes >> 4), the floats -8 .. 7; or by shifts
                  times the scale of the group, scales[p] << 16 or & ~65535 as a float; one multiply-add a token
@@ -29,6 +30,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.loops.prefetch import elements_a_line
 from gossamer.passes.loops.product import Operands, products, stored_of
 from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, sums_across, vector_of, zeros
 from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
@@ -36,6 +38,7 @@ from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
 _TOKENS = 8  # at most, that share the weights as floats
 _NEAR = 32 << 10  # bytes of the tokens of a tile: what the first-level cache of any target holds
 _WIDEST = 16  # lanes, of which an instruction looks up any other
+_AHEAD = 16  # lines of a strip that are fetched early: in a decoder all weights come from memory
 _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
 _GROUP = {4: 0.7, 8: 0.9}  # cycles, by bits
 _TOKEN, _ROW, _TOTALS = 0.8, 3.0, 5.0
@@ -166,6 +169,7 @@ class _Rows(TokenRows):
             first = parts.induction_variable
             with loop(begin, end, index(1), [zeros(self.vec)] * (self.together * self.count)) as lines:
                 entry = arith.addi(arith.muli(lines.induction_variable, index(self.stored.ROWS)), first)
+                self._fetch(arith.addi(entry, index(_AHEAD * self.stored.ROWS)))
                 found = [
                     self._entry(x, arith.addi(entry, index(r)), list(lines.inner_iter_args[r :: self.together]))
                     for r in range(self.together)
@@ -174,6 +178,15 @@ class _Rows(TokenRows):
             for i, each in enumerate(lines.results):
                 t, r = divmod(i, self.together)
                 vector.store(each, sums, [index(t), arith.addi(first, index(r)), index(0)])
+
+    def _fetch(self, p: ir.Value) -> None:
+        """Starts to fetch entries of as many rows as are computed at once, maybe behind the last one."""
+        stored = self.stored
+        entry = stored.TOGETHER * stored.bits * stored.COLUMNS // 8
+        each = ((self.values, entry), (self.scales, 1), (self.coordinates, stored.TOGETHER))
+        for memory, elements in each:
+            for at in range(0, self.together * elements, elements_a_line(memory)):
+                memref.prefetch(memory, [arith.addi(arith.muli(p, index(elements)), index(at))], False, 2, True)
 
     def _entry(self, x: ir.Value, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """The sums of a row, one for each token, with the products of an entry."""

@@ -18,6 +18,9 @@
 // CHECK:         memref.load %[[POS]]
 // CHECK:         scf.for %{{.*}} = %c0 to %c16 step %c8
 // CHECK:           %{{.*}}:16 = scf.for
+// CHECK-COUNT-2:     memref.prefetch %[[VALUES]][%{{.*}}], read, locality<2>, data
+// CHECK:             memref.prefetch %[[SCALES]][%{{.*}}], read, locality<2>, data
+// CHECK:             memref.prefetch %[[COORD]][%{{.*}}], read, locality<2>, data
 // CHECK:             %[[BOTH:.*]] = memref.load %[[SCALES]]
 // CHECK:             %[[PAIR:.*]] = vector.broadcast %[[BOTH]]
 // CHECK:             arith.shli %[[PAIR]], %[[HALF]]
