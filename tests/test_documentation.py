@@ -10,12 +10,12 @@ from benchmarks.tables import updated
 from gossamer import Options
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "guide.md").read_text()
 
 
 def test_the_table_of_options_is_complete_and_its_defaults_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOSSAMER_DUMP_IR", raising=False)
-    documented = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", README, re.MULTILINE))
+    documented = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", GUIDE, re.MULTILINE))
     assert documented == {f.name: repr(getattr(Options(), f.name)).replace("'", '"') for f in fields(Options)}
 
 
