@@ -6,9 +6,12 @@
 
     →   (_int_mm(int8(%q - 128), permute(%w8)) + (128 - z) row_sums(%w8)) * s * %sw + %bias
 
-Without the 128 where %q is int8. Sums are exact, so that the result is that of floats up to their rounding. What is predicted
-to be slower than the product of floats, dense or sparse, stays as it is. That a weight's zero points are 0, as symmetric
-quantizers have them, is seen when the graph is compiled.
+Without the 128 where %q is int8. Where %q is quantize_per_tensor(%f, s, z) of numbers s and z, its steps are written out in
+float32, clamp(round(%f / s) + z - 128), for a chain computes them between its products.
+
+Sums are exact, so that the result is that of floats up to their rounding. What is predicted to be slower than the product of
+floats, dense or sparse, stays as it is. That a weight's zero points are 0, as symmetric quantizers have them, is seen when the
+graph is compiled.
 """
 
 from dataclasses import dataclass
@@ -31,6 +34,7 @@ from gossamer.backend.report.report import Decision
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _BY_TENSOR, _BY_ROW = "quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel"
+_QUANTIZED = "quantized_decomposed::quantize_per_tensor"
 _MIDDLE = 128
 
 
@@ -59,13 +63,14 @@ class DequantizedProducts:
         """No decision: sparse-weights decides about what this makes."""
         statics = context.inputs.match(graph)
         values = {node: static.tensor for node, static in statics.items()}
+        signed: dict[fx.Node, fx.Node] = {}
         for node in list(graph.nodes):
             factors = _factors(node, statics)
             if factors is None:
                 continue
             floats = contraction_at(node, values)
             emit = Emitter(node)
-            product = _product(emit, factors)
+            product = _product(emit, factors, signed)
             result = _rescaled(emit, product, factors)
             integers = contraction_at(product, values)
             if floats is not None and integers is not None and _pays(integers, floats, context.options):
@@ -80,14 +85,43 @@ def _pays(integers: Contraction, floats: Contraction, options: Options) -> bool:
     return refused is None and (faster or options.min_gain == 0)
 
 
-def _product(emit: Emitter, factors: _Factors) -> fx.Node:
-    """The exact sums, int32 [T, M]."""
-    x = factors.x
-    if x.meta["val"].dtype is torch.uint8:
-        wide = emit(aten.sub.Tensor, emit(prims.convert_element_type.default, x, torch.int32), _MIDDLE)
-        x = emit(prims.convert_element_type.default, wide, torch.int8)
+def _product(emit: Emitter, factors: _Factors, signed: dict[fx.Node, fx.Node]) -> fx.Node:
+    """The exact sums, int32 [T, M]. `signed` are the int8 of what other products have multiplied, too."""
+    x = signed.get(factors.x)
+    if x is None:
+        x = signed[factors.x] = _signed(factors.x)
     rows = emit(aten.reshape.default, x, [-1, factors.weight.meta["val"].shape[1]])
     return emit(aten._int_mm.default, rows, emit(aten.permute.default, factors.weight, [1, 0]))
+
+
+def _signed(x: fx.Node) -> fx.Node:
+    """The integers less the middle of their range, int8, behind them in the graph."""
+    middle = _middle(x)
+    emit = Emitter(x.next)
+    if _name(x) == _QUANTIZED and _is_plain(x):
+        arguments: Any = x.args
+        real, step, zero, low, high, _ = arguments
+        rounded = emit(aten.round.default, emit(aten.mul.Tensor, real, 1.0 / step))
+        moved = emit(aten.add.Tensor, rounded, float(zero - middle))
+        return emit(
+            prims.convert_element_type.default,
+            emit(aten.clamp.default, moved, float(low - middle), float(high - middle)),
+            torch.int8,
+        )
+    if not middle:
+        return x
+    wide = emit(aten.sub.Tensor, emit(prims.convert_element_type.default, x, torch.int32), middle)
+    return emit(prims.convert_element_type.default, wide, torch.int8)
+
+
+def _middle(x: fx.Node) -> int:
+    return _MIDDLE if x.meta["val"].dtype is torch.uint8 else 0
+
+
+def _is_plain(x: fx.Node) -> bool:
+    """Whether it is made of float32 by numbers that are known."""
+    real, *by = x.args[:5]
+    return isinstance(real, fx.Node) and real.meta["val"].dtype is torch.float32 and all(isinstance(n, int | float) for n in by)
 
 
 def _rescaled(emit: Emitter, product: fx.Node, factors: _Factors) -> fx.Node:
@@ -96,7 +130,7 @@ def _rescaled(emit: Emitter, product: fx.Node, factors: _Factors) -> fx.Node:
     def real(given: Any) -> Any:
         return emit(prims.convert_element_type.default, given, torch.float32) if isinstance(given, fx.Node) else given
 
-    middle = _MIDDLE if factors.x.meta["val"].dtype is torch.uint8 else 0
+    middle = _middle(factors.x)
     zero, step, scale = factors.zero, real(factors.step), real(factors.scale)
     y = emit(prims.convert_element_type.default, product, torch.float32)
     if isinstance(zero, fx.Node) or zero != middle:

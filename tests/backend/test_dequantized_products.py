@@ -14,6 +14,7 @@ from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
 from tests.backend.harness import Run, compile_and_run, prune_
 
 needs_kernels = pytest.mark.skipif(host().vector_bits < 256, reason="int8 kernels are for x86 with AVX2")
+in_chains = "vnni" in host().instructions
 ops = torch.ops.quantized_decomposed
 
 
@@ -83,6 +84,38 @@ def test_products_of_dequantized_factors() -> None:
     check(run.function, model, x)
     with torch.compiler.set_stance("fail_on_recompile"):
         run.function(torch.randn(2, 33, 70))
+
+
+class Gated(nn.Module):
+    """Two products of the same integers, and a third of what becomes of them."""
+
+    def __init__(self, signed: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Quantized(weights(*shape), signed=signed) for shape in ((96, 64), (96, 64), (64, 96)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up, down = self.layers
+        return x + down(gate(x) * up(x))
+
+
+@needs_kernels
+@torch.no_grad()
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+def test_they_are_members_of_chains(signed: bool, dense: str) -> None:
+    torch.manual_seed(0)
+    model, x = Gated(signed), torch.randn(2, 40, 64)
+    torch._dynamo.mark_dynamic(x, 1)
+    run = compile_and_run(model, x, regions=3, dense=dense)
+    assert in_bytes(run)
+    assert all(("in a chain of 3" in d.reason) is in_chains for d in run.regions)
+    for tokens in (40, 3, 130, 0):
+        check(run.function, model, torch.randn(2, tokens, 64))
+    x = torch.randn(2, 9, 64)
+    x[0, 3, 2], x[1, 1, 1] = 1e9, -1e30  # the largest integers
+    check(run.function, model, x)
+    model.layers[2].weight.copy_(weights(64, 96))
+    check(run.function, model, 3 * torch.randn(2, 9, 64))
 
 
 @needs_kernels
