@@ -103,11 +103,9 @@ def _signed(x: fx.Node) -> fx.Node:
         real, step, zero, low, high, _ = arguments
         rounded = emit(aten.round.default, emit(aten.mul.Tensor, real, 1.0 / step))
         moved = emit(aten.add.Tensor, rounded, float(zero - middle))
-        return emit(
-            prims.convert_element_type.default,
-            emit(aten.clamp.default, moved, float(low - middle), float(high - middle)),
-            torch.int8,
-        )
+        # Inductor takes a clamp only as these.
+        bounded = emit(aten.clamp_max.default, emit(aten.clamp_min.default, moved, float(low - middle)), float(high - middle))
+        return emit(prims.convert_element_type.default, bounded, torch.int8)
     if not middle:
         return x
     wide = emit(aten.sub.Tensor, emit(prims.convert_element_type.default, x, torch.int32), middle)
