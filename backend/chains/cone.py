@@ -152,7 +152,7 @@ def _fits(
     node: fx.Node, rows: object, sparse: dict[fx.Node, Contraction], attending: dict[fx.Node, Attention], output: fx.Node
 ) -> bool:
     """Whether a chain of so many rows can compute this node."""
-    if node.op != "call_function" or phase(node) != phase(output):
+    if node.op != "call_function" or phase(node) != phase(output) or constant_of(node) is not None:
         return False
     if node in attending:
         return equal(rows_of(attending[node].output), rows)

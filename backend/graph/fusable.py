@@ -25,7 +25,7 @@ ELEMENTWISE: set[OpOverload] = {
     *(prims.convert_element_type.default, aten._to_copy.default),
 }
 _ROW_REDUCTIONS = {
-    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.var_mean.correction,
+    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.var_mean.correction,
     aten.native_layer_norm.default,
 }  # fmt: skip
 _MEMORY_FORMATS = (None, torch.contiguous_format, torch.preserve_format)
@@ -58,7 +58,7 @@ def is_identity(node: fx.Node, axis: int = -1) -> bool:
 
 
 def is_row_reduction(node: fx.Node) -> bool:
-    """Whether this node sums, averages, normalizes or finds the greatest along the last dimension of a tensor, and keeps it."""
+    """Whether this node sums, averages, normalizes or finds the greatest or least along the last dimension of a tensor, and keeps it."""
     if node.op != "call_function" or node.target not in _ROW_REDUCTIONS:
         return False
     x = node.args[0].meta["val"]  # type: ignore[union-attr]
@@ -74,12 +74,16 @@ def is_row_reduction(node: fx.Node) -> bool:
 
 def constant_of(node: fx.Node) -> float | int | bool | None:
     """The number that a tensor holds everywhere, where the graph says so."""
-    value = None
+    value, dtype = None, getattr(node.meta.get("val"), "dtype", None)
+    while node.op == "call_function" and node.target in VIEWS | COPIES | {prims.convert_element_type.default}:
+        node = node.args[0]  # type: ignore[assignment]
     if node.op == "call_function" and node.target is aten.full.default:
         value = node.args[1]
     elif node.op == "call_function" and node.target is aten.scalar_tensor.default:
         value = node.args[0]
-    return value if isinstance(value, int | float) else None
+    if not isinstance(value, int | float) or dtype is None:
+        return None
+    return torch.tensor(value, dtype=node.meta["val"].dtype).to(dtype).item()
 
 
 def kind_of(node: fx.Node, shape: torch.Size, axis: int = -1) -> Kind | None:

@@ -186,7 +186,7 @@ class GatherBody(_Body):
 
 
 class RowsBody(_Body):
-    """(*extras) → [T, N]: elementwise nodes, and sums, means, variances and greatest values along the last dimension."""
+    """(*extras) → [T, N]: elementwise nodes, and sums, means, variances, greatest and least values along the last dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,10 @@ class RowsBody(_Body):
             if node.target is aten.sum.dim_IntList:
                 self._copies[node] = self._rounded(self._sum(x))
             elif node.target is aten.amax.default:
-                self._copies[node] = self._rounded(self._call(aten.amax.default, (x, [-1], True)))
+                self._copies[node] = self._rounded(self._greatest(x))
+            elif node.target is aten.amin.default:
+                negative = self._call(aten.neg.default, (self._greatest(self._call(aten.neg.default, (x,))),))
+                self._copies[node] = self._rounded(negative)
             elif node.target is aten.mean.dim:
                 self._copies[node] = self._rounded(self._mean(x, size))
             elif node.target is aten.var_mean.correction:
@@ -230,6 +233,9 @@ class RowsBody(_Body):
 
     def _sum(self, x: fx.Node) -> fx.Node:
         return self._call(aten.sum.dim_IntList, (x, [-1], True))
+
+    def _greatest(self, x: fx.Node) -> fx.Node:
+        return self._call(aten.amax.default, (x, [-1], True))
 
     def _mean(self, x: fx.Node, size: int) -> fx.Node:
         return self._call(aten.mul.Tensor, (self._sum(x), 1 / size))

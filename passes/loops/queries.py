@@ -71,6 +71,8 @@ def is_constant(value: ir.Value, number: int) -> bool:
 def filled_with(value: ir.Value) -> float | int | None:
     """The constant that fills a tensor, None if it is no such tensor."""
     op = defining(value)
+    while op is not None and op.name in ("tensor.expand_shape", "tensor.collapse_shape"):
+        op = defining(op.operands[0])
     if op is None or op.name not in ("linalg.generic", "linalg.fill"):
         return None
     yielded = op.operands[0] if op.name == "linalg.fill" else list(op.regions[0].blocks[0].operations)[-1].operands[0]

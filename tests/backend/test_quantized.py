@@ -297,6 +297,40 @@ def test_products_that_torchao_makes_unsigned() -> None:
         assert torch.equal(run.function(x, scale), expected)
 
 
+class AsTorchao(nn.Module):
+    """A layer as torchao writes it on CPUs: the step of a token is that of its least or greatest element, zero points are 0."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.w, self.scale = nn.Buffer(bytes_of(outputs, inputs, density=0.2)), nn.Buffer(torch.rand(outputs) * 1e-2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        zero, t = torch.zeros(len(x), 1), self.w.t()
+        low, high = torch.minimum(x.amin(1, keepdim=True), zero), torch.maximum(x.amax(1, keepdim=True), zero)
+        step = (torch.maximum(-low, high) / 127.5).clamp_min(1e-7)
+        q = ((x * (1 / step)).round() + zero.to(torch.int8)).clamp(-128, 127).to(torch.int8)
+        sums = torch._int_mm((q.to(torch.int32) + 128).to(torch.uint8), t)
+        return (sums - t.sum(0, keepdim=True, dtype=torch.int32) * 128).float() * step * self.scale
+
+
+@torch.no_grad()
+def test_layers_as_torchao_writes_them_are_members_of_chains() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(AsTorchao(64, 96), nn.GELU(), AsTorchao(96, 64)), torch.randn(40, 64)
+    torch._dynamo.mark_dynamic(x, 0)
+    run = compile_and_run(model, x, regions=2)
+    assert all(("in a chain of 2" in d.reason) is ("vnni" in host().instructions) for d in run.regions)
+    for tokens in (40, 3, 130, 0):
+        x = torch.randn(tokens, 64) + torch.linspace(-3, 3, tokens)[:, None]  # of some the least is the largest
+        torch.testing.assert_close(run.function(x), model(x), rtol=1e-4, atol=2e-3)
+    x = torch.randn(9, 64)
+    x[3, 2], x[5] = torch.nan, 0
+    found, expected = run.function(x), model(x)
+    assert found[3].isnan().all()
+    others = torch.arange(9) != 3
+    torch.testing.assert_close(found[others], expected[others], rtol=1e-4, atol=2e-3)
+
+
 @torch.no_grad()
 def test_torchao_s_layers() -> None:
     torchao = pytest.importorskip("torchao.quantization")

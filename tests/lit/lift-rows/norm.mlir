@@ -96,3 +96,44 @@ func.func @greatest(%x: tensor<?x8xf32>) -> tensor<?x1xf32> {
   } -> tensor<?x1xf32>
   return %y : tensor<?x1xf32>
 }
+
+// -----
+
+// Two greatest values of rows that start from one tensor, as a least one is that of what is negated.
+// CHECK-LABEL: func.func @ends(
+// CHECK:         "kernel.max"() ({
+// CHECK:           arith.negf
+// CHECK-NEXT:      "kernel.yield"
+// CHECK:         "kernel.max"() ({
+// CHECK-NEXT:      "kernel.read"(%arg0)
+// CHECK-NEXT:      "kernel.yield"
+// CHECK-NOT:     "reduction"
+#T = affine_map<(d0) -> (d0)>
+#R = affine_map<(d0, d1, d2) -> (d0, d1, d2)>
+#M = affine_map<(d0, d1, d2) -> (d0, d1)>
+func.func @ends(%x: tensor<?x8xf32>) -> (tensor<?x1xf32>, tensor<?x1xf32>) {
+  %c0 = arith.constant 0 : index
+  %lowest = arith.constant 0xFF800000 : f32
+  %t = tensor.dim %x, %c0 : tensor<?x8xf32>
+  %e = tensor.empty(%t) : tensor<?xf32>
+  %filled = linalg.generic {indexing_maps = [#T], iterator_types = ["parallel"]} outs(%e : tensor<?xf32>) {
+  ^bb0(%out: f32):
+    linalg.yield %lowest : f32
+  } -> tensor<?xf32>
+  %rows = tensor.expand_shape %x [[0, 1], [2]] output_shape [%t, 1, 8] : tensor<?x8xf32> into tensor<?x1x8xf32>
+  %init = tensor.expand_shape %filled [[0, 1]] output_shape [%t, 1] : tensor<?xf32> into tensor<?x1xf32>
+  %least = linalg.generic {indexing_maps = [#R, #M], iterator_types = ["parallel", "parallel", "reduction"]}
+    ins(%rows : tensor<?x1x8xf32>) outs(%init : tensor<?x1xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %0 = arith.negf %in : f32
+    %1 = arith.maximumf %0, %out : f32
+    linalg.yield %1 : f32
+  } -> tensor<?x1xf32>
+  %greatest = linalg.generic {indexing_maps = [#R, #M], iterator_types = ["parallel", "parallel", "reduction"]}
+    ins(%rows : tensor<?x1x8xf32>) outs(%init : tensor<?x1xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %0 = arith.maximumf %in, %out : f32
+    linalg.yield %0 : f32
+  } -> tensor<?x1xf32>
+  return %least, %greatest : tensor<?x1xf32>, tensor<?x1xf32>
+}
