@@ -74,8 +74,8 @@ class Fragments(Packing):
 class QuadFragments(Fragments):
     """The same of int8: a bit for each quad, four neighbours along K, and the quads that have a nonzero.
 
-    Panels of 32 x 64 are 2 x 2 tiles of 16 x 32. A tile has four masks of 8 rows x 4 quads, a bit for each lane of a warp: those
-    of the upper left, lower left, upper right and lower right quarter. Values count in quads, pieces are 4 of them.
+    Panels of 32 x 64 are 2 x 2 tiles of 16 x 32. A tile has four masks of 8 rows x 4 quads, a bit for each lane of a warp: its
+    upper left, lower left, upper right and lower right quarter. Values count in quads, pieces are 4 of them.
     """
 
     kind: ClassVar[str] = "quadfragments"

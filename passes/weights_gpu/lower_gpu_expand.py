@@ -2,7 +2,8 @@
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gpu-expand", tile = [16, 32, 32], ...}
              : (..., tensor<3072x768xbf16, "fragments(reduction=1)">) -> ...
-after    gpu.func @region_t16(...)                     // and _t8: the loops of expanded_panels.py, panels of 32 columns, and inside
+after    gpu.func @region_t16(...)                     // and _t8
+           the loops of expanded_panels.py, panels of 32 columns, and inside
            each lane: its elements of w, values[offset + ctpop(mask below)] where the mask has a bit, else 0
 
 At 60 % zeros, a bit and a half an element and the nonzeros are half of the dense weight. Zeros are multiplied: an infinity in x

@@ -2,14 +2,15 @@
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gpu-quads", tile = [16, 32, 64], ...}
              : (tensor<?x768xi8>, tensor<3072x768xi8, "quadfragments(reduction=1)">) -> tensor<?x3072xf32>
-after    gpu.func @region_t16(...)                     // and _t8: the loops of expanded_panels.py, panels of 64 columns, and inside
+after    gpu.func @region_t16(...)                     // and _t8
+           the loops of expanded_panels.py, panels of 64 columns, and inside
            each lane: its word of w, values[offset + ctpop(mask below)] where the mask has its bit, else 0
            nvvm.mma.sync m16n8k32 of s8, summed in i32
 
-Four neighbours along K, a quad, are stored as soon as one of them is nonzero: a quad is what a lane holds in a register, so that
-it takes one bit, one load and one selection to expand four elements. A bit and a half for each quad and the quads themselves
-are 39 % of a dense weight of 90 % unstructured zeros, 55 % where half of the quads are zeros. Sums are exact. Any K; the fastest
-are multiples of 16, whose x is copied 16 bytes at a time.
+Four neighbours along K, a quad, are stored as soon as one of them is nonzero: a quad is what a lane holds in a register, so
+that one bit, one load and one selection expand four elements. A bit and a half for each quad and the quads themselves are 39 %
+of a dense weight of 90 % unstructured zeros, 55 % where half of the quads are zeros. Sums are exact. Any K; where it is a
+multiple of 16, x is copied 16 bytes at a time.
 """
 
 from dataclasses import dataclass
@@ -44,12 +45,12 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor for each tile of 16 x 32 and 16 tokens: its share of memory is 15 bytes a cycle, which the
-    weight has to pass once; that of the second-level cache 24, for the weight and the tokens' columns, which two tiles share;
-    and it takes some 45 instructions to expand and multiply a tile, of which it does 2.5 a cycle."""
-    tiles, passes = matrix.rows * matrix.columns / 512, -(-tokens // TOKENS[0])
-    weight = _read(matrix) / tiles
-    return tiles * max(weight / 15, passes * max((weight + 256) / 24, 45 / 2.5))
+    """Cycles of a multiprocessor for each tile of 16 x 32, whose share of memory is 15 bytes a cycle, which the weight has to
+    pass once; and for each pass over it of up to 16 tokens: 24 bytes of the second-level cache, for the weight and the 32
+    columns of the tokens, which two tiles share, and some 55 instructions to expand and multiply, of which it does 2.5."""
+    tiles, most = matrix.rows * matrix.columns / 512, next((n for n in reversed(TOKENS) if tokens <= n), TOKENS[0])
+    weight, passes = _read(matrix) / tiles, -(-tokens // most)
+    return tiles * max(weight / 15, passes * max((weight + 16 * most) / 24, 55 / 2.5))
 
 
 def _read(matrix: Matrix) -> float:

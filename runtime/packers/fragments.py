@@ -1,4 +1,4 @@
-"""The arrays of `Fragments` and `QuadFragments`: of every panel the masks, where their values begin, and the values in that order."""
+"""The arrays of `Fragments` and `QuadFragments`: of every panel the masks, where their values begin, and the values."""
 
 import torch
 from torch import Tensor
