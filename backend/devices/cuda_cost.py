@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.dialects.elements import FLOATS, WEIGHTS
-from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.passes.schedules.families import GPU_FAMILIES
 from gossamer.runtime.cuda import Device
@@ -31,7 +31,6 @@ _DENSE, _READ = 0.7, 0.8  # shares of the peaks that cuBLAS and streaming kernel
 _LEAST_TOKENS = 16  # of a tile of tensor cores
 _KERNEL_US, _CALL_US = 3.0, 4.0
 _BYTES_A_CYCLE = 8  # of a multiprocessor's share of memory, where the driver does not tell its speed
-_POSITION = 2  # bytes of a coordinate
 _SUM, _RESULT = 4, 4  # bytes of a sum of int8, and of what becomes of it
 
 
@@ -57,7 +56,7 @@ class Roofline:
         sums = 0 if matrix.element in FLOATS else matrix.rows * t * _SUM
         through = matrix.columns * t * width + matrix.rows * t * (width if not sums else _RESULT)
         able = [f for f in GPU_FAMILIES.values() if t <= f.most and f.stores(matrix) is not None]
-        sparse = {f.name: max(f.cycles(matrix, t) / self.cycles, self._read_us(_stored(f, matrix) + through)) for f in able}
+        sparse = {f.name: max(f.cycles(matrix, t) / self.cycles, self._read_us(f.read(matrix) + through)) for f in able}
         multiplied = matrix.rows * matrix.columns * max(t, _LEAST_TOKENS) / (self._rate(matrix.element, tf32) * _DENSE)
         dense = max(multiplied, self._read_us(matrix.rows * matrix.columns * width + through + 2 * sums))
         ordered = sorted((us + _KERNEL_US + _CALL_US, name) for name, us in sparse.items())
@@ -69,13 +68,6 @@ class Roofline:
 
     def _read_us(self, size: float) -> float:
         return size / (self.bytes * _READ)
-
-
-def _stored(family: Family, matrix: Matrix) -> float:
-    """Bytes of a weight as a family stores it: blocks are filled up, and every nonzero has a coordinate."""
-    if family.integers:
-        return family.read(matrix)
-    return matrix.nonzeros / matrix.fill * WEIGHTS[matrix.element].bytes + matrix.nonzeros * _POSITION
 
 
 def uses_tf32() -> bool:

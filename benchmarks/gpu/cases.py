@@ -132,7 +132,8 @@ def checked() -> Iterator[tuple[Layer, tuple[int, ...]]]:
         for rows, columns, vnm in ((1, 8, (128, 2, 8)), (130, 264, (64, 2, 8)), (512, 384, (128, 2, 16))):
             yield Layer("gpu-vnm", rows, columns, element, ("bias", "residual"), vnm=vnm), tokens
     for rows, columns in ((1, 1), (33, 130), (130, 268), (200, 872), (512, 4096)):
-        yield Layer("gpu-quads", rows, columns, "i8", ("step", "scale", "bias", "gelu")), (1, 3, 16, 40)
+        for schedule in ("gpu-quads", "gpu-gather"):
+            yield Layer(schedule, rows, columns, "i8", ("step", "scale", "bias", "gelu")), (1, 3, 16, 40)
     for block in (16, 32, 64, 128):
         for element in ("bf16", "f16"):
             yield Layer("gpu-blocks", 512, 384, element, ("bias", "relu"), block), tokens
@@ -170,9 +171,10 @@ def timed() -> Iterator[Timing]:
             layer = Layer(schedule, rows, columns, element)
             for density in (0.4, 0.3, 0.2, 0.1):
                 yield from (Timing(layer, density, tokens) for tokens in (1, 4, 8, 16, 32))
-        layer = Layer("gpu-quads", rows, columns, "i8")
-        for density in (0.3, 0.2, 0.1, 0.05):
-            yield from (Timing(layer, density, tokens) for tokens in (1, 8, 16, 32, 64))
+        for schedule, counts in (("gpu-gather", (1, 4, 8, 16)), ("gpu-quads", (1, 8, 16, 32, 64))):
+            layer = Layer(schedule, rows, columns, "i8")
+            for density in (0.3, 0.2, 0.1, 0.05):
+                yield from (Timing(layer, density, tokens) for tokens in counts)
     fused = Layer("gpu-kblock", 3072, 768, "f32", ("bias", "gelu"))
     for layer in (fused, replace(fused, schedule="gpu-blocks", element="bf16", block=64)):
         yield from (Timing(layer, 0.1, tokens) for tokens in (128, 4096))

@@ -56,8 +56,26 @@ def load_index(buffer: ir.Value, *at: ir.Value) -> ir.Value:
 
 
 def widened(value: ir.Value, to: ir.Type) -> ir.Value:
-    """A float or vector of floats, extended to the wider type `to` where it is narrower."""
-    return value if value.type == to else arith.extf(to, value)
+    """A float, an integer with a sign or a vector of them, extended to the wider type `to` where it is narrower."""
+    if value.type == to:
+        return value
+    return arith.extsi(to, value) if is_integer(to) else arith.extf(to, value)
+
+
+def multiplied(a: ir.Value, b: ir.Value, sums: ir.Value) -> ir.Value:
+    """sums + a b, vectors of floats or of integers; floats are rounded once."""
+    return arith.addi(sums, arith.muli(a, b)) if is_integer(sums.type) else vector.fma(a, b, sums)
+
+
+def added(a: ir.Value, b: ir.Value) -> ir.Value:
+    """a + b, floats or integers or vectors of them."""
+    return arith.addi(a, b) if is_integer(a.type) else arith.addf(a, b)
+
+
+def is_integer(type_: ir.Type) -> bool:
+    """Whether these are integers, or a vector of them."""
+    element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
+    return isinstance(element, ir.IntegerType)
 
 
 def narrowed(value: ir.Value, to: ir.Type) -> ir.Value:

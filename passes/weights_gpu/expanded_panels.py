@@ -21,7 +21,7 @@ from gossamer.dialects.gpu_packings import Fragments
 from gossamer.dialects.launch import Launch
 from gossamer.passes.loops.gpu_threads import WARP, below, divmod_by, load, shared, store, sync_warp, when, widest
 from gossamer.passes.loops.tensor_core import commit, copy_async, load_matrices, multiply_add, wait
-from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, zeros
+from gossamer.passes.loops.vectors import added, byte_width, index, load_index, loop, vector_of, zeros
 from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 
 TOKENS = (16, 8)
@@ -154,16 +154,15 @@ class ExpandedPanels:
         gpu.barrier()
         width = widest(spmm.M, ir.MemRefType(operands.out.type).element_type, 2)
         total = vector_of(width, spmm.sum_type)
-        add = arith.addi if isinstance(spmm.sum_type, ir.IntegerType) else arith.addf
         with loop(operands.thread, index(self.count * ROWS // width), index(_WARPS * WARP)) as pieces:
             t, row = divmod_by(arith.muli(pieces.induction_variable, index(width)), ROWS)
             token, feature = arith.addi(operands.first, t), arith.addi(arith.muli(operands.chunk, index(ROWS)), row)
             with when(arith.andi(below(token, operands.tokens), below(feature, index(spmm.M)))):
                 place = arith.addi(arith.muli(t, index(_APART)), row)
-                added = zeros(total)
+                result = zeros(total)
                 for warp in range(_WARPS):
-                    added = add(added, load(total, parts, [index(warp), place]))
-                operands.store(spmm.epilogue, added, token, feature)
+                    result = added(result, load(total, parts, [index(warp), place]))
+                operands.store(spmm.epilogue, result, token, feature)
 
     def _x_place(self, row: ir.Value, chunk: ir.Value) -> ir.Value:
         """Where 16 bytes of a row of x lie: pairs of neighbouring rows have a chunk in four places."""

@@ -29,7 +29,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
-from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.family import Family, Matrix, entries_read
 from gossamer.passes.loops.gpu_threads import WARP, divmod_by, shared, widest
 from gossamer.passes.loops.product import products
 from gossamer.passes.loops.tensor_core import CHUNK, commit, copy_async, load_matrices, multiply_add, wait
@@ -69,7 +69,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return -(-tokens // _TOKENS[0]) * _TOKENS[0] * matrix.nonzeros / 512
 
 
-GPU_BLOCKS = Family("gpu-blocks", _storage, _tile, _cycles)
+GPU_BLOCKS = Family("gpu-blocks", _storage, _tile, _cycles, read=entries_read)
 
 
 @dataclass(frozen=True)

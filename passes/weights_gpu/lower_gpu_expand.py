@@ -20,7 +20,7 @@ from torch_mlir.dialects import arith, memref, vector
 from gossamer.dialects.format import Format
 from gossamer.dialects.gpu_packings import Fragments
 from gossamer.dialects.packing import Packing
-from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.family import Family, Matrix, entries_read
 from gossamer.passes.loops.gpu_threads import WARP, divmod_by, load
 from gossamer.passes.loops.product import products
 from gossamer.passes.loops.tensor_core import CHUNK
@@ -49,7 +49,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return tiles * max(256 * (1.5 / 8 + 2 * matrix.density) / 15, 50 / 2.5)
 
 
-GPU_EXPAND = Family("gpu-expand", _storage, _tile, _cycles, most=_FEW)
+GPU_EXPAND = Family("gpu-expand", _storage, _tile, _cycles, most=_FEW, read=entries_read)
 
 
 @dataclass(frozen=True)

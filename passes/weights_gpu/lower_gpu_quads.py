@@ -57,7 +57,7 @@ def _read(matrix: Matrix) -> float:
     return matrix.rows * matrix.columns * (kept_quads(matrix) + _OF_A_QUAD / 4)
 
 
-GPU_QUADS = Family("gpu-quads", _storage, _tile, _cycles, integers=True, read=_read)
+GPU_QUADS = Family("gpu-quads", _storage, _tile, _cycles, floats=False, integers=True, read=_read)
 
 
 @dataclass(frozen=True)

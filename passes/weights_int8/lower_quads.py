@@ -96,7 +96,7 @@ def _in_chain(op: Any) -> ChainProduct:
     return ChainProduct(integers(op.tile)[0], stored.rows, groups, -(-columns // stored.width), None, inner)
 
 
-QUADS = Family("quads", _storage, _tile, _cycles, chain=_in_chain, integers=True, needs=frozenset({"vnni"}))
+QUADS = Family("quads", _storage, _tile, _cycles, chain=_in_chain, floats=False, integers=True, needs=frozenset({"vnni"}))
 
 
 @dataclass(frozen=True)
