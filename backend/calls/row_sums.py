@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
 from gossamer.runtime.remembered import Remembered
 
 _sums: Remembered[Tensor] = Remembered(most=4096)
@@ -33,7 +33,7 @@ def _fake(weight: Tensor) -> Tensor:
 
 LIBRARY.define("row_sums(Tensor weight) -> Tensor", tags=TAGS)
 implement("row_sums", _remembered)
-LIBRARY.impl("row_sums", _on_cuda, "CUDA")
+LIBRARY.impl("row_sums", untraced(_on_cuda), "CUDA")
 describe("row_sums", _fake)
 
 row_sums = torch.ops.gossamer.row_sums.default

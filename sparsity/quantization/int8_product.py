@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import LIBRARY, implement, untraced
 
 _LEAST, _EIGHTS = 17, 8
 
@@ -32,18 +32,21 @@ def filled_up(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Factors of sizes that GPUs multiply; the upper left corner of their product is that of the given ones."""
     (tokens, columns), rows = x.shape, weight.shape[1]
     along = -columns % _EIGHTS
-    x = pad(x, (0, along, 0, max(0, _LEAST - tokens)))
-    # The transpose is filled up: that is how weights lie in memory, and how cuBLAS wants the second factor.
-    return x, pad(weight.t(), (0, along, 0, -rows % _EIGHTS)).t()
+    # Of the weight it is the transpose: that is how weights lie in memory, and how cuBLAS wants the second factor.
+    return _padded(x, max(0, _LEAST - tokens), along), _padded(weight.t(), -rows % _EIGHTS, along).t()
+
+
+def _padded(matrix: Tensor, down: int, along: int) -> Tensor:
+    return pad(matrix, (0, along, 0, down)) if down or along else matrix  # else it would be copied
 
 
 def _fake(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[1], dtype=torch.int32)
 
 
-LIBRARY.define("int8_product(Tensor x, Tensor weight) -> Tensor", tags=TAGS)
+LIBRARY.define("int8_product(Tensor x, Tensor weight) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 implement("int8_product", _on_cpu)
-LIBRARY.impl("int8_product", _on_cuda, "CUDA")
+LIBRARY.impl("int8_product", untraced(_on_cuda), "CUDA")
 describe("int8_product", _fake)
 
 int8_product = torch.ops.gossamer.int8_product.default
