@@ -138,6 +138,8 @@ def checked() -> Iterator[tuple[Layer, tuple[int, ...]]]:
         for element in ("bf16", "f16"):
             yield Layer("gpu-blocks", 512, 384, element, ("bias", "relu"), block), tokens
         yield Layer("gpu-blocks", 200, 264, "bf16", ("bias", "residual"), block), tokens
+        for rows, columns in ((200, 272), (512, 384)):
+            yield Layer("gpu-blocks", rows, columns, "i8", ("step", "scale", "bias"), block), tokens
 
 
 @dataclass(frozen=True)
@@ -163,9 +165,10 @@ def timed() -> Iterator[Timing]:
         pruned = Layer("gpu-twofour", rows, columns, "bf16", two_four=True)
         yield from (Timing(pruned, 1.0, tokens) for tokens in (16, *wide))
         for block in (32, 64, 128):
-            layer = Layer("gpu-blocks", rows, columns, "bf16", (), block)
-            for density in (0.5, 0.25, 0.1):
-                yield from (Timing(layer, density, tokens) for tokens in (16, *wide))
+            for element in ("bf16", "i8"):
+                layer = Layer("gpu-blocks", rows, columns, element, (), block)
+                for density in (0.5, 0.25, 0.1):
+                    yield from (Timing(layer, density, tokens) for tokens in (16, *wide))
     for rows, columns in (*BERT, *_LLAMA):
         for schedule, element in (("gpu-gather", "f32"), ("gpu-gather", "bf16"), ("gpu-expand", "bf16")):
             layer = Layer(schedule, rows, columns, element)

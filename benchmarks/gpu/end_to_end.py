@@ -70,6 +70,7 @@ CASES = (
     Case("blocks of 64 bf16", torch.bfloat16, 0.2, 64),
     Case("2:4 f16", torch.float16, 0.5, 0),
     Case("unstructured int8", torch.float32, 0.1, 1, (1, 8, 33, 512), int8=True),
+    Case("blocks of 64 int8", torch.float32, 0.2, 64, int8=True),
 )
 
 

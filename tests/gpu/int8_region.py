@@ -15,13 +15,14 @@ aten, convert = torch.ops.aten, torch.ops.prims.convert_element_type.default
 @dataclass(frozen=True)
 class Int8Region:
     """relu(sums * step * scale + bias) with x [T, k] and a sparse w of int8, stored as [m, k] or, if `transposed`, as [k, m];
-    the sums as floats if it is `bare`."""
+    the sums as floats if it is `bare`. Nonzeros fill aligned blocks of `block` rows and columns."""
 
     m: int
     k: int
     element: str = "f32"
     bare: bool = False
     transposed: bool = False
+    block: tuple[int, int] = (1, 1)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,7 +49,8 @@ class Int8Region:
                 y = graph.call_function(step, (y, extras.pop(0)))
             y = graph.call_function(aten.relu.default, (y,))
         graph.output(y if self.element == "f32" else graph.call_function(convert, (y, self.dtype)))
-        matrix = Matrix(self.m, self.k, 0 if self.transposed else 1, "i8", 1024)
+        block = self.block if self.block != (1, 1) else None
+        matrix = Matrix(self.m, self.k, 0 if self.transposed else 1, "i8", 1024, block=block)
         return import_region(fx.GraphModule({}, graph, "Layer"), matrix, None)
 
     def operands(self, tokens: int, density: float = 0.3) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -56,7 +58,9 @@ class Int8Region:
         x, w = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((tokens, self.k), (self.m, self.k)))
         for each in (x, w):
             each[torch.rand(each.shape) < 0.2] = -128
-        w *= torch.rand(self.m, self.k) < density
+        rows, columns = self.block
+        kept = torch.rand(-(-self.m // rows), -(-self.k // columns)) < density
+        w *= kept.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: self.m, : self.k]
         powers = (2.0 ** torch.randint(-12, -6, shape) for shape in ((tokens, 1), (self.m,)))
         extras = [] if self.bare else [*powers, torch.randint(-64, 64, (self.m,)) / 8]
         return x, (w.t() if self.transposed else w).contiguous(), extras

@@ -100,6 +100,17 @@ def test_few_tokens_gather_and_more_expand(gpu: EmulatedDevice, monkeypatch: pyt
 
 
 @torch.no_grad()
+def test_many_tokens_multiply_blocks(gpu: EmulatedDevice) -> None:
+    kept = torch.rand(8, 6) < 0.3
+    model = Sums(weights(128, 96, density=1) | 1)
+    model.weight *= kept.repeat_interleave(16, 0).repeat_interleave(16, 1)
+    x = weights(300, 96, density=1)
+    run = compile_and_run(model, x, regions=1)
+    assert gpu.schedules == ["gpu-blocks"]
+    assert torch.equal(run.output, (x.long() @ model.weight.long().t()).float())
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_inputs_of_other_types(dtype: torch.dtype, gpu: EmulatedDevice) -> None:
     model, x = quantized_model().to(dtype), torch.randn(9, 80).to(dtype)
@@ -233,6 +244,11 @@ def test_layers_on_gpus_take_the_product_of_any_sizes() -> None:
 def test_where_sparse_pays(size: int, density: float, tokens: int, pays: bool) -> None:
     predicted = device_of(torch.device("cpu")).predict(Matrix(size, size, 1, "i8", 1024, density), tokens)
     assert (predicted.gain > 1.1) is pays
+
+
+def test_blocks_pay_for_many_tokens() -> None:
+    predicted = device_of(torch.device("cpu")).predict(Matrix(4096, 4096, 1, "i8", 1024, 0.2, block=(64, 64)), 4096)
+    assert predicted.schedule == "gpu-blocks" and 1.3 < predicted.gain < 2.0
 
 
 def test_dense_is_predicted_as_fast_as_cublas_is() -> None:
