@@ -25,7 +25,7 @@ from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.fusable import kind_of
 from gossamer.backend.graph.nodes import SPREADS, equal_sizes, hint, is_backward
 from gossamer.backend.graph.weight_expressions import Weight, weight_behind
-from gossamer.sparsity.quantization.int8_product import int8_product
+from gossamer.runtime.int8_product import int8_product
 
 aten, out_dtype = torch.ops.aten, torch.ops.higher_order.out_dtype
 

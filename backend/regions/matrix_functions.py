@@ -22,8 +22,8 @@ from torch import fx
 
 from gossamer.backend.graph.fusable import Kind, constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.regions.contractions import Contraction
+from gossamer.runtime.int8_product import int8_product
 from gossamer.runtime.torch_internals import DimDynamic, FakeTensorMode, ShapeEnv, StatelessSymbolicContext
-from gossamer.sparsity.quantization.int8_product import int8_product
 
 aten = torch.ops.aten
 prims = torch.ops.prims

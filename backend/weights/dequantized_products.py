@@ -27,7 +27,7 @@ from gossamer.backend.regions.cost import predicted
 from gossamer.backend.regions.decide import judge
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
-from gossamer.sparsity.quantization.int8_product import int8_product
+from gossamer.runtime.int8_product import int8_product
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

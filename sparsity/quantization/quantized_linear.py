@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.sparsity.quantization.int8_product import int8_product
+from gossamer.runtime.int8_product import int8_product
 
 _MOST = 127
 _LEAST = torch.finfo(torch.float32).tiny

@@ -17,7 +17,7 @@ from gossamer.backend.calls.row_sums import row_sums
 from gossamer.backend.devices import cuda_cost
 from gossamer.backend.devices.device import device_of
 from gossamer.passes.framework.family import Matrix
-from gossamer.sparsity.quantization.int8_product import filled_up, int8_product
+from gossamer.runtime.int8_product import filled_up, int8_product
 from gossamer.sparsity.quantization.quantized_linear import InputGrid, QuantizedLinear, quantized_linear
 from tests.backend.harness import compile_and_run, prune_
 from tests.gpu.emulated_device import EmulatedDevice, emulated_device
