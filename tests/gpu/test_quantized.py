@@ -17,7 +17,7 @@ from gossamer.backend.calls.row_sums import row_sums
 from gossamer.backend.devices import cuda_cost
 from gossamer.backend.devices.device import device_of
 from gossamer.passes.framework.family import Matrix
-from gossamer.runtime.int8_product import filled_up, int8_product
+from gossamer.runtime.int8_product import _on_cuda, filled_up, int8_product
 from gossamer.sparsity.quantization.quantized_linear import InputGrid, QuantizedLinear, quantized_linear
 from tests.backend.harness import compile_and_run, prune_
 from tests.gpu.emulated_device import EmulatedDevice, emulated_device
@@ -213,14 +213,17 @@ def test_products_as_pt2e_has_them(gpu: EmulatedDevice) -> None:
 # What torch multiplies: on GPUs more than 16 tokens, and sizes in eights
 
 
-@pytest.mark.parametrize(("tokens", "columns", "rows"), [(1, 80, 40), (16, 7, 3), (17, 8, 8), (40, 33, 41)])
+@pytest.mark.parametrize(
+    ("tokens", "columns", "rows"), [(1, 80, 40), (16, 7, 3), (17, 8, 8), (40, 33, 41), (0, 8, 8), (5, 1, 8)]
+)
 def test_factors_are_filled_up(tokens: int, columns: int, rows: int) -> None:
     x, weight = weights(tokens, columns, density=1), weights(rows, columns).t()
     filled, other = filled_up(x, weight)
     assert filled.shape[0] >= 17 and filled.shape[1] % 8 == 0 and other.shape[1] % 8 == 0
     expected = x.long() @ weight.long()
     assert torch.equal((filled.long() @ other.long())[:tokens, :rows], expected)
-    assert torch.equal(int8_product(x, weight).long(), expected)
+    for product in (int8_product, _on_cuda):
+        assert torch.equal(product(x, weight).long(), expected)
 
 
 def test_layers_on_gpus_take_the_product_of_any_sizes() -> None:
