@@ -16,6 +16,7 @@ from gossamer.passes.loops.vectors import added, byte_width, index, load_index, 
 MODULE = "kernels"
 LAUNCH = "kernel.launch"  # attribute of a gpu.func: the fields of its `Launch`
 WARP = 32
+_RESIDENT = "nvvm.minctasm"
 _VECTOR_BYTES = 16  # the widest load and store of a thread
 
 
@@ -30,10 +31,17 @@ def read_launch(attribute: ir.Attribute) -> Launch:
     return Launch.from_json({entry.name: ir.IntegerAttr(entry.attr).value for entry in ir.DictAttr(attribute)})
 
 
-def add_kernel(function: func.FuncOp, suffix: str, launch: Launch, emit: Callable[[dict[ir.Value, ir.Value]], None]) -> None:
+def add_kernel(
+    function: func.FuncOp,
+    suffix: str,
+    launch: Launch,
+    emit: Callable[[dict[ir.Value, ir.Value]], None],
+    resident: int | None = None,
+) -> None:
     """Add a kernel to the gpu.module beside a function whose storage is exposed, with the body that `emit` builds.
 
-    It takes the function's memrefs but for the workspace; `emit` gets its argument for each of them.
+    It takes the function's memrefs but for the workspace; `emit` gets its argument for each of them. `resident` is the number
+    of blocks that a multiprocessor is to have registers for.
     """
     *arguments, _workspace, _threads = function.entry_block.arguments
     memrefs = [a for a in arguments if isinstance(a.type, ir.MemRefType)]
@@ -42,6 +50,8 @@ def add_kernel(function: func.FuncOp, suffix: str, launch: Launch, emit: Callabl
         name = f"{function.name.value}_{suffix}"
         kernel = gpu.GPUFuncOp(signature, name, kernel=True, known_block_size=[launch.threads, 1, 1])
         kernel.attributes[LAUNCH] = launch_attribute(launch)
+        if resident is not None:
+            kernel.attributes[_RESIDENT] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), resident)
     with ir.InsertionPoint(kernel.add_entry_block()):
         emit(dict(zip(memrefs, kernel.entry_block.arguments, strict=True)))
         gpu.ReturnOp([])

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf, vector
 
+from gossamer.passes.loops.queries import all_ops
+
 WORKSPACE = "kernel.workspace"  # module attribute: bytes of workspace that each thread needs
 
 ROLLED = "llvm.loop_annotation"  # attribute of a loop that is not unrolled (see lower-to-llvm)
@@ -107,6 +109,13 @@ def rolled(low: ir.Value, high: ir.Value, carried: Sequence[ir.Value] = ()) -> I
     with loop(low, high, index(1), carried) as op:
         op.operation.attributes[ROLLED] = ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true>>")
         yield op
+
+
+def keep_rolled(module: ir.Module) -> None:
+    """Gives the annotations of rolled loops, which branches have become, the name that the translation to LLVM IR knows."""
+    for op in all_ops(module.operation):
+        if ROLLED in op.attributes:
+            op.attributes["loop_annotation"] = op.attributes[ROLLED]
 
 
 @contextmanager

@@ -21,16 +21,18 @@ from gossamer.dialects.gpu_packings import Fragments
 from gossamer.dialects.launch import Launch
 from gossamer.passes.loops.gpu_threads import WARP, below, divmod_by, load, shared, store, sync_warp, when, widest
 from gossamer.passes.loops.tensor_core import commit, copy_async, load_matrices, multiply_add, wait
-from gossamer.passes.loops.vectors import added, byte_width, index, load_index, loop, vector_of, zeros
+from gossamer.passes.loops.vectors import added, byte_width, index, load_index, loop, rolled, vector_of, zeros
 from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 
 TOKENS = (16, 8)
 ROWS = Fragments.ROWS
+RESIDENT = 3  # blocks of a multiprocessor: as many as shared memory holds where there is much
 _LINE = 64  # bytes of a row of x in a panel
 _PIECE = 16  # bytes that a lane copies at once
 _WARPS = 8
 _HEIGHTS, _DEPTHS = ROWS // 16, _LINE // 32  # tiles of a panel
 _SLOTS = 3  # panels of a warp in shared memory: one that is multiplied, two on their way
+_AT_ONCE = 2  # copies of pieces of x that a lane begins one after the other
 _APART = ROWS + 4  # sums between those of neighbouring tokens: then no two lanes store to one bank
 
 
@@ -87,28 +89,35 @@ class ExpandedPanels:
         """Start to copy a panel, if there is such a one, into a slot of this warp; a group even if there is not."""
         with when(below(panel, index(self.panels))):
             self._copy_x(panel, slot)
-            masks = arith.muli(arith.addi(self.first_panel, panel), index(_masks(self.stored)))
-            for source, to, count in zip(self.sources, (self.masks, self.offsets), (4, 8), strict=False):
-                self._copy_pieces(source, to, slot, masks, index(_masks(self.stored) // count), count)
+            count = _masks(self.stored)
+            masks = arith.muli(arith.addi(self.first_panel, panel), index(count))
+            for source, to in zip(self.sources, (self.masks, self.offsets), strict=False):
+                width = _PIECE // byte_width(ir.MemRefType(source.type).element_type)
+                self._copy_pieces(source, to, slot, masks, index(count // width), count // width)
             first = arith.muli(begin, index(self.chunk))
-            self._copy_pieces(self.sources[2], self.values, slot, first, arith.subi(end, begin), self.chunk)
+            most = ROWS * self.stored.COLUMNS // self.chunk
+            self._copy_pieces(self.sources[2], self.values, slot, first, arith.subi(end, begin), most)
         commit()
 
     def _copy_pieces(
-        self, source: ir.Value, to: ir.Value, slot: ir.Value, first: ir.Value, pieces: ir.Value, count: int
+        self, source: ir.Value, to: ir.Value, slot: ir.Value, first: ir.Value, pieces: ir.Value, most: int
     ) -> None:
-        """Pieces of `count` elements, which are 16 bytes, one a lane at a time."""
-        with loop(self.operands.lane, pieces, index(WARP)) as steps:
-            place = arith.muli(steps.induction_variable, index(count))
-            copy_async(source, [arith.addi(first, place)], to, [self.warp, slot, place])
+        """Pieces of 16 bytes, up to so many, one a lane at a time."""
+        width = _PIECE // byte_width(ir.MemRefType(source.type).element_type)
+        for number in range(-(-most // WARP)):
+            piece = arith.addi(self.operands.lane, index(number * WARP))
+            with when(below(piece, pieces)):
+                place = arith.muli(piece, index(width))
+                copy_async(source, [arith.addi(first, place)], to, [self.warp, slot, place])
 
     def _copy_x(self, panel: ir.Value, slot: ir.Value) -> None:
         """The panel's columns of all tokens, as many bytes at a time as are aligned; what cp.async cannot copy goes through
         registers, and the lanes wait for it."""
         operands, size = self.operands, byte_width(self.spmm.element)
         width = widest(self.spmm.K, self.spmm.element, self.chunk)
-        with loop(index(0), index(self.count * _LINE // (width * size * WARP)), index(1)) as rounds:
-            piece = arith.addi(arith.muli(rounds.induction_variable, index(WARP)), operands.lane)
+        rounds = self.count * _LINE // (width * size * WARP)
+        with rolled(index(0), index(rounds)) if rounds > _AT_ONCE else loop(index(0), index(rounds), index(1)) as steps:
+            piece = arith.addi(arith.muli(steps.induction_variable, index(WARP)), operands.lane)
             row, number = divmod_by(piece, _LINE // (width * size))
             chunk, within = divmod_by(arith.muli(number, index(width)), self.chunk)
             column = arith.addi(arith.muli(panel, index(self.stored.COLUMNS)), arith.muli(number, index(width)))

@@ -25,7 +25,7 @@ from gossamer.passes.loops.gpu_threads import WARP, divmod_by, load
 from gossamer.passes.loops.product import products
 from gossamer.passes.loops.tensor_core import CHUNK
 from gossamer.passes.loops.vectors import index, vector_of
-from gossamer.passes.weights_gpu.expanded_panels import TOKENS, ExpandedPanels, launch
+from gossamer.passes.weights_gpu.expanded_panels import RESIDENT, TOKENS, ExpandedPanels, launch
 from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 
 _TILE = [TOKENS[0], Fragments.ROWS, Fragments.COLUMNS]
@@ -63,7 +63,7 @@ class LowerGpuExpand:
             with op.location:
                 spmm = GpuProduct(op, _TILE)
                 launches = {tokens: launch(spmm, Fragments, tokens) for tokens in TOKENS}
-                spmm.kernels(launches, partial(_emit, spmm))
+                spmm.kernels(launches, partial(_emit, spmm), RESIDENT)
 
 
 def _emit(spmm: GpuProduct, operands: Operands) -> None:

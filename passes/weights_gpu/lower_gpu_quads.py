@@ -27,7 +27,7 @@ from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.gpu_threads import load
 from gossamer.passes.loops.product import products
 from gossamer.passes.loops.vectors import index, vector_of
-from gossamer.passes.weights_gpu.expanded_panels import TOKENS, ExpandedPanels, launch
+from gossamer.passes.weights_gpu.expanded_panels import RESIDENT, TOKENS, ExpandedPanels, launch
 from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 from gossamer.passes.weights_int8.lower_quads import kept_quads
 
@@ -47,10 +47,10 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 def _cycles(matrix: Matrix, tokens: int) -> float:
     """Cycles of a multiprocessor for each tile of 16 x 32, whose share of memory is 15 bytes a cycle, which the weight has to
     pass once; and for each pass over it of up to 16 tokens: 24 bytes of the second-level cache, for the weight and the 32
-    columns of the tokens, which two tiles share, and some 55 instructions to expand and multiply, of which it does 2.5."""
+    columns of the tokens, which two tiles share, and some 60 instructions to expand and multiply, of which it does 2.5."""
     tiles, most = matrix.rows * matrix.columns / 512, next((n for n in reversed(TOKENS) if tokens <= n), TOKENS[0])
     weight, passes = _read(matrix) / tiles, -(-tokens // most)
-    return tiles * max(weight / 15, passes * max((weight + 16 * most) / 24, 55 / 2.5))
+    return tiles * max(weight / 15, passes * max((weight + 16 * most) / 24, 60 / 2.5))
 
 
 def _read(matrix: Matrix) -> float:
@@ -71,7 +71,7 @@ class LowerGpuQuads:
             with op.location:
                 spmm = GpuProduct(op, _TILE)
                 launches = {tokens: launch(spmm, QuadFragments, tokens) for tokens in TOKENS}
-                spmm.kernels(launches, partial(_emit, spmm))
+                spmm.kernels(launches, partial(_emit, spmm), RESIDENT)
 
 
 def _emit(spmm: GpuProduct, operands: Operands) -> None:

@@ -95,6 +95,7 @@ def test_it_assembles(element: str, capability: int) -> None:
     assert set(usage) == set(kernels.kernels.launches)
     assert all(kernel.registers <= 80 and kernel.spilled == 0 for kernel in usage.values())
     assert all(launch.shared <= 99 * 1024 for launch in kernels.launches.values())
+    assert kernels.ptx.count(".minnctapersm 3") == 2, "for 3 blocks of a multiprocessor at once"
     assert kernels.ptx.count("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32") == 4 * (2 + 1)
     assert kernels.ptx.count("popc.b32") == 2 * 4 * 4 and "cp.async.cg.shared.global" in kernels.ptx
     assert no_generic_access(kernels.ptx)
