@@ -59,6 +59,8 @@ class Fragments(Packing):
     kind: ClassVar[str] = "fragments"
     ROWS: ClassVar[int] = 32
     COLUMNS: ClassVar[int] = 32
+    LINES: ClassVar[int] = 4
+    """Rows of a mask."""
     PIECE: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
@@ -66,3 +68,21 @@ class Fragments(Packing):
 
     def components(self) -> tuple[Component, ...]:
         return Component("positions", 32), Component("masks", 32), Component("offsets", 16), Component("values", 0)
+
+
+@dataclass(frozen=True)
+class QuadFragments(Fragments):
+    """The same of int8: a bit for each quad, four neighbours along K, and the quads that have a nonzero.
+
+    Panels of 32 x 64 are 2 x 2 tiles of 16 x 32. A tile has four masks of 8 rows x 4 quads, a bit for each lane of a warp: its
+    upper left, lower left, upper right and lower right quarter. Values count in quads, pieces are 4 of them.
+    """
+
+    kind: ClassVar[str] = "quadfragments"
+    COLUMNS: ClassVar[int] = 64
+    LINES: ClassVar[int] = 8
+    PIECE: ClassVar[int] = 4
+
+    @property
+    def neighbours(self) -> int:
+        return 4

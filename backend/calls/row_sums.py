@@ -1,21 +1,30 @@
 """gossamer::row_sums(weight): the sum of each row of a matrix of int8, as f32; found when the matrix is new.
 
-weight [M, K], int8, on CPUs    →    [M], float32
+weight [M, K], int8    →    [M], float32
 """
 
 import torch
 from torch import Tensor
 
 from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
 from gossamer.runtime.remembered import Remembered
 
 _sums: Remembered[Tensor] = Remembered(most=4096)
 
 
-def _on_cpu(weight: Tensor) -> Tensor:
+def _summed(weight: Tensor) -> Tensor:
+    return weight.sum(1, dtype=torch.int32).float()
+
+
+def _remembered(weight: Tensor) -> Tensor:
     # A copy, since compiled graphs write into memory that they have read for the last time.
-    return _sums.get([weight], (), lambda: weight.sum(1, dtype=torch.int32).float()).clone()
+    return _sums.get([weight], (), lambda: _summed(weight)).clone()
+
+
+def _on_cuda(weight: Tensor) -> Tensor:
+    """As on CPUs; but what is made while a CUDA graph is captured is that graph's own."""
+    return _summed(weight) if torch.cuda.is_current_stream_capturing() else _remembered(weight)
 
 
 def _fake(weight: Tensor) -> Tensor:
@@ -23,7 +32,8 @@ def _fake(weight: Tensor) -> Tensor:
 
 
 LIBRARY.define("row_sums(Tensor weight) -> Tensor", tags=TAGS)
-implement("row_sums", _on_cpu)
+implement("row_sums", _remembered)
+LIBRARY.impl("row_sums", untraced(_on_cuda), "CUDA")
 describe("row_sums", _fake)
 
 row_sums = torch.ops.gossamer.row_sums.default

@@ -7,6 +7,8 @@ y[t, m] = sum_k x[t, k] w[m, k], T tokens, S multiprocessors of C cycles a micro
     at least the weight as it is stored, x and y / 0.8 B
     each     3                                    the shortest kernel; a sparse one is called from Python: 4 more
 
+A dense product of int8 is two kernels: it writes its sums, which are read again to become floats. A sparse one is one.
+
 Nothing of this was fitted to a measurement: rates are those of NVIDIA's architecture papers, efficiencies what cuBLAS and
 streaming kernels are known for. Smaller layers than fill the GPU cost more, sparse and dense alike.
 """
@@ -15,21 +17,21 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.dialects.elements import FLOATS
+from gossamer.dialects.elements import FLOATS, WEIGHTS
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
 from gossamer.passes.schedules.families import GPU_FAMILIES
 from gossamer.runtime.cuda import Device
 
 # Multiply-adds a cycle of a multiprocessor, by the compute capability from which on: of f16 and bf16 summed in f32 on tensor
-# cores (TF32 has half of it), and of f32 without them.
+# cores (TF32 has half of it, int8 twice as much), and of f32 without them.
 _TENSOR = ((80, 1024), (86, 512), (90, 2048), (100, 4096), (120, 512))
 _FLOAT = ((80, 64), (86, 128))
 _DENSE, _READ = 0.7, 0.8  # shares of the peaks that cuBLAS and streaming kernels reach
 _LEAST_TOKENS = 16  # of a tile of tensor cores
 _KERNEL_US, _CALL_US = 3.0, 4.0
 _BYTES_A_CYCLE = 8  # of a multiprocessor's share of memory, where the driver does not tell its speed
-_POSITION = 2  # bytes of a coordinate
+_SUM, _RESULT = 4, 4  # bytes of a sum of int8, and of what becomes of it
 
 
 @dataclass(frozen=True)
@@ -50,19 +52,19 @@ class Roofline:
 
     def predict(self, matrix: Matrix, tokens: int | None, tf32: bool) -> Prediction:
         """What a layer with this weight costs; `tf32` says whether torch multiplies f32 on tensor cores."""
-        t, width = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), FLOATS[matrix.element].bytes
-        through = (matrix.rows + matrix.columns) * t * width
+        t, width = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), WEIGHTS[matrix.element].bytes
+        sums = 0 if matrix.element in FLOATS else matrix.rows * t * _SUM
+        through = matrix.columns * t * width + matrix.rows * t * (width if not sums else _RESULT)
         able = [f for f in GPU_FAMILIES.values() if t <= f.most and f.stores(matrix) is not None]
-        stored = matrix.nonzeros / matrix.fill * width + matrix.nonzeros * _POSITION
-        sparse = {f.name: max(f.cycles(matrix, t) / self.cycles, self._read_us(stored + through)) for f in able}
+        sparse = {f.name: max(f.cycles(matrix, t) / self.cycles, self._read_us(f.read(matrix) + through)) for f in able}
         multiplied = matrix.rows * matrix.columns * max(t, _LEAST_TOKENS) / (self._rate(matrix.element, tf32) * _DENSE)
-        dense = max(multiplied, self._read_us(matrix.rows * matrix.columns * width + through))
+        dense = max(multiplied, self._read_us(matrix.rows * matrix.columns * width + through + 2 * sums))
         ordered = sorted((us + _KERNEL_US + _CALL_US, name) for name, us in sparse.items())
-        return Prediction(dense + _KERNEL_US, tuple((name, us) for us, name in ordered))
+        return Prediction(dense + _KERNEL_US * (2 if sums else 1), tuple((name, us) for us, name in ordered))
 
     def _rate(self, element: str, tf32: bool) -> float:
-        narrow = {"f32": self.tensor / 2 if tf32 else self.floats, "f64": self.floats / 2}
-        return narrow.get(element, self.tensor)
+        other = {"f32": self.tensor / 2 if tf32 else self.floats, "f64": self.floats / 2, "i8": 2 * self.tensor}
+        return other.get(element, self.tensor)
 
     def _read_us(self, size: float) -> float:
         return size / (self.bytes * _READ)

@@ -58,7 +58,7 @@ def is_identity(node: fx.Node, axis: int = -1) -> bool:
 
 
 def is_row_reduction(node: fx.Node) -> bool:
-    """Whether this node sums, averages, normalizes or finds the greatest or least along the last dimension of a tensor, and keeps it."""
+    """Whether this node reduces the last dimension of a tensor (sum, mean, norm, greatest or least), and keeps it."""
     if node.op != "call_function" or node.target not in _ROW_REDUCTIONS:
         return False
     x = node.args[0].meta["val"]  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays, schedules
 from gossamer.backend.regions.grow_region import Region
-from gossamer.backend.regions.matrix_functions import signature
+from gossamer.backend.regions.matrix_functions import signature, with_narrow_product
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.dialects.errors import CompileError, FormatError
@@ -83,8 +83,9 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
         built = region_op.find(key)
         if built is None:
             out = region.output.meta["val"]
+            body = with_narrow_product(region.body) if contraction.quantized else region.body
             compiled = CompiledRegion(
-                tuple(variants), region.body, len(leaves), densest, renew, verify == "full", contraction.m, out.dtype,
+                tuple(variants), body, len(leaves), densest, renew, verify == "full", contraction.m, out.dtype,
                 device.allocate, training, region.second is not None,
             )  # fmt: skip
             kinds = [extra.kind for extra in region.extras]

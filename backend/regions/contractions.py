@@ -5,6 +5,8 @@
     mm(w, x), bmm(expand(w), x)                   w @ x: the weight is on the left
     bmm(x, expand(permute(w))), baddbmm(...)      a batch that could not be flattened
     _int_mm(x, permute(w))                        factors of int8, sums of int32
+    int8_product(x, permute(w))                   the same, of any sizes; as torchao has it on GPUs,
+    out_dtype(mm, int32, x, permute(w))           and this
 
 All mean y[t, m] = sum_k x[t, k] w[m, k], up to views and, for a weight on the left, two transposes.
 """
@@ -12,7 +14,7 @@ All mean y[t, m] = sum_k x[t, k] w[m, k], up to views and, for a weight on the l
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import SymInt, fx
@@ -23,9 +25,9 @@ from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.fusable import kind_of
 from gossamer.backend.graph.nodes import SPREADS, equal_sizes, hint, is_backward
 from gossamer.backend.graph.weight_expressions import Weight, weight_behind
-from gossamer.runtime.torch_internals import OpOverload
+from gossamer.runtime.int8_product import int8_product
 
-aten = torch.ops.aten
+aten, out_dtype = torch.ops.aten, torch.ops.higher_order.out_dtype
 
 Side = Literal["left", "right"]
 
@@ -33,13 +35,16 @@ Order = torch.Tensor
 """Lines of a matrix in another order, int64."""
 
 # op → positions of (addend, left factor, right factor) in its arguments
-_PRODUCTS: dict[OpOverload, tuple[int | None, int, int]] = {
+_PRODUCTS: dict[Any, tuple[int | None, int, int]] = {
     aten.mm.default: (None, 0, 1),
     aten.bmm.default: (None, 0, 1),
     aten.addmm.default: (0, 1, 2),
     aten.baddbmm.default: (0, 1, 2),
     aten._int_mm.default: (None, 0, 1),
+    int8_product: (None, 0, 1),
+    out_dtype: (None, 2, 3),
 }
+_INTEGER = (aten._int_mm.default, int8_product, out_dtype)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Contraction:
     @property
     def quantized(self) -> bool:
         """Whether it is a product of int8 with exact sums."""
-        return self.node.target is aten._int_mm.default
+        return self.node.target in _INTEGER
 
     @property
     def dynamic(self) -> bool:
@@ -149,6 +154,8 @@ def split_addends(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> 
 
 def _contraction_at(node: fx.Node, static: set[fx.Node], leaf_values: dict[fx.Node, torch.Tensor]) -> Contraction | None:
     if node.op != "call_function" or node.target not in _PRODUCTS:
+        return None
+    if node.target is out_dtype and node.args[:2] != (aten.mm.default, torch.int32):
         return None
     addend, left, right = _PRODUCTS[node.target]
     found: list[Contraction] = []

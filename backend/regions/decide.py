@@ -111,32 +111,40 @@ def unknown(inputs: Inputs) -> Iterator[Decision]:
 
 
 def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:
-    try:
-        dtypes = device_of(weight.device).dtypes
-    except GossamerError as problem:
-        return str(problem)
-    if weight.device != x.device:
-        return f"weight is on {weight.device}, its input on {x.device}"
+    refused = _misplaced(weight, x)
+    if refused is not None:
+        return refused
     for tensor in (weight, x):
-        if tensor.dtype not in dtypes:
+        if tensor.dtype not in device_of(weight.device).dtypes:
             return f"no sparse kernel for {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
     if weight.dtype != x.dtype and not rounded(weight.dtype, x.dtype):
         return f"weight is {weight.dtype}, its input {x.dtype}"
     return "empty weight" if 0 in weight.shape else None
 
 
+def _misplaced(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:
+    """Why there are no kernels where these are, or that they are not in one place."""
+    try:
+        device_of(weight.device)
+    except GossamerError as problem:
+        return str(problem)
+    return None if weight.device == x.device else f"weight is on {weight.device}, its input on {x.device}"
+
+
 def _quantized(contraction: Contraction) -> str | None:
     weight = contraction.weight
-    if weight.device.type != "cpu":
-        return f"no sparse kernel for int8 on {weight.device.type}"
+    refused = _misplaced(weight, contraction.x.meta["val"])
+    if refused is not None:
+        return refused
     if (weight.dtype, contraction.given) != (torch.int8, torch.int8):
         return f"no sparse kernel for products of {contraction.given} and {weight.dtype}".replace("torch.", "")
     if contraction.side != "right":
         return "no sparse kernel for a product of int8 with the weight on the left"
     if 0 in weight.shape:
         return "empty weight"
-    last = epilogue(contraction.node, ())[-1]
-    return None if last.meta["val"].dtype in device_of(weight.device).dtypes else "its sums are used as integers"
+    dtypes = device_of(weight.device).dtypes
+    last = epilogue(contraction.node, (), dtypes)[-1]
+    return None if last.meta["val"].dtype in dtypes else "its sums are used as integers"
 
 
 def _wrong_schedule(contraction: Contraction, wanted: str) -> str | None:

@@ -57,7 +57,9 @@ class Region:
 
 def grow(contraction: Contraction, claimed: Container[fx.Node]) -> Region:
     """The largest region around a contraction that leaves the `claimed` nodes of other regions alone."""
-    members = [contraction.node] if contraction.axis == -2 else epilogue(contraction.node, claimed, axis=contraction.axis)
+    members = [contraction.node]
+    if contraction.axis != -2:
+        members = epilogue(contraction.node, claimed, device_of(contraction.weight.device).dtypes, contraction.axis)
     output, second = members[-1], None
     if _may_have_two(contraction):
         more = _two_outputs(output, claimed)

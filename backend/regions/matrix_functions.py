@@ -22,6 +22,7 @@ from torch import fx
 
 from gossamer.backend.graph.fusable import Kind, constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.regions.contractions import Contraction
+from gossamer.runtime.int8_product import int8_product
 from gossamer.runtime.torch_internals import DimDynamic, FakeTensorMode, ShapeEnv, StatelessSymbolicContext
 
 aten = torch.ops.aten
@@ -273,6 +274,25 @@ def with_values(body: fx.GraphModule) -> fx.GraphModule:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
                 node.meta["val"] = node.target(*args, **kwargs)
     return body
+
+
+def with_narrow_product(body: fx.GraphModule) -> fx.GraphModule:
+    """The body of a quantized product as torch runs it: GPUs have no products of int32, as which that of int8 is imported.
+
+    mm(int32(x), permute(int32(w)))      →      int8_product(x, permute(w))
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(body.graph, {}))
+    product = next(node for node in graph.nodes if node.target is aten.mm.default)
+    x, factor = product.args
+    with graph.inserting_before(product):
+        if factor.target is aten.permute.default:
+            weight = graph.call_function(aten.permute.default, (factor.args[0].args[0], [1, 0]))
+        else:
+            weight = factor.args[0]
+        product.replace_all_uses_with(graph.call_function(int8_product, (x.args[0], weight)))
+    graph.eliminate_dead_code()
+    return fx.GraphModule({}, graph, "Region")
 
 
 def signature(body: fx.GraphModule) -> str:

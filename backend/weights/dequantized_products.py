@@ -30,6 +30,7 @@ from gossamer.backend.regions.cost import predicted
 from gossamer.backend.regions.decide import judge
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
+from gossamer.runtime.int8_product import int8_product
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -81,8 +82,9 @@ class DequantizedProducts:
 
 def _pays(integers: Contraction, floats: Contraction, options: Options) -> bool:
     refused, _ = judge(integers, options)
-    faster = predicted(integers, integers.tokens).sparse_us <= predicted(floats, floats.tokens).sparse_us
-    return refused is None and (faster or options.min_gain == 0)
+    if refused is not None or options.min_gain == 0:
+        return refused is None
+    return predicted(integers, integers.tokens).sparse_us <= predicted(floats, floats.tokens).sparse_us
 
 
 def _product(emit: Emitter, factors: _Factors, signed: dict[fx.Node, fx.Node]) -> fx.Node:
@@ -91,7 +93,8 @@ def _product(emit: Emitter, factors: _Factors, signed: dict[fx.Node, fx.Node]) -
     if x is None:
         x = signed[factors.x] = _signed(factors.x)
     rows = emit(aten.reshape.default, x, [-1, factors.weight.meta["val"].shape[1]])
-    return emit(aten._int_mm.default, rows, emit(aten.permute.default, factors.weight, [1, 0]))
+    product = aten._int_mm.default if x.meta["val"].device.type == "cpu" else int8_product
+    return emit(product, rows, emit(aten.permute.default, factors.weight, [1, 0]))
 
 
 def _signed(x: fx.Node) -> fx.Node:
@@ -168,7 +171,7 @@ def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
     # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
     if static.tensor.shape[1] < 2 or density(static.tensor) == 1:
         return None
-    if given.meta["val"].dtype not in (torch.int8, torch.uint8) or given.meta["val"].device.type != "cpu":
+    if given.meta["val"].dtype not in (torch.int8, torch.uint8):
         return None
     return _Factors(given, step, zero, integers, scale, bias)  # type: ignore[arg-type]
 

@@ -35,7 +35,7 @@ from benchmarks.gpu.run import main
 
 raise SystemExit(main(Path(__file__).parent))
 '''
-aten = torch.ops.aten
+aten, convert = torch.ops.aten, torch.ops.prims.convert_element_type.default
 
 
 def write(folder: Path, wanted: Sequence[Layer], products: Sequence[OpenProduct], architecture: Architecture) -> None:
@@ -57,21 +57,21 @@ def contract(layer: Layer) -> str:
     """The contract IR of a layer."""
     graph = fx.Graph()
 
-    def placeholder(name: str, *shape: int | None) -> fx.Node:
+    def placeholder(name: str, dtype: torch.dtype, *shape: int | None) -> fx.Node:
         node = graph.placeholder(name)
-        node.meta = {"shape": shape, "dtype": layer.dtype}
+        node.meta = {"shape": shape, "dtype": dtype}
         return node
 
-    x, w = placeholder("x", None, layer.columns), placeholder("w", layer.rows, layer.columns)
-    extras = {
-        step: placeholder(step, *((layer.rows,) if step == "bias" else (None, layer.rows)))
-        for step in layer.epilogue
-        if step in ("bias", "residual")
-    }
+    x, w = placeholder("x", layer.given, None, layer.columns), placeholder("w", layer.given, layer.rows, layer.columns)
+    extras = {step: placeholder(step, layer.dtype, *shape) for step, shape in layer.shapes(None).items()}
+    exact = layer.given is torch.int8
+    x, w = (graph.call_function(convert, (node, torch.int32)) if exact else node for node in (x, w))
     y = graph.call_function(aten.mm.default, (x, graph.call_function(aten.permute.default, (w, [1, 0]))))
+    y = graph.call_function(convert, (y, layer.dtype)) if exact else y
     for step in layer.epilogue:
         if step in extras:
-            y = graph.call_function(aten.add.Tensor, (y, extras[step]))
+            combine = aten.mul.Tensor if step in ("step", "scale") else aten.add.Tensor
+            y = graph.call_function(combine, (y, extras[step]))
         else:
             y = graph.call_function({"relu": aten.relu.default, "gelu": aten.gelu.default}[step], (y,))
     graph.output(y)

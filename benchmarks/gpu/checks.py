@@ -31,7 +31,7 @@ def check(kernels: dict[str, Bundled], device: torch.device) -> Iterator[dict[st
                     yield {**record, **compared(out.cpu(), expected)}
     for name, of_torch in (("stream", _on_a_stream), ("graph", _in_a_graph), ("infinity", _infinity)):
         for layer in [layer for layer, _ in checked() if layer.rows == 512]:
-            if name == "infinity" and layer.schedule in _MULTIPLY_ZEROS:
+            if name == "infinity" and (layer.schedule in _MULTIPLY_ZEROS or not layer.given.is_floating_point):
                 continue
             yield {"check": name, "layer": layer.name, **of_torch(kernels[layer.name], device)}
 
@@ -79,7 +79,7 @@ def _in_a_graph(bundled: Bundled, device: torch.device) -> dict[str, Any]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call(operands, out)
-    operands[0].copy_(torch.randn_like(operands[0]))
+    operands[0].copy_(bundled.layer.operands(300)[0])
     out.fill_(float("nan"))
     graph.replay()
     torch.cuda.synchronize(device)

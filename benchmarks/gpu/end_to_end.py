@@ -31,7 +31,8 @@ _SAMPLES, _CALLS = 15, 20
 
 @dataclass(frozen=True)
 class Case:
-    """A feed-forward network of a transformer, pruned in some way. `block`: sides of blocks, 0 for 2:4, 1 for single zeros."""
+    """A feed-forward network of a transformer, pruned in some way, and maybe quantized to int8. `block`: sides of blocks, 0 for
+    2:4, 1 for single zeros."""
 
     name: str
     dtype: torch.dtype
@@ -40,6 +41,7 @@ class Case:
     tokens: tuple[int, ...] = (1, 33, 512)
     width: int = 1024
     inner: int = 4096
+    int8: bool = False
 
     def model(self) -> nn.Module:
         """On the CPU."""
@@ -47,7 +49,13 @@ class Case:
         with torch.no_grad():
             up.weight.mul_(self._mask(self.inner, self.width))
             down.weight.mul_(self._mask(self.width, self.inner))
-        return nn.Sequential(up, nn.GELU(), down).to(self.dtype)
+        model = nn.Sequential(up, nn.GELU(), down).to(self.dtype)
+        return gossamer.quantize(model) if self.int8 else model
+
+    @property
+    def tolerance(self) -> float:
+        """Of the largest result; what is a little more or less may be rounded to another integer."""
+        return 2e-2 if self.int8 else _TOLERANCE[self.dtype]
 
     def _mask(self, rows: int, columns: int) -> Tensor:
         if self.block == 0:
@@ -61,6 +69,8 @@ CASES = (
     Case("unstructured bf16", torch.bfloat16, 0.1, 1),
     Case("blocks of 64 bf16", torch.bfloat16, 0.2, 64),
     Case("2:4 f16", torch.float16, 0.5, 0),
+    Case("unstructured int8", torch.float32, 0.1, 1, (1, 8, 33, 512), int8=True),
+    Case("blocks of 64 int8", torch.float32, 0.2, 64, int8=True),
 )
 
 
@@ -71,12 +81,13 @@ def compiled(model: nn.Module, **options: Any) -> Any:
     return torch.compile(model, backend="sparse", fullgraph=True, options={"min_gain": 0, "strict": True, **options})
 
 
-def compared(actual: Tensor, expected: Tensor, regions: int) -> dict[str, Any]:
-    """Whether the result is right, and came out of so many sparse regions."""
+def compared(actual: Tensor, expected: Tensor, regions: int, tolerance: float | None = None) -> dict[str, Any]:
+    """Whether the result is right, by default up to the rounding of its type, and came out of so many sparse regions."""
     scale = max(expected.abs().max().item(), 1e-6)
     error = (actual.double().cpu() - expected.cpu()).abs().max().item() / scale
     found = counters["gossamer"]["regions"]
-    return {"error": error, "regions": found, "ok": error <= _TOLERANCE[actual.dtype] and found == regions}
+    most = _TOLERANCE[actual.dtype] if tolerance is None else tolerance
+    return {"error": error, "regions": found, "ok": error <= most and found == regions}
 
 
 def exactly(model: nn.Module, x: Tensor) -> Tensor:
@@ -92,20 +103,20 @@ def checks(case: Case, device: torch.device) -> Iterator[dict[str, Any]]:
     x = inputs[33]
     with torch.no_grad():
         for tokens, each in inputs.items():
-            yield {"check": f"{tokens} tokens", **compared(compiled(model)(each), exactly(model, each), 2)}
+            yield {"check": f"{tokens} tokens", **compared(compiled(model)(each), exactly(model, each), 2, case.tolerance)}
         run = compiled(model)
         run(x)
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-        yield {"check": "changed weights", **compared(run(x), exactly(model, x), 2)}
+        for each in (*model.parameters(), *model.buffers()):
+            each.copy_(each * 1.5 if each.is_floating_point() else each.neg())
+        yield {"check": "changed weights", **compared(run(x), exactly(model, x), 2, case.tolerance)}
         if device.type == "cuda":
-            yield {"check": "another stream", **compared(on_a_stream(run, x), exactly(model, x), 2)}
-            yield {"check": "CUDA graph", **compared(in_a_graph(run, x), exactly(model, x), 2)}
-            yield {"check": "reduce-overhead", **compared(in_inductor_s_graphs(model, x), exactly(model, x), 2)}
-    yield from training(model, x)
+            yield {"check": "another stream", **compared(on_a_stream(run, x), exactly(model, x), 2, case.tolerance)}
+            yield {"check": "CUDA graph", **compared(in_a_graph(run, x), exactly(model, x), 2, case.tolerance)}
+            yield {"check": "reduce-overhead", **compared(in_inductor_s_graphs(model, x), exactly(model, x), 2, case.tolerance)}
+    yield from training(model, x, case.tolerance)
 
 
-def training(model: nn.Module, x: Tensor) -> Iterator[dict[str, Any]]:
+def training(model: nn.Module, x: Tensor, tolerance: float) -> Iterator[dict[str, Any]]:
     """The gradients of the parameters, and of x."""
     exact, given = copy.deepcopy(model).cpu().double(), x.cpu().double().requires_grad_()
     exact(given).square().sum().backward()
@@ -114,7 +125,7 @@ def training(model: nn.Module, x: Tensor) -> Iterator[dict[str, Any]]:
     pairs = [("input", x, given), *((name, p, exact.get_parameter(name)) for name, p in model.named_parameters())]
     for name, actual, expected in pairs:
         assert actual.grad is not None and expected.grad is not None
-        yield {"check": f"gradient of {name}", **compared(actual.grad, expected.grad, 4)}
+        yield {"check": f"gradient of {name}", **compared(actual.grad, expected.grad, 4, tolerance)}
 
 
 def on_a_stream(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

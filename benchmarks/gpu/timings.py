@@ -54,6 +54,8 @@ Make = Callable[[Bundled, Tensor, list[Tensor], torch.device], Callable[[], Any]
 
 
 def _contenders(layer: Layer) -> dict[str, Make]:
+    if layer.element == "i8":
+        return {"gossamer": _gossamer, "cublas": _dense_int8}
     found: dict[str, Make] = {"gossamer": _gossamer, "cublas": _dense, "cusparse": _csr}
     if layer.element == "f32":
         found["cublas-tf32"] = _dense_tf32
@@ -73,6 +75,13 @@ def _gossamer(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: 
 def _dense(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:
     dense = weight.to(device)
     return lambda: bundled.layer.reference(dense, operands)
+
+
+def _dense_int8(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:
+    """The bare sums of 17 tokens at least, with fewer of which torch does not compute them."""
+    factor = weight.to(device).t()
+    x = F.pad(operands[0], (0, 0, 0, max(0, 17 - operands[0].shape[0])))
+    return lambda: torch._int_mm(x, factor)
 
 
 def _dense_tf32(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:

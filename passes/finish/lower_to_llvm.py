@@ -10,8 +10,7 @@ from typing import ClassVar
 from torch_mlir import ir, passmanager
 from torch_mlir.dialects import llvm
 
-from gossamer.passes.loops.queries import all_ops
-from gossamer.passes.loops.vectors import ROLLED
+from gossamer.passes.loops.vectors import keep_rolled
 
 _STEPS = (
     "canonicalize",
@@ -51,9 +50,7 @@ class LowerToLlvm:
         manager = passmanager.PassManager.parse(f"builtin.module({steps})")
         manager.enable_verifier(False)  # what comes out is verified as that of every pass; between the steps it takes a quarter
         manager.run(module.operation)
-        for op in all_ops(module.operation):
-            if ROLLED in op.attributes:  # the translation to LLVM IR knows it by its name on branches
-                op.attributes["loop_annotation"] = op.attributes[ROLLED]
+        keep_rolled(module)
         width = ir.ArrayAttr.get([ir.StringAttr.get("prefer-vector-width"), ir.StringAttr.get(str(self.bits))])
         for op in module.body.operations:
             if isinstance(op, llvm.LLVMFuncOp) and len(op.operation.regions[0].blocks):

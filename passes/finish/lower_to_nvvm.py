@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch_mlir import ir, passmanager
 
 from gossamer.passes.loops.queries import walk
+from gossamer.passes.loops.vectors import keep_rolled
 
 _STEPS = (
     "canonicalize",
@@ -53,6 +54,7 @@ class LowerToNvvm:
     def run(self, module: ir.Module) -> None:
         steps = ",".join(_STEPS)
         passmanager.PassManager.parse(f"builtin.module(gpu.module({steps}))").run(module.operation)
+        keep_rolled(module)
         for call in walk(module, "llvm.call"):
             intrinsic = _INTRINSICS.get(str(call.attributes["callee"]).lstrip("@"))
             if intrinsic:

@@ -98,6 +98,11 @@ def _values_read(matrix: Matrix) -> float:
     return matrix.nonzeros * WEIGHTS[matrix.element].bytes
 
 
+def entries_read(matrix: Matrix) -> float:
+    """Bytes of the values, those that fill up blocks included, and of a coordinate of 16 bits for each nonzero."""
+    return _values_read(matrix) / matrix.fill + 2 * matrix.nonzeros
+
+
 def _tiles_gain(matrix: Matrix, tokens: int) -> float:
     return 1.15 - 0.4 * matrix.density
 
@@ -116,7 +121,8 @@ class Family:
     gain       how many times as fast a product with a matrix and a number of tokens is in a chain, about: nothing is transposed
                there between products, but the sums of all rows of a tile take turns in the second-level cache. Measured, on
                tiles that are whole vectors of tokens.
-    integers   whether it multiplies quantized elements, and no floats
+    floats     whether it multiplies floats
+    integers   whether it multiplies quantized elements
     needs      instructions of the target without which it does not run in chains
     read       bytes of a matrix that it reads at least
     """
@@ -129,13 +135,15 @@ class Family:
     chain: Callable[[Any], ChainProduct] | None = None
     chained: Callable[[Matrix], Format | Packing] | None = None
     gain: Callable[[Matrix, int], float] = _tiles_gain
+    floats: bool = True
     integers: bool = False
     needs: frozenset[str] = frozenset()
     read: Callable[[Matrix], float] = _values_read
 
     def stores(self, matrix: Matrix, chain: bool = False) -> Format | Packing | None:
         """`storage`, or that in a chain, for elements that it multiplies."""
-        stored = self.storage(matrix) if self.integers == (matrix.element not in FLOATS) else None
+        able = self.floats if matrix.element in FLOATS else self.integers
+        stored = self.storage(matrix) if able else None
         return self.chained(matrix) if chain and stored is not None and self.chained is not None else stored
 
     @property

@@ -11,11 +11,12 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, gpu, memref, nvvm, scf, vector
 
 from gossamer.dialects.launch import Launch
-from gossamer.passes.loops.vectors import byte_width, index, load_index, vector_of
+from gossamer.passes.loops.vectors import added, byte_width, index, load_index, vector_of
 
 MODULE = "kernels"
 LAUNCH = "kernel.launch"  # attribute of a gpu.func: the fields of its `Launch`
 WARP = 32
+_RESIDENT = "nvvm.minctasm"
 _VECTOR_BYTES = 16  # the widest load and store of a thread
 
 
@@ -30,10 +31,17 @@ def read_launch(attribute: ir.Attribute) -> Launch:
     return Launch.from_json({entry.name: ir.IntegerAttr(entry.attr).value for entry in ir.DictAttr(attribute)})
 
 
-def add_kernel(function: func.FuncOp, suffix: str, launch: Launch, emit: Callable[[dict[ir.Value, ir.Value]], None]) -> None:
+def add_kernel(
+    function: func.FuncOp,
+    suffix: str,
+    launch: Launch,
+    emit: Callable[[dict[ir.Value, ir.Value]], None],
+    resident: int | None = None,
+) -> None:
     """Add a kernel to the gpu.module beside a function whose storage is exposed, with the body that `emit` builds.
 
-    It takes the function's memrefs but for the workspace; `emit` gets its argument for each of them.
+    It takes the function's memrefs but for the workspace; `emit` gets its argument for each of them. `resident` is the number
+    of blocks that a multiprocessor is to have registers for.
     """
     *arguments, _workspace, _threads = function.entry_block.arguments
     memrefs = [a for a in arguments if isinstance(a.type, ir.MemRefType)]
@@ -42,6 +50,8 @@ def add_kernel(function: func.FuncOp, suffix: str, launch: Launch, emit: Callabl
         name = f"{function.name.value}_{suffix}"
         kernel = gpu.GPUFuncOp(signature, name, kernel=True, known_block_size=[launch.threads, 1, 1])
         kernel.attributes[LAUNCH] = launch_attribute(launch)
+        if resident is not None:
+            kernel.attributes[_RESIDENT] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), resident)
     with ir.InsertionPoint(kernel.add_entry_block()):
         emit(dict(zip(memrefs, kernel.entry_block.arguments, strict=True)))
         gpu.ReturnOp([])
@@ -165,12 +175,16 @@ def sync_warp() -> None:
 
 
 def total(value: ir.Value, lanes: int = WARP) -> ir.Value:
-    """The sum of a float over `lanes` neighbouring lanes (a power of two), in all of them."""
-    return across(value, arith.addf, lanes)
+    """The sum of a number over `lanes` neighbouring lanes (a power of two), in all of them. For words in a warp GPUs have an
+    instruction."""
+    word = ir.IntegerType.get_signless(32)
+    if value.type == word and lanes == WARP:
+        return nvvm.redux_sync(value, ir.Attribute.parse("#nvvm<reduction_kind add>"), arith.constant(word, -1))
+    return across(value, added, lanes)
 
 
 def across(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value], lanes: int = WARP) -> ir.Value:
-    """The floats of `lanes` neighbouring lanes (a power of two), combined in pairs, in all of them."""
+    """The numbers of `lanes` neighbouring lanes (a power of two), combined in pairs, in all of them."""
     distance = lanes // 2
     while distance:
         value = combine(value, _of_lane(value, distance))
@@ -179,7 +193,7 @@ def across(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value], l
 
 
 def _of_lane(value: ir.Value, distance: int) -> ir.Value:
-    """A float of f32 or f64 of the lane whose number differs in one bit."""
+    """A number of 32 or 64 bits of the lane whose number differs in one bit."""
     i32 = ir.IntegerType.get_signless(32)
     mode = ir.Attribute.parse("#gpu<shuffle_mode xor>")
     single, words = vector_of(1, value.type), vector_of(byte_width(value.type) // 4, i32)

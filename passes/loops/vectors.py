@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf, vector
 
+from gossamer.passes.loops.queries import all_ops
+
 WORKSPACE = "kernel.workspace"  # module attribute: bytes of workspace that each thread needs
 
 ROLLED = "llvm.loop_annotation"  # attribute of a loop that is not unrolled (see lower-to-llvm)
@@ -56,8 +58,26 @@ def load_index(buffer: ir.Value, *at: ir.Value) -> ir.Value:
 
 
 def widened(value: ir.Value, to: ir.Type) -> ir.Value:
-    """A float or vector of floats, extended to the wider type `to` where it is narrower."""
-    return value if value.type == to else arith.extf(to, value)
+    """A float, an integer with a sign or a vector of them, extended to the wider type `to` where it is narrower."""
+    if value.type == to:
+        return value
+    return arith.extsi(to, value) if is_integer(to) else arith.extf(to, value)
+
+
+def multiplied(a: ir.Value, b: ir.Value, sums: ir.Value) -> ir.Value:
+    """sums + a b, vectors of floats or of integers; floats are rounded once."""
+    return arith.addi(sums, arith.muli(a, b)) if is_integer(sums.type) else vector.fma(a, b, sums)
+
+
+def added(a: ir.Value, b: ir.Value) -> ir.Value:
+    """a + b, floats or integers or vectors of them."""
+    return arith.addi(a, b) if is_integer(a.type) else arith.addf(a, b)
+
+
+def is_integer(type_: ir.Type) -> bool:
+    """Whether these are integers, or a vector of them."""
+    element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
+    return isinstance(element, ir.IntegerType)
 
 
 def narrowed(value: ir.Value, to: ir.Type) -> ir.Value:
@@ -89,6 +109,13 @@ def rolled(low: ir.Value, high: ir.Value, carried: Sequence[ir.Value] = ()) -> I
     with loop(low, high, index(1), carried) as op:
         op.operation.attributes[ROLLED] = ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true>>")
         yield op
+
+
+def keep_rolled(module: ir.Module) -> None:
+    """Gives the annotations of rolled loops, which branches have become, the name that the translation to LLVM IR knows."""
+    for op in all_ops(module.operation):
+        if ROLLED in op.attributes:
+            op.attributes["loop_annotation"] = op.attributes[ROLLED]
 
 
 @contextmanager

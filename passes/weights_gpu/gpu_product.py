@@ -41,20 +41,20 @@ class GpuProduct:
         self.epilogue = Epilogue(block)
         self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
 
-    def kernel(self, suffix: str, launch: Launch, emit: Callable[["Operands"], None]) -> None:
-        """Add a kernel to the gpu.module, with the body that `emit` builds."""
+    def kernel(self, suffix: str, launch: Launch, emit: Callable[["Operands"], None], resident: int | None = None) -> None:
+        """Add a kernel to the gpu.module, with the body that `emit` builds; `resident` as for `add_kernel`."""
 
         def body(arguments: dict[ir.Value, ir.Value]) -> None:
             weight = tuple(arguments[b] for b in sparse_buffers_of(self.op.w))
             reads = {r.results[0]: arguments[buffer_of(r.operands[0])] for r in self.reads}
             emit(Operands(arguments[buffer_of(self.op.x)], weight, reads, arguments[self.storage.output], launch))
 
-        add_kernel(self.op.operation.parent.opview, suffix, launch, body)
+        add_kernel(self.op.operation.parent.opview, suffix, launch, body, resident)
 
-    def kernels(self, launches: Mapping[int, Launch], emit: Callable[["Operands"], None]) -> None:
+    def kernels(self, launches: Mapping[int, Launch], emit: Callable[["Operands"], None], resident: int | None = None) -> None:
         """One kernel for each number of tokens of a tile, which takes the place of the function that held the op."""
         for tokens, launch in launches.items():
-            self.kernel(f"t{tokens}", launch, emit)
+            self.kernel(f"t{tokens}", launch, emit, resident)
         self.erase()
 
     def erase(self) -> None:

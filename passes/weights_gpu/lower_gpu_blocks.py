@@ -13,8 +13,8 @@ after    gpu.func @region_t128(...)                    // and _t32 for few token
 
 The matrices are swizzled in shared memory so that no copy and no load has bank conflicts. The features of a warp are dealt to
 the columns of its products such that a lane ends up with neighbouring ones, which it stores as a vector. Columns beyond K and
-blocks beyond the last are zeros; tokens past the last one repeat it, and are not stored. Only for bf16 and f16, K a multiple
-of 8.
+blocks beyond the last are zeros; tokens past the last one repeat it, and are not stored. For bf16 and f16, K a multiple of 8,
+and for int8, K a multiple of 16: then 16 bytes are as many elements, a panel has 128 columns of K, and sums are exact.
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, scf, vector
 
+from gossamer.dialects.elements import WEIGHTS
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
@@ -32,19 +33,21 @@ from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.gpu_threads import WARP, divmod_by, shared, widest
 from gossamer.passes.loops.product import products
-from gossamer.passes.loops.tensor_core import CHUNK, commit, copy_async, load_matrices, multiply_add, wait
-from gossamer.passes.loops.vectors import index, load_index, loop, vector_of, zeros
+from gossamer.passes.loops.tensor_core import commit, copy_async, load_matrices, multiply_add, wait
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, zeros
 from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 
 _SIZES = (128, 64, 32, 16)  # rows and columns of a block
 _TOKENS = (128, 32)
-_PANEL = 64  # columns of K that are multiplied between two barriers: 128 bytes, once around the banks of shared memory
+_LINE = 128  # bytes of a row of K that are multiplied between two barriers, a panel: once around the banks of shared memory
+_PIECE = 16  # bytes that a thread copies at once, and of a row of a matrix of ldmatrix
 _SLOTS = 3  # panels in shared memory: one that is multiplied, two on their way
 
 
 def _storage(matrix: Matrix) -> Format | None:
     """Block CSR with 32-bit positions and coordinates, in the largest blocks that fit those of the weight."""
-    if matrix.block is None or matrix.element not in ("bf16", "f16") or matrix.columns % CHUNK:
+    width = WEIGHTS[matrix.element].bytes
+    if matrix.block is None or width > 2 or matrix.columns * width % _PIECE:
         return None
     rows, columns = (next((size for size in _SIZES if extent % size == 0), 0) for extent in matrix.block)
     return _blocked(matrix, rows, columns) if rows and columns else None
@@ -65,11 +68,16 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor's tensor cores, at half of their 1024 products a cycle."""
-    return -(-tokens // _TOKENS[0]) * _TOKENS[0] * matrix.nonzeros / 512
+    """Cycles of a multiprocessor's tensor cores, at half of their 1024 products of 16 bits a cycle, or 2048 of bytes."""
+    return -(-tokens // _TOKENS[0]) * _TOKENS[0] * matrix.nonzeros * WEIGHTS[matrix.element].bytes / 1024
 
 
-GPU_BLOCKS = Family("gpu-blocks", _storage, _tile, _cycles)
+def _read(matrix: Matrix) -> float:
+    """Bytes of the values: a block has hundreds, and one coordinate."""
+    return matrix.nonzeros / matrix.fill * WEIGHTS[matrix.element].bytes
+
+
+GPU_BLOCKS = Family("gpu-blocks", _storage, _tile, _cycles, integers=True, read=_read)
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ class _Spmm(GpuProduct):
             sizes = ", ".join(map(str, _SIZES))
             raise CompileError(f"tile {tile} is not [{_TOKENS[0]}, rows, columns] with rows and columns one of {sizes}")
         _, self.rows, self.columns = tile
+        self.chunk, self.panel = (size // byte_width(self.element) for size in (_PIECE, _LINE))  # elements
 
 
 class _Tile:
@@ -109,9 +118,9 @@ class _Tile:
         self.warp_tokens = 16 if tokens == 32 else 32 if spmm.rows <= 32 else 64
         self.row_warps = spmm.rows // self.warp_rows
         self.threads = WARP * self.row_warps * (tokens // self.warp_tokens)
-        self.x_bytes = _SLOTS * tokens * _PANEL * 2
+        self.x_bytes = _SLOTS * tokens * _LINE
         blocks = -(-spmm.M // spmm.rows)
-        self.launch = Launch(tokens, blocks, self.threads, self.x_bytes + _SLOTS * spmm.rows * _PANEL * 2)
+        self.launch = Launch(tokens, blocks, self.threads, self.x_bytes + _SLOTS * spmm.rows * _LINE)
 
 
 def _emit(tile: _Tile, operands: Operands) -> None:
@@ -126,10 +135,10 @@ class _Kernel:
         positions, self.coordinates, self.values = operands.weight
         self.begin = load_index(positions, operands.chunk)
         self.end = load_index(positions, arith.addi(operands.chunk, index(1)))
-        self.together = max(1, _PANEL // self.spmm.columns)  # blocks side by side in a panel
-        self.parts = max(1, self.spmm.columns // _PANEL)  # panels that a block takes
-        self.x = shared(0, [_SLOTS, tile.tokens, _PANEL], self.spmm.element)
-        self.w = shared(tile.x_bytes, [_SLOTS, self.spmm.rows, _PANEL], self.spmm.element)
+        self.together = max(1, self.spmm.panel // self.spmm.columns)  # blocks side by side in a panel
+        self.parts = max(1, self.spmm.columns // self.spmm.panel)  # panels that a block takes
+        self.x = shared(0, [_SLOTS, tile.tokens, self.spmm.panel], self.spmm.element)
+        self.w = shared(tile.x_bytes, [_SLOTS, self.spmm.rows, self.spmm.panel], self.spmm.element)
         self.sums = vector_of(4, self.spmm.sum_type)
         self.columns = tile.warp_rows // 8  # products side by side in a warp
         self.heights = tile.warp_tokens // 16
@@ -165,17 +174,17 @@ class _Kernel:
 
     def _copy_existing(self, panel: ir.Value, slot: ir.Value) -> None:
         spmm, operands = self.spmm, self.operands
-        line, chunk = divmod_by(operands.thread, _PANEL // CHUNK)
+        line, chunk = divmod_by(operands.thread, _LINE // _PIECE)
         number, part = divmod_by(panel, self.parts)
-        side, column = divmod_by(arith.muli(chunk, index(CHUNK)), min(spmm.columns, _PANEL))
-        column = arith.addi(column, arith.muli(part, index(_PANEL)))
+        side, column = divmod_by(arith.muli(chunk, index(spmm.chunk)), min(spmm.columns, spmm.panel))
+        column = arith.addi(column, arith.muli(part, index(spmm.panel)))
         block = arith.addi(arith.addi(self.begin, arith.muli(number, index(self.together))), side)
         in_row = arith.cmpi(arith.CmpIPredicate.ult, block, self.end)
         block = arith.minui(block, arith.subi(self.end, index(1)))
         k = arith.addi(arith.muli(load_index(self.coordinates, block), index(spmm.columns)), column)
         inside = arith.andi(in_row, arith.cmpi(arith.CmpIPredicate.ult, k, index(spmm.K)))
-        k = arith.minui(k, index(spmm.K - CHUNK))
-        lines = self.tile.threads * CHUNK // _PANEL  # rows of a panel that all threads copy at once
+        k = arith.minui(k, index(spmm.K - spmm.chunk))
+        lines = self.tile.threads * _PIECE // _LINE  # rows of a panel that all threads copy at once
         for first in range(0, self.tile.tokens, lines):
             row = arith.addi(line, index(first))
             token = arith.minui(arith.addi(operands.first, row), operands.last)
@@ -187,15 +196,15 @@ class _Kernel:
             copy_async(self.values, [at], self.w, [slot, row, self._w_place(row, chunk)], in_row)
 
     def _x_place(self, row: ir.Value, chunk: ir.Value) -> ir.Value:
-        """Where 8 elements of a row of x lie: eight neighbouring rows have a chunk in eight places."""
-        return arith.muli(arith.xori(chunk, arith.andi(row, index(7))), index(CHUNK))
+        """Where 16 bytes of a row of x lie: eight neighbouring rows have a chunk in eight places."""
+        return arith.muli(arith.xori(chunk, arith.andi(row, index(7))), index(self.spmm.chunk))
 
     def _w_place(self, row: ir.Value, chunk: ir.Value) -> ir.Value:
         """The same for w, for the eight rows that a product takes (see _multiply)."""
         low = arith.andi(row, index(1))
         high = arith.andi(arith.divui(row, index(2 * self.columns)), index(3))
         place = arith.ori(low, arith.shli(high, index(1)))
-        return arith.muli(arith.xori(chunk, place), index(CHUNK))
+        return arith.muli(arith.xori(chunk, place), index(self.spmm.chunk))
 
     def _multiply(self, slot: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """sums + x w^T of a panel, for the warp's tokens and rows.
@@ -210,7 +219,7 @@ class _Kernel:
         pair, odd = divmod_by(line, 2)
         w_row = arith.addi(self.warp_row, arith.addi(arith.muli(pair, index(2 * self.columns)), odd))
         w_row = arith.addi(w_row, arith.muli(upper, index(2)))
-        for k in range(_PANEL // 16):
+        for k in range(_LINE // (2 * _PIECE)):
             x_chunk, w_chunk = (arith.addi(index(2 * k), half) for half in (upper, right))
             a = []
             for i in range(self.heights):

@@ -14,22 +14,21 @@ no multiple of 32: lanes without a nonzero add 0. Tokens past the last one repea
 
 from dataclasses import dataclass
 from functools import partial
-from math import inf
 from typing import Any, ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, memref, scf, vector
 
-from gossamer.dialects.elements import FLOATS
+from gossamer.dialects.elements import WEIGHTS
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
-from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.family import Family, Matrix, entries_read
 from gossamer.passes.loops.gpu_threads import WARP, below, load, shared, store, total
 from gossamer.passes.loops.product import products
-from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, multiplied, vector_of, widened, zeros
 from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 
 _TOKENS = (4, 1)
@@ -42,7 +41,7 @@ _FEW = 16  # tokens up to which it may be the fastest
 
 def _storage(matrix: Matrix) -> Format | None:
     """CSR (CSC if the matrix is stored transposed) with coordinates as narrow as they can be."""
-    if FLOATS[matrix.element].sums != "f32" or matrix.columns * FLOATS[matrix.element].bytes > _MOST_SHARED:
+    if matrix.element == "f64" or matrix.columns * WEIGHTS[matrix.element].bytes > _MOST_SHARED:
         return None
     rows = Format.CSR if matrix.reduction == 1 else Format.CSC
     return rows.with_widths(32, 16 if matrix.columns <= 1 << 16 else 32)
@@ -55,12 +54,10 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
     """Cycles of a multiprocessor: its share of memory is 15 bytes a cycle, which values and coordinates have to pass."""
-    if FLOATS[matrix.element].sums != "f32":
-        return inf
-    return -(-tokens // _TOKENS[0]) * matrix.nonzeros * (FLOATS[matrix.element].bytes + 2) / 15
+    return -(-tokens // _TOKENS[0]) * matrix.nonzeros * (WEIGHTS[matrix.element].bytes + 2) / 15
 
 
-GPU_GATHER = Family("gpu-gather", _storage, _tile, _cycles, most=_FEW)
+GPU_GATHER = Family("gpu-gather", _storage, _tile, _cycles, most=_FEW, integers=True, read=entries_read)
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ class _Kernel:
             at = arith.muli(load_index(self.coordinates, p), index(self.count))
             factors.append((widened(memref.load(self.values, [p]), self.spmv.sum_type), load(self.read, self.staged, [at])))
         for value, x in factors:
-            added = vector.fma(vector.broadcast(self.sums, value), widened(x, self.sums), sums)
+            added = multiplied(vector.broadcast(self.sums, value), widened(x, self.sums), sums)
             sums = added if exists is None else arith.select(exists, added, sums)
         return sums
 

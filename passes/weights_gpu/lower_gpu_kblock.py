@@ -29,7 +29,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
-from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.family import Family, Matrix, entries_read
 from gossamer.passes.loops.gpu_threads import WARP, divmod_by, load, shared, store, sync_warp, widest
 from gossamer.passes.loops.product import products
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
@@ -61,7 +61,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return tiles * matrix.nonzeros * (_TOKENS * width / 128 + 1)
 
 
-GPU_KBLOCK = Family("gpu-kblock", _storage, _tile, _cycles)
+GPU_KBLOCK = Family("gpu-kblock", _storage, _tile, _cycles, read=entries_read)
 
 
 @dataclass(frozen=True)

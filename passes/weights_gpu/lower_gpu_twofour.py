@@ -26,7 +26,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.gpu_packings import TwoFour
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
-from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.family import Family, Matrix, entries_read
 from gossamer.passes.loops.gpu_threads import below, divmod_by, shared, when
 from gossamer.passes.loops.product import products
 from gossamer.passes.loops.tensor_core import CHUNK, commit, copy_async, load_matrices, wait
@@ -54,7 +54,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return -(-tokens // _TOKENS[0]) * _TOKENS[0] * matrix.rows * matrix.columns / 1024
 
 
-GPU_TWOFOUR = Family("gpu-twofour", _storage, _tile, _cycles)
+GPU_TWOFOUR = Family("gpu-twofour", _storage, _tile, _cycles, read=entries_read)
 
 
 @dataclass(frozen=True)

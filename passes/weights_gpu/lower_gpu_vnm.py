@@ -31,7 +31,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.gpu_packings import Vnm
 from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
-from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.family import Family, Matrix, entries_read
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.gpu_threads import WARP, below, divmod_by, load, shared, store, when
 from gossamer.passes.loops.product import products
@@ -68,7 +68,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return tiles * left * (_TOKENS[0] * ROWS / 1024 + _TOKENS[0] / 64)
 
 
-GPU_VNM = Family("gpu-vnm", _storage, _tile, _cycles)
+GPU_VNM = Family("gpu-vnm", _storage, _tile, _cycles, read=entries_read)
 
 
 @dataclass(frozen=True)

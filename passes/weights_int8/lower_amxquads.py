@@ -77,7 +77,7 @@ def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
     return _cycles(matrix, tokens) / (_multiplying(matrix, tokens) + stored)
 
 
-AMXQUADS = Family("amxquads", _storage, _tile, _cycles, chain=_in_chain, gain=_gain_in_chains, integers=True)
+AMXQUADS = Family("amxquads", _storage, _tile, _cycles, chain=_in_chain, gain=_gain_in_chains, floats=False, integers=True)
 
 
 @dataclass(frozen=True)

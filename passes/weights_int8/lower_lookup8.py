@@ -99,6 +99,7 @@ LOOKUP8 = Family(
     chain=_in_chain,
     chained=_in_chains,
     gain=_gain_in_chains,
+    floats=False,
     integers=True,
     read=_read,
 )

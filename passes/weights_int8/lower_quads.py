@@ -70,7 +70,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     stored = _storage(matrix)
     assert stored is not None
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
-    quads = m * k / 4 * _share(matrix, stored.rows)
+    quads = m * k / 4 * kept_quads(matrix, stored.rows)
     starts = _ROW * m / stored.rows * -(-k // stored.width)
     full, left = divmod(tokens, widest * lanes)
     tiles = [widest] * full + ([min(v for v in (1, 2, 4) if left <= v * lanes)] if left else [])
@@ -78,7 +78,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     return sum(quads * _QUAD[v] * slower + starts + _ELEMENT * (k + m) * v * lanes for v in tiles)
 
 
-def _share(matrix: Matrix, rows: int) -> float:
+def kept_quads(matrix: Matrix, rows: int = 1) -> float:
     """The share of quads that are stored: those with a nonzero in any of so many rows."""
     if matrix.block is None:
         return 1 - (1 - matrix.density) ** (4 * rows)
@@ -96,7 +96,7 @@ def _in_chain(op: Any) -> ChainProduct:
     return ChainProduct(integers(op.tile)[0], stored.rows, groups, -(-columns // stored.width), None, inner)
 
 
-QUADS = Family("quads", _storage, _tile, _cycles, chain=_in_chain, integers=True, needs=frozenset({"vnni"}))
+QUADS = Family("quads", _storage, _tile, _cycles, chain=_in_chain, floats=False, integers=True, needs=frozenset({"vnni"}))
 
 
 @dataclass(frozen=True)

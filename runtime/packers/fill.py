@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gossamer.dialects.errors import FormatError
-from gossamer.dialects.gpu_packings import Fragments, TwoFour, Vnm
+from gossamer.dialects.gpu_packings import Fragments, QuadFragments, TwoFour, Vnm
 from gossamer.dialects.packing import (
     Bitmap,
     Blocks,
@@ -306,5 +306,6 @@ _FILL: dict[type[Packing], Fill] = {
     TwoFour: _two_four,
     Vnm: _vnm,
     Fragments: _fragments,
+    QuadFragments: _fragments,
     Groups: _groups,
 }

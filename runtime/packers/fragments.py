@@ -1,4 +1,4 @@
-"""The arrays of the packing `Fragments`: of every panel the masks, where their values begin, and the values in that order."""
+"""The arrays of `Fragments` and `QuadFragments`: of every panel the masks, where their values begin, and the values."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from gossamer.dialects.gpu_packings import Fragments
 
 def fill(packing: Fragments, nonzero: Tensor, places: Tensor, nowhere: int) -> tuple[list[Tensor], Tensor]:
     """Positions, masks and offsets of a matrix [M, K], and where each value lies in it; arguments as in `packers.Rows`."""
-    bits = _by_mask(packing, nonzero, False)
+    bits = _by_mask(packing, nonzero, False).any(-1)
     masks = (bits << torch.arange(bits.shape[-1])).sum(-1)
     counts = bits.sum(-1)
     begun = counts.cumsum(1)
@@ -17,17 +17,19 @@ def fill(packing: Fragments, nonzero: Tensor, places: Tensor, nowhere: int) -> t
     positions = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])
     first = positions[:-1, None] * packing.PIECE - torch.cat([begun.new_zeros(1), begun[:-1, -1].cumsum(0)])[:, None]
     number = torch.arange(int(counts.sum()))
-    source = places.new_full((int(positions[-1]) * packing.PIECE,), nowhere)
-    source[number + first.expand_as(counts).repeat_interleave(counts.flatten())] = _by_mask(packing, places, nowhere)[bits]
-    return [positions, masks, begun - counts], source
+    source = places.new_full((int(positions[-1]) * packing.PIECE, packing.neighbours), nowhere)
+    stored = _by_mask(packing, places, nowhere)[bits]
+    source[number + first.expand_as(counts).repeat_interleave(counts.flatten())] = stored
+    return [positions, masks, begun - counts], source.flatten()
 
 
 def _by_mask(packing: Fragments, matrix: Tensor, filled: int) -> Tensor:
-    """[panels, masks of a panel, bits]: the elements of a matrix in the order of the packing."""
-    rows, columns = packing.ROWS, packing.COLUMNS
+    """[panels, masks of a panel, bits, neighbours]: the elements of a matrix in the order of the packing."""
+    rows, columns, lines, width = packing.ROWS, packing.COLUMNS, packing.LINES, packing.neighbours
     edges = (0, -matrix.shape[1] % columns, 0, -matrix.shape[0] % rows)
     padded = pad(matrix, edges, value=filled)
-    m, k = padded.shape
-    # Rows as panel, tile, upper or lower quarter, half of the warp, line; columns as panel, tile, left or right quarter, place.
-    parts = padded.view(m // rows, rows // 16, 2, 2, 4, k // columns, columns // 16, 2, 8)
-    return parts.permute(0, 5, 1, 6, 3, 7, 2, 4, 8).reshape(-1, rows * columns // 32, 32)
+    (m, k), across = padded.shape, 32 // lines
+    # Rows as panel, tile, upper or lower quarter, part of the warp, line; columns as panel, tile, left or right quarter, place.
+    cut = (m // rows, rows // 16, 2, 8 // lines, lines, k // columns, columns // (2 * across * width), 2, across, width)
+    parts = padded.view(cut).permute(0, 5, 1, 6, 3, 7, 2, 4, 8, 9)
+    return parts.reshape(-1, rows * columns // (32 * width), 32, width)

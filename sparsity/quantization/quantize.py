@@ -54,7 +54,7 @@ def quantize(
       can be trained for it (`distill`, `GradualMasks` or `train_sparse`, begun after this, hold its zeros): see
       `QuantizationAwareLinear`. `quantize(model)` again makes them int8.
     - `torch.compile(model, backend="sparse")` gives these layers, alone or in chains, int8 kernels where the CPU has AVX2 and
-      they are predicted to be faster than torch's own (`torch._int_mm`), which computes the others.
+      they are predicted to be faster than torch's own (`torch._int_mm`), which computes the others; on NVIDIA GPUs, too, alone.
 
     OptionError if a name or pattern is no layer's, for other weights and groups, or for data that are none or not finite;
     GossamerError for a weight that is not finite, or has too many columns for groups, before anything is changed.

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.int8_product import int8_product
 
 _MOST = 127
 _LEAST = torch.finfo(torch.float32).tiny
@@ -168,7 +169,9 @@ def quantized_linear(
 
 
 def _sums(q: Tensor, weight: Tensor) -> Tensor:
-    # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
+    """Exact, [T, M]: on CPUs as operations that other backends know, too."""
+    if q.device.type != "cpu":
+        return int8_product(q, weight.t())
     return torch.ops.aten._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
 
 

@@ -1,7 +1,11 @@
 """Quantized layers through the backend: sums bit for bit those of integers, in every state that a model can be in."""
 
 import copy
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,6 +244,32 @@ def test_changed_weights_are_seen() -> None:
         assert torch.equal(run.function(x), model(x))
     model.weight.neg_()
     assert torch.equal(run.function(x), model(x))
+
+
+def test_the_next_process_finds_the_regions_and_what_they_call_where_a_weight_is_full(tmp_path: Path) -> None:
+    program = """
+import sys, torch
+from torch._dynamo.utils import counters
+torch.manual_seed(0)
+class Sums(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Buffer(torch.randint(1, 128, (48, 64), dtype=torch.int8) * (torch.rand(48, 64) < 0.1))
+    def forward(self, x):
+        return torch._int_mm(x, self.weight.t()).float() + 1
+model, x = Sums(), torch.randint(-128, 128, (40, 64), dtype=torch.int8)
+with torch.no_grad():
+    run = torch.compile(model, backend="sparse", fullgraph=True, options={"min_gain": 1e-9, "dense": "inductor"})
+    run(x)
+    print(counters["gossamer"]["regions"], counters["aot_autograd"]["autograd_cache_hit"], "torch_mlir" in sys.modules)
+    model.weight.fill_(3)
+    assert torch.equal(run(x), model(x))
+"""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GOSSAMER_CACHE_DIR": str(tmp_path / "gossamer")}
+    for expected in ("1 0 True", "1 1 False"):
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **caches})
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.strip() == expected
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import pytest
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-from gossamer.dialects.gpu_packings import Fragments, TwoFour, Vnm
+from gossamer.dialects.gpu_packings import Fragments, QuadFragments, TwoFour, Vnm
 from gossamer.dialects.packing import (
     KINDS,
     Bitmap,
@@ -44,6 +44,7 @@ PACKINGS: list[Packing] = [
     TwoFour(0),
     Vnm(1, 128, 16),
     Fragments(1),
+    QuadFragments(0),
     Slices(1, 16, 32),
     Quads(1, 2, 512),
     ByteWindows(0, 16, 1),

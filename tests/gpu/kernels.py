@@ -14,13 +14,14 @@ from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.ptx import Architecture, assemble
 from tests.contracts import Region
 from tests.gpu.emulator import GlobalMemory, launch, parse
+from tests.gpu.int8_region import Int8Region
 
 
 @dataclass(frozen=True)
 class Compiled:
     """A region's PTX, and what its plan says about arguments and launches."""
 
-    region: Region
+    region: Region | Int8Region
     plan: pipelines.Plan
     kernels: gpu_pipelines.GpuKernels
     ptx: str
@@ -32,7 +33,7 @@ class Compiled:
 
 
 @cache
-def compiled(region: Region, schedule: str, capability: int = 90) -> Compiled:
+def compiled(region: Region | Int8Region, schedule: str, capability: int = 90) -> Compiled:
     """The region's kernels of one schedule."""
     plan = pipelines.plan(region.text(), schedule, gpu_pipelines.WARP_BITS)
     kernels = gpu_pipelines.lower(plan)

@@ -10,6 +10,7 @@ from gossamer.passes import gpu_pipelines, pipelines
 from tests.contracts import Region, assert_near
 from tests.gpu.assembler import assembled
 from tests.gpu.emulator import Fault
+from tests.gpu.int8_region import Int8Region
 from tests.gpu.kernels import compiled, emulate, no_generic_access, planted
 
 SCHEDULE = "gpu-blocks"
@@ -27,6 +28,29 @@ def test_blocks_of_every_size(block: tuple[int, int], variant: str) -> None:
     region = Region(2 * block[0], 3 * block[1], "bf16", ("bias",), block=block)
     x, w, extras = region.operands(20, 0.6)
     assert_near(emulate(compiled(region, SCHEDULE), variant, x, w, extras), region.reference(x, w, extras))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("block", [(16, 16), (32, 32), (64, 64), (128, 128), (16, 128), (64, 16)])
+def test_integers_are_summed_exactly(block: tuple[int, int], variant: str) -> None:
+    region = Int8Region(2 * block[0], 3 * block[1], block=block)
+    x, w, extras = region.operands(20, 0.6)
+    assert torch.equal(emulate(compiled(region, SCHEDULE), variant, x, w, extras), region.reference(x, w, extras))
+
+
+@pytest.mark.parametrize(
+    ("region", "tokens"),
+    [
+        (Int8Region(1, 16, bare=True, block=(16, 16)), 1),
+        (Int8Region(33, 144, "bf16", block=(32, 32)), 31),
+        (Int8Region(70, 400, "f16", block=(32, 32), transposed=True), 129),
+    ],
+)
+def test_integers_of_shapes_that_fit_no_block(region: Int8Region, tokens: int) -> None:
+    x, w, extras = region.operands(tokens, 0.7)
+    for seed, variant in enumerate(VARIANTS):
+        result = emulate(compiled(region, SCHEDULE), variant, x, w, extras, seed=seed)
+        assert torch.equal(result.view(tokens, region.m), region.reference(x, w, extras))
 
 
 @pytest.mark.parametrize(("m", "k", "tokens"), [(1, 8, 1), (33, 72, 31), (70, 200, 129)])
@@ -117,6 +141,15 @@ def test_it_assembles(size: int, capability: int) -> None:
     assert all(launch.shared <= 99 * 1024 for launch in kernels.launches.values())
 
 
+@pytest.mark.parametrize(("size", "capability"), [(64, 80), (16, 90), (64, 90), (128, 90), (64, 100)])
+def test_integers_assemble(size: int, capability: int) -> None:
+    kernels = compiled(Int8Region(768, 768, block=(size, size)), SCHEDULE, capability)
+    assert all(kernel.registers <= 200 and kernel.spilled <= 16 for kernel in assembled(kernels.ptx, capability).values())
+    assert all(launch.shared <= 99 * 1024 for launch in kernels.launches.values())
+    assert "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32" in kernels.ptx and "f32.bf16" not in kernels.ptx
+    assert no_generic_access(kernels.ptx)
+
+
 @pytest.mark.parametrize("element", ["bf16", "f16"])
 def test_instructions(element: str) -> None:
     ptx = compiled(Region(768, 768, element, ("bias", "gelu"), block=(64, 64)), SCHEDULE).ptx
@@ -128,8 +161,14 @@ def test_instructions(element: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "region", [Region(32, 32, "f32", block=(32, 32)), Region(32, 32, "bf16"), Region(32, 36, "bf16", block=(32, 32))]
+    "region",
+    [
+        Region(32, 32, "f32", block=(32, 32)),
+        Region(32, 32, "bf16"),
+        Region(32, 36, "bf16", block=(32, 32)),
+        Int8Region(32, 40, block=(32, 32)),
+    ],
 )
-def test_what_has_no_such_kernel(region: Region) -> None:
+def test_what_has_no_such_kernel(region: Region | Int8Region) -> None:
     with pytest.raises(CompileError, match="no gpu-blocks schedule"):
         pipelines.plan(region.text(), SCHEDULE, gpu_pipelines.WARP_BITS)

@@ -21,6 +21,7 @@ FEW = [
     Layer("gpu-twofour", 40, 72, "f16", two_four=True),
     Layer("gpu-expand", 40, 72, "bf16"),
     Layer("gpu-vnm", 40, 72, "bf16", vnm=(64, 2, 8)),
+    Layer("gpu-quads", 40, 70, "i8", ("step", "scale", "bias", "gelu")),
 ]
 PACKED = PRODUCTS[::3]
 

@@ -49,6 +49,9 @@ NEIGHBOUR = "xor.b32 %r2, %r0, 32;\nmul.wide.u32 %rd7, %r2, 4;\nmov.b64 %rd6, bu
         ("setp.lt.u32 %p0, %r0, 5;\nselp.b32 %r1, 7, 9, %p0;", np.where(words() < 5, 7, 9)),
         ("setp.ge.u32 %p0, %r0, 5;\nmov.u32 %r1, 3;\n@!%p0 bra $L1;\nmov.u32 %r1, 4;\n$L1:", np.where(words() < 5, 3, 4)),
         ("shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1;", words() ^ 1),
+        ("redux.sync.add.s32 %r1, %r0, -1;", np.where(words() < 32, 496, 1520)),
+        ("mul.lo.s32 %r2, %r0, 5;\nprmt.b32 %r1, %r2, 0, 0x8880U;", (words() * 5).astype(np.int8).astype(np.int32)),
+        ("add.s64 %rd20, %rd0, %rd9;\nld.global.s8 %r1, [%rd20];\nsub.s32 %r1, 0, %r1;", -words()),
         (f"{FLOAT}fma.rn.f32 %r2, %r2, 0f3FC00000, 0f3F000000;\ncvt.rzi.s32.f32 %r1, %r2;", (words() * 1.5 + 0.5).astype(int)),
         (f"{FLOAT}cvt.rn.bf16.f32 %rs1, %r2;\ncvt.u32.u16 %r1, %rs1;", words().astype(np.float32).view(np.int32) >> 16),
         (f"{NEIGHBOUR}\nst.shared.b32 [%rd8], %r0;\nbar.sync 0;\nld.shared.b32 %r1, [%rd7];", words() ^ 32),
@@ -139,3 +142,23 @@ st.global.v2.b32 [%rd3], {%r40, %r41}; st.global.v2.b32 [%rd3+256], {%r42, %r43}
 """
     *_, result = run(body, a, b, np.zeros((16, 8), np.float32), block=32)
     np.testing.assert_array_equal(result, a.astype(np.float32) @ b.astype(np.float32).T)
+
+
+def test_bytes_in_fragments() -> None:
+    """One warp multiplies 16 x 32 by 32 x 8 bytes, as the instruction set lays them out, and sums wrap around."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-128, 128, (rows, 32)).astype(np.int8) for rows in (16, 8))
+    body = """
+shr.u32 %r1, %r0, 2; shl.b32 %r1, %r1, 5; and.b32 %r2, %r0, 3; shl.b32 %r2, %r2, 2; add.s32 %r1, %r1, %r2;
+cvt.u64.u32 %rd3, %r1; add.s64 %rd4, %rd0, %rd3; add.s64 %rd5, %rd1, %rd3;
+ld.global.b32 %r10, [%rd4]; ld.global.b32 %r11, [%rd4+256]; ld.global.b32 %r12, [%rd4+16]; ld.global.b32 %r13, [%rd4+272];
+ld.global.b32 %r20, [%rd5]; ld.global.b32 %r21, [%rd5+16];
+mov.u32 %r30, 2147483647;
+mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32
+  {%r40, %r41, %r42, %r43}, {%r10, %r11, %r12, %r13}, {%r20, %r21}, {%r30, %r30, %r30, %r30};
+shr.u32 %r2, %r0, 2; shl.b32 %r2, %r2, 3; and.b32 %r3, %r0, 3; shl.b32 %r3, %r3, 1; add.s32 %r2, %r2, %r3;
+mul.wide.u32 %rd3, %r2, 4; add.s64 %rd3, %rd3, %rd2;
+st.global.v2.b32 [%rd3], {%r40, %r41}; st.global.v2.b32 [%rd3+256], {%r42, %r43};
+"""
+    *_, result = run(body, a, b, np.zeros((16, 8), np.int32), block=32)
+    np.testing.assert_array_equal(result, (a.astype(np.int64) @ b.astype(np.int64).T + 2147483647).astype(np.int32))

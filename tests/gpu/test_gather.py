@@ -8,6 +8,7 @@ from gossamer.passes import gpu_pipelines, pipelines
 from tests.contracts import Region, assert_near
 from tests.gpu.assembler import assembled
 from tests.gpu.emulator import Fault
+from tests.gpu.int8_region import Int8Region
 from tests.gpu.kernels import compiled, emulate, no_generic_access, planted
 
 SCHEDULE = "gpu-gather"
@@ -24,6 +25,22 @@ def test_a_layer_with_an_epilogue(element: str, variant: str) -> None:
     region = Region(40, 700, element, ("bias", "gelu"))
     x, w, extras = region.operands(3)
     assert_near(emulate(compiled(region, SCHEDULE), variant, x, w, extras), region.reference(x, w, extras))
+
+
+@pytest.mark.parametrize(
+    ("region", "tokens"),
+    [
+        (Int8Region(40, 700), 3),
+        (Int8Region(33, 129, "bf16"), 9),
+        (Int8Region(3, 33, bare=True), 2),
+        (Int8Region(9, 300, "f16", transposed=True), 1),
+    ],
+)
+def test_integers_are_summed_exactly(region: Int8Region, tokens: int) -> None:
+    kernels, (x, w, extras) = compiled(region, SCHEDULE), region.operands(tokens)
+    for variant in kernels.launches:
+        result = emulate(kernels, variant, x, w, extras)
+        assert torch.equal(result.view(tokens, region.m), region.reference(x, w, extras))
 
 
 @pytest.mark.parametrize(("m", "k", "tokens"), [(1, 1, 1), (3, 33, 2), (33, 129, 5), (31, 600, 9)])
@@ -91,6 +108,15 @@ def test_it_assembles(element: str, capability: int) -> None:
     usage = assembled(kernels.ptx, capability)
     assert set(usage) == set(kernels.kernels.launches)
     assert all(kernel.registers <= 64 and kernel.spilled == 0 for kernel in usage.values())
+    assert no_generic_access(kernels.ptx)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_integers_assemble(capability: int) -> None:
+    kernels = compiled(Int8Region(4096, 4096), SCHEDULE, capability)
+    usage = assembled(kernels.ptx, capability)
+    assert all(kernel.registers <= 40 and kernel.spilled == 0 for kernel in usage.values())
+    assert kernels.ptx.count("redux.sync.add.s32") == 2 * (4 + 1) and "shfl" not in kernels.ptx
     assert no_generic_access(kernels.ptx)
 
 

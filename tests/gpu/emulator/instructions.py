@@ -59,7 +59,9 @@ def _ld(m: Machine, i: Instruction) -> None:
     else:
         raise Fault("generic load: global or shared is not known")
     for register, column in zip(registers, data.reshape(-1, len(registers), size).transpose(1, 0, 2), strict=True):
-        m.set(register, np.ascontiguousarray(column).view(f"u{size}").reshape(-1))
+        # Into a wider register numbers with a sign keep it.
+        values = np.ascontiguousarray(column).view(f"{'i' if kind[0] == 's' else 'u'}{size}").reshape(-1)
+        m.set(register, values.astype(np.int64) if kind[0] == "s" else values)
 
 
 def _st(m: Machine, i: Instruction) -> None:
@@ -222,9 +224,8 @@ def _prmt(m: Machine, i: Instruction) -> None:
     result = np.zeros((m.selected.size, 4), np.uint8)
     for byte in range(4):
         nibble = (chosen >> np.uint32(4 * byte)) & np.uint32(15)
-        if (nibble & 8).any():
-            raise NotImplementedError("prmt that replicates a sign")
-        result[:, byte] = np.take_along_axis(pool, nibble[:, None].astype(int), 1)[:, 0]
+        taken = np.take_along_axis(pool, (nibble & 7)[:, None].astype(int), 1)[:, 0]
+        result[:, byte] = np.where(nibble & 8, np.where(taken & 0x80, 0xFF, 0), taken)  # 8: its sign, eight times
     m.set(to, result.view(np.uint32).reshape(-1))
 
 
@@ -256,6 +257,15 @@ def _shfl(m: Machine, i: Instruction) -> None:
     origin = {"idx": amount & 31, "bfly": lane ^ amount, "down": lane + amount, "up": lane - amount}[kind]
     origin = np.where((origin < 0) | (origin > 31), lane, origin)
     m.set(to, np.take_along_axis(values, origin, 1).reshape(-1))
+
+
+def _redux(m: Machine, i: Instruction) -> None:
+    warps = m.whole_warps(i)
+    to, source, _ = i.operands
+    if "add" not in i.modifiers:
+        raise NotImplementedError(i.text)
+    totals = m.get(source, "s32").reshape(warps, 32).sum(1).astype(np.int32)
+    m.set(to, totals.repeat(32))
 
 
 def _cp(m: Machine, i: Instruction) -> None:
@@ -310,6 +320,7 @@ EXECUTE: dict[str, Execute] = {
     "bra": _bra,
     "ret": _ret,
     "shfl": _shfl,
+    "redux": _redux,
     "cp": _cp,
     "ldmatrix": ldmatrix,
     "mma": mma,

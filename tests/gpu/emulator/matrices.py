@@ -37,6 +37,9 @@ def mma(m: Machine, i: Instruction) -> None:
     if "m16n8k32" in i.modifiers and i.modifiers[0].startswith("sp"):
         _mma_sparse(m, i)
         return
+    if i.modifiers[-4:] == ("s32", "s8", "s8", "s32") and "m16n8k32" in i.modifiers:
+        _mma_bytes(m, i)
+        return
     if "m16n8k16" not in i.modifiers or "f32" not in i.modifiers:
         raise NotImplementedError(i.text)
     warps = m.whole_warps(i)
@@ -47,6 +50,17 @@ def mma(m: Machine, i: Instruction) -> None:
     right = np.concatenate([_fragment(m, register, warps, i) for register in b], 2)  # [n, k]
     total = np.einsum("wmk,wnk->wmn", left, right) + accumulator(m, c, warps)
     store_accumulator(m, d, total.astype(np.float32))
+
+
+def _mma_bytes(m: Machine, i: Instruction) -> None:
+    """d[16 x 8] = a[16 x 32] b[32 x 8] + c, of s8, summed in s32, which wraps around."""
+    warps = m.whole_warps(i)
+    d, a, b, c = i.operands
+    assert isinstance(d, tuple) and isinstance(a, tuple) and isinstance(b, tuple) and isinstance(c, tuple)
+    a0, a1, a2, a3, b0, b1 = (_bytes(m, register, warps) for register in (*a, *b))
+    left = np.concatenate([np.concatenate([a0, a2], 2), np.concatenate([a1, a3], 2)], 1)
+    total = np.einsum("wmk,wnk->wmn", left, np.concatenate([b0, b1], 2)) + accumulator(m, c, warps, "s32")
+    store_accumulator(m, d, total.astype(np.int32))
 
 
 def _mma_sparse(m: Machine, i: Instruction) -> None:
@@ -76,9 +90,14 @@ def _fragment(m: Machine, register: Operand, warps: int, i: Instruction) -> Arra
     return from_bf16(bits) if "bf16" in i.modifiers else bits.view(np.float16).astype(np.float32)
 
 
-def accumulator(m: Machine, registers: tuple[Operand, ...], warps: int) -> Array:
-    """[warps, 16, 8] of the four f32 that each lane holds."""
-    values = np.stack([m.get(register, "f32") for register in registers], -1)
+def _bytes(m: Machine, register: Operand, warps: int) -> Array:
+    """[warps, 8, 16]: a lane holds four neighbours of a row."""
+    return np.ascontiguousarray(m.get(register, "b32")).view(np.int8).reshape(warps, 8, 16).astype(np.int32)
+
+
+def accumulator(m: Machine, registers: tuple[Operand, ...], warps: int, kind: str = "f32") -> Array:
+    """[warps, 16, 8] of the four sums that each lane holds."""
+    values = np.stack([m.get(register, kind) for register in registers], -1)
     return values.reshape(warps, 8, 4, 2, 2).transpose(0, 3, 1, 2, 4).reshape(warps, 16, 8)
 
 

@@ -55,3 +55,23 @@ func.func @features(%x: tensor<?x256xbf16>, %w: tensor<64x256xbf16, #BSR>) -> te
   }) {lanes = 32 : i64, reduction = 1 : i64, schedule = "gpu-blocks", tile = [128, 32, 32]} : (tensor<?x256xbf16>, tensor<64x256xbf16, #BSR>) -> tensor<?x64xbf16>
   return %y : tensor<?x64xbf16>
 }
+
+// -----
+
+// Of bytes a panel has 128 columns, in as much memory; a piece of a copy has 16, and a step 32.
+// CHECK-LABEL: gpu.func @bytes_t128(
+// CHECK-SAME:    kernel.launch = {blocks = 2 : i64, shared = 61440 : i64, threads = 128 : i64, tokens = 128 : i64}
+// CHECK-COUNT-10:  nvgpu.device_async_copy {{.*}}, 16, %{{.*}} {bypassL1}
+// CHECK:           nvgpu.ldmatrix {{.*}} memref<3x{{.*}}x128xi8, #gpu.address_space<workgroup>> -> vector<4x4xi8>
+// CHECK:           nvvm.mma.sync {{.*}}shape = #nvvm.shape<m = 16, n = 8, k = 32>
+#BSR = #sparse_tensor.encoding<{
+  map = (d0, d1) -> (d0 floordiv 32 : dense, d1 floordiv 32 : compressed, d0 mod 32 : dense, d1 mod 32 : dense), posWidth = 32, crdWidth = 32
+}>
+func.func @bytes(%x: tensor<?x256xi8>, %w: tensor<64x256xi8, #BSR>) -> tensor<?x64xf32> {
+  %y = "kernel.spmm"(%x, %w) ({
+  ^bb0(%sum: i32):
+    %0 = arith.sitofp %sum : i32 to f32
+    "kernel.yield"(%0) : (f32) -> ()
+  }) {lanes = 32 : i64, reduction = 1 : i64, schedule = "gpu-blocks", tile = [128, 32, 32]} : (tensor<?x256xi8>, tensor<64x256xi8, #BSR>) -> tensor<?x64xf32>
+  return %y : tensor<?x64xf32>
+}

@@ -31,6 +31,28 @@ func.func @rows(%x: tensor<?x300xf32>, %w: tensor<40x300xf32, #CSR>) -> tensor<?
 
 // -----
 
+// Bytes are summed as integers, in a warp by one instruction for each row and token.
+// CHECK-LABEL: gpu.func @bytes_t4(
+// CHECK:         scf.for {{.*}} step %c128
+// CHECK:           arith.extsi %{{.*}} : i8 to i32
+// CHECK:           arith.extsi %{{.*}} : vector<4xi8> to vector<4xi32>
+// CHECK:           arith.muli
+// CHECK-NEXT:      arith.addi
+// CHECK-COUNT-8: nvvm.redux.sync add
+// CHECK-NOT:     gpu.shuffle
+// CHECK-LABEL: gpu.func @bytes_t1(
+#CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed), posWidth = 32, crdWidth = 16}>
+func.func @bytes(%x: tensor<?x300xi8>, %w: tensor<40x300xi8, #CSR>) -> tensor<?x40xf32> {
+  %y = "kernel.spmm"(%x, %w) ({
+  ^bb0(%sum: i32):
+    %0 = arith.sitofp %sum : i32 to f32
+    "kernel.yield"(%0) : (f32) -> ()
+  }) {lanes = 32 : i64, reduction = 1 : i64, schedule = "gpu-gather", tile = [4]} : (tensor<?x300xi8>, tensor<40x300xi8, #CSR>) -> tensor<?x40xf32>
+  return %y : tensor<?x40xf32>
+}
+
+// -----
+
 // expected-error@unknown {{tile [8] is not [4]}}
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed), posWidth = 32, crdWidth = 16}>
 func.func @tile(%x: tensor<?x300xf32>, %w: tensor<40x300xf32, #CSR>) -> tensor<?x40xf32> {
