@@ -24,7 +24,7 @@ from gossamer.backend.calls.row_sums import row_sums
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Static, density
-from gossamer.backend.graph.nodes import COPIES, VIEWS, same
+from gossamer.backend.graph.nodes import COPIES, SPREADS, VIEWS, same
 from gossamer.backend.regions.contractions import Contraction, contraction_at
 from gossamer.backend.regions.cost import predicted
 from gossamer.backend.regions.decide import judge
@@ -35,6 +35,9 @@ from gossamer.runtime.int8_product import int8_product
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _BY_TENSOR, _BY_ROW = "quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel"
+_MOVES = SPREADS | {aten.permute.default, aten.transpose.int, aten.t.default}
+"""The same values, which may be quantized before or after."""
+
 _QUANTIZED = "quantized_decomposed::quantize_per_tensor"
 _MIDDLE = 128
 
@@ -99,11 +102,16 @@ def _product(emit: Emitter, factors: _Factors, signed: dict[fx.Node, fx.Node]) -
 
 def _signed(x: fx.Node) -> fx.Node:
     """The integers less the middle of their range, int8, behind them in the graph."""
-    middle = _middle(x)
+    middle, views = _middle(x), [x]
     emit = Emitter(x.next)
-    if _name(x) == _QUANTIZED and _is_plain(x):
-        arguments: Any = x.args
+    while views[0].target in _MOVES:
+        views.insert(0, views[0].args[0])  # type: ignore[arg-type]
+    made, *views = views
+    if _name(made) == _QUANTIZED and _is_plain(made):
+        arguments: Any = made.args
         real, step, zero, low, high, _ = arguments
+        for view in views:
+            real = emit(view.target, real, *view.args[1:], **view.kwargs)
         rounded = emit(aten.round.default, emit(aten.mul.Tensor, real, 1.0 / step))
         moved = emit(aten.add.Tensor, rounded, float(zero - middle))
         # Inductor takes a clamp only as these.

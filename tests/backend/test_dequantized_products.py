@@ -118,6 +118,33 @@ def test_they_are_members_of_chains(signed: bool, dense: str) -> None:
     check(run.function, model, 3 * torch.randn(2, 9, 64))
 
 
+class Turned(nn.Module):
+    """A product of integers that were transposed and put into other dimensions, as heads of attention are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Quantized(weights(96, 64)), Quantized(weights(64, 96))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.first(x).unflatten(-1, (4, 24)).transpose(1, 2)
+        q = ops.quantize_per_tensor.default(torch.tanh(heads), 0.009, 128, 0, 255, torch.uint8)
+        floats = ops.dequantize_per_tensor.default(q.transpose(1, 2).flatten(2), 0.009, 128, 0, 255, torch.uint8)
+        last = self.last
+        w = ops.dequantize_per_channel.default(last.weight, last.scale, last.zero, 0, -128, 127, torch.int8)
+        return nn.functional.linear(floats, w, last.bias)
+
+
+@needs_kernels
+@torch.no_grad()
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+def test_integers_are_found_behind_views(dense: str) -> None:
+    torch.manual_seed(0)
+    model, x = Turned(), torch.randn(2, 40, 64)
+    run = compile_and_run(model, x, regions=2, dense=dense)
+    assert in_bytes(run)
+    check(run.function, model, x)
+
+
 @needs_kernels
 @torch.no_grad()
 def test_steps_that_are_found_at_every_call() -> None:
