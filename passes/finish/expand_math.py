@@ -6,7 +6,8 @@ after    %1 = x * P(x^2) / Q(x^2) with x = %0 clamped to [-4, 4], and NaN kept
 Scalars, and vectors of f64, are left to the C library (convert-math-to-libm). For normal numbers, exp is within 2 units in
 the last place of f32, erf and tanh within 6. An exp that is only added to 1, as in the logistic function, takes two thirds of
 the instructions: there, results that are no normal numbers make no difference. An erf that is only added to 1, as in GELU, is a
-polynomial of degree 4 where registers of 512 bits hold its coefficients for 32 pieces: four fifths of the time (Zen 5).
+polynomial of degree 4 where registers of 512 bits hold its coefficients for 32 pieces: four fifths of the time (Zen 5). One that
+also may be an approximation (fastmath<afn>, see allow-approximations) is one of degree 2 for 16 pieces, within 1e-4.
 
 Sources: exp is Cephes' expf (Moshier, 1992); erf and tanh are the rational minimax approximations of Eigen 3. Pieces of erf
 interpolate it at Chebyshev's nodes.
@@ -40,6 +41,7 @@ _POWER_MIN, _POWER_MAX = -87.33, 88.72  # within these, 2^n is added to the expo
 _ROUNDS = 1.5 * 2.0**23  # a number of f32 added to this is rounded to an integer, which the lowest bits then are
 _PIECES, _PIECES_A_UNIT = 32, 8  # of erf, whose last one is 1
 _IN_REGISTER = 16  # numbers of f32 in 512 bits
+_FEW_A_UNIT = 5  # of as many pieces as a register holds
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,12 @@ class ExpandMath:
 
     def _beside_one(self, op: ir.Operation) -> Callable[[ir.Value], ir.Value] | None:
         """What takes the place of a function whose results are only added to 1, where that is less."""
+        if op.name == "math.exp":
+            return _exp_beside_one
         whole = ir.VectorType(op.results[0].type).shape == [_IN_REGISTER] and self.bits == 32 * _IN_REGISTER
-        return _exp_beside_one if op.name == "math.exp" else _erf_by_pieces if op.name == "math.erf" and whole else None
+        if op.name != "math.erf" or not whole:
+            return None
+        return _erf_by_few_pieces if "afn" in str(op.attributes["fastmath"]) else _erf_by_pieces
 
 
 def _int(bits: int) -> ir.Type:
@@ -110,25 +116,41 @@ def _erf_by_pieces(x: ir.Value) -> ir.Value:
     size = _at_most(math.absf(x), last, arith.CmpFPredicate.OLT)
     rounded = arith.addf(size, rounds)
     piece, r = vector.bitcast(ints, rounded), arith.subf(size, arith.subf(rounded, rounds))
-
-    def held(coefficients: np.ndarray) -> ir.Value:
-        return arith.constant(x.type, ir.DenseElementsAttr.get(coefficients, type=x.type))
-
+    powers = np.float32(_PIECES_A_UNIT) ** np.arange(4, -1, -1, dtype=np.float32)[:, None]
     found = [
-        llvm.call_intrinsic(x.type, "llvm.x86.avx512.vpermi2var.ps.512", [held(low), piece, held(high)], [], [])
-        for low, high in _pieces_of_erf().reshape(-1, 2, _IN_REGISTER)
+        llvm.call_intrinsic(x.type, "llvm.x86.avx512.vpermi2var.ps.512", [_held(low, x), piece, _held(high, x)], [], [])
+        for low, high in (powers * _pieces_of_erf(5, _PIECES, _PIECES_A_UNIT)).reshape(-1, 2, _IN_REGISTER)
     ]
     return math.copysign(reduce(lambda value, c: vector.fma(value, r, c), found), x)
 
 
+def _erf_by_few_pieces(x: ir.Value) -> ir.Value:
+    """erf(x) of 16 numbers up to 1e-4, NaN for NaN: half as many instructions, and all that they look up is in registers."""
+    ints, rounds, scale = vector_of(_IN_REGISTER, _int(32)), _splat(_ROUNDS, x), _splat(_FEW_A_UNIT, x)
+    last = _splat((_IN_REGISTER - 1) / _FEW_A_UNIT, x)
+    size = _at_most(math.absf(x), last, arith.CmpFPredicate.OLT)
+    rounded = vector.fma(size, scale, rounds)
+    piece, r = vector.bitcast(ints, rounded), vector.fma(size, scale, arith.subf(rounds, rounded))
+    found = [
+        llvm.call_intrinsic(x.type, "llvm.x86.avx512.permvar.sf.512", [_held(row, x), piece], [], [])
+        for row in _pieces_of_erf(3, _IN_REGISTER, _FEW_A_UNIT)
+    ]
+    return math.copysign(reduce(lambda value, c: vector.fma(value, r, c), found), x)
+
+
+def _held(coefficients: np.ndarray, like: ir.Value) -> ir.Value:
+    """Numbers of a vector as a constant."""
+    return arith.constant(like.type, ir.DenseElementsAttr.get(coefficients, type=like.type))
+
+
 @cache
-def _pieces_of_erf() -> np.ndarray:
-    """Coefficients [5, pieces], highest power first, of the distance to piece / 8."""
-    middle = np.arange(_PIECES - 1)[:, None] / _PIECES_A_UNIT
-    nodes = np.polynomial.chebyshev.chebpts1(5) / (2 * _PIECES_A_UNIT)
-    values = np.vectorize(numbers.erf)(middle + nodes)
+def _pieces_of_erf(terms: int, pieces: int, a_unit: int) -> np.ndarray:
+    """Coefficients [terms, pieces], highest power first, of the distance to piece / a_unit, in pieces; the last one is 1."""
+    middle = np.arange(pieces - 1)[:, None]
+    nodes = np.polynomial.chebyshev.chebpts1(terms) / 2
+    values = np.vectorize(numbers.erf)((middle + nodes) / a_unit)
     inner = np.linalg.solve(np.vander(nodes), values.T)
-    return np.concatenate([inner, [[0.0]] * 4 + [[1.0]]], 1).astype(np.float32)
+    return np.concatenate([inner, [[0.0]] * (terms - 1) + [[1.0]]], 1).astype(np.float32)
 
 
 def _tanh(x: ir.Value) -> ir.Value:
@@ -166,12 +188,34 @@ def exp_below_zero(x: ir.Value) -> ir.Value:
     least = _splat(_EXP_LEAST, x)
     p, rounded = _power_of_rest(_at_most(x, least, arith.CmpFPredicate.OGT))
     if ir.VectorType(x.type).shape == [_IN_REGISTER]:
-        kept = vector.bitcast(vector_of(1, _int(_IN_REGISTER)), arith.cmpf(arith.CmpFPredicate.UGE, x, least))
-        given = [p, arith.subf(rounded, _splat(_ROUNDS, x)), _splat(0.0, x), vector.extract(kept, [], [0])]
-        as_set = arith.constant(_int(32), 4)  # rounds as the thread does
-        return llvm.call_intrinsic(x.type, "llvm.x86.avx512.mask.scalef.ps.512", [*given, as_set], [], [])
+        return _times_power_of_2(p, arith.subf(rounded, _splat(_ROUNDS, x)), arith.cmpf(arith.CmpFPredicate.UGE, x, least))
     number = arith.select(arith.cmpf(arith.CmpFPredicate.OLT, x, least), _splat(0.0, x), _scaled(p, rounded))
     return arith.select(arith.cmpf(arith.CmpFPredicate.UNO, x, x), x, number)
+
+
+def coarse_exp_below_zero(x: ir.Value) -> ir.Value:
+    """The same for 16 numbers, up to a ten-thousandth of the result, a twentieth of what rounding to bf16 does: half as long."""
+    in_twos = arith.mulf(x, _splat(_LOG2_E, x))
+    no_mask, as_set = arith.constant(_int(_IN_REGISTER), -1), arith.constant(_int(32), 4)
+    down = [arith.constant(_int(32), 9), _splat(0.0, x), no_mask, as_set]
+    rest = llvm.call_intrinsic(x.type, "llvm.x86.avx512.mask.reduce.ps.512", [in_twos, *down], [], [])
+    normal = arith.cmpf(arith.CmpFPredicate.UGE, x, _splat(_EXP_LEAST, x))
+    return _times_power_of_2(_polynomial(_power_of_2(), rest), in_twos, normal)
+
+
+def _times_power_of_2(p: ir.Value, exponent: ir.Value, where: ir.Value) -> ir.Value:
+    """p times 2^floor(exponent) of a register, and 0 elsewhere."""
+    mask = vector.extract(vector.bitcast(vector_of(1, _int(_IN_REGISTER)), where), [], [0])
+    as_set = arith.constant(_int(32), 4)  # rounds as the thread does
+    given = [p, exponent, _splat(0.0, p), mask, as_set]
+    return llvm.call_intrinsic(p.type, "llvm.x86.avx512.mask.scalef.ps.512", given, [], [])
+
+
+@cache
+def _power_of_2() -> list[float]:
+    """Coefficients of a polynomial of degree 3 for 2^x in [0, 1], highest power first, interpolated at Chebyshev's nodes."""
+    nodes = (1 + np.polynomial.chebyshev.chebpts1(4)) / 2
+    return [float(c) for c in np.linalg.solve(np.vander(nodes), np.exp2(nodes))]
 
 
 def _power_of_rest(x: ir.Value) -> tuple[ir.Value, ir.Value]:
