@@ -6,8 +6,8 @@ after    %1 = x * P(x^2) / Q(x^2) with x = %0 clamped to [-4, 4], and NaN kept
 Scalars, and vectors of f64, are left to the C library (convert-math-to-libm). For normal numbers, exp is within 2 units in
 the last place of f32, erf and tanh within 6. An exp that is only added to 1, as in the logistic function, takes two thirds of
 the instructions: there, results that are no normal numbers make no difference. An erf that is only added to 1, as in GELU, is a
-polynomial of degree 4 where registers of 512 bits hold its coefficients for 32 pieces: four fifths of the time (Zen 5). One that
-also may be an approximation (fastmath<afn>, see allow-approximations) is one of degree 2 for 16 pieces, within 1e-4.
+polynomial of degree 4 where registers of 512 bits hold its coefficients for 32 pieces: four fifths of the time (Zen 5). If it may
+be an approximation, too (fastmath<afn>, see allow-approximations), it is one of degree 2 for 16 pieces, within 1e-4.
 
 Sources: exp is Cephes' expf (Moshier, 1992); erf and tanh are the rational minimax approximations of Eigen 3. Pieces of erf
 interpolate it at Chebyshev's nodes.
@@ -194,7 +194,7 @@ def exp_below_zero(x: ir.Value) -> ir.Value:
 
 
 def coarse_exp_below_zero(x: ir.Value) -> ir.Value:
-    """The same for 16 numbers, up to a ten-thousandth of the result, a twentieth of what rounding to bf16 does: half as long."""
+    """The same for 16 numbers, up to a ten-thousandth of it, a twentieth of what rounding to bf16 does: half as long again."""
     in_twos = arith.mulf(x, _splat(_LOG2_E, x))
     no_mask, as_set = arith.constant(_int(_IN_REGISTER), -1), arith.constant(_int(32), 4)
     down = [arith.constant(_int(32), 9), _splat(0.0, x), no_mask, as_set]
