@@ -1,11 +1,12 @@
-"""allow-approximations: functions whose results a chain rounds to 8 bits at once may be approximations.
+"""allow-approximations: what a chain of int8 may compute otherwise than it is written.
 
-before   %y = "kernel.spmm"(%x, %w) ({ ... math.erf %u : f32 ... })
+before   %y = "kernel.spmm"(%x, %w) ({ ... arith.addf %a, %b ... math.erf %u : f32 ... })
          %max = "kernel.max"() ({ ... "kernel.read"(%y) ... })
          %q = "kernel.map"() ({ ... "kernel.read"(%y) ... arith.fptosi ... to i8 })
-after    the same with math.erf %u fastmath<afn> : f32
+after    the same with arith.addf %a, %b fastmath<contract> and math.erf %u fastmath<afn>
 
-Rounding moves a value by up to a 254th of the greatest one; expand-math says how much less an approximation does.
+Functions whose results are rounded to 8 bits at once may be approximations: rounding moves a value by up to a 254th of the
+greatest one, and expand-math says how much less they do. Behind sums of integers, one instruction may multiply and add.
 """
 
 from dataclasses import dataclass
@@ -15,21 +16,28 @@ from torch_mlir import ir
 
 from gossamer.passes.loops.queries import all_ops, walk
 
-_APPROXIMATE = "#arith.fastmath<afn>"
+_APPROXIMATE, _FUSED = "#arith.fastmath<afn>", "#arith.fastmath<contract>"
 
 
 @dataclass(frozen=True)
 class AllowApproximations:
-    """Mark each `math.erf` in a product or a map that is read for its greatest magnitudes and as bytes alone."""
+    """Mark each `math.erf` in a product or a map that is read for its greatest magnitudes and as bytes alone, and each
+    multiplication and addition behind sums of integers."""
 
     name: ClassVar[str] = "allow-approximations"
 
     def run(self, module: ir.Module) -> None:
         for op in [*walk(module, "kernel.spmm"), *walk(module, "kernel.map")]:
+            allowed = dict.fromkeys(["arith.mulf", "arith.addf"], _FUSED) if _sums_integers(op) else {}
             if all(_becomes_bytes(use.owner.operation) for use in op.results[0].uses):
-                for function in all_ops(op):
-                    if function.name == "math.erf":
-                        function.attributes["fastmath"] = ir.Attribute.parse(_APPROXIMATE)
+                allowed["math.erf"] = _APPROXIMATE
+            for inner in all_ops(op):
+                if inner.name in allowed:
+                    inner.attributes["fastmath"] = ir.Attribute.parse(allowed[inner.name])
+
+
+def _sums_integers(op: ir.Operation) -> bool:
+    return op.name == "kernel.spmm" and isinstance(op.regions[0].blocks[0].arguments[0].type, ir.IntegerType)
 
 
 def _becomes_bytes(user: ir.Operation) -> bool:

@@ -14,7 +14,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector, x86
 
 from gossamer.passes.chain.attention_stage import Attention
-from gossamer.passes.finish.expand_math import coarse_exp_below_zero
+from gossamer.passes.finish.coarse_math import coarse_exp_below_zero
 from gossamer.passes.loops.vectors import index, loop, vector_of
 from gossamer.passes.weights_bf16.bf16_pairs import LINE, store_line
 

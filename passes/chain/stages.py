@@ -38,8 +38,8 @@ _EPILOGUES = 8  # vectors that go through an epilogue at once
 
 @dataclass(frozen=True)
 class Frame:
-    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile; where the tile's values and
-    the memory from outside are; the range [low, high) of its parts; the token that it begins with, if not with the first one."""
+    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile, from token `start` on; where
+    the tile's values and the memory from outside are; the range [low, high) of its parts."""
 
     vec: ir.VectorType
     vectors: int
@@ -195,11 +195,9 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
 def _emit_stored(
     inner: Stores, sums_of: ir.VectorType, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame
 ) -> None:
-    """The same where the inner loops leave the sums of a group in memory: they go through the epilogue eight vectors at a time."""
+    """The same where the inner loops leave the sums of a group in memory: a few vectors at a time go through the epilogue."""
     width = frame.vectors if isinstance(target, Rounded) else min(inner.at_once, frame.vectors)  # a line has two vectors
-    sums = memref.alloca(
-        ir.MemRefType.get([product.height, width * frame.lanes], sums_of.element_type), [], [], alignment=64
-    )
+    sums = memref.alloca(ir.MemRefType.get([product.height, width * frame.lanes], sums_of.element_type), [], [], alignment=64)
     together = max(1, _EPILOGUES // width)
     with (
         loop(index(0), frame.at(frame.vectors), index(width * frame.lanes)) as starts,

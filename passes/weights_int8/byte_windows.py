@@ -57,7 +57,13 @@ class Windows:
 
 
 def sums_of_lines(
-    arrays: WeightArrays, begin: ir.Value, end: ir.Value, x: ir.Value, row: ir.Value, tokens: int, windows: "Windows | None" = None
+    arrays: WeightArrays,
+    begin: ir.Value,
+    end: ir.Value,
+    x: ir.Value,
+    row: ir.Value,
+    tokens: int,
+    windows: "Windows | None" = None,
 ) -> list[ir.Value]:
     """The sums of a strip, whose lines are [begin, end): a vector of i32 for each of `tokens` rows of `x` from `row` on, which
     are bytes with 128 added, and with all columns of the last window."""

@@ -46,3 +46,30 @@ func.func @both(%x: tensor<?x8xf32>) -> (tensor<?x8xi8>, tensor<?x8xf32>) {
   }) : () -> tensor<?x8xi8>
   return %q, %y : tensor<?x8xi8>, tensor<?x8xf32>
 }
+
+// -----
+#all = affine_map<(t, n) -> (t, n)>
+
+// Behind sums of integers, one instruction may multiply and add.
+// CHECK-LABEL: func.func @integers(
+// CHECK:         arith.mulf %{{.*}} fastmath<contract> : f32
+// CHECK:         arith.addf %{{.*}} fastmath<contract> : f32
+// CHECK:         arith.mulf %{{[^ ]*}}, %{{[^ ]*}} : f32
+func.func @integers(%x: tensor<?x8xi8>, %w: tensor<8x8xi8, "bytewindows(reduction=1, rows=16, sorted=1)">,
+                    %r: tensor<?x8xf32>) -> tensor<?x8xf32> {
+  %y = "kernel.spmm"(%x, %w) ({
+  ^bb0(%sum: i32):
+    %0 = "kernel.read"(%r) {map = #all} : (tensor<?x8xf32>) -> f32
+    %1 = arith.sitofp %sum : i32 to f32
+    %2 = arith.mulf %1, %0 : f32
+    %3 = arith.addf %2, %0 : f32
+    "kernel.yield"(%3) : (f32) -> ()
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "lookup8", tile = [32, 32]}
+     : (tensor<?x8xi8>, tensor<8x8xi8, "bytewindows(reduction=1, rows=16, sorted=1)">) -> tensor<?x8xf32>
+  %z = "kernel.map"() ({
+    %0 = "kernel.read"(%y) {map = #all} : (tensor<?x8xf32>) -> f32
+    %1 = arith.mulf %0, %0 : f32
+    "kernel.yield"(%1) : (f32) -> ()
+  }) : () -> tensor<?x8xf32>
+  return %z : tensor<?x8xf32>
+}
