@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from torch_mlir import ir
 
-from gossamer.passes.loops.queries import all_ops, walk
+from gossamer.passes.finish.float_vectors import number
+from gossamer.passes.loops.queries import all_ops, defining, walk
 
 _APPROXIMATE, _FUSED = "#arith.fastmath<afn>", "#arith.fastmath<contract>"
 
@@ -41,9 +42,15 @@ def _sums_integers(op: ir.Operation) -> bool:
 
 
 def _becomes_bytes(user: ir.Operation) -> bool:
-    """Whether who uses a tensor reads it for a greatest value, which gives the scale of bytes, or makes bytes of it."""
+    """Whether who uses a tensor makes bytes of it, reads it for a greatest value, which gives their scale, or adds up zeros,
+    which tells what is no number."""
     reader = user.parent
     if user.name != "kernel.read" or reader is None:
         return False
-    element = ir.RankedTensorType(reader.operation.results[0].type).element_type
-    return reader.operation.name == "kernel.max" or (reader.operation.name == "kernel.map" and str(element) == "i8")
+    op = reader.operation
+    if op.name == "kernel.sum":
+        *_, end = op.regions[0].blocks[0].operations
+        summed = defining(end.operands[0])
+        return summed is not None and summed.name == "arith.mulf" and any(number(factor) == 0.0 for factor in summed.operands)
+    element = ir.RankedTensorType(op.results[0].type).element_type
+    return op.name == "kernel.max" or (op.name == "kernel.map" and str(element) == "i8")

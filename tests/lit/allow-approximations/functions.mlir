@@ -29,6 +29,32 @@ func.func @bytes(%x: tensor<?x8xf32>) -> tensor<?x8xi8> {
 // -----
 #all = affine_map<(t, n) -> (t, n)>
 
+// A sum of zeros tells only what is no number.
+// CHECK-LABEL: func.func @numbers(
+// CHECK:         math.erf %{{.*}} fastmath<afn> : f32
+func.func @numbers(%x: tensor<?x8xf32>) -> (tensor<?x1xf32>, tensor<?x8xi8>) {
+  %none = arith.constant 0.0 : f32
+  %y = "kernel.map"() ({
+    %0 = "kernel.read"(%x) {map = #all} : (tensor<?x8xf32>) -> f32
+    %1 = math.erf %0 : f32
+    "kernel.yield"(%1) : (f32) -> ()
+  }) : () -> tensor<?x8xf32>
+  %told = "kernel.sum"() ({
+    %0 = "kernel.read"(%y) {map = #all} : (tensor<?x8xf32>) -> f32
+    %1 = arith.mulf %0, %none : f32
+    "kernel.yield"(%1) : (f32) -> ()
+  }) {size = 8 : i64} : () -> tensor<?x1xf32>
+  %q = "kernel.map"() ({
+    %0 = "kernel.read"(%y) {map = #all} : (tensor<?x8xf32>) -> f32
+    %1 = arith.fptosi %0 : f32 to i8
+    "kernel.yield"(%1) : (i8) -> ()
+  }) : () -> tensor<?x8xi8>
+  return %told, %q : tensor<?x1xf32>, tensor<?x8xi8>
+}
+
+// -----
+#all = affine_map<(t, n) -> (t, n)>
+
 // What else reads them gets them as exact as they are.
 // CHECK-LABEL: func.func @both(
 // CHECK:         math.erf %{{.*}} : f32
