@@ -222,6 +222,22 @@ def test_chains_make_integers_of_x_where_it_lies(
 
 @in_chains
 @torch.no_grad()
+@pytest.mark.parametrize("width", [40, 96, 200, 704, 708])
+@pytest.mark.parametrize("schedule", SCHEDULES[:-1])
+def test_chains_of_any_width(schedule: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    for other in {"quads", "lookup8"} - {schedule}:
+        monkeypatch.setitem(FAMILIES, other, replace(FAMILIES[other], chain=None))
+    model = prune_(nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 48))).eval()
+    gossamer.quantize(model)
+    x = torch.randn(70, 64)
+    run = compile_and_run(model, x, regions=2)
+    assert [(d.reason, d.schedule) for d in run.regions] == [("in a chain of 2", schedule)] * 2
+    torch.testing.assert_close(run.output, model(x), rtol=1e-5, atol=1e-5)
+
+
+@in_chains
+@torch.no_grad()
 @pytest.mark.parametrize(("dtype", "chained"), [(torch.bfloat16, True), (torch.float64, False)])
 def test_chains_of_other_types(dtype: torch.dtype, chained: bool) -> None:
     torch.manual_seed(0)
