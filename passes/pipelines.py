@@ -177,7 +177,7 @@ def _lowering(schedule: str, bits: int, bf16: bool, module: ir.Module) -> str:
             own = dict.fromkeys(ir.StringAttr(op.attributes["schedule"]).value for op in walk(module, "kernel.spmm"))
             lowering = ",".join([f"lower-sequence{{bits={bits}}}", *(FAMILIES[name].lowering for name in own)])
         else:
-            in_chain = f"lower-chain{{bf16={str(bf16).lower()}}}"
+            in_chain = f"allow-approximations,lower-chain{{bf16={str(bf16).lower()}}}"
             lowering = in_chain if schedule == CHAIN else FAMILIES[schedule].lowering
         chosen = f"expose-storage,{lowering},{_FINISH % bits}"
     return f"{chosen},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"

@@ -14,6 +14,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector, x86
 
 from gossamer.passes.chain.attention_stage import Attention
+from gossamer.passes.finish.coarse_math import coarse_exp_below_zero
 from gossamer.passes.loops.vectors import index, loop, vector_of
 from gossamer.passes.weights_bf16.bf16_pairs import LINE, store_line
 
@@ -32,6 +33,9 @@ class AttentionInPairs(Attention):
             both = [arith.addf(a, b) for a, b in zip(even, odd, strict=True)]
             scf.YieldOp([arith.addf(total, more) for total, more in zip(js.inner_iter_args, both, strict=True)])
         return list(js.results)
+
+    def _power(self, x: ir.Value) -> ir.Value:
+        return coarse_exp_below_zero(x)
 
     def _vectors(self, buffer: ir.Value, row: ir.Value) -> list[ir.Value]:
         line = vector_of(LINE, ir.BF16Type.get())

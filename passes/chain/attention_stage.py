@@ -169,9 +169,11 @@ class Attention:
     def _powers(self, key: ir.Value, highest: list[ir.Value]) -> list[ir.Value]:
         """exp(scores - highest) of a key."""
         frame = self.frame
-        power = exp_below_zero if isinstance(frame.vec.element_type, ir.F32Type) else math.exp
         scores = [vector.load(frame.vec, self.scores, [key, frame.at(v)]) for v in self.vectors]
-        return [power(arith.subf(score, top)) for score, top in zip(scores, highest, strict=True)]
+        return [self._power(arith.subf(score, top)) for score, top in zip(scores, highest, strict=True)]
+
+    def _power(self, x: ir.Value) -> ir.Value:
+        return exp_below_zero(x) if isinstance(self.frame.vec.element_type, ir.F32Type) else math.exp(x)
 
     def _sum(self, result: ir.Value, row: ir.Value, totals: list[ir.Value]) -> None:
         """The values of a head, weighed by the scores."""

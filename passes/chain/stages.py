@@ -10,7 +10,7 @@ Tokens past the last one of a tile repeat it, and are not stored. They may be a 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_mlir import ir
@@ -33,11 +33,13 @@ from gossamer.passes.loops.vectors import (
 from gossamer.passes.weights_bf16.bf16_columns import LINE, round_columns, store_column, transpose_columns
 from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, round_rows, store_line
 
+_EPILOGUES = 8  # vectors that go through an epilogue at once
+
 
 @dataclass(frozen=True)
 class Frame:
-    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile; where the tile's values and
-    the memory from outside are; the range [low, high) of its parts."""
+    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile, from token `start` on; where
+    the tile's values and the memory from outside are; the range [low, high) of its parts."""
 
     vec: ir.VectorType
     vectors: int
@@ -45,6 +47,7 @@ class Frame:
     outside: dict[ir.Value, tuple[ir.Value, ...]]
     low: ir.Value
     high: ir.Value
+    start: ir.Value | None = None
 
     @property
     def lanes(self) -> int:
@@ -53,7 +56,8 @@ class Frame:
 
     def at(self, v: int) -> ir.Value:
         """Where vector v of a row begins."""
-        return index(v * self.lanes)
+        within = index(v * self.lanes)
+        return within if self.start is None else arith.addi(self.start, within)
 
     def load(self, value: ir.Value, row: ir.Value, v: int) -> ir.Value:
         """Vector v of a row of a value of the tile."""
@@ -191,17 +195,22 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
 def _emit_stored(
     inner: Stores, sums_of: ir.VectorType, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame
 ) -> None:
-    """The same where the inner loops leave the sums of a group in memory: they go through the epilogue two rows at a time."""
-    type_ = ir.MemRefType.get([product.height, frame.vectors * frame.lanes], sums_of.element_type)
-    sums = memref.alloca(type_, [], [], alignment=64)
-    with loop(frame.low, frame.high, index(1)) as groups:
-        group = groups.induction_variable
-        inner.store(group, sums)
-        with loop(index(0), index(product.height), index(2)) as pairs:
-            slots = [arith.addi(pairs.induction_variable, index(i)) for i in (0, 1)]
-            totals = [vector.load(sums_of, sums, [slot, frame.at(v)]) for slot in slots for v in range(frame.vectors)]
+    """The same where the inner loops leave the sums of a group in memory: a few vectors at a time go through the epilogue."""
+    width = frame.vectors if isinstance(target, Rounded) else min(inner.at_once, frame.vectors)  # a line has two vectors
+    sums = memref.alloca(ir.MemRefType.get([product.height, width * frame.lanes], sums_of.element_type), [], [], alignment=64)
+    together = max(1, _EPILOGUES // width)
+    with (
+        loop(index(0), frame.at(frame.vectors), index(width * frame.lanes)) as starts,
+        loop(frame.low, frame.high, index(1)) as groups,
+    ):
+        token, group = starts.induction_variable, groups.induction_variable
+        part = replace(frame, vectors=width, start=token)
+        inner.store(group, sums, token)
+        with loop(index(0), index(product.height), index(together)) as several:
+            slots = [arith.addi(several.induction_variable, index(i)) for i in range(together)]
+            totals = [vector.load(sums_of, sums, [slot, frame.at(v)]) for slot in slots for v in range(width)]
             rows = [inner.row(group, slot) for slot in slots]
-            _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
+            _store(_finished(epilogue, part, product, size, rows, totals), rows, target, part)
 
 
 def _store(totals: list[ir.Value], rows: list[ir.Value], target: Tiled, frame: Frame) -> None:

@@ -27,10 +27,14 @@ class Adds(Protocol):
 
 @runtime_checkable
 class Stores(Protocol):
-    """Inner loops that leave their sums in memory."""
+    """Inner loops that leave their sums in memory; for `at_once` vectors of tokens, if those of all groups come one after the
+    other."""
 
-    def store(self, group: "ir.Value", sums: "ir.Value") -> None:
-        """The products of a group of rows into `sums`, [rows, tokens]."""
+    @property
+    def at_once(self) -> int: ...
+
+    def store(self, group: "ir.Value", sums: "ir.Value", token: "ir.Value") -> None:
+        """The products of a group of rows into `sums`, [rows, tokens], for the tokens from `token` on."""
 
     def row(self, group: "ir.Value", slot: "ir.Value") -> "ir.Value":
         """The row of the weight whose products are in a slot of the sums."""

@@ -34,11 +34,16 @@ class TilePanels(InnerLoop):
     storage: Panels
     gathered: ir.Value | None
 
-    def store(self, group: ir.Value, sums: ir.Value) -> None:
+    @property
+    def at_once(self) -> int:
+        """All of a tile."""
+        return self.vectors
+
+    def store(self, group: ir.Value, sums: ir.Value, token: ir.Value) -> None:
         """The products of a strip into `sums`, [rows, tokens]."""
-        at_once = _at_once(self.storage)
-        for v in range(0, self.vectors, at_once):
-            self._multiply(group, sums, range(v, min(v + at_once, self.vectors)))
+        tiles = _at_once(self.storage)
+        for v in range(0, self.vectors, tiles):
+            self._multiply(group, sums, range(v, min(v + tiles, self.vectors)))
 
     def row(self, group: ir.Value, slot: ir.Value) -> ir.Value:
         """Rows of a strip are neighbours."""

@@ -126,7 +126,7 @@ class PanelProduct(Product):
         panels = self.inner(operands.weight, packed, tile.vec, tile.vectors, self.stored)
         with loop(operands.low, operands.high, index(1)) as strips:
             strip = strips.induction_variable
-            panels.store(strip, sums)
+            panels.store(strip, sums, index(0))
             self._finish(tile, sums, arith.muli(strip, index(self.height)))
 
     inner = staticmethod(tile_panels)

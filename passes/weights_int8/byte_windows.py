@@ -21,23 +21,62 @@ LANES = 16
 """Rows of a strip, sums in a vector, and tokens whose sums are in registers."""
 
 _WIDE = ByteWindows.COLUMNS
+_HALF = _WIDE // 2
 _LINE = ByteWindows.TOGETHER * LANES
+_WHOLE = 704  # columns of which 16 tokens have all windows beside each other in half of a first-level cache
+_AHEAD = 16  # lines that are on their way to the first-level cache
 _CHAINS = 4  # sums that have to be under way at once
 _PERMUTE = "llvm.x86.avx512.permvar.qi.512"
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Where the windows of a row of x lie: so many bytes from one to the next, and before the first."""
+
+    apart: int = ByteWindows.STEP
+    before: int = 0
+
+    @classmethod
+    def of(cls, columns: int) -> "Windows":
+        """Those of a tile's tokens: one beside the other, so that none lies across two lines of the first-level cache, if it
+        has room for them. Half of what was before the first one is behind the last one."""
+        return cls(_WIDE, _WIDE) if columns <= _WHOLE else cls()
+
+    @property
+    def beside(self) -> bool:
+        """Whether they do not overlap."""
+        return self.apart == _WIDE
+
+    def column(self, number: ir.Value) -> ir.Value:
+        """Where a window begins."""
+        return arith.addi(arith.muli(number, index(self.apart)), index(self.before))
+
+    def width(self, columns: int) -> int:
+        """Bytes of a row with so many columns."""
+        return -(-columns // _WIDE) * _WIDE * self.apart // ByteWindows.STEP + self.before
+
+
 def sums_of_lines(
-    arrays: WeightArrays, begin: ir.Value, end: ir.Value, x: ir.Value, row: ir.Value, tokens: int
+    arrays: WeightArrays,
+    begin: ir.Value,
+    end: ir.Value,
+    x: ir.Value,
+    row: ir.Value,
+    tokens: int,
+    windows: "Windows | None" = None,
 ) -> list[ir.Value]:
     """The sums of a strip, whose lines are [begin, end): a vector of i32 for each of `tokens` rows of `x` from `row` on, which
     are bytes with 128 added, and with all columns of the last window."""
-    _, windows, *_, places, values = arrays.weight
+    laid = windows or Windows()
+    _, numbers, *_, places, values = arrays.weight
     i32, i8 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8)
     middle, bytes_ = splat_of_bytes(_LINE, -128), vector_of(_LINE, i8)
 
     def add(at: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-        start, column = arith.muli(at, index(_LINE)), arith.muli(load_index(windows, at), index(ByteWindows.STEP))
+        start, column = arith.muli(at, index(_LINE)), laid.column(load_index(numbers, at))
         wanted, weights = (vector.load(bytes_, array, [start]) for array in (places, values))
+        for array in (places, values):
+            memref.prefetch(array, [arith.addi(start, index(_AHEAD * _LINE))], False, 3, True)
         held = [vector.load(bytes_, x, [arith.addi(row, index(t)), column]) for t in range(tokens)]
         found = [llvm.call_intrinsic(bytes_, _PERMUTE, [each, wanted], [], []) for each in held]
         return [multiplied(total, given, weights) for total, given in zip(totals, [*found, middle], strict=True)]
@@ -49,36 +88,52 @@ def sums_of_lines(
 
 @dataclass(frozen=True)
 class WindowStrips(InnerLoop):
-    """For a tile of a chain, where `packed` has its tokens row by row (`tokens_in_rows`)."""
+    """For a tile of a chain, where `packed` has its tokens row by row (`tokens_in_rows`).
+
+    All strips go over the tokens that are multiplied together before the next ones come: these stay in the first-level cache.
+    """
+
+    columns: int
+
+    @property
+    def at_once(self) -> int:
+        """One vector: as many tokens as are multiplied together."""
+        return 1
 
     def row(self, group: ir.Value, slot: ir.Value) -> ir.Value:
         """Rows are sorted."""
         _, _, order, *_ = self.weight
         return load_index(order, arith.addi(arith.muli(group, index(LANES)), slot))
 
-    def store(self, group: ir.Value, sums: ir.Value) -> None:
+    def store(self, group: ir.Value, sums: ir.Value, token: ir.Value) -> None:
         """The products of a strip into `sums`, [16 rows, tokens]."""
         begin, end = self.entries(group)
-        with loop(index(0), index(self.vectors * LANES), index(LANES)) as starts:
-            token = starts.induction_variable
-            for r, of_row in enumerate(transpose(sums_of_lines(self, begin, end, self.packed, token, LANES))):
-                vector.store(of_row, sums, [index(r), token])
+        with loop(index(0), index(ir.MemRefType(sums.type).shape[1]), index(LANES)) as starts:
+            at, row = starts.induction_variable, arith.addi(token, starts.induction_variable)
+            found = sums_of_lines(self, begin, end, self.packed, row, LANES, Windows.of(self.columns))
+            for r, of_row in enumerate(transpose(found)):
+                vector.store(of_row, sums, [index(r), at])
 
 
 def tokens_in_rows(lines: ir.Value, columns: int, vectors: int) -> ir.Value:
-    """Lines of quads (quad_lines.py) as [tokens, whole windows of columns], zeros at the end."""
-    quads, at_once = columns // 4, _WIDE // 4
-    wide, i8, i32 = columns + -columns % _WIDE, ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
+    """Lines of quads (quad_lines.py) as [tokens, windows], zeros at the end."""
+    quads, at_once, windows = columns // 4, _WIDE // 4, Windows.of(columns)
+    i8, i32 = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
     read, words = vector_of(_WIDE, i8), vector_of(LANES, i32)
-    rows = memref.alloca(ir.MemRefType.get([vectors * LANES, wide], i8), [], [], alignment=64)
+    rows = memref.alloca(ir.MemRefType.get([vectors * LANES, windows.width(columns)], i8), [], [], alignment=64)
 
     def turn(first: ir.Value, count: int, v: ir.Value) -> None:
         places = [[arith.addi(first, index(i)), arith.muli(v, index(_WIDE))] for i in range(count)]
         given = [vector.bitcast(words, vector.load(read, lines, place)) for place in places]
         given += [zeros(words)] * (at_once - count)
-        token, column = arith.muli(v, index(LANES)), arith.muli(first, index(4))
+        token, column = arith.muli(v, index(LANES)), windows.column(arith.divui(first, index(ByteWindows.STEP // 4)))
         for t, bytes_ in enumerate(transpose(given)):
-            vector.store(vector.bitcast(read, bytes_), rows, [arith.addi(token, index(t)), column])
+            window, row = vector.bitcast(read, bytes_), arith.addi(token, index(t))
+            vector.store(window, rows, [row, column])
+            if windows.beside:  # its halves are those of the windows before and after it, too
+                for half, at in ((0, _HALF - _WIDE), (1, _WIDE)):
+                    part = vector.extract_strided_slice(vector_of(_HALF, i8), window, [half * _HALF], [_HALF], [1])
+                    vector.store(part, rows, [row, arith.addi(column, index(at))])
 
     whole = quads - quads % at_once
     with loop(index(0), index(vectors), index(1)) as vs:

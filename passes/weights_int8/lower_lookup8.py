@@ -81,7 +81,7 @@ def _in_chain(op: Any) -> ChainProduct:
         raise CompileError("a chain has the rows of strips in the order that choose-format{chain=true} gives them")
 
     def inner(weight: tuple[ir.Value, ...], lines: ir.Value, vec: ir.VectorType, vectors: int) -> WindowStrips:
-        return WindowStrips(weight, tokens_in_rows(lines, columns, vectors), vec, vectors)
+        return WindowStrips(weight, tokens_in_rows(lines, columns, vectors), vec, vectors, columns)
 
     tokens = next((n for n in (64, 32) if n * columns <= _STACK), LANES)
     return ChainProduct(tokens, LANES, -(-rows // LANES), 1, None, inner, sorted=True)

@@ -242,7 +242,7 @@ def test_pipelines_split_at_their_top_level(pipeline: str, expected: list[str]) 
         ("mark{times=2", "'mark{times=2' ends before a closing }"),
         ("mark)", "'\\)' at column 5 of 'mark\\)' closes nothing"),
         ("func.func(cse,mark)", "'mark' runs on the whole module: .* not inside 'func.func\\(cse,mark\\)'"),
-        ("canonicalise", "unknown pass 'canonicalise'; valid: choose-format, .*, and those of MLIR"),
+        ("canonicalise", "unknown pass 'canonicalise'; valid: allow-approximations, .*, and those of MLIR"),
         ("canonicalize{fast=1}", "MLIR refuses 'canonicalize{fast=1}': .*no such option fast"),
     ],
 )
