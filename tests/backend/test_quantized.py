@@ -366,19 +366,19 @@ class AsTorchao(nn.Module):
 @torch.no_grad()
 def test_layers_as_torchao_writes_them_are_members_of_chains() -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(AsTorchao(64, 96), nn.GELU(), AsTorchao(96, 64)), torch.randn(40, 64)
+    model, x = nn.Sequential(AsTorchao(64, 96), nn.LeakyReLU(0.2), AsTorchao(96, 64)), torch.randn(40, 64)
     torch._dynamo.mark_dynamic(x, 0)
     run = compile_and_run(model, x, regions=2)
     assert all(("in a chain of 2" in d.reason) is ("vnni" in host().instructions) for d in run.regions)
     for tokens in (40, 3, 130, 0):
         x = torch.randn(tokens, 64) + torch.linspace(-3, 3, tokens)[:, None]  # of some the least is the largest
-        torch.testing.assert_close(run.function(x), model(x), rtol=1e-4, atol=2e-3)
+        torch.testing.assert_close(run.function(x), model(x), rtol=1e-4, atol=1e-3)
     x = torch.randn(9, 64)
     x[3, 2], x[5] = torch.nan, 0
     found, expected = run.function(x), model(x)
     assert found[3].isnan().all()
     others = torch.arange(9) != 3
-    torch.testing.assert_close(found[others], expected[others], rtol=1e-4, atol=2e-3)
+    torch.testing.assert_close(found[others], expected[others], rtol=1e-4, atol=1e-3)
 
 
 @torch.no_grad()
