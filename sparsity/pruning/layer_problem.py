@@ -67,7 +67,9 @@ class Curvature:
             self.plain = self.plain - torch.outer(mean_z, mean_z)
             cross = None if cross is None else cross - torch.outer(mean_x, mean_z)
         mean = self.plain.diagonal().mean()
-        self.damping = torch.where(mean > 0, damping * mean, 1)
+        # Inputs that hardly change leave rounding alone, which need not be positive: as much is added at least.
+        rounding = torch.finfo(mean.dtype).eps * moments.z_z.diagonal().sum() / count
+        self.damping = torch.where(rounding > 0, torch.maximum(damping * mean, rounding), 1)
         added = self.damping * torch.eye(len(self.plain), dtype=mean.dtype, device=mean.device)
         self.hessian = self.plain + added
         self.cross = None if cross is None else cross + added

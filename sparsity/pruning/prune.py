@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import check_least, check_positive, check_share
+from gossamer.sparsity.calls.plain_model import called_openly, evaluating, plain_model
 from gossamer.sparsity.pruning.batches import Call, calls_of
 from gossamer.sparsity.pruning.budgets import DENSITIES, Sensitivity, allocate, scaled_to
 from gossamer.sparsity.pruning.calibrate import Walk
@@ -20,7 +21,7 @@ from gossamer.sparsity.pruning.layers import Layer, layers_of
 from gossamer.sparsity.pruning.methods import method_of
 from gossamer.sparsity.pruning.patterns import Pattern, pattern_of
 from gossamer.sparsity.pruning.predicted_speed import microseconds
-from gossamer.sparsity.pruning.progress_file import ProgressFile
+from gossamer.sparsity.pruning.progress_file import Done, ProgressFile
 from gossamer.sparsity.pruning.report import PrunedLayer, PruningReport
 
 
@@ -74,16 +75,17 @@ def prune(
     check_least("damping", damping, 0)
     check_least("tokens", tokens, 1, integer=True)
     layers, calls = layers_of(model, only, skip), calls_of(model, data)
+    model = plain_model(model)
     settings = {
         "layers": [(layer.name, *layer.weight.shape) for layer in layers], "batches": len(calls), "pattern": pattern,
         "sparsity": sparsity, "latency": latency, "loss": loss, "method": method, "budget": budget, "damping": damping,
         "sequential": sequential,
     }  # fmt: skip
     kept = ProgressFile(resume, settings) if resume is not None else None
-    report, modes = PruningReport(tokens), [(module, module.training) for module in model.modules()]
-    console = Console(stderr=True)
-    model.eval()
-    try:
+    if kept is not None:
+        kept.start_again(layers)
+    report, console = PruningReport(tokens), Console(stderr=True)
+    with evaluating(model), called_openly(model):
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             walk = Walk(model, layers, calls, damping=damping, sequential=sequential)
             densities = dict.fromkeys(layers, share)
@@ -101,18 +103,17 @@ def prune(
                 line = _line(layer, found, problem.error(found.to(problem.weight)), wanted, tokens)
                 report.layers.append(line)
                 if kept is not None:
-                    kept.add(layer.name, found, problem.bias(found.to(problem.weight), layer.bias), vars(line))
+                    bias = layer.bias
+                    after, before = problem.bias(found.to(problem.weight), bias), None if bias is None else bias.clone()
+                    kept.add(layer.name, Done(found, after, vars(line), layer.weight.clone(), before))
                 bar.advance(task)
                 return found
 
             walk.run(visit, kept.write if kept is not None else lambda: None, kept.done if kept is not None else {})
             done = {line.name for line in report.layers}
             if kept is not None:
-                before = [PrunedLayer(**kept.done[layer.name][2]) for layer in layers if layer.name in kept.done.keys() - done]
+                before = [PrunedLayer(**kept.done[layer.name].line) for layer in layers if layer.name in kept.done.keys() - done]
                 report.layers[:0] = before
-    finally:
-        for module, training in modes:
-            module.training = training
     done = {line.name for line in report.layers}
     for layer in layers:
         if layer.name not in done:
