@@ -101,7 +101,8 @@ def as_the_model(model: nn.Module, blocks: Sequence[nn.Module], layers: Sequence
         wanted = given_outside(model, call)
     (first,) = caught(model, [call], blocks[0])
     result: Any = None
-    for at in (with_first(first, first_of(first) / 2), first):  # the second must not know of the first
+    given = first_of(first)
+    for at in (with_first(first, given / 2 if given.is_floating_point() else given), first):  # the second must not know of the first
         for block in blocks:
             result = at.of(block)
             at = with_first(at, output_of(result))
