@@ -33,7 +33,7 @@ class Call:
 
 def calls_of(model: nn.Module, data: Iterable[Any]) -> list[Call]:
     """The calls that batches stand for, on the model's device. OptionError for data that are none, or empty."""
-    if isinstance(data, Tensor | Mapping | str) or not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
+    if isinstance(data, Tensor | Mapping | str) or (not hasattr(data, "__iter__") and not hasattr(data, "__getitem__")):
         raise OptionError(f"data is one {type(data).__name__}, must be batches: a list of them, or a DataLoader")
     calls = [call_of(model, batch) for batch in data]
     if not calls:

@@ -123,7 +123,8 @@ class Walk:
         for group in groups_of(module, streams.pruned[0], layers):
             if all(layer.name in self._known for layer in group.layers):
                 for layer in group.layers:
-                    self._change(layer, *self._known[layer.name][:2], dense)
+                    weight, bias = self._known[layer.name][:2]
+                    self._change(layer, weight, bias, dense)
                 continue
             moments = self._moments(module, group, streams, dense)
             if moments is None:

@@ -79,7 +79,8 @@ def layers_of(
     layers = [Layer(names[id(module)], module) for module in chosen if module.weight.numel()]  # type: ignore[operator]
     if not layers:
         others = sorted({type(m).__name__ for m in model.modules() if isinstance(m, nn.Linear) and not has_weight(m)})
-        why = f": the weight of a {' or a '.join(others)} is no parameter" if others else ", or none is left by `only` and `skip`"
+        without = f": the weight of a {' or a '.join(others)} is no parameter"
+        why = without if others else ", or none is left by `only` and `skip`"
         raise OptionError(f"there is no linear layer to prune in this model{why}")
     for layer in layers:
         is_known = (stored and is_stored(layer.module)) or (masked and is_masked(layer.module))

@@ -34,7 +34,7 @@ def is_masked(layer: nn.Module) -> bool:
 
 def has_mask(module: nn.Module) -> bool:
     """Whether a mask is on any of its tensors: a parametrization, or what torch.nn.utils.prune puts there."""
-    chains = module.parametrizations.values() if parametrize.is_parametrized(module) else ()  # type: ignore[union-attr, operator]
+    chains = module.parametrizations.values() if parametrize.is_parametrized(module) else ()  # type: ignore[operator]
     return any(is_mask(each) for chain in chains for each in chain.children()) or bool(_pruning_hooks(module))
 
 

@@ -100,14 +100,24 @@ def as_the_model(model: nn.Module, blocks: Sequence[nn.Module], layers: Sequence
     with blocks[-1].register_forward_hook(lambda _, __, result: last.append(result)):
         wanted = given_outside(model, call)
     (first,) = caught(model, [call], blocks[0])
-    result: Any = None
     given = first_of(first)
-    for at in (with_first(first, given / 2 if given.is_floating_point() else given), first):  # the second must not know of the first
-        for block in blocks:
-            result = at.of(block)
-            at = with_first(at, output_of(result))
-    found = given_outside(Tail(model, blocks, result), Call((output_of(result), call), {}))
+    others = with_first(first, given / 2 if given.is_floating_point() else given)
+    try:
+        _through(blocks, others)  # of which what follows must not know
+        result = _through(blocks, first)
+        found = given_outside(Tail(model, blocks, result), Call((output_of(result), call), {}))
+    except Exception:  # a head that cannot do with what the last block gives
+        return False
     return same([output_of(last[0]), *wanted], [output_of(result), *found])
+
+
+def _through(blocks: Sequence[nn.Module], call: Call) -> Any:
+    """What the last block gives, where the first is called so."""
+    result: Any = None
+    for block in blocks:
+        result = call.of(block)
+        call = with_first(call, output_of(result))
+    return result
 
 
 def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
