@@ -14,8 +14,7 @@ from torch.nn.utils import parametrize
 
 from gossamer.sparsity.adjacency import leave_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
-from gossamer.sparsity.prepare import parametrize_pruned
-from gossamer.sparsity.pruning.mask import is_mask
+from gossamer.sparsity.pruning.mask import is_mask, parametrize_pruned
 from gossamer.sparsity.pruning.stored_layers import make_dense
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -13,13 +13,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize
 
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.adjacency import take_sparse
-from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.packed_linear import PackedLinear
-from gossamer.sparsity.pruning.mask import Mask, is_mask
+from gossamer.sparsity.pruning.mask import Mask, is_mask, parametrize_pruned
 from gossamer.sparsity.pruning.stored_layers import make_dense
 from gossamer.sparsity.quantization.dynamic_layers import take_dynamic
 
@@ -63,16 +62,6 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
     return model
 
 
-def parametrize_pruned(model: nn.Module) -> None:
-    """Replace the hooks of torch.nn.utils.prune by masks, in place."""
-    check_model(model)
-    for module in list(model.modules()):
-        for hook_id, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, prune.BasePruningMethod):
-                del module._forward_pre_hooks[hook_id]
-                _parametrize(module, hook._tensor_name)
-
-
 def _free_dense(model: nn.Module) -> None:
     make_dense(model)
     for module in list(model.modules()):
@@ -88,14 +77,3 @@ def _free_dense(model: nn.Module) -> None:
 
 def _is_pruned(weight: torch.Tensor) -> bool:
     return weight.is_floating_point() and not weight.is_meta and count_nonzeros(weight) <= 0.9 * weight.numel()
-
-
-def _parametrize(module: nn.Module, name: str) -> None:
-    """Replace what torch.nn.utils.prune left of parameter `name` by the parameter under a mask."""
-    original = module._parameters.pop(f"{name}_orig")
-    mask = module._buffers.pop(f"{name}_mask")
-    assert original is not None and mask is not None
-    if hasattr(module, name):
-        delattr(module, name)
-    module.register_parameter(name, original)
-    parametrize.register_parametrization(module, name, Mask(mask))

@@ -18,8 +18,9 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.dialects.option_check import check_share
+from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
-from gossamer.sparsity.pruning.mask import Mask
+from gossamer.sparsity.pruning.mask import Mask, parametrize_pruned
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
@@ -78,8 +79,9 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
         return sparsifier(target, **options)
     for layer in chosen_layers(target, only, skip):
         if is_stored(layer):
-            name = next(name for name, module in target.named_modules() if module is layer)
+            name = next(plain_name(name) for name, module in plain_model(target).named_modules() if module is layer)
             raise OptionError(f"'{name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
+        parametrize_pruned(layer)
         weight = layer.weight.detach()  # type: ignore[operator]
         rows = weight.t() if is_transposed(layer) else weight.flatten(1)
         kept = sparsifier(rows, **options)

@@ -13,9 +13,8 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
-from gossamer.sparsity.prepare import parametrize_pruned
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
-from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of
+from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of, parametrize_pruned
 from gossamer.sparsity.pruning.stored_layers import DENSEST, FORMAT, is_stored
 from gossamer.sparsity.tensor.sparse_tensor import from_entries
 

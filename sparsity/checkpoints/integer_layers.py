@@ -57,10 +57,10 @@ class FloatLayer:
         return GroupedLinear.become(linear, buffer(0, GROUP * bits // 8, dtype=torch.uint8), weight.dtype)
 
 
-def in_integers(model: nn.Module, file: Shapes) -> dict[str, FloatLayer]:
+def in_integers(modules: Mapping[str, nn.Module], file: Shapes) -> dict[str, FloatLayer]:
     """The layers, by name, that have floats and of which a file has integers."""
     found: dict[str, FloatLayer] = {}
-    for name, layer in model.named_modules():
+    for name, layer in modules.items():
         if not isinstance(layer, nn.Linear) or layer._parameters.get("weight") is None or tensor_of(name, "weight") in file:
             continue
         groups = file.get(tensor_of(name, "weight_groups"), ())

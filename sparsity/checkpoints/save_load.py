@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,12 +12,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.sparsity.calls.check_model import check_model
+from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
 from gossamer.sparsity.checkpoints.integer_layers import Shapes, in_integers, tensor_of
+from gossamer.sparsity.pruning.mask import has_mask
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -33,18 +35,21 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
     rounded but -0.0. Tensors that share memory (tied weights) are stored once. With `deflate` nonzeros and places are packed
     by zlib, for the smallest file: 10.6 % of a dense f32 weight where 90 % are 0, 3.9 % in int8; it takes longer to write and
     to read, and no other library reads it.
-    OptionError for a model with masks, which `gossamer.finalize` makes plain.
+    Names are those of the model within `torch.compile` and `DistributedDataParallel`. OptionError for a model with masks, which
+    `gossamer.finalize` makes plain.
     """
     check_model(model)
-    masked = next((name for name, m in model.named_modules() if parametrize.is_parametrized(m)), None)
+    model = plain_model(model)
+    masked = next((name for name, m in model.named_modules() if has_mask(m)), None)
     if masked is not None:
-        raise OptionError(f"'{masked}' has a mask or another parametrization: gossamer.finalize(model) makes it plain first")
+        raise OptionError(f"'{plain_name(masked)}' has a mask: gossamer.finalize(model) makes it plain first")
     arrays: dict[str, Tensor] = {}
     first: dict[tuple[Any, ...], str] = {}
     tied: dict[str, str] = {}
     weights = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or _is_structure(tensor, name in weights):
+    for own_name, tensor in model.state_dict().items():
+        name = plain_name(own_name)
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or _is_structure(tensor, own_name in weights):
             raise OptionError(f"'{name}' is no plain tensor: it cannot be saved")
         place = _place(tensor)
         if tensor.numel() and place in first:
@@ -74,33 +79,46 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     is changed.
     """
     check_model(model)
-    own: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
+    whole = plain_model(model)
+    own: dict[str, Tensor] = {plain_name(name): tensor for name, tensor in whole.state_dict(keep_vars=True).items()}
+    modules = {plain_name(name): module for name, module in whole.named_modules(remove_duplicate=False)}
     with _opened(Path(path)) as files:
         stored, tied = _contents(files)
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
         # Layers become like the file's once it is known to fit, which is seen by what they will be.
-        turned = in_integers(model, shapes | {name: shapes[other] for name, other in tied.items() if other in shapes})
+        turned = in_integers(modules, shapes | {name: shapes[other] for name, other in tied.items() if other in shapes})
         looks = {name: each.look() for name, each in turned.items()}
         for name, look in looks.items():
             del own[tensor_of(name, "weight")]
             own |= _buffers(name, look)
-        layers = {name: looks.get(name, layer) for name, layer in model.named_modules()}
+        layers = {name: looks.get(name, layer) for name, layer in modules.items()}
         grouped = {name: layer for name, layer in layers.items() if isinstance(layer, GroupedLinear)}
         _check(own, shapes, tied, path, {tensor_of(name, _GROUPS) for name in grouped})
         groups = _groups(grouped, stored, files)
-        grouped |= {name: layer for name, each in turned.items() if isinstance(layer := each.become(), GroupedLinear)}
+        for each in {id(each.layer): each for each in turned.values()}.values():  # a layer may have several names
+            each.become()
+        grouped |= {name: layer for name in turned if isinstance(layer := modules[name], GroupedLinear)}
         for name, given in groups.items():
             grouped[name].make_room(given)
         for name in turned.keys() | groups.keys():
-            own |= _buffers(name, model.get_submodule(name))
+            own |= _buffers(name, modules[name])
+        places = _places(modules)
         for name, parts in stored.items():
-            _put(model, name, own[name], _tensor(name, parts, files), path)
+            _put(modules, places, name, own[name], _tensor(name, parts, files), path)
         for name, other in tied.items():
             of_new = all(each.rpartition(".")[0] in turned for each in (name, other))
+            if own[name] is own[other]:
+                continue
             if of_new and not isinstance(own[name], nn.Parameter) and own[name].shape == own[other].shape:
-                _tie(model, name, other)
-            elif own[name] is not own[other] and _place(own[name]) != _place(own[other]):
-                _put(model, name, own[name], _tensor(other, stored[other], files), path)
+                _tie(modules, name, other)
+            elif own[name].is_meta or _place(own[name]) != _place(own[other]):
+                _put(modules, places, name, own[name], _tensor(other, stored[other], files), path)
+    if left := [name for name, buffer in whole.named_buffers() if buffer.is_meta]:
+        warnings.warn(
+            f"{', '.join(left[:5])} {'are' if len(left) > 1 else 'is'} on the meta device still: no file has buffers that are "
+            "not persistent. Make the model with its parameters alone on meta, or compute these anew",
+            stacklevel=2,
+        )
     return model
 
 
@@ -114,6 +132,10 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     memory = tensor.values().detach() if isinstance(tensor, SparseTensor) else tensor
     return memory.data_ptr(), tensor.shape, memory.stride(), tensor.dtype
 
+
+Modules = Mapping[str, nn.Module]
+Places = dict[int, list[tuple[Any, str]]]
+"""Of tensors, by identity, the dictionaries of modules that hold them, and the keys."""
 
 Parts = dict[str, tuple[int, str]]
 """The arrays of a tensor, by what they are ("" for a dense one): the number of the file, and their name in it."""
@@ -208,23 +230,32 @@ def _tensor(name: str, parts: Parts, files: list[Any]) -> Tensor:
     return arrays[""] if "" in arrays else decoded(name, arrays)
 
 
-def _tie(model: nn.Module, name: str, other: str) -> None:
+def _tie(modules: Modules, name: str, other: str) -> None:
     """Gives layers that are new the same tensor where the file's have one: what is computed of it is computed once."""
     (holder, _, last), (source, _, part) = name.rpartition("."), other.rpartition(".")
-    setattr(model.get_submodule(holder), last, getattr(model.get_submodule(source), part))
+    setattr(modules[holder], last, getattr(modules[source], part))
 
 
-def _put(model: nn.Module, name: str, own: Tensor, value: Tensor, path: Any) -> None:
+def _places(modules: Modules) -> Places:
+    found: Places = {}
+    for module in {id(module): module for module in modules.values()}.values():
+        for table in (module._parameters, module._buffers):
+            for key, tensor in table.items():
+                found.setdefault(id(tensor), []).append((table, key))
+    return found
+
+
+def _put(modules: Modules, places: Places, name: str, own: Tensor, value: Tensor, path: Any) -> None:
     if value.is_floating_point() != own.is_floating_point():
         raise FormatError(f"{path}: '{name}' is {value.dtype}, in this model {own.dtype}")
     holder, _, last = name.rpartition(".")
-    module = model.get_submodule(holder)
+    module = modules[holder]
     if own.is_meta:
         made = value.to(own.dtype).clone()  # the file is closed afterwards
-        if last in module._parameters:
-            module._parameters[last] = nn.Parameter(made, own.requires_grad)
-        else:
-            module._buffers[last] = made
+        if isinstance(own, nn.Parameter):
+            made = nn.Parameter(made, own.requires_grad)
+        for table, key in places[id(own)]:  # tied weights stay tied
+            table[key] = made
     elif own is getattr(module, last, None):
         with torch.no_grad():
             own.copy_(value)

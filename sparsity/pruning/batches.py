@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.calls.plain_model import plain_model
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Call:
 
 def calls_of(model: nn.Module, data: Iterable[Any]) -> list[Call]:
     """The calls that batches stand for, on the model's device. OptionError for data that are none, or empty."""
-    if isinstance(data, Tensor | Mapping | str):
+    if isinstance(data, Tensor | Mapping | str) or (not hasattr(data, "__iter__") and not hasattr(data, "__getitem__")):
         raise OptionError(f"data is one {type(data).__name__}, must be batches: a list of them, or a DataLoader")
     calls = [call_of(model, batch) for batch in data]
     if not calls:
@@ -50,7 +52,7 @@ def rows_that_count(x: Tensor, tokens: Tensor | None) -> Tensor:
 def call_of(model: nn.Module, batch: Any) -> Call:
     """The call that a batch stands for, on the model's device."""
     place = next((p.device for p in model.parameters()), torch.device("cpu"))
-    parameters = inspect.signature(model.forward).parameters.values()
+    parameters = inspect.signature(plain_model(model).forward).parameters.values()
     taken = {p.name for p in parameters}
     plain = {"use_cache": False} if "use_cache" in taken else {}  # blocks are called again and again
     if isinstance(batch, Mapping):
@@ -69,4 +71,9 @@ def call_of(model: nn.Module, batch: Any) -> Call:
 
 
 def _moved(value: Any, place: torch.device) -> Any:
-    return value.to(place) if isinstance(value, Tensor) else value
+    def moved(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        return part.to(place).clone() if part.is_inference() else part.to(place)  # such cannot be saved for gradients
+
+    return tree_map(moved, value)

@@ -46,8 +46,10 @@ class Sensitivity:
         tried = problem.weight * self.pattern.mask(scores, self.density)
         dense = layer.parameters()
         layer.write(tried, problem.bias(tried, layer.bias))
-        changed = output_of(self.call.of(self.model)) - self._output
-        layer.hold(*dense)
+        try:
+            changed = output_of(self.call.of(self.model)) - self._output
+        finally:
+            layer.hold(*dense)
         error = problem.error(tried)
         effect = float(changed.square().sum() / self._output.square().sum().clamp(min=1e-30)) / error if error > 0 else 0.0
         self.loss[layer] = [effect * each for each in own]

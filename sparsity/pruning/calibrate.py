@@ -15,6 +15,7 @@ from gossamer.sparsity.pruning.stages import (
     Group,
     Streams,
     Tail,
+    as_the_model,
     caught,
     chain_of_blocks,
     first_of,
@@ -29,8 +30,8 @@ Visit = Callable[[Layer, LayerProblem], Tensor | None]
 
 Dense = dict[Layer, tuple[Tensor, Tensor | None]]
 """The weight and bias that layers had."""
-Known = Mapping[str, tuple[Tensor, Tensor | None, Any]]
-"""By name, the weight [outputs, inputs] and bias of layers that were pruned before."""
+Known = Mapping[str, Sequence[Any]]
+"""By name, the weight [outputs, inputs] and bias of layers that were pruned before, and more."""
 
 
 class Walk:
@@ -50,6 +51,8 @@ class Walk:
         self._later: list[tuple[Layer, tuple[Tensor, Tensor | None]]] = []
         with torch.no_grad():
             self.blocks = chain_of_blocks(model, layers, self.calls[0])
+            if not as_the_model(model, self.blocks, layers, self.calls[0]):
+                self.blocks = []
 
     def run(self, visit: Visit, done: Callable[[], None] = lambda: None, known: Known | None = None) -> None:
         """Visits all layers but those whose weights are known, which are put in place; `done` hears of each stage."""
@@ -104,14 +107,24 @@ class Walk:
         return [each for each in outside if each in seen], inside, [each for each in outside if each not in seen]
 
     def _stage(self, module: nn.Module, layers: Sequence[Layer], streams: Streams, visit: Visit) -> Dense:
-        """Visits the layers of a stage; what was dense of those that changed."""
+        """Visits the layers of a stage; what was dense of those that changed, which they are again if it is broken off."""
         dense: Dense = {}
+        try:
+            self._visit(module, layers, streams, visit, dense)
+        except BaseException:
+            for layer, parameters in dense.items():
+                layer.hold(*parameters)
+            raise
+        return dense
+
+    def _visit(self, module: nn.Module, layers: Sequence[Layer], streams: Streams, visit: Visit, dense: Dense) -> None:
         if not layers:
-            return dense
+            return
         for group in groups_of(module, streams.pruned[0], layers):
             if all(layer.name in self._known for layer in group.layers):
                 for layer in group.layers:
-                    self._change(layer, *self._known[layer.name][:2], dense)
+                    weight, bias = self._known[layer.name][:2]
+                    self._change(layer, weight, bias, dense)
                 continue
             moments = self._moments(module, group, streams, dense)
             if moments is None:
@@ -124,7 +137,6 @@ class Walk:
                 problem = LayerProblem.of(layer.weight.clone(), curvatures[centred])
                 if (after := visit(layer, problem)) is not None:
                     self._change(layer, after, problem.bias(after.to(problem.weight), bias), dense)
-        return dense
 
     def _change(self, layer: Layer, weight: Tensor, bias: Tensor | None, dense: Dense) -> None:
         before = layer.parameters()
@@ -154,7 +166,9 @@ class Walk:
                     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
                     found = Moments(rows.shape[1], dtype, rows.device)
                 found.add(rows, rows if x is z else layer.rows(x, dense_call.tokens))
-        if found is not None and not found.finite:
+        if found is None or not found.count:
+            return None
+        if not found.finite:
             raise OptionError(
                 f"the batches give '{layer.name}' inputs with NaN, infinity or squares beyond {found.z_z.dtype}: leave them out"
             )

@@ -13,6 +13,8 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.calls.check_model import check_model
+from gossamer.sparsity.calls.plain_model import plain_model, plain_name
+from gossamer.sparsity.pruning.mask import is_pruned_by_hook
 
 Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
 Layers = Choice | Sequence[Choice]
@@ -29,11 +31,14 @@ def chosen_layers(
     check_model(model)
     taken, left = _listed(only), _listed(skip)
     types = (*kinds, *(choice for choice in taken if isinstance(choice, type)))
-    layers = {n: m for n, m in model.named_modules() if _is_linear(m) or (has_weight(m) and isinstance(m, types))}
+    modules = {plain_name(name): module for name, module in plain_model(model).named_modules()}
+    layers = {n: m for n, m in modules.items() if _is_linear(m) or (has_weight(m) and isinstance(m, types))}
     for choice in (*taken, *left):
         if isinstance(choice, str | re.Pattern) and not any(_fits(choice, name, layer) for name, layer in layers.items()):
             wanted = choice if isinstance(choice, str) else choice.pattern
-            raise OptionError(f"no linear layer is called '{wanted}', there are {', '.join(layers) or 'none'}")
+            others = [type(module).__name__ for name, module in modules.items() if name and _fits(choice, name, module)]
+            is_one = f" (that is a {others[0]})" if others else ""
+            raise OptionError(f"no linear layer is called '{wanted}'{is_one}, there are {', '.join(layers) or 'none'}")
     if only is None and not tied:
         sharing = set(_tied(model))
         layers = {name: layer for name, layer in layers.items() if layer not in sharing}
@@ -51,7 +56,7 @@ def is_transposed(layer: nn.Module) -> bool:
 def has_weight(layer: nn.Module) -> bool:
     """Whether a weight of two dimensions or more is its parameter, under masks or not."""
     held = isinstance(layer._parameters.get("weight"), nn.Parameter) or parametrize.is_parametrized(layer, "weight")
-    return held and layer.weight.dim() >= 2  # type: ignore[operator]
+    return (held or is_pruned_by_hook(layer)) and layer.weight.dim() >= 2  # type: ignore[operator]
 
 
 def _is_linear(layer: nn.Module) -> bool:

@@ -67,7 +67,9 @@ class Curvature:
             self.plain = self.plain - torch.outer(mean_z, mean_z)
             cross = None if cross is None else cross - torch.outer(mean_x, mean_z)
         mean = self.plain.diagonal().mean()
-        self.damping = torch.where(mean > 0, damping * mean, 1)
+        # Inputs that hardly change leave rounding alone, which need not be positive: as much is added at least.
+        rounding = 4 * torch.finfo(mean.dtype).eps * moments.z_z.diagonal().sum() / count
+        self.damping = torch.where(rounding > 0, torch.maximum(damping * mean, rounding), 1)
         added = self.damping * torch.eye(len(self.plain), dtype=mean.dtype, device=mean.device)
         self.hessian = self.plain + added
         self.cross = None if cross is None else cross + added
@@ -91,12 +93,23 @@ class Curvature:
     @cached_property
     def inverse_factor(self) -> Tensor:
         """The upper triangular C with C^T C = H^-1."""
-        return torch.linalg.cholesky(torch.cholesky_inverse(self.factor), upper=True)
+        return _cholesky(torch.cholesky_inverse(self.factor), upper=True)
 
     @cached_property
     def factor(self) -> Tensor:
         """The lower triangular L with L L^T = H."""
-        return torch.linalg.cholesky(self.hessian)
+        return _cholesky(self.hessian)
+
+
+def _cholesky(matrix: Tensor, *, upper: bool = False) -> Tensor:
+    """The factor of a matrix that is positive but for rounding, with as much more on its diagonal as that takes."""
+    added = torch.finfo(matrix.dtype).eps ** 0.5 * matrix.diagonal().mean()
+    for _ in range(10):
+        factor, failed = torch.linalg.cholesky_ex(matrix, upper=upper)
+        if not failed:
+            return factor
+        matrix, added = matrix + added * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device), 10 * added
+    return torch.linalg.cholesky(matrix, upper=upper)
 
 
 @dataclass

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.batches import rows_that_count
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
-from gossamer.sparsity.pruning.mask import is_masked
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed
+from gossamer.sparsity.pruning.mask import is_masked, is_pruned_by_hook
 from gossamer.sparsity.pruning.stored_layers import is_stored
 
 
@@ -56,6 +57,7 @@ class Layer:
         """What the weight is multiplied with, [samples, inputs], of the tokens that count."""
         if isinstance(self.module, nn.Conv2d):
             m = self.module
+            x = x if x.dim() == 4 else x[None]
             x = x if isinstance(m.padding, str) else F.pad(x, [p for p in reversed(m.padding) for _ in (0, 1)])
             patches = F.unfold(x, m.kernel_size, m.dilation, 0, m.stride)
             return patches.transpose(1, 2).reshape(-1, patches.shape[1])
@@ -73,10 +75,13 @@ def layers_of(
     """The layers to prune, linear ones and those of other `kinds` without `only`. OptionError for those that cannot be, and
     for those that store their nonzeros alone, or are under masks, unless such `stored` or `masked` ones will do."""
     chosen = chosen_layers(model, only, skip, kinds)
-    names = {id(module): name for name, module in model.named_modules()}
-    layers = [Layer(names[id(module)], module) for module in chosen]
+    names = {id(module): plain_name(name) for name, module in plain_model(model).named_modules()}
+    layers = [Layer(names[id(module)], module) for module in chosen if module.weight.numel()]  # type: ignore[operator]
     if not layers:
-        raise OptionError("there is no linear layer to prune in this model, or none is left by `only` and `skip`")
+        others = sorted({type(m).__name__ for m in model.modules() if isinstance(m, nn.Linear) and not has_weight(m)})
+        without = f": the weight of a {' or a '.join(others)} is no parameter"
+        why = without if others else ", or none is left by `only` and `skip`"
+        raise OptionError(f"there is no linear layer to prune in this model{why}")
     for layer in layers:
         is_known = (stored and is_stored(layer.module)) or (masked and is_masked(layer.module))
         if not is_known:
@@ -86,8 +91,13 @@ def layers_of(
 
 def _check(layer: Layer) -> None:
     module = layer.module
-    if parametrize.is_parametrized(module, "weight"):
+    if is_masked(module) or is_pruned_by_hook(module):
         raise OptionError(f"'{layer.name}' has a mask: gossamer.finalize(model) makes it plain first")
+    if parametrize.is_parametrized(module, "weight"):
+        raise OptionError(
+            f"the weight of '{layer.name}' is computed from others: parametrize.remove_parametrizations(layer, 'weight') of "
+            "torch.nn.utils makes it plain first"
+        )
     if is_stored(module):
         raise OptionError(f"'{layer.name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
     weight = layer._parameter

@@ -2,7 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
+
+from gossamer.sparsity.calls.check_model import check_model
 
 
 class Mask(nn.Module):
@@ -28,6 +30,43 @@ def is_mask(parametrization: nn.Module) -> bool:
 def is_masked(layer: nn.Module) -> bool:
     """Whether there are masks between the parameter and the weight of a layer, and nothing else."""
     return parametrize.is_parametrized(layer, "weight") and all(map(is_mask, layer.parametrizations["weight"].children()))  # type: ignore[index, union-attr]
+
+
+def has_mask(module: nn.Module) -> bool:
+    """Whether a mask is on any of its tensors: a parametrization, or what torch.nn.utils.prune puts there."""
+    chains = module.parametrizations.values() if parametrize.is_parametrized(module) else ()  # type: ignore[operator]
+    return any(is_mask(each) for chain in chains for each in chain.children()) or bool(_pruning_hooks(module))
+
+
+def is_pruned_by_hook(module: nn.Module, name: str = "weight") -> bool:
+    """Whether torch.nn.utils.prune has put a hook on a tensor."""
+    return name in _pruning_hooks(module).values()
+
+
+def parametrize_pruned(model: nn.Module) -> None:
+    """Replace the hooks of torch.nn.utils.prune by masks, in place."""
+    check_model(model)
+    for module in list(model.modules()):
+        for hook_id, name in _pruning_hooks(module).items():
+            del module._forward_pre_hooks[hook_id]
+            _parametrize(module, name)
+
+
+def _parametrize(module: nn.Module, name: str) -> None:
+    """Replace what torch.nn.utils.prune left of parameter `name` by the parameter under a mask."""
+    original = module._parameters.pop(f"{name}_orig")
+    mask = module._buffers.pop(f"{name}_mask")
+    assert original is not None and mask is not None
+    if hasattr(module, name):
+        delattr(module, name)
+    module.register_parameter(name, original)
+    parametrize.register_parametrization(module, name, Mask(mask))
+
+
+def _pruning_hooks(module: nn.Module) -> dict[int, str]:
+    """By their numbers, the names of the tensors that such hooks make."""
+    hooks = module._forward_pre_hooks.items()
+    return {number: hook._tensor_name for number, hook in hooks if isinstance(hook, prune.BasePruningMethod)}
 
 
 def original_of(layer: nn.Module) -> Tensor:

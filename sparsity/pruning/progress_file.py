@@ -1,16 +1,25 @@
 """What is done of a long run, on disk, so that it goes on where it was broken off."""
 
 import os
+import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.pruning.layers import Layer
 
-Done = dict[str, tuple[Tensor, Tensor | None, dict[str, Any]]]
-"""Of a layer: its weight [outputs, inputs], its bias, its line in the report."""
+
+class Done(NamedTuple):
+    """A layer: its weight [outputs, inputs], its bias, its line in the report, and what both were before."""
+
+    weight: Tensor
+    bias: Tensor | None
+    line: dict[str, Any]
+    dense_weight: Tensor
+    dense_bias: Tensor | None
 
 
 class ProgressFile:
@@ -18,30 +27,46 @@ class ProgressFile:
 
     def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self.done: Done = {}
-        self._new: Done = {}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise OptionError(f"resume is '{self._folder}', which is a file: it must be a folder, or become one") from None
+        self.done: dict[str, Done] = {}
+        self._new: dict[str, Done] = {}
         self._number = 0
         head = self._folder / "settings.pt"
         if not head.exists():
             _write(head, settings)
-        elif (found := torch.load(head)) != settings:
+        elif (found := _read(head)) != settings:
             differ = [name for name in settings if found.get(name) != settings[name]]
             raise OptionError(
                 f"{self._folder} holds a run with other settings ({', '.join(differ)}): take another folder for `resume`"
             )
         for path in sorted(self._folder.glob("stage-*.pt")):
-            self.done |= torch.load(path)
+            self.done |= {name: Done(*parts) for name, parts in _read(path).items()}
             self._number += 1
 
-    def add(self, name: str, weight: Tensor, bias: Tensor | None, line: dict[str, Any]) -> None:
+    def start_again(self, layers: list[Layer]) -> None:
+        """Gives the layers that are done their dense weights, which a model that was broken off has no more. OptionError if
+        the model's weights are neither these nor what became of them."""
+        for layer in (each for each in layers if each.name in self.done):
+            done, weight = self.done[layer.name], layer.weight.cpu()
+            if not any(torch.equal(weight, each.cpu()) for each in (done.dense_weight, done.weight)):
+                raise OptionError(
+                    f"{self._folder} holds a run of another model, whose '{layer.name}' has other values: take another folder "
+                    "for `resume`"
+                )
+        for layer in (each for each in layers if each.name in self.done):
+            layer.write(self.done[layer.name].dense_weight, self.done[layer.name].dense_bias)
+
+    def add(self, name: str, done: Done) -> None:
         """A layer is done; `write` puts it on disk."""
-        self._new[name] = (weight, bias, line)
+        self._new[name] = done
 
     def write(self) -> None:
         """A stage is done."""
         if self._new:
-            _write(self._folder / f"stage-{self._number:04}.pt", self._new)
+            _write(self._folder / f"stage-{self._number:04}.pt", {name: tuple(done) for name, done in self._new.items()})
             self._number += 1
             self._new = {}
 
@@ -50,3 +75,12 @@ def _write(path: Path, what: object) -> None:
     unfinished = path.with_suffix(".part")
     torch.save(what, unfinished)
     unfinished.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = torch.load(path)
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as problem:
+        why = str(problem).partition("\n")[0]
+        raise OptionError(f"{path} is broken ({why}): remove it, and its layers are pruned again") from None
+    return found

@@ -8,9 +8,11 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import check_least, check_positive, check_share
+from gossamer.sparsity.calls.plain_model import called_openly, evaluating, plain_model
 from gossamer.sparsity.pruning.batches import Call, calls_of
 from gossamer.sparsity.pruning.budgets import DENSITIES, Sensitivity, allocate, scaled_to
 from gossamer.sparsity.pruning.calibrate import Walk
@@ -20,7 +22,7 @@ from gossamer.sparsity.pruning.layers import Layer, layers_of
 from gossamer.sparsity.pruning.methods import method_of
 from gossamer.sparsity.pruning.patterns import Pattern, pattern_of
 from gossamer.sparsity.pruning.predicted_speed import microseconds
-from gossamer.sparsity.pruning.progress_file import ProgressFile
+from gossamer.sparsity.pruning.progress_file import Done, ProgressFile
 from gossamer.sparsity.pruning.report import PrunedLayer, PruningReport
 
 
@@ -61,10 +63,12 @@ def prune(
       only, skip  which layers, as for `sparsify`; `only=nn.Conv2d` takes convolutions
       damping     added to the diagonal of each Hessian, as a share of its mean
       sequential  False calibrates on the dense model's activations instead
-      resume      a folder that keeps what is done: the same call with the same folder goes on where it was broken off
+      resume      a folder that keeps what is done: the same call with the same folder goes on where it was broken off, with
+                  the model as it was before or as it was left
 
     Returns a report that can be printed. `torch.compile(model, backend="sparse")` finds the zeros. Layers that the data do not
-    reach stay dense, which the report says. OptionError for what makes no sense, before anything is changed.
+    reach stay dense, which the report says, and so do those of nn.MultiheadAttention. OptionError for what makes no sense,
+    before anything is changed; for data that make NaN or infinity within the model, when the blocks before that are pruned.
     Sources: SparseGPT (2023), Wanda (2023), ALPS (2024); see the files of this folder.
     """
     wanted, solve = pattern_of(pattern), method_of(method)
@@ -74,50 +78,49 @@ def prune(
     check_least("damping", damping, 0)
     check_least("tokens", tokens, 1, integer=True)
     layers, calls = layers_of(model, only, skip), calls_of(model, data)
+    model = plain_model(model)
     settings = {
         "layers": [(layer.name, *layer.weight.shape) for layer in layers], "batches": len(calls), "pattern": pattern,
         "sparsity": sparsity, "latency": latency, "loss": loss, "method": method, "budget": budget, "damping": damping,
         "sequential": sequential,
     }  # fmt: skip
     kept = ProgressFile(resume, settings) if resume is not None else None
-    report, modes = PruningReport(tokens), [(module, module.training) for module in model.modules()]
-    console = Console(stderr=True)
-    model.eval()
-    try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            walk = Walk(model, layers, calls, damping=damping, sequential=sequential)
-            densities = dict.fromkeys(layers, share)
-            if wanted.density is None and (budget == "sensitivity" or latency is not None or loss is not None):
-                task = bar.add_task("layers measured", total=len(layers))
-                densities = _budget(
-                    model, layers, calls, wanted, share, damping, latency, loss, tokens, lambda: bar.advance(task)
-                )
-            task = bar.add_task("layers pruned", total=len(layers))
+    if kept is not None:
+        kept.start_again(layers)
+    report, console = PruningReport(tokens), Console(stderr=True)
+    bars = Progress(console=console, transient=True, disable=not console.is_terminal)
+    with evaluating(model), called_openly(model), bars as bar:
+        walk = Walk(model, layers, calls, damping=damping, sequential=sequential)
+        densities = dict.fromkeys(layers, share)
+        if wanted.density is None and (budget == "sensitivity" or latency is not None or loss is not None):
+            task = bar.add_task("layers measured", total=len(layers))
+            densities = _budget(model, layers, calls, wanted, share, damping, latency, loss, tokens, lambda: bar.advance(task))
+        task = bar.add_task("layers pruned", total=len(layers))
 
-            def visit(layer: Layer, problem: LayerProblem) -> Tensor | None:
-                density = densities[layer]
-                found = problem.weight if density >= 1 else solve(problem, wanted, density)
-                found = found.to(layer.weight.dtype)
-                line = _line(layer, found, problem.error(found.to(problem.weight)), wanted, tokens)
-                report.layers.append(line)
-                if kept is not None:
-                    kept.add(layer.name, found, problem.bias(found.to(problem.weight), layer.bias), vars(line))
-                bar.advance(task)
-                return found
-
-            walk.run(visit, kept.write if kept is not None else lambda: None, kept.done if kept is not None else {})
-            done = {line.name for line in report.layers}
+        def visit(layer: Layer, problem: LayerProblem) -> Tensor | None:
+            density = densities[layer]
+            found = problem.weight if density >= 1 else solve(problem, wanted, density)
+            found = found.to(layer.weight.dtype)
+            line = _line(layer, found, problem.error(found.to(problem.weight)), wanted, tokens)
+            report.layers.append(line)
             if kept is not None:
-                before = [PrunedLayer(**kept.done[layer.name][2]) for layer in layers if layer.name in kept.done.keys() - done]
-                report.layers[:0] = before
-    finally:
-        for module, training in modes:
-            module.training = training
+                bias = layer.bias
+                after, before = problem.bias(found.to(problem.weight), bias), None if bias is None else bias.clone()
+                kept.add(layer.name, Done(found, after, vars(line), layer.weight.clone(), before))
+            bar.advance(task)
+            return found
+
+        walk.run(visit, kept.write if kept is not None else lambda: None, kept.done if kept is not None else {})
+        done = {line.name for line in report.layers}
+        if kept is not None:
+            before = [PrunedLayer(**kept.done[layer.name].line) for layer in layers if layer.name in kept.done.keys() - done]
+            report.layers[:0] = before
     done = {line.name for line in report.layers}
     for layer in layers:
         if layer.name not in done:
             dense_us, _ = microseconds(layer, wanted, 1, tokens)
-            note = "left dense, the data do not reach it"
+            held = isinstance(layer.module, NonDynamicallyQuantizableLinear)
+            note = f"left dense, {'its attention reads the weight itself' if held else 'the data do not reach it'}"
             report.layers.append(PrunedLayer(layer.name, tuple(layer.weight.shape), 1, 0, dense_us, dense_us, note))
     return report
 

@@ -76,6 +76,54 @@ def _is_chain(model: nn.Module, blocks: list[nn.Module], call: Call) -> bool:
     return passed and all(same(other, others[0]) for other in others[1:])
 
 
+def as_the_model(model: nn.Module, blocks: Sequence[nn.Module], layers: Sequence[Layer], call: Call) -> bool:
+    """Whether a chain of blocks, called one by one and then its tail, computes what the model does.
+
+    It does not where a head reads what several blocks gave, where something is changed in place between them, or where they
+    remember what they were called with, as a cache does.
+    """
+    if not blocks:
+        return True
+    within = {id(module) for block in blocks for module in block.modules()}
+    outside = [layer.module for layer in layers if id(layer.module) not in within]
+
+    def given_outside(module: nn.Module, call: Call) -> list[Tensor]:
+        given: list[Tensor] = []
+        with ExitStack() as hooks:
+            for each in outside:
+                keep = each.register_forward_pre_hook(lambda _, args, kw: given.append(_input(args, kw)), with_kwargs=True)
+                hooks.enter_context(keep)
+            call.of(module)
+        return given
+
+    last: list[Any] = []
+    with blocks[-1].register_forward_hook(lambda _, __, result: last.append(result)):
+        wanted = given_outside(model, call)
+    (first,) = caught(model, [call], blocks[0])
+    given = first_of(first)
+    others = with_first(first, given / 2 if given.is_floating_point() else given)
+    try:
+        _through(blocks, others)  # of which what follows must not know
+        result = _through(blocks, first)
+        found = given_outside(Tail(model, blocks, result), Call((output_of(result), call), {}))
+    except Exception:  # a head that cannot do with what the last block gives
+        return False
+    return same([output_of(last[0]), *wanted], [output_of(result), *found])
+
+
+def _through(blocks: Sequence[nn.Module], call: Call) -> Any:
+    """What the last block gives, where the first is called so."""
+    result: Any = None
+    for block in blocks:
+        result = call.of(block)
+        call = with_first(call, output_of(result))
+    return result
+
+
+def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()))
+
+
 def first_of(call: Call) -> Tensor:
     """The activations that a block is given; LookupError if they are no tensor."""
     value = call.args[0] if call.args else call.kwargs["hidden_states"]
@@ -140,7 +188,7 @@ def inputs_of(module: nn.Module, call: Call, group: Group) -> list[Tensor]:
     found: list[Tensor] = []
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(args[0] if args else next(iter(kwargs.values())))
+        found.append(_input(args, kwargs))
         if group.once:
             raise _Stop
 
@@ -157,7 +205,7 @@ def groups_of(module: nn.Module, call: Call, layers: Sequence[Layer]) -> list[Gr
     order: list[tuple[Layer, Tensor]] = []
 
     def keep(layer: Layer) -> Callable[..., None]:
-        return lambda _, args, kwargs: order.append((layer, args[0] if args else next(iter(kwargs.values()))))
+        return lambda _, args, kwargs: order.append((layer, _input(args, kwargs)))
 
     with ExitStack() as hooks:
         for layer in layers:
@@ -191,10 +239,13 @@ class Tail(nn.Module):
         result = activations
         if not isinstance(self.result, Tensor):
             result = type(self.result)((activations, *self.result[1:]))
+        own = [vars(block).get("forward") for block in self.blocks]  # as Accelerate's hooks put it there
         for block in self.blocks:
-            block.forward = lambda *args, **kwargs: result
+            vars(block)["forward"] = lambda *args, **kwargs: result
         try:
             return call.of(self.model)
         finally:
-            for block in self.blocks:
-                del block.forward
+            for block, forward in zip(self.blocks, own, strict=True):
+                del vars(block)["forward"]
+                if forward is not None:
+                    vars(block)["forward"] = forward

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
+from gossamer.sparsity.calls.plain_model import called_openly, evaluating
 from gossamer.sparsity.pruning.batches import Call, calls_of, rows_that_count
 from gossamer.sparsity.quantization.quantized_linear import InputGrid
 
@@ -33,7 +34,7 @@ def input_grids(model: nn.Module, layers: Sequence[nn.Module], data: Iterable[An
     calls, names = calls_of(model, data), {module: name for name, module in model.named_modules()}
     seen = {layer: _Inputs(names[layer]) for layer in layers}
     watch = _Watch(seen)
-    with torch.no_grad(), _evaluating(model), watch.hooked():
+    with torch.no_grad(), evaluating(model), called_openly(model), watch.hooked():
         for call in calls:
             watch.call = call
             call.of(model)
@@ -123,15 +124,3 @@ class _Watch:
                 raise OptionError(f"the batches give '{self.seen[layer].name}' inputs with NaN or infinity: leave them out")
             self._last = (x, x._version, number, histogram(rows))
         self.seen[layer].add(*self._last[2:])
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, all modules are in evaluation mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

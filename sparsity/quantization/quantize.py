@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
+from gossamer.sparsity.pruning.mask import parametrize_pruned
 from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
 from gossamer.sparsity.quantization.aware_linear import QuantizationAwareLinear
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, check_columns
@@ -24,6 +26,7 @@ _ZEROS = 0.1
 _BITS = {"int8": 8, "int4": 4}
 
 
+@torch.inference_mode(False)
 def quantize(
     model: Model,
     data: Iterable[Any] | None = None,
@@ -81,6 +84,7 @@ def quantize(
     grids = input_grids(model, layers, data) if data is not None else {}
     for layer in layers:
         make_dense(layer)
+        parametrize_pruned(layer)
         if parametrize.is_parametrized(layer, "weight"):
             parametrize.remove_parametrizations(layer, "weight")
         if aware:

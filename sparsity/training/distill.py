@@ -6,7 +6,9 @@ Softened logits: Hinton et al., 2015. Hidden states by the size of the teacher's
 what student and teacher give for the same batch.
 """
 
+import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import check_least
+from gossamer.sparsity.calls.plain_model import evaluating, plain_model
 from gossamer.sparsity.pruning.batches import Call, call_of, calls_of
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.training.gradual_masks import GradualMasks
@@ -30,9 +33,11 @@ class DistillationLoss:
     """Weights of the parts of the loss.
 
     logits, temperature  of outputs with `logits`, or of tensors that a model gives
-    hidden               of `hidden_states` of models of Hugging Face, asked for by output_hidden_states=True
+    hidden               of `hidden_states` of models of Hugging Face, asked for by output_hidden_states=True; of those of
+                         encoder and decoder
     embeddings           of the tensor that `embed` makes of an output and a call: by default its first tensor
-    Tokens that a batch masks out do not count.
+    Tokens that a batch masks out do not count. OptionError for outputs without such parts, or of other sizes than the
+    teacher's.
     """
 
     logits: float = 0.0
@@ -48,27 +53,38 @@ class DistillationLoss:
     def __call__(self, student: nn.Module, teacher: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch (as `prune` takes them), with gradients for the student."""
         call = batch if isinstance(batch, Call) else call_of(student, batch)
+        if self.hidden and not _takes_hidden_states(student):
+            raise OptionError(
+                f"hidden={self.hidden:g} needs hidden states, as models of Hugging Face have them: "
+                f"{type(plain_model(student)).__name__} takes no output_hidden_states"
+            )
         asked = Call(call.args, call.kwargs | ({"output_hidden_states": True} if self.hidden else {}), call.tokens)
         with torch.no_grad():
             wanted = asked.of(teacher)
         given = asked.of(student)
         parts: list[Tensor] = []
         if self.logits:
-            s, t = (_counted(getattr(each, "logits", each), call) / self.temperature for each in (given, wanted))
+            s, t = (_counted(_logits(each), call) / self.temperature for each in (given, wanted))
+            _check_sizes("logits", s, t)
             divergence = F.kl_div(s.log_softmax(-1), t.log_softmax(-1), log_target=True, reduction="sum") / len(s)
             parts.append(self.logits * self.temperature**2 * divergence)
         if self.hidden:
-            pairs = [
-                (_counted(s, call), _counted(t, call)) for s, t in zip(given.hidden_states, wanted.hidden_states, strict=True)
-            ]
-            ratios = [(s - t).square().sum() / t.square().sum().clamp(min=1e-12) for s, t in pairs[1:]]
+            students, teachers = _hidden_states(given), _hidden_states(wanted)
+            if len(students) != len(teachers):
+                raise OptionError(f"the model has {len(students)} hidden states, its teacher {len(teachers)}: leave out hidden")
+            pairs = [(_counted(s, call), _counted(t, call)) for s, t in zip(students, teachers, strict=True)]
+            for pair in pairs:
+                _check_sizes("hidden states", *pair)
+            ratios = [(s - t).square().sum() / t.square().sum().clamp(min=1e-12) for s, t in pairs]
             parts.append(self.hidden * torch.stack(ratios).mean())
         if self.embeddings:
             s, t = (self.embed(each, call) if self.embed else _counted(_first(each), call) for each in (given, wanted))
+            _check_sizes("embeddings", s, t)
             parts.append(self.embeddings * (1 - F.cosine_similarity(s, t, dim=-1)).mean())
         return torch.stack(parts).sum()
 
 
+@torch.inference_mode(False)
 def distill(
     model: Model,
     teacher: nn.Module,
@@ -90,30 +106,35 @@ def distill(
     on_step        hears of each step's number and loss
 
     Dropout is off, since the teacher has none. For a loop of one's own there are `DistillationLoss`, and `GradualMasks.step()`
-    after each step of the optimizer; for transformers.Trainer, `GradualMasks.callback()`.
+    after each step of the optimizer; for transformers.Trainer, `GradualMasks.callback()`. OptionError for a loss that is no
+    number, before the model learns from it.
     """
     check_least("steps", steps, 1, integer=True)
     masks, calls = GradualMasks(model, sparsity, steps=steps, only=only, skip=skip), calls_of(model, data)
-    modes = [(module, module.training) for each in (model, teacher) for module in each.modules()]
-    model.eval()
-    teacher.eval()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise OptionError("no parameter of the model requires a gradient: there is nothing to train")
     optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / _WARM_UP) * (1 - step / steps))
     try:
-        for step, call in enumerate(itertools.islice(itertools.cycle(calls), steps)):
-            optimizer.zero_grad()
-            found = loss(model, teacher, call)
-            found.backward()
-            optimizer.step()
-            schedule.step()
-            masks.step()
-            if on_step is not None:
-                on_step(step, float(found.detach()))
+        with evaluating(model, teacher), torch.enable_grad():
+            for step, call in enumerate(itertools.islice(itertools.cycle(calls), steps)):
+                optimizer.zero_grad()
+                found = loss(model, teacher, call)
+                value = float(found.detach())
+                if not math.isfinite(value):
+                    raise OptionError(
+                        f"the loss of step {step}, of batch {step % len(calls)}, is {value}: look for NaN and infinity in that "
+                        "batch, in the teacher's outputs, or lower learning_rate"
+                    )
+                found.backward()
+                optimizer.step()
+                schedule.step()
+                masks.step()
+                if on_step is not None:
+                    on_step(step, value)
     finally:
         optimizer.zero_grad()
-        for module, training in modes:
-            module.training = training
     return model
 
 
@@ -123,6 +144,36 @@ def _counted(tensor: Tensor, call: Call) -> Tensor:
     if call.tokens is None or call.tokens.numel() != len(rows):
         return rows
     return rows[call.tokens.reshape(-1)]
+
+
+def _logits(output: Any) -> Tensor:
+    found = getattr(output, "logits", output)
+    if not isinstance(found, Tensor):
+        parts = f" ({', '.join(map(str, output))})" if isinstance(output, dict) else ""
+        raise OptionError(
+            f"the model gives a {type(output).__name__}{parts} without logits: leave them out, for hidden or embeddings, "
+            "or give a function of your own as the loss"
+        )
+    return found
+
+
+def _hidden_states(output: Any) -> list[Tensor]:
+    """Behind each layer."""
+    names = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states")
+    states = [s for name in names for s in (getattr(output, name, None) or ())[1:]]
+    if not states:
+        raise OptionError(f"the model gives a {type(output).__name__} without hidden states: leave out hidden")
+    return states
+
+
+def _takes_hidden_states(model: nn.Module) -> bool:
+    parameters = inspect.signature(plain_model(model).forward).parameters.values()
+    return any(p.name == "output_hidden_states" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _check_sizes(what: str, student: Tensor, teacher: Tensor) -> None:
+    if student.shape != teacher.shape:
+        raise OptionError(f"{what} of the model are {tuple(student.shape)}, of its teacher {tuple(teacher.shape)}")
 
 
 def _first(output: Any) -> Tensor:

@@ -184,3 +184,50 @@ def test_masks_are_refused(tmp_path: Path) -> None:
     model = gossamer.sparsify(nn.Sequential(nn.Linear(8, 8)), "magnitude", density=0.5)
     with pytest.raises(OptionError, match="finalize"):
         gossamer.save(model, tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_tied_and_shared_layers_stay_so_on_meta(tmp_path: Path, integers: bool) -> None:
+    def make() -> nn.ModuleDict:
+        inner, embed = nn.Linear(16, 16), nn.Embedding(20, 16)
+        model = nn.ModuleDict({"embed": embed, "first": inner, "second": inner, "head": nn.Linear(16, 20, bias=False)})
+        model["head"].weight = embed.weight
+        return model
+
+    saved = make()
+    with torch.no_grad():
+        saved["first"].weight.copy_(pruned(16, 16, 0.1))
+    if integers:
+        gossamer.quantize(saved, only="first")
+    gossamer.save(saved, tmp_path / "x.safetensors")
+    with torch.device("meta"):
+        on_meta = make()
+    for model in (on_meta, make()):
+        state = gossamer.load(model, tmp_path / "x.safetensors").state_dict()
+        assert all(torch.equal(state[name], value) for name, value in saved.state_dict().items())
+        assert model["head"].weight is model["embed"].weight and model["first"] is model["second"]
+
+
+def test_what_no_file_has_is_said(tmp_path: Path) -> None:
+    class Rotary(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.register_buffer("angles", torch.arange(4.0), persistent=False)
+
+    gossamer.save(Rotary(), tmp_path / "x.safetensors")
+    with torch.device("meta"):
+        model = Rotary()
+    with pytest.warns(UserWarning, match="angles is on the meta device still"):
+        gossamer.load(model, tmp_path / "x.safetensors")
+    assert not model.weight.is_meta
+
+
+def test_parametrizations_that_are_no_masks_are_saved_as_they_are(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 4))
+
+    saved, model = make(), make()
+    gossamer.save(saved, tmp_path / "x.safetensors")
+    gossamer.load(model, tmp_path / "x.safetensors")
+    x = torch.randn(3, 8)
+    assert torch.equal(model(x), saved(x))

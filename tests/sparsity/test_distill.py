@@ -1,6 +1,8 @@
 """A pruned model learns from its dense teacher: the losses are those of the papers, zeros stay, sparsity rises as scheduled."""
 
 import copy
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -80,3 +82,61 @@ def test_what_makes_no_sense_is_refused(dense: nn.Module) -> None:
         gossamer.distill(dense, dense, batches(), DistillationLoss(logits=1), steps=0)
     with pytest.raises(gossamer.OptionError, match="sparsity is 2"):
         GradualMasks(dense, 2.0)
+
+
+class EncoderDecoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, output_hidden_states: bool = False) -> Any:
+        states = self.encoder(x)
+        logits = self.decoder(states)
+        hidden = {"encoder_hidden_states": (x, states), "decoder_hidden_states": (states, logits)}
+        return SimpleNamespace(logits=logits, **(hidden if output_hidden_states else {}))
+
+
+def test_hidden_states_of_encoder_and_decoder() -> None:
+    torch.manual_seed(0)
+    student, teacher, x = EncoderDecoder(), EncoderDecoder(), batches()[0]
+    given, wanted = (model(x, output_hidden_states=True) for model in (student, teacher))
+    pairs = [(s[1], t[1]) for s, t in zip(list(vars(given).values())[1:], list(vars(wanted).values())[1:], strict=True)]
+    expected = sum((s - t).square().sum() / t.square().sum() for s, t in pairs) / 2
+    torch.testing.assert_close(DistillationLoss(hidden=1)(student, teacher, x), expected)
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher", "loss", "said"),
+    [
+        (nn.Linear(16, 4), nn.Linear(16, 5), DistillationLoss(logits=1), r"\(32, 4\), of its teacher \(32, 5\)"),
+        (nn.Linear(16, 4), nn.Linear(16, 5), DistillationLoss(embeddings=1), "embeddings of the model"),
+        (nn.Linear(16, 4), nn.Linear(16, 4), DistillationLoss(hidden=1), "Linear takes no output_hidden_states"),
+        (nn.Linear(16, 4).requires_grad_(False), nn.Linear(16, 4), DistillationLoss(logits=1), "nothing to train"),
+        (nn.LSTM(16, 4), nn.LSTM(16, 4), DistillationLoss(logits=1), "no linear layer"),
+    ],
+)
+def test_models_that_do_not_go_together_are_refused(
+    student: nn.Module, teacher: nn.Module, loss: DistillationLoss, said: str
+) -> None:
+    before = copy.deepcopy(student.state_dict())
+    with pytest.raises(gossamer.OptionError, match=said):
+        gossamer.distill(student, teacher, batches(), loss, steps=3)
+    assert all(torch.equal(before[name], value) for name, value in student.state_dict().items())
+
+
+def test_a_loss_that_is_no_number_ends_training_before_it_is_learned(dense: nn.Module) -> None:
+    data = batches()
+    data[2][0] = torch.nan
+    student = copy.deepcopy(dense)
+    gossamer.prune(student, data[:2], 0.5)
+    with pytest.raises(gossamer.OptionError, match="loss of step 2, of batch 2, is nan"):
+        gossamer.distill(student, dense, data, DistillationLoss(logits=1), steps=8)
+    assert all(bool(each.isfinite().all()) and each.grad is None for each in student.parameters())
+
+
+def test_gradients_are_turned_on(dense: nn.Module) -> None:
+    first, second = copy.deepcopy(dense), copy.deepcopy(dense)
+    with torch.no_grad():
+        gossamer.distill(first, dense, batches(), DistillationLoss(logits=1), steps=2)
+    gossamer.distill(second, dense, batches(), DistillationLoss(logits=1), steps=2)
+    assert torch.equal(first[0].weight, second[0].weight)
