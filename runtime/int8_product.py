@@ -17,7 +17,7 @@ _LEAST, _EIGHTS = 17, 8
 
 
 def _on_cpu(x: Tensor, weight: Tensor) -> Tensor:
-    return torch._int_mm(x, weight) if weight.shape[0] > 1 else x.int() * weight.int()
+    return torch.ops.aten._int_mm(x, weight) if weight.shape[0] > 1 else x.int() * weight.int()
 
 
 def _on_cuda(x: Tensor, weight: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def _on_cuda(x: Tensor, weight: Tensor) -> Tensor:
     if 0 in (tokens, columns, rows):
         return x.new_zeros(tokens, rows, dtype=torch.int32)
     x, weight = filled_up(x, weight)
-    return torch._int_mm(x, weight)[:tokens, :rows].contiguous()
+    return torch.ops.aten._int_mm(x, weight)[:tokens, :rows].contiguous()
 
 
 def filled_up(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from gossamer.dialects.errors import OptionError
+from gossamer.runtime.torch_internals import tree_map_only
 from gossamer.sparsity.calls.plain_model import plain_model
 
 
@@ -71,9 +71,7 @@ def call_of(model: nn.Module, batch: Any) -> Call:
 
 
 def _moved(value: Any, place: torch.device) -> Any:
-    def moved(part: Any) -> Any:
-        if not isinstance(part, Tensor):
-            return part
+    def moved(part: Tensor) -> Tensor:
         return part.to(place).clone() if part.is_inference() else part.to(place)  # such cannot be saved for gradients
 
-    return tree_map(moved, value)
+    return tree_map_only(Tensor, moved, value)

@@ -1,7 +1,7 @@
 """`gossamer.prune`, `quantize` and `distill`: models that are compiled, wrapped or pruned already, and chains that are none."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,14 @@ from torch.nn.utils import parametrizations, prune
 import gossamer
 from gossamer.sparsity.pruning import calibrate
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Dynamo gives up code that was compiled for too many models, that of torch's own modules, too."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def network() -> nn.Sequential:
