@@ -16,6 +16,12 @@ from gossamer.sparsity.training.gradual_masks import GradualMasks
 from tests.backend.harness import compile_and_run, prune_
 
 
+@pytest.fixture(autouse=True)
+def forgotten() -> None:
+    """Dynamo may have given up the code of torch's own modules, which other tests compile, too."""
+    torch._dynamo.reset()
+
+
 def model_of(width: int = 48) -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 16))
