@@ -129,7 +129,9 @@ def _middle(x: fx.Node) -> int:
 
 def _is_plain(x: fx.Node) -> bool:
     """Whether it is made of float32 by numbers that are known."""
-    real, *by = x.args[:5]
+    if len(x.args) != 6:
+        return False
+    real, *by, _ = x.args
     return isinstance(real, fx.Node) and real.meta["val"].dtype is torch.float32 and all(isinstance(n, int | float) for n in by)
 
 
