@@ -2,6 +2,7 @@
 
 import ctypes
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import llvmlite.binding as llvm
 from gossamer.dialects.errors import OptionError
 
 _AMX = "+avx512f,+avx512bf16,+avx512vbmi,+avx512vbmi2,+amx-tile,+amx-bf16,+amx-int8"
+_WITH_TILES = frozenset({"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"})
 _NAMED = {
     "avx2": ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
     "avx512": ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
@@ -97,7 +99,14 @@ def host() -> Target:
         bits = 512
     else:
         bits = 256 if features.get("avx2") and features.get("fma") else 128
-    return Target(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten(), bits)
+    return Target(llvm.get_process_triple(), _unmasked(llvm.get_host_cpu_name(), features), features.flatten(), bits)
+
+
+def _unmasked(cpu: str, features: Mapping[str, bool]) -> str:
+    """The CPU as LLVM's tables should have it: virtual machines may claim to be a model older than what they can do."""
+    if not features.get("amx-tile") or cpu in _WITH_TILES:
+        return cpu
+    return "graniterapids" if features.get("prefetchi") else "sapphirerapids"
 
 
 def _may_use_tiles() -> bool:

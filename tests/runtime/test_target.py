@@ -7,6 +7,7 @@ import llvmlite.binding as llvm
 import pytest
 
 from gossamer.dialects.errors import OptionError
+from gossamer.runtime import target
 from gossamer.runtime.target import Target, host
 
 NAMES = ["avx2", "avx512", "amx", "neon"]
@@ -32,7 +33,26 @@ def test_the_host_is_this_machine() -> None:
     assert host() is host()
     assert host().runs_here
     assert host().vector_bits in (128, 256, 512)
-    assert host().cpu == llvm.get_host_cpu_name()
+
+
+@pytest.mark.parametrize(
+    ("claimed", "features", "expected"),
+    [
+        ("rocketlake", {"amx-tile": True, "prefetchi": True}, "graniterapids"),
+        ("icelake-server", {"amx-tile": True, "prefetchi": False}, "sapphirerapids"),
+        ("emeraldrapids", {"amx-tile": True}, "emeraldrapids"),
+        ("rocketlake", {"amx-tile": False}, "rocketlake"),
+        ("apple-m1", {"neon": True}, "apple-m1"),
+    ],
+)
+def test_a_cpu_is_no_older_than_what_it_can_do(
+    claimed: str, features: dict[str, bool], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Virtual machines may name another model than they run on."""
+    monkeypatch.setattr(target, "_may_use_tiles", lambda: True)
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: claimed)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap(features))
+    assert host.__wrapped__().cpu == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
