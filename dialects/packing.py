@@ -227,6 +227,29 @@ class VnniMap(Packing):
 
 
 @dataclass(frozen=True)
+class TileMap(Packing):
+    """All tiles of 16 rows x `columns`, as a bit for each element and the nonzeros in that order.
+
+    A mask stands for a row of a tile; the tiles of 16 rows lie side by side. `positions` say where the values of each 16 rows
+    begin. A row of zeros follows the last one, so that a whole row of a tile can be loaded anywhere.
+    """
+
+    kind: ClassVar[str] = "tilemap"
+    rows: ClassVar[int] = 16
+    columns: int
+
+    def __post_init__(self) -> None:
+        self._check((self.columns in (32, 64), "columns must be 32 or 64"))
+
+    @property
+    def neighbours(self) -> int:
+        return self.columns
+
+    def components(self) -> tuple[Component, ...]:
+        return Component("positions", 32), Component("masks", self.columns), Component("values", 0)
+
+
+@dataclass(frozen=True)
 class ByteWindows(Packing):
     """Strips of `rows` rows as lines: four nonzeros of each row at most, in a window of 64 columns, a register of bytes.
 
@@ -341,8 +364,8 @@ class Slices(Packing):
 
 
 _KINDS = (
-    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, ByteWindows, Panels, Slices, TwoFour,
-    Vnm, Fragments, QuadFragments, Groups,
+    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, TileMap, ByteWindows, Panels, Slices,
+    TwoFour, Vnm, Fragments, QuadFragments, Groups,
 )  # fmt: skip
 KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 

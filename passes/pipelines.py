@@ -78,6 +78,7 @@ class Plan:
     formats  one entry per argument, None for a dense one
     sized    one entry per argument: whether the sizes of its levels follow its arrays (a sparse operand of open shape)
     numbers  one entry per argument: whether it is a number and no tensor
+    tiles    whether the target multiplies tiles of bf16
     """
 
     text: str
@@ -86,6 +87,7 @@ class Plan:
     formats: tuple[Format | Packing | None, ...]
     sized: tuple[bool, ...]
     numbers: tuple[bool, ...]
+    tiles: bool
     module: ir.Module
 
 
@@ -128,7 +130,7 @@ def plan(
         formats = tuple(storage_of_type(t) if t is not None else None for t in tensors)
         sized = tuple(t is not None and t.encoding is not None and not t.has_static_shape for t in tensors)
         numbers = tuple(t is None for t in tensors)
-        return Plan(str(module), schedule, vector_bits, formats, sized, numbers, module)
+        return Plan(str(module), schedule, vector_bits, formats, sized, numbers, "amx" in features, module)
 
 
 def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -> Lowered:
@@ -138,7 +140,7 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
     """
     module = planned.module
     with module.context, ir.Location.unknown():
-        _run(module, _lowering(planned.schedule, planned.vector_bits, bf16, module), observer)
+        _run(module, _lowering(planned, bf16), observer)
         check_lowered(module.operation, planned.schedule)
         attributes = module.operation.attributes
         words = tuple(tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS]))
@@ -166,7 +168,8 @@ def _returns_sparse(module: ir.Module) -> bool:
     return any(ir.RankedTensorType(r).encoding is not None for r in results)
 
 
-def _lowering(schedule: str, bits: int, bf16: bool, module: ir.Module) -> str:
+def _lowering(planned: Plan, bf16: bool) -> str:
+    schedule, bits, module = planned.schedule, planned.vector_bits, planned.module
     sparsify = _SPARSIFY % (_FREE_OUTGROWN if _returns_sparse(module) else _FREE)
     if schedule == "reference":
         chosen = f"expose-storage,{sparsify},emit-entry"
@@ -177,7 +180,7 @@ def _lowering(schedule: str, bits: int, bf16: bool, module: ir.Module) -> str:
             own = dict.fromkeys(ir.StringAttr(op.attributes["schedule"]).value for op in walk(module, "kernel.spmm"))
             lowering = ",".join([f"lower-sequence{{bits={bits}}}", *(FAMILIES[name].lowering for name in own)])
         else:
-            in_chain = f"allow-approximations,lower-chain{{bf16={str(bf16).lower()}}}"
+            in_chain = f"allow-approximations,lower-chain{{bf16={str(bf16).lower()} tiles={str(planned.tiles).lower()}}}"
             lowering = in_chain if schedule == CHAIN else FAMILIES[schedule].lowering
         chosen = f"expose-storage,{lowering},{_FINISH % bits}"
     return f"{chosen},lower-to-llvm{{bits={bits} bf16={str(bf16).lower()}}}"

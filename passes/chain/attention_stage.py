@@ -8,6 +8,7 @@ So softmax needs no work across lanes, and the result is feature-major as the ne
 all masked get 0. The whole row of scores is kept, [keys][tokens]: one pass over the keys, one over the values.
 """
 
+import collections.abc as abc
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -119,15 +120,20 @@ class Attention:
                 highest = list(js.inner_iter_args)
                 for a in range(keys):
                     key = arith.addi(arith.addi(origin, j), index(a))
-                    for v in self.vectors:
-                        score = self._masked(ds.results[a * frame.vectors + v], key, v)
-                        vector.store(score, self.scores, [key, frame.at(v)])
-                        # In one instruction; where one is NaN, so is the total, whatever this is.
-                        higher = arith.cmpf(arith.CmpFPredicate.OGT, highest[v], score)
-                        highest[v] = arith.select(higher, highest[v], score)
+                    highest = self._keep(ds.results[a * frame.vectors : (a + 1) * frame.vectors], key, highest)
                 scf.YieldOp(highest)
             scf.YieldOp(list(js.results))
         return list(tiles.results)
+
+    def _keep(self, products: abc.Sequence[ir.Value], key: ir.Value, highest: list[ir.Value]) -> list[ir.Value]:
+        """Store the scores of a key; returns the highest of each query so far."""
+        found = []
+        for v, (product, before) in enumerate(zip(products, highest, strict=True)):
+            score = self._masked(product, key, v)
+            vector.store(score, self.scores, [key, self.frame.at(v)])
+            # In one instruction; where one is NaN, so is the total, whatever this is.
+            found.append(arith.select(arith.cmpf(arith.CmpFPredicate.OGT, before, score), before, score))
+        return found
 
     def _masked(self, total: ir.Value, key: ir.Value, v: int) -> ir.Value:
         """The score of a key: scaled, bounded, the mask added, minus infinity where there is no such key or it comes later."""
@@ -177,12 +183,7 @@ class Attention:
 
     def _sum(self, result: ir.Value, row: ir.Value, totals: list[ir.Value]) -> None:
         """The values of a head, weighed by the scores."""
-        frame = self.frame
-        one, none = splat_of(frame.vec, 1.0), self.start
-        inverse = []
-        for total in totals:
-            some = arith.cmpf(arith.CmpFPredicate.UNE, total, none)
-            inverse.append(arith.select(some, arith.divf(one, total), none))
+        frame, inverse = self.frame, self._inverse(totals)
         step = next(n for n in (self.keys_at_once, 2, 1) if self.size % n == 0)
         with loop(index(0), index(self.size), index(step)) as ds:
             rows = [arith.addi(arith.addi(row, ds.induction_variable), index(a)) for a in range(step)]
@@ -197,6 +198,14 @@ class Attention:
                     frame.store(
                         arith.mulf(tiles.results[a * frame.vectors + v], inverse[v]), self.op.operation.results[0], m, v
                     )
+
+    def _inverse(self, totals: list[ir.Value]) -> list[ir.Value]:
+        """1 / totals, 0 where all keys are masked."""
+        one, none, inverse = splat_of(self.frame.vec, 1.0), self.start, []
+        for total in totals:
+            some = arith.cmpf(arith.CmpFPredicate.UNE, total, none)
+            inverse.append(arith.select(some, arith.divf(one, total), none))
+        return inverse
 
     def _add(self, origin: ir.Value, taken: ir.Value, places: list[ir.Value], carried: list[ir.Value]) -> list[ir.Value]:
         """Some sums and the values of a tile, weighed."""

@@ -25,6 +25,7 @@ from torch_mlir.dialects import arith, func, memref, scf
 from gossamer.dialects.errors import CompileError
 from gossamer.passes.chain.attention_pairs import AttentionInPairs
 from gossamer.passes.chain.attention_stage import Attention, Sequence
+from gossamer.passes.chain.attention_tiles import FEATURES, AttentionInTiles
 from gossamer.passes.chain.normalize_stage import emit_norm
 from gossamer.passes.chain.plan_chain import (
     Chain,
@@ -69,16 +70,18 @@ _KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.max", "kernel.
 
 @dataclass(frozen=True)
 class LowerChain:
-    """Lower chains of kernel ops to scf and vector; `bf16` says whether the target multiplies pairs of bf16."""
+    """Lower chains of kernel ops to scf and vector; `bf16` says whether the target multiplies pairs of bf16, `tiles` whether
+    it multiplies tiles of them."""
 
     name: ClassVar[str] = "lower-chain"
     bf16: bool = False
+    tiles: bool = False
 
     def run(self, module: ir.Module) -> None:
         for function in public_functions(module):
             ops = [op for op in function.entry_block.operations if op.operation.name in _KERNEL_OPS]
             if len(ops) > 1:
-                _Lowering(module, function, ops, self.bf16).lower()
+                _Lowering(module, function, ops, self.bf16, self.tiles).lower()
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,8 @@ class _Tile:
 
 
 class _Lowering:
-    def __init__(self, module: ir.Module, function: func.FuncOp, ops: list[Any], bf16: bool) -> None:
-        self.module, self.function, self.ops = module, function, ops
+    def __init__(self, module: ir.Module, function: func.FuncOp, ops: list[Any], bf16: bool, tiles: bool) -> None:
+        self.module, self.function, self.ops, self.multiplies_tiles = module, function, ops, tiles
         self.writes = [o.operation for o in function.entry_block.operations if o.operation.name == _WRITE]
         returned = [_result(write) for write in self.writes]
         if not {each.value for each in returned} <= {op.operation.results[0] for op in ops}:
@@ -321,11 +324,17 @@ class _Lowering:
             length, within, number, memory, arith.divui(keys, size), arith.divui(values, size), tile, self.tokens
         )
         queries = frame.buffers[attended(stage)[0]]
-        weights, attention = scores, Attention
-        if stage.dots:
-            lines = ir.MemRefType.get([dynamic, 2 * width], ir.BF16Type.get())
-            weights, attention = memref.view(lines, workspace, scratch, [rows]), AttentionInPairs
-        attention(op, frame, queries, sequence, scores, weights, mask).emit(first, valid)
+        if not stage.dots:
+            Attention(op, frame, queries, sequence, scores, scores, mask).emit(first, valid)
+            return
+        lines = ir.MemRefType.get([dynamic, 2 * width], ir.BF16Type.get())
+        given = op, frame, queries, sequence, scores, memref.view(lines, workspace, scratch, [rows]), mask
+        if self.multiplies_tiles and ir.IntegerAttr(op.head_size).value % FEATURES == 0:
+            halves = ir.MemRefType.get([dynamic], ir.BF16Type.get())
+            whole = memref.view(halves, workspace, index(0), [arith.divui(bytes_, index(2))])
+            AttentionInTiles(*given, halves=whole).emit(first, valid)
+        else:
+            AttentionInPairs(*given).emit(first, valid)
 
 
 def _result(write: ir.Operation) -> Result:

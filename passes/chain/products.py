@@ -26,7 +26,7 @@ def runs_in_chains(schedule: str, matrix: Matrix) -> bool:
     """Whether a product with this weight can run in a chain by a schedule: none reads columns beyond the last one of x."""
     family = FAMILIES.get(schedule)
     able = family is not None and family.chain is not None and family.needs <= matrix.features
-    stored = family.stores(matrix) if family is not None and able else None
+    stored = family.stores(matrix, chain=True) if family is not None and able else None
     if family is None or stored is None:
         return False
     together = stored.neighbours if isinstance(stored, Packing) else 1

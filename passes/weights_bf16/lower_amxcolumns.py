@@ -15,7 +15,7 @@ Wide blocks are for chains, whose x has this order: by itself, a product with th
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -23,8 +23,8 @@ from torch_mlir.dialects import arith, memref, vector
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
-from gossamer.dialects.packing import Packing, Panels
-from gossamer.passes.framework.chain_product import ChainProduct, Layout
+from gossamer.dialects.packing import Packing, Panels, TileMap
+from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.product import Product, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import byte_width, index, loop, reserve_workspace
@@ -32,6 +32,8 @@ from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles
 from gossamer.passes.weights_bf16.amx_panel_loop import ROWS, TOKENS, tile_panels
 from gossamer.passes.weights_bf16.bf16_columns import pack_columns
 from gossamer.passes.weights_bf16.bf16_pairs import pack_lines
+
+Stored = TypeVar("Stored", Panels, TileMap)
 
 _FEATURE = "amx"
 _IN_CHAINS = 4  # vectors of tokens of a tile
@@ -98,14 +100,16 @@ class LowerAmxcolumns:
             PanelProduct(op).lower(module)
 
 
-class PanelProduct(Product):
-    """A product in strips of `height` rows and tiles of `tokens`; `padded` is K, filled up to whole panels."""
+class TiledProduct(Product, Generic[Stored]):
+    """A product in strips of `height` rows and tiles of `tokens`; `padded` is K, filled up to whole tiles of the weight."""
+
+    storage_kind: type[Stored]
 
     def __init__(self, op: Any) -> None:
         super().__init__(op)
-        stored, tile = stored_of(op, Panels), integers(op.tile)
-        if self.lanes != ROWS or tile not in ([TOKENS], [2 * TOKENS]):
-            raise CompileError(f"tile {tile} for vectors of {self.lanes} sums is not [16] or [32] tokens for {ROWS}")
+        stored, tile = stored_of(op, self.storage_kind), integers(op.tile)
+        if self.lanes != ROWS or tile not in ([TOKENS], [2 * TOKENS], [4 * TOKENS]):
+            raise CompileError(f"tile {tile} for vectors of {self.lanes} sums is not [16], [32] or [64] tokens for {ROWS}")
         (self.tokens,), self.stored = tile, stored
         self.height = stored.rows
         self.groups = -(-self.M // self.height)
@@ -123,26 +127,19 @@ class PanelProduct(Product):
         operands = tile.operands
         (sums,) = tile.scratch(self.height)
         packed = self.packed(tile, arith.addi(operands.offset, index(self.height * tile.vectors * TOKENS * 4)))
-        panels = self.inner(operands.weight, packed, tile.vec, tile.vectors, self.stored)
+        inner = self.inner(operands.weight, packed, tile.vec, tile.vectors)
         with loop(operands.low, operands.high, index(1)) as strips:
             strip = strips.induction_variable
-            panels.store(strip, sums, index(0))
+            inner.store(strip, sums, index(0))
             self._finish(tile, sums, arith.muli(strip, index(self.height)))
 
-    inner = staticmethod(tile_panels)
-    """Makes the inner loops."""
+    def inner(self, weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int) -> Stores:
+        """Makes the inner loops."""
+        raise NotImplementedError
 
     def packed(self, tile: TokenTile, at: ir.Value) -> ir.Value:
         """The tile of x at a place in the workspace."""
-        operands, width = tile.operands, tile.vectors * TOKENS
-        shape = [self.padded, width] if self.stored.width == 1 else [self.padded // 2, 2 * width]
-        packed = memref.view(ir.MemRefType.get(shape, self.element), operands.workspace, at, [])
-        if self.stored.width == 1:
-            pack_columns(tile, packed, self.padded)
-        else:
-            last = arith.subi(operands.memory.tokens, index(1))
-            pack_lines(operands.x, packed, index(self.K), operands.first, last, self.padded, tile.vectors)
-        return packed
+        raise NotImplementedError
 
     def _finish(self, tile: TokenTile, sums: ir.Value, row: ir.Value) -> None:
         """The sums of a strip through the epilogue into y."""
@@ -156,3 +153,23 @@ class PanelProduct(Product):
                     vector.store(result, sums, place)
         for offset in range(0, self.height, ROWS):
             tile.unpack(sums, index(offset), arith.addi(row, index(offset)))
+
+
+class PanelProduct(TiledProduct[Panels]):
+    """With a weight of bf16 in panels."""
+
+    storage_kind = Panels
+
+    def inner(self, weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int) -> Stores:
+        return tile_panels(weight, packed, vec, vectors, self.stored)
+
+    def packed(self, tile: TokenTile, at: ir.Value) -> ir.Value:
+        width = tile.vectors * TOKENS
+        shape = [self.padded, width] if self.stored.width == 1 else [self.padded // 2, 2 * width]
+        packed = memref.view(ir.MemRefType.get(shape, self.element), tile.operands.workspace, at, [])
+        if self.stored.width == 1:
+            pack_columns(tile, packed, self.padded)
+        else:
+            last = arith.subi(tile.operands.memory.tokens, index(1))
+            pack_lines(tile.operands.x, packed, index(self.K), tile.operands.first, last, self.padded, tile.vectors)
+        return packed

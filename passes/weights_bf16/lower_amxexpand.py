@@ -11,6 +11,8 @@ after    scf.parallel (%task) = ...                     // chunks of the strips 
            x86.amx.tile_store the sums, from where they go through the epilogue
 
 Up to some tens of tokens a dense product waits for the weight, of which this reads less.
+
+Bytes, and all weights of chains, are maps of tiles (amx_map_loop.py), which are multiplied with a tile of x that is packed.
 """
 
 from dataclasses import dataclass
@@ -20,34 +22,85 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector, x86
 
+from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing, TileMap, VnniMap
+from gossamer.passes.framework.chain_product import ChainProduct, Stores
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.product import Operands, products
+from gossamer.passes.loops.encodings import storage_of_type
+from gossamer.passes.loops.product import Operands, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, loop, reserve_workspace
-from gossamer.passes.weights_bf16.lower_expand import expanded_line, map_of, tile_of
+from gossamer.passes.weights_bf16.amx_map_loop import tile_maps
+from gossamer.passes.weights_bf16.amx_panel_loop import TOKENS
+from gossamer.passes.weights_bf16.lower_expand import expanded_line
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips
+from gossamer.passes.weights_int8.lower_amxquads import TiledBytes
 
-_FEATURES = frozenset({"amx", "avx512vbmi2"})
+_FEATURES = {"bf16": frozenset({"amx", "avx512vbmi2"}), "i8": frozenset({"amxint8", "avx512vbmi2"})}
 _WIDTHS = (32, 16)  # tokens whose sums are in tiles
 _ROWS, _COLUMNS = 16, 32  # of a tile
+_IN_CHAINS = 4  # vectors of tokens of a tile
 _EXPANDED, _PRODUCTS, _BYTES, _RESULTS = 3.0, 180.0, 19.0, 6.0
-_FEW = 64  # tokens up to which it may be the fastest
+_EXPANDED_ROW, _TILE, _ELEMENT, _STORED = 6.2, 16.0, 0.45, 3.0
+
+
+def _storage(matrix: Matrix) -> VnniMap | TileMap | None:
+    if matrix.element not in _FEATURES or not _FEATURES[matrix.element] <= matrix.features:
+        return None
+    return VnniMap(matrix.reduction, 32) if matrix.element == "bf16" else _in_chains(matrix)
+
+
+def _in_chains(matrix: Matrix) -> TileMap:
+    return TileMap(matrix.reduction, 32 if matrix.element == "bf16" else 64)
+
+
+def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
+    """[tokens], twice where x is not packed"""
+    if _storage(matrix) is None or stored not in (_storage(matrix), _in_chains(matrix)):
+        return None
+    return (_WIDTHS[0],) * 2 if isinstance(stored, VnniMap) else (_IN_CHAINS * TOKENS,)
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """For every 32 tokens or fewer: 3 for each line of 32 elements, nonzero or not, and M K T' / 180 with T' tokens in whole
-    tiles; at least M K / 8 + 2 nnz bytes at 19 a cycle; 6 T' M / 16 for the results."""
+    """Of bf16: for every 32 tokens or fewer: 3 for each line of 32 elements, nonzero or not, and M K T' / 180 with T' tokens in
+    whole tiles; at least M K / 8 + 2 nnz bytes at 19 a cycle; 6 T' M / 16 for the results. Bytes are multiplied as in chains,
+    and 0.45 (K + M) T' transpose x and y."""
     elements, computed = matrix.rows * matrix.columns, -(-tokens // _ROWS) * _ROWS
+    if matrix.element == "i8":
+        return _multiplying(matrix, tokens) + _ELEMENT * (matrix.columns + matrix.rows) * computed
     groups = -(-tokens // _WIDTHS[0])
     expanded = groups * max(_EXPANDED * elements / _COLUMNS, (elements / 8 + 2 * matrix.nonzeros) / _BYTES)
     return expanded + elements * computed / _PRODUCTS + _RESULTS * computed * matrix.rows / LANES
 
 
+def _multiplying(matrix: Matrix, tokens: int) -> float:
+    """For every 64 tokens or fewer 6.2 for each row of a tile; 16 for each product of tiles, of bytes one more."""
+    tiles = matrix.rows * matrix.columns / (_ROWS * _in_chains(matrix).columns)
+    groups = -(-tokens // (_IN_CHAINS * TOKENS))
+    products = -(-tokens // TOKENS) + (groups if matrix.element == "i8" else 0)
+    return tiles * (groups * _ROWS * _EXPANDED_ROW + products * _TILE)
+
+
+def _in_chain(op: Any) -> ChainProduct:
+    (rows, columns), stored = shape_of(op), stored_of(op, TileMap)
+    inner, reads = partial(tile_maps, storage=stored, columns=columns), "lines" if stored.columns == _COLUMNS else None
+    return ChainProduct(_IN_CHAINS * TOKENS, _ROWS, -(-rows // _ROWS), 1, reads, inner)
+
+
+def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
+    """There nothing is transposed: the cycles are those of the products, and 3 for each vector of results."""
+    stored = -(-tokens // TOKENS) * _STORED * matrix.rows
+    return _cycles(matrix, tokens) / (_multiplying(matrix, tokens) + stored)
+
+
 AMXEXPAND = Family(
     "amxexpand",
-    lambda matrix: map_of(matrix, _FEATURES),
-    lambda matrix, stored: tile_of(matrix, stored, _FEATURES, _WIDTHS[0]),
+    _storage,
+    _tile,
     _cycles,
-    most=_FEW,
+    chain=_in_chain,
+    chained=_in_chains,
+    gain=_gain_in_chains,
+    integers=True,
 )
 
 
@@ -59,7 +112,17 @@ class LowerAmxexpand:
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMXEXPAND.name):
-            _lower(module, op)
+            if isinstance(storage_of_type(ir.RankedTensorType(op.w.type)), TileMap):
+                _Bytes(op).lower(module)
+            else:
+                _lower(module, op)
+
+
+class _Bytes(TiledBytes[TileMap]):
+    storage_kind = TileMap
+
+    def inner(self, weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int) -> Stores:
+        return tile_maps(weight, packed, vec, vectors, self.stored, self.K)
 
 
 def _lower(module: ir.Module, op: Any) -> None:
@@ -85,7 +148,7 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
             (at,), pair = pairs.inner_iter_args, pairs.induction_variable
             for half in range(strips.halves):
                 line = arith.addi(first, arith.addi(arith.muli(pair, index(strips.halves)), index(half)))
-                expanded, at = expanded_line(operands, line, at)
+                expanded, at = expanded_line(operands.weight, line, at)
                 vector.store(expanded, lines, [index(half), pair, index(0)])
             scf.YieldOp([at])
         weights = [x86.TileLoadOp(factor, lines, [index(h), index(0), index(0)]).result for h in range(strips.halves)]

@@ -13,6 +13,7 @@ The weight is read as its nonzeros and a bit for each element. As in a dense pro
 results of its token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -34,6 +35,7 @@ _GROUPS = (8, 4, 2, 1)  # tokens whose sums are in registers
 _CHAINS = 8  # sums that have to be under way at once
 _LINE, _PRODUCT, _BYTES = 2.3, 0.95, 19.0  # cycles of expanding a line and of a product, bytes a cycle
 _RESULTS = 9.0  # cycles of a vector of results
+_LINE_BITS = 512
 
 
 def map_of(matrix: Matrix, features: frozenset[str]) -> VnniMap | None:
@@ -98,7 +100,7 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
         """The place after a pair of columns, and the sums with its products."""
         line, weights = arith.addi(lines, arith.muli(at, index(strips.halves))), []
         for half in range(strips.halves):
-            expanded, place = expanded_line(operands, arith.addi(line, index(half)), place)
+            expanded, place = expanded_line(operands.weight, arith.addi(line, index(half)), place)
             weights.append(expanded)
         column, found = arith.muli(at, index(2)), []
         for t in range(tokens):
@@ -119,18 +121,20 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
     strips.store_sums(operands, group, added_up(totals, sums))
 
 
-def expanded_line(operands: Operands, line: ir.Value, place: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The pairs of 16 rows in two columns, the values from `place` on at the set bits of the line's mask; the place after.
+def expanded_line(weight: Sequence[ir.Value], line: ir.Value, place: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """64 bytes of a map: the values from `place` on at the set bits of a line's mask, zeros elsewhere; the place after.
 
     A whole vector is loaded and then expanded: the form of the instruction that loads is a hundred times slower on AMD's Zen 4.
     """
-    _, masks, values = operands.weight
-    size, bits = 2 * LANES, memref.load(masks, [line])
-    words = vector_of(size, ir.IntegerType.get_signless(16))
+    _, masks, values = weight
+    bits, element = memref.load(masks, [line]), ir.MemRefType(values.type).element_type
+    size = ir.IntegerType(bits.type).width
+    words = vector_of(size, ir.IntegerType.get_signless(_LINE_BITS // size))
     mask = vector.bitcast(vector_of(size, ir.IntegerType.get_signless(1)), vector.broadcast(vector_of(1, bits.type), bits))
-    stored = vector_of(size, ir.MemRefType(values.type).element_type)
+    stored = vector_of(size, element)
     packed = vector.bitcast(words, vector.load(stored, values, [place]))
     nothing = arith.constant(words, ir.DenseElementsAttr.get_splat(words, ir.IntegerAttr.get(words.element_type, 0)))
-    expanded = llvm.call_intrinsic(words, "llvm.x86.avx512.mask.expand.v32i16", [packed, nothing, mask], [], [])
+    expand = f"llvm.x86.avx512.mask.expand.v{size}i{_LINE_BITS // size}"
+    expanded = llvm.call_intrinsic(words, expand, [packed, nothing, mask], [], [])
     count = arith.index_castui(ir.IndexType.get(), math.ctpop(bits))
     return vector.bitcast(stored, expanded), arith.addi(place, count)

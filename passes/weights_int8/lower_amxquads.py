@@ -19,13 +19,13 @@ from torch_mlir.dialects import arith, memref
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, Panels
-from gossamer.passes.framework.chain_product import ChainProduct
+from gossamer.passes.framework.chain_product import ChainProduct, Stores
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.product import products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, load_index
 from gossamer.passes.weights.token_tile import TokenTile
 from gossamer.passes.weights_bf16.amx_panel_loop import LINES, ROWS, TOKENS, TilePanels, memory_of_panel
-from gossamer.passes.weights_bf16.lower_amxcolumns import PanelProduct
+from gossamer.passes.weights_bf16.lower_amxcolumns import Stored, TiledProduct
 from gossamer.passes.weights_int8.byte_products import plus_128
 from gossamer.passes.weights_int8.quad_lines import pack_lines
 
@@ -88,7 +88,7 @@ class LowerAmxquads:
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMXQUADS.name):
-            _Bytes(op).lower(module)
+            _Panels(op).lower(module)
 
 
 class BytePanels(TilePanels):
@@ -110,13 +110,18 @@ def byte_panels(
     return BytePanels(weight, packed, vec, vectors, storage, memory_of_panel(packed, vectors, storage))
 
 
-class _Bytes(PanelProduct):
-    """A product of panels of bytes."""
-
-    inner = staticmethod(byte_panels)
+class TiledBytes(TiledProduct[Stored]):
+    """A product of bytes."""
 
     def packed(self, tile: TokenTile, at: ir.Value) -> ir.Value:
         lines = ir.MemRefType.get([self.padded // _QUAD, _QUAD * tile.vectors * TOKENS], self.element)
         packed = memref.view(lines, tile.operands.workspace, at, [])
         pack_lines(tile, packed, self.K, words=False)
         return packed
+
+
+class _Panels(TiledBytes[Panels]):
+    storage_kind = Panels
+
+    def inner(self, weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int) -> Stores:
+        return byte_panels(weight, packed, vec, vectors, self.stored)

@@ -20,6 +20,7 @@ from gossamer.dialects.packing import (
     Panels,
     Quads,
     RowPairs,
+    TileMap,
     Vnni,
     VnniMap,
     Windows,
@@ -225,13 +226,28 @@ def _groups(packing: Groups, rows: Rows) -> tuple[list[torch.Tensor], torch.Tens
 def _vnnimap(packing: VnniMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Strips of rows, filled up to whole blocks: lines of the pairs of 16 rows."""
     (m, k), r, c = rows.nonzero.shape, packing.rows, packing.COLUMNS
-    edges, cut = (0, -k % c, 0, -m % r), (-(-m // r), r // 16, 16, -(-k // c) * c // 2, 2)
+    cut = (-(-m // r), r // 16, 16, -(-k // c) * c // 2, 2)
+    return _map(rows, (r, c), 32, lambda matrix: matrix.reshape(cut).permute(0, 3, 1, 2, 4))
+
+
+def _tile_map(packing: TileMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Strips of 16 rows, filled up to whole tiles: the rows of the tiles."""
+    (m, k), r, c = rows.nonzero.shape, packing.rows, packing.columns
+    cut = (-(-m // r), r, -(-k // c), c)
+    return _map(rows, (r, c), c, lambda matrix: matrix.reshape(cut).transpose(1, 2))
+
+
+def _map(
+    rows: Rows, block: tuple[int, int], width: int, in_order: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """A bit for each element, `width` of them in a mask, of a matrix that is filled up to whole blocks and put in order."""
+    (m, k), (r, c) = rows.nonzero.shape, block
     nonzero, places = (
-        torch.nn.functional.pad(matrix, edges, value=value).reshape(cut).permute(0, 3, 1, 2, 4)
+        in_order(torch.nn.functional.pad(matrix, (0, -k % c, 0, -m % r), value=value))
         for matrix, value in ((rows.nonzero, False), (rows.places, rows.nowhere))
     )
-    bits = nonzero.reshape(-1, 32).to(torch.int64) << torch.arange(32)
-    source = torch.cat([places[nonzero], rows.places.new_full((32,), rows.nowhere)])
+    bits = nonzero.reshape(-1, width).to(torch.int64) << torch.arange(width)
+    source = torch.cat([places[nonzero], rows.places.new_full((width,), rows.nowhere)])
     return [positions(nonzero.flatten(1).sum(1)), bits.sum(1)], source
 
 
@@ -302,6 +318,7 @@ _FILL: dict[type[Packing], Fill] = {
     Quads: _quads,
     Panels: _panels,
     VnniMap: _vnnimap,
+    TileMap: _tile_map,
     ByteWindows: _byte_windows,
     TwoFour: _two_four,
     Vnm: _vnm,

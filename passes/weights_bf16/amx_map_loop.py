@@ -1,0 +1,103 @@
+"""The product of 16 rows of a weight in a map of tiles (`TileMap`) with a tile of tokens, on AMX: the weight is the left tile.
+
+for each tile of the rows:  iter_args(the place among the values, a tile of sums for each 16 tokens)
+  vpexpandw(values[place..], a mask) into memory                      // 16 lines; vpexpandb of int8
+  x86.amx.tile_mulf(16 rows x 32 columns, 32 columns x 16 tokens, sums)       // tile_muli of 64 columns
+x86.amx.tile_store the sums
+
+Bytes of x are packed with 128 added (quad_lines.py). So a further tile sums what that adds to all tokens of a row, and it is
+taken away in the end.
+"""
+
+from dataclasses import dataclass
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector, x86
+
+from gossamer.dialects.packing import TileMap
+from gossamer.passes.loops.inner_loop import InnerLoop
+from gossamer.passes.loops.vectors import index, load_index, loop
+from gossamer.passes.weights_bf16.amx_panel_loop import LINES, ROWS, TOKENS
+from gossamer.passes.weights_bf16.lower_expand import expanded_line
+from gossamer.passes.weights_int8.byte_products import splat_of_bytes
+
+
+@dataclass(frozen=True)
+class TileMaps(InnerLoop):
+    """For so many `tiles` of 16 rows. x is packed as lines of pairs (bf16_pairs.py), or of quads.
+
+    lines   memory of one expanded tile
+    middle  a tile of -128, of bytes; None of floats
+    excess  memory of a tile of sums, of bytes
+    """
+
+    tiles: int
+    lines: ir.Value
+    middle: ir.Value | None
+    excess: ir.Value | None
+
+    @property
+    def at_once(self) -> int:
+        """All of a tile of tokens."""
+        return self.vectors
+
+    def row(self, group: ir.Value, slot: ir.Value) -> ir.Value:
+        """Rows of a group are neighbours."""
+        return arith.addi(arith.muli(group, index(ROWS)), slot)
+
+    def store(self, group: ir.Value, sums: ir.Value, token: ir.Value) -> None:
+        """The products of a group into `sums`, [rows, tokens]."""
+        columns, element = ir.MemRefType(self.lines.type).shape[1], ir.MemRefType(self.lines.type).element_type
+        factor = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{columns}x{element}>")
+        total = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{TOKENS}x{ir.MemRefType(sums.type).element_type}>")
+        line = columns // LINES * TOKENS  # elements of x for a vector of tokens
+        first = arith.muli(group, index(self.tiles * ROWS))
+        middle = [] if self.middle is None else [x86.TileLoadOp(factor, self.middle, [index(0), index(0)]).result]
+        nothing = [x86.TileZeroOp(total).result for _ in [*range(self.vectors), *middle]]
+        with loop(index(0), index(self.tiles), index(1), [load_index(self.positions, group), *nothing]) as tiles:
+            tile, (place, *before) = tiles.induction_variable, tiles.inner_iter_args
+            masks = arith.addi(first, arith.muli(tile, index(ROWS)))
+            for row in range(ROWS):
+                expanded, place = expanded_line(self.weight, arith.addi(masks, index(row)), place)
+                vector.store(expanded, self.lines, [index(row), index(0)])
+            weight = x86.TileLoadOp(factor, self.lines, [index(0), index(0)]).result
+            k, found = arith.muli(tile, index(LINES)), []
+            for v in range(self.vectors):
+                x = x86.TileLoadOp(factor, self.packed, [k, index(v * line)]).result
+                if middle:
+                    found.append(x86.TileMulIOp(weight, x, before[v], isZextRhs=True).result)
+                else:
+                    found.append(x86.TileMulFOp(weight, x, before[v]).result)
+            found += [x86.TileMulIOp(weight, each, before[-1]).result for each in middle]
+            scf.YieldOp([place, *found])
+        for v in range(self.vectors):
+            x86.TileStoreOp(sums, [index(0), index(v * TOKENS)], tiles.results[1 + v])
+        if self.excess is not None:
+            x86.TileStoreOp(self.excess, [index(0), index(0)], tiles.results[-1])
+            self._take_away(self.excess, sums)
+
+    def _take_away(self, excess: ir.Value, sums: ir.Value) -> None:
+        with loop(index(0), index(ROWS), index(1)) as rows:
+            row = rows.induction_variable
+            less = vector.load(self.vec, excess, [row, index(0)])
+            for v in range(self.vectors):
+                at = [row, index(v * TOKENS)]
+                vector.store(arith.addi(vector.load(self.vec, sums, at), less), sums, at)
+
+
+def tile_maps(
+    weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int, storage: TileMap, columns: int
+) -> TileMaps:
+    """The inner loops for a weight of so many columns in the first block of a function, with what memory of it they need."""
+    element = ir.MemRefType(weight[-1].type).element_type
+    tile = ir.MemRefType.get([ROWS, storage.columns], element)
+    middle = excess = None
+    with ir.InsertionPoint.at_block_begin(ir.InsertionPoint.current.block):  # after a loop, LLVM would not make it once
+        lines = memref.alloca(tile, [], [], alignment=64)
+        if isinstance(element, ir.IntegerType):
+            middle = memref.alloca(tile, [], [], alignment=64)
+            excess = memref.alloca(ir.MemRefType.get([ROWS, TOKENS], vec.element_type), [], [], alignment=64)
+    if middle is not None:
+        for row in range(ROWS):
+            vector.store(splat_of_bytes(storage.columns, -128), middle, [index(row), index(0)])
+    return TileMaps(weight, packed, vec, vectors, -(-columns // storage.columns), lines, middle, excess)
