@@ -9,6 +9,7 @@ Bytes of x are packed with 128 added (quad_lines.py). So a further tile sums wha
 taken away in the end.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_mlir import ir
@@ -26,7 +27,7 @@ from gossamer.passes.weights_int8.byte_products import splat_of_bytes
 class TileMaps(InnerLoop):
     """For so many `tiles` of 16 rows. x is packed as lines of pairs (bf16_pairs.py), or of quads.
 
-    lines   memory of one expanded tile
+    lines   memory of two expanded tiles, that are filled in turns
     middle  a tile of -128, of bytes; None of floats
     excess  memory of a tile of sums, of bytes
     """
@@ -47,34 +48,47 @@ class TileMaps(InnerLoop):
 
     def store(self, group: ir.Value, sums: ir.Value, token: ir.Value) -> None:
         """The products of a group into `sums`, [rows, tokens]."""
-        columns, element = ir.MemRefType(self.lines.type).shape[1], ir.MemRefType(self.lines.type).element_type
-        factor = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{columns}x{element}>")
         total = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{TOKENS}x{ir.MemRefType(sums.type).element_type}>")
-        line = columns // LINES * TOKENS  # elements of x for a vector of tokens
         first = arith.muli(group, index(self.tiles * ROWS))
-        middle = [] if self.middle is None else [x86.TileLoadOp(factor, self.middle, [index(0), index(0)]).result]
-        nothing = [x86.TileZeroOp(total).result for _ in [*range(self.vectors), *middle]]
-        with loop(index(0), index(self.tiles), index(1), [load_index(self.positions, group), *nothing]) as tiles:
+        nothing = [x86.TileZeroOp(total).result for _ in range(self.vectors + (self.middle is not None))]
+        place = self._expand(first, index(0), load_index(self.positions, group))
+        with loop(index(1), index(self.tiles), index(1), [place, *nothing]) as tiles:
             tile, (place, *before) = tiles.induction_variable, tiles.inner_iter_args
-            masks = arith.addi(first, arith.muli(tile, index(ROWS)))
-            for row in range(ROWS):
-                expanded, place = expanded_line(self.weight, arith.addi(masks, index(row)), place)
-                vector.store(expanded, self.lines, [index(row), index(0)])
-            weight = x86.TileLoadOp(factor, self.lines, [index(0), index(0)]).result
-            k, found = arith.muli(tile, index(LINES)), []
-            for v in range(self.vectors):
-                x = x86.TileLoadOp(factor, self.packed, [k, index(v * line)]).result
-                if middle:
-                    found.append(x86.TileMulIOp(weight, x, before[v], isZextRhs=True).result)
-                else:
-                    found.append(x86.TileMulFOp(weight, x, before[v]).result)
-            found += [x86.TileMulIOp(weight, each, before[-1]).result for each in middle]
-            scf.YieldOp([place, *found])
-        for v in range(self.vectors):
-            x86.TileStoreOp(sums, [index(0), index(v * TOKENS)], tiles.results[1 + v])
+            place = self._expand(first, tile, place)
+            scf.YieldOp([place, *self._multiply(arith.subi(tile, index(1)), before)])
+        found = self._multiply(index(self.tiles - 1), list(tiles.results)[1:])
+        for v, each in enumerate(found[: self.vectors]):
+            x86.TileStoreOp(sums, [index(0), index(v * TOKENS)], each)
         if self.excess is not None:
-            x86.TileStoreOp(self.excess, [index(0), index(0)], tiles.results[-1])
+            x86.TileStoreOp(self.excess, [index(0), index(0)], found[-1])
             self._take_away(self.excess, sums)
+
+    def _expand(self, first: ir.Value, tile: ir.Value, place: ir.Value) -> ir.Value:
+        """A tile into memory, by masks that begin at `first`; the place after its values. It is loaded one step later, for what
+        has just been stored row by row cannot be loaded as a tile at once."""
+        masks, slot = arith.addi(first, arith.muli(tile, index(ROWS))), arith.remui(tile, index(2))
+        for row in range(ROWS):
+            expanded, place = expanded_line(self.weight, arith.addi(masks, index(row)), place)
+            vector.store(expanded, self.lines, [slot, index(row), index(0)])
+        return place
+
+    def _multiply(self, tile: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
+        """sums + an expanded tile * its columns of x."""
+        (_, _, columns), element = ir.MemRefType(self.lines.type).shape, ir.MemRefType(self.lines.type).element_type
+        factor = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{columns}x{element}>")
+        line, k = columns // LINES * TOKENS, arith.muli(tile, index(LINES))
+        weight = x86.TileLoadOp(factor, self.lines, [arith.remui(tile, index(2)), index(0), index(0)]).result
+        found = []
+        for v in range(self.vectors):
+            x = x86.TileLoadOp(factor, self.packed, [k, index(v * line)]).result
+            if self.middle is None:
+                found.append(x86.TileMulFOp(weight, x, sums[v]).result)
+            else:
+                found.append(x86.TileMulIOp(weight, x, sums[v], isZextRhs=True).result)
+        if self.middle is not None:
+            middle = x86.TileLoadOp(factor, self.middle, [index(0), index(0)]).result
+            found.append(x86.TileMulIOp(weight, middle, sums[-1]).result)
+        return found
 
     def _take_away(self, excess: ir.Value, sums: ir.Value) -> None:
         with loop(index(0), index(ROWS), index(1)) as rows:
@@ -93,7 +107,7 @@ def tile_maps(
     tile = ir.MemRefType.get([ROWS, storage.columns], element)
     middle = excess = None
     with ir.InsertionPoint.at_block_begin(ir.InsertionPoint.current.block):  # after a loop, LLVM would not make it once
-        lines = memref.alloca(tile, [], [], alignment=64)
+        lines = memref.alloca(ir.MemRefType.get([2, ROWS, storage.columns], element), [], [], alignment=64)
         if isinstance(element, ir.IntegerType):
             middle = memref.alloca(tile, [], [], alignment=64)
             excess = memref.alloca(ir.MemRefType.get([ROWS, TOKENS], vec.element_type), [], [], alignment=64)
