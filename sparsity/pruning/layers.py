@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -13,6 +12,7 @@ from gossamer.sparsity.pruning.batches import rows_that_count
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed
 from gossamer.sparsity.pruning.mask import is_masked, is_pruned_by_hook
 from gossamer.sparsity.pruning.stored_layers import is_stored
+from gossamer.sparsity.pruning.unfolding import Convolution, patches
 
 
 @dataclass(eq=False)
@@ -54,14 +54,9 @@ class Layer:
             self.module.bias.data = bias
 
     def rows(self, x: Tensor, tokens: Tensor | None) -> Tensor:
-        """What the weight is multiplied with, [samples, inputs], of the tokens that count."""
-        if isinstance(self.module, nn.Conv2d):
-            m = self.module
-            x = x if x.dim() == 4 else x[None]
-            x = x if isinstance(m.padding, str) else F.pad(x, [p for p in reversed(m.padding) for _ in (0, 1)])
-            patches = F.unfold(x, m.kernel_size, m.dilation, 0, m.stride)
-            return patches.transpose(1, 2).reshape(-1, patches.shape[1])
-        return rows_that_count(x, tokens)
+        """What the weight is multiplied with, of the tokens that count: [samples, inputs], of a convolution of several groups
+        [groups, samples, inputs]."""
+        return patches(self.module, x) if isinstance(self.module, Convolution) else rows_that_count(x, tokens)
 
     @property
     def _parameter(self) -> nn.Parameter:
@@ -103,10 +98,7 @@ def _check(layer: Layer) -> None:
     weight = layer._parameter
     if weight.is_meta or not weight.is_floating_point():
         raise OptionError(f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}: nothing can be computed with it")
-    plain = isinstance(module, nn.Linear) or is_transposed(module)
-    if isinstance(module, nn.Conv2d):
-        plain = module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    if not plain:
+    if not (isinstance(module, nn.Linear | Convolution) or is_transposed(module)):
         raise OptionError(
-            f"'{layer.name}' is a {type(module).__name__}: linear layers and Conv2d of one group, zeros around, can be pruned"
+            f"'{layer.name}' is a {type(module).__name__}: linear layers, Conv1d, Conv2d and Conv3d can be pruned; `skip` it"
         )

@@ -60,7 +60,8 @@ def prune(
       method      "best" (of SparseGPT and ADMM, by error), "admm", "sparsegpt", "wanda", "magnitude"
       budget      "uniform": all layers equally sparse; "sensitivity": those more dense whose error the output shows more.
                   `latency` and `loss` imply it
-      only, skip  which layers, as for `sparsify`; `only=nn.Conv2d` takes convolutions
+      only, skip  which layers, as for `sparsify`; `only=nn.Conv2d` takes convolutions (Conv1d and Conv3d,
+                  too, of any groups and padding)
       damping     added to the diagonal of each Hessian, as a share of its mean
       sequential  False calibrates on the dense model's activations instead
       resume      a folder that keeps what is done: the same call with the same folder goes on where it was broken off, with
@@ -100,7 +101,7 @@ def prune(
         def visit(layer: Layer, problem: LayerProblem) -> Tensor | None:
             density = densities[layer]
             found = problem.weight if density >= 1 else solve(problem, wanted, density)
-            found = found.to(layer.weight.dtype)
+            found = found.to(layer.weight.dtype).reshape(layer.weight.shape)
             line = _line(layer, found, problem.error(found.to(problem.weight)), wanted, tokens)
             report.layers.append(line)
             if kept is not None:
