@@ -21,6 +21,7 @@ from gossamer.dialects.option_check import check_share
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
 from gossamer.sparsity.pruning.mask import Mask, parametrize_pruned
+from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
@@ -77,10 +78,16 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
         raise OptionError(f"{problem}: sparsifier '{how}' takes {', '.join([*takes.parameters][1:])}") from None
     if isinstance(target, Tensor):
         return sparsifier(target, **options)
-    for layer in chosen_layers(target, only, skip):
+    layers = chosen_layers(target, only, skip)
+    names = {module: plain_name(name) for name, module in plain_model(target).named_modules()}
+    for layer in layers:
         if is_stored(layer):
-            name = next(plain_name(name) for name, module in plain_model(target).named_modules() if module is layer)
-            raise OptionError(f"'{name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
+            raise OptionError(f"'{names[layer]}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
+        if remover := remover_of_norm(layer):
+            raise OptionError(
+                f"the weight of '{names[layer]}' is computed from others: {remover.__name__}(layer) of torch.nn.utils makes it "
+                "plain first"
+            )
         parametrize_pruned(layer)
         weight = layer.weight.detach()  # type: ignore[operator]
         rows = weight.t() if is_transposed(layer) else weight.flatten(1)

@@ -43,6 +43,11 @@ def open_attention(model: nn.Module) -> Iterator[None]:
                     part.copy_(parameter)
 
 
+def is_open(module: nn.Module) -> bool:
+    """Whether a module is attention whose projections are layers of their own for now."""
+    return isinstance(module, nn.MultiheadAttention) and PROJECTIONS[0] in module._modules
+
+
 def _can_be_opened(module: nn.Module) -> bool:
     plain = getattr(module.forward, "__func__", None) is nn.MultiheadAttention.forward
     return plain and any(module._parameters.get(f"{name}_weight") is not None for name in ("in_proj", *PROJECTIONS))
@@ -58,7 +63,7 @@ def _open(attention: nn.Module, made: dict[tuple[int, int], tuple[nn.Parameter, 
 
     packed, bias = attention._parameters.get("in_proj_weight"), attention._parameters.get("in_proj_bias")
     for number, name in enumerate(PROJECTIONS):
-        weight = part(packed, number, 3) if packed is not None else part(attention._parameters[f"{name}_weight"], 0, 1)
+        weight = part(packed, number, 3) if packed is not None else part(attention.get_parameter(f"{name}_weight"), 0, 1)
         linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
         linear.weight = weight
         linear.register_parameter("bias", None if bias is None else part(bias, number, 3))

@@ -15,6 +15,7 @@ from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.mask import is_pruned_by_hook
+from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 
 Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
 Layers = Choice | Sequence[Choice]
@@ -47,6 +48,20 @@ def chosen_layers(
     return [layer for name, layer in layers.items() if not any(_fits(choice, name, layer) for choice in left)]
 
 
+def weight_holders(model: nn.Module, skip: Layers = ()) -> list[nn.Module]:
+    """The modules that hold a weight of two dimensions or more, and linear layers whatever they hold instead, but those that
+    `skip` names; its functions are asked about linear layers alone."""
+    left, found = _listed(skip), []
+    for name, module in plain_model(model).named_modules():
+        held = any(p is not None and p.dim() >= 2 for p in module._parameters.values())
+        asked = [c for c in left if isinstance(c, str | re.Pattern | type) or _is_linear(module)]
+        if isinstance(module, parametrize.ParametrizationList) or any(_fits(c, plain_name(name), module) for c in asked):
+            continue
+        if held or has_weight(module) or isinstance(module, nn.Linear):
+            found.append(module)
+    return found
+
+
 def is_transposed(layer: nn.Module) -> bool:
     """Whether it is `Conv1D` of transformers: a linear layer with a weight of inputs x outputs. Known by its looks."""
     parts = {type(layer).__name__, *(kind.__name__ for kind in type(layer).__mro__)}
@@ -54,9 +69,10 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def has_weight(layer: nn.Module) -> bool:
-    """Whether a weight of two dimensions or more is its parameter, under masks or not."""
+    """Whether a weight of two dimensions or more is its parameter, under masks or not, or computed from its parameters."""
     held = isinstance(layer._parameters.get("weight"), nn.Parameter) or parametrize.is_parametrized(layer, "weight")
-    return (held or is_pruned_by_hook(layer)) and layer.weight.dim() >= 2  # type: ignore[operator]
+    by_hook = is_pruned_by_hook(layer) or remover_of_norm(layer) is not None
+    return (held or by_hook) and layer.weight.dim() >= 2  # type: ignore[operator]
 
 
 def _is_linear(layer: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.batches import rows_that_count
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed
 from gossamer.sparsity.pruning.mask import is_masked, is_pruned_by_hook
+from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.pruning.unfolding import Convolution, patches
 
@@ -84,15 +85,21 @@ def layers_of(
     return layers
 
 
+def check_not_computed(name: str, module: nn.Module) -> None:
+    """OptionError for a layer whose weight is computed from other parameters at every call."""
+    remover = remover_of_norm(module)
+    if remover is not None or parametrize.is_parametrized(module, "weight"):
+        call = f"{remover.__name__}(layer)" if remover is not None else "parametrize.remove_parametrizations(layer, 'weight')"
+        raise OptionError(
+            f"the weight of '{name}' is computed from others: {call} of torch.nn.utils makes it plain first, or `skip` it"
+        )
+
+
 def _check(layer: Layer) -> None:
     module = layer.module
     if is_masked(module) or is_pruned_by_hook(module):
         raise OptionError(f"'{layer.name}' has a mask: gossamer.finalize(model) makes it plain first")
-    if parametrize.is_parametrized(module, "weight"):
-        raise OptionError(
-            f"the weight of '{layer.name}' is computed from others: parametrize.remove_parametrizations(layer, 'weight') of "
-            "torch.nn.utils makes it plain first"
-        )
+    check_not_computed(layer.name, module)
     if is_stored(module):
         raise OptionError(f"'{layer.name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
     weight = layer._parameter

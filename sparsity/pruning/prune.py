@@ -1,6 +1,7 @@
 """`gossamer.prune`: a dense model becomes a sparse one, calibrated on data, without training."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import check_least, check_positive, check_share
 from gossamer.sparsity.calls.check_model import check_model
+from gossamer.sparsity.calls.open_attention import is_open
 from gossamer.sparsity.calls.plain_model import called_openly, evaluating, plain_model
 from gossamer.sparsity.pruning.batches import Call, calls_of
 from gossamer.sparsity.pruning.budgets import DENSITIES, Sensitivity, allocate, scaled_to
 from gossamer.sparsity.pruning.calibrate import Walk
-from gossamer.sparsity.pruning.choose_layers import Layers
+from gossamer.sparsity.pruning.choose_layers import Layers, weight_holders
 from gossamer.sparsity.pruning.layer_problem import LayerProblem
 from gossamer.sparsity.pruning.layers import Layer, layers_of
 from gossamer.sparsity.pruning.methods import method_of
@@ -69,9 +71,10 @@ def prune(
                   the model as it was before or as it was left
 
     Returns a report that can be printed. `torch.compile(model, backend="sparse")` finds the zeros. Layers that the data do not
-    reach stay dense, which the report says. The projections of nn.MultiheadAttention are layers called `q_proj`, `k_proj`,
-    `v_proj` (parts of its `in_proj_weight`) and `out_proj`. OptionError for what makes no sense, before anything is changed;
-    for data that make NaN or infinity within the model, when the blocks before that are pruned.
+    reach stay dense, which the report says, as it counts what else of the model has weights. The projections of
+    nn.MultiheadAttention are layers called `q_proj`, `k_proj`, `v_proj` (parts of its `in_proj_weight`) and `out_proj`.
+    OptionError for what makes no sense, before anything is changed; for data that make NaN or infinity within the model, when
+    the blocks before that are pruned.
     Sources: SparseGPT (2023), Wanda (2023), ALPS (2024); see the files of this folder.
     """
     wanted, solve = pattern_of(pattern), method_of(method)
@@ -123,6 +126,9 @@ def prune(
         if kept is not None:
             before = [PrunedLayer(**kept.done[layer.name].line) for layer in layers if layer.name in kept.done.keys() - done]
             report.layers[:0] = before
+        pruned = {layer.module for layer in layers}
+        others = [each for each in weight_holders(model) if each not in pruned and not is_open(each)]
+        report.left = dict(Counter(type(each).__name__ for each in others))
         report.layers += _left_dense(layers, {line.name for line in report.layers}, wanted, tokens)
     return report
 
