@@ -19,7 +19,7 @@ from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.dialects.option_check import check_share
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed, weight_names
 from gossamer.sparsity.pruning.mask import Mask, parametrize_pruned
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
@@ -66,7 +66,8 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
     only, skip   which layers: a name ("lm_head"), a pattern ("encoder.*.query"), a compiled regular expression, a type, a
                  function of name and module, or a list of these
     Without `only` it is all linear layers, those of GPT-2 (`Conv1D` of transformers) too, whose weight is theirs alone: one
-    that is tied to an embedding stays. A type in `only` may be any with a `weight`, its first dimension the outputs.
+    that is tied to an embedding stays. A type in `only` may be any with a `weight`, its first dimension the outputs, or
+    nn.MultiheadAttention, of which it takes what stands in front (`in_proj_weight`; `out_proj` is a linear layer).
     """
     sparsifier = how if callable(how) else _SPARSIFIERS.get(how)
     if sparsifier is None:
@@ -85,16 +86,17 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
             raise OptionError(f"'{names[layer]}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
         if remover := remover_of_norm(layer):
             raise OptionError(
-                f"the weight of '{names[layer]}' is computed from others: {remover.__name__}(layer) of torch.nn.utils makes it "
-                "plain first"
+                f"the weight of '{names[layer]}' is computed from others: {remover.__name__}(layer, 'weight') of "
+                "torch.nn.utils makes it plain first"
             )
         parametrize_pruned(layer)
-        weight = layer.weight.detach()  # type: ignore[operator]
-        rows = weight.t() if is_transposed(layer) else weight.flatten(1)
-        kept = sparsifier(rows, **options)
-        mask = kept.with_values(torch.ones_like(kept.values())).to_dense()
-        mask = mask.t().contiguous() if is_transposed(layer) else mask.view_as(weight)
-        parametrize.register_parametrization(layer, "weight", Mask(mask))
+        for part in weight_names(layer):
+            weight = getattr(layer, part).detach()
+            rows = weight.t() if is_transposed(layer) else weight.flatten(1)
+            kept = sparsifier(rows, **options)
+            mask = kept.with_values(torch.ones_like(kept.values())).to_dense()
+            mask = mask.t().contiguous() if is_transposed(layer) else mask.view_as(weight)
+            parametrize.register_parametrization(layer, part, Mask(mask))
     return target
 
 

@@ -88,6 +88,10 @@ def prune(
     with evaluating(model), called_openly(model):
         layers, calls = layers_of(model, only, skip), calls_of(model, data)
         for layer in layers:
+            if isinstance(layer.module, nn.MultiheadAttention):
+                raise OptionError(
+                    f"'{layer.name}' is of attention with a `forward` of its own, which reads it itself: `skip` it"
+                )
             if not bool(layer.weight.isfinite().all()):
                 raise OptionError(f"the weight of '{layer.name}' has a NaN or an infinity: repair it, or `skip` the layer")
         settings = {

@@ -184,6 +184,8 @@ def test_attention_with_a_forward_of_its_own_stays() -> None:
     report = gossamer.prune(model, batches(), 0.5)
     assert [line.name for line in report.layers if "reads the weight itself" in line.note] == ["other.out_proj"]
     assert all(torch.equal(before[name], after) for name, after in model.other.state_dict().items())
+    with pytest.raises(gossamer.OptionError, match=r"'other\.in_proj_weight' is of attention with a `forward` of its own"):
+        gossamer.prune(model, batches(), 0.5, only=nn.MultiheadAttention)
     alone = nn.MultiheadAttention(16, 4)
     assert len(gossamer.prune(alone, [(x, x, x) for x, _ in batches()], 0.5).layers) == 4
 
@@ -233,3 +235,63 @@ def test_a_run_that_was_broken_off_leaves_attention_as_it_was() -> None:
     hook.remove()
     for (name, ours), theirs in zip(model.named_parameters(), before.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+def is_zero(attention: nn.MultiheadAttention) -> Tensor:
+    return attention.in_proj_weight.detach() == 0
+
+
+def test_zeros_stay_in_training() -> None:
+    model, teacher = Crossed(), Crossed()
+    gossamer.prune(model, batches(), 0.5)
+    before = is_zero(model.own), is_zero(model.other), model.own.in_proj_weight.detach().clone()
+    gossamer.distill(model, teacher, batches(), gossamer.DistillationLoss(logits=1.0), steps=5)
+    assert torch.equal(is_zero(model.own), before[0]) and torch.equal(is_zero(model.other), before[1])
+    assert not torch.equal(model.own.in_proj_weight, before[2])
+    gossamer.distill(model, teacher, batches(), gossamer.DistillationLoss(logits=1.0), sparsity=0.75, steps=10)
+    assert is_zero(model.own).float().mean() == 0.75
+
+
+@pytest.mark.parametrize("recipe", ["gradual", "rigl", "sr-ste", "soft"])
+def test_recipes_take_attention_too(recipe: str) -> None:
+    model = Crossed()
+    parameter, keys = model.own.in_proj_weight, model.state_dict().keys()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    training = gossamer.train_sparse(model, optimizer, recipe, steps=8, **({} if recipe == "sr-ste" else {"sparsity": 0.5}))
+    names = ["own.in_proj_weight", "own.out_proj", "other.in_proj_weight", "other.out_proj", "head"]
+    assert sorted(training.densities()) == sorted(names)
+    for x, memory in batches(8):
+        optimizer.zero_grad()
+        model(x, memory).square().mean().backward()
+        optimizer.step()
+    state = training.state_dict()
+    training.load_state_dict(state)
+    densities = training.densities()
+    assert 0.4 < densities["own.in_proj_weight"] < 0.6
+    training.detach()
+    assert model.own.in_proj_weight is parameter and model.state_dict().keys() == keys
+    assert float(is_zero(model.own).float().mean()) == pytest.approx(1 - densities["own.in_proj_weight"])
+
+
+def test_masks_of_sparsify_and_of_torch() -> None:
+    model = gossamer.sparsify(Crossed(), "nm", only=nn.MultiheadAttention)
+    x, memory = batches()[0]
+    assert (is_zero(model.own).unflatten(1, (-1, 4)).sum(-1) == 2).all()
+    with pytest.raises(gossamer.OptionError, match=r"'own\.in_proj_weight' has a mask"):
+        gossamer.prune(model, batches(), 0.5, only=nn.MultiheadAttention)
+    with pytest.raises(gossamer.OptionError, match=r"'own\.in_proj_weight' has a mask"):
+        gossamer.GradualMasks(model)
+    report = gossamer.prune(model, batches(), 0.5, skip="*.out_proj")
+    assert report.left == {"ParametrizedMultiheadAttention": 2, "NonDynamicallyQuantizableLinear": 2}
+    kept = is_zero(model.own)
+    training = gossamer.train_sparse(model, torch.optim.SGD(model.parameters(), 0.1), "fixed", steps=8)
+    assert not nn.utils.parametrize.is_parametrized(model.own)
+    model(x, memory).square().mean().backward()
+    assert not model.own.in_proj_weight.grad[kept].any()  # type: ignore[index]
+    training.detach()
+    assert torch.equal(is_zero(model.own), kept)
+    hooked = Crossed()
+    nn.utils.prune.l1_unstructured(hooked.own, "in_proj_weight", 0.5)
+    with pytest.raises(gossamer.OptionError, match=r"'own\.in_proj_weight' has a mask: gossamer\.finalize"):
+        gossamer.GradualMasks(hooked)
+    assert len(gossamer.prune(gossamer.finalize(hooked), batches(), 0.5).layers) == 9

@@ -144,7 +144,7 @@ def test_others_say_how_to_make_it_plain(kind: str, call: str) -> None:
         lambda model: gossamer.GradualMasks(model),
     ]
     for each in calls:
-        with pytest.raises(gossamer.OptionError, match=rf"'0' is computed from others: {call}\(layer\)"):
+        with pytest.raises(gossamer.OptionError, match=rf"'0' is computed from others: {call}\(layer, 'weight'\)"):
             each(with_norm(kind))
     report = gossamer.prune(with_norm(kind), data, 0.5, skip="0")
     assert report.left == {"Linear": 1} and "left as they were: 1 Linear" in str(report)
