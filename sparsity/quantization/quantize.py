@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.calls.check_model import check_model
+from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, weight_holders
 from gossamer.sparsity.pruning.mask import parametrize_pruned
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
@@ -72,7 +73,9 @@ def quantize(
     """
     check_model(model)
     if on_meta := next((name for name, parameter in model.named_parameters() if parameter.is_meta), None):
-        raise OptionError(f"'{on_meta}' is on the meta device: gossamer.load fills it, and makes layers as its file has them")
+        raise OptionError(
+            f"'{plain_name(on_meta)}' is on the meta device: gossamer.load fills it, and makes layers as its file has them"
+        )
     if weights not in _BITS:
         raise OptionError(f"weights={weights!r} are not known, there are 'int8' and 'int4'")
     grouped = group is not None or weights == "int4"
@@ -85,8 +88,10 @@ def quantize(
         raise OptionError(f"{what}: leave out data")
     chosen = [layer for layer in chosen_layers(model, only, skip) if only is not None or _is_pruned(layer)]
     layers = [layer for layer in chosen if not why_not_linear(layer)]
+    names = {module: plain_name(name) for name, module in plain_model(model).named_modules()}
     for layer in layers:
-        check_finite(layer.weight.values() if is_stored(layer) else layer.weight)  # type: ignore[arg-type, operator]
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        check_finite(weight.values() if is_stored(layer) else weight, f"the weight of '{names[layer]}',")
         if grouped:
             check_columns(sizes(layer)[1])
     _warn_of_others(model, chosen, layers, only, skip)

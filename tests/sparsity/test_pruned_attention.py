@@ -110,6 +110,30 @@ def test_projections_are_pruned_as_linear_layers_are(options: dict[str, Any]) ->
         torch.testing.assert_close(ours.out_proj.weight, theirs.out_proj.weight, rtol=1e-3, atol=1e-3)
 
 
+class Padded(nn.Module):
+    """Called as models of Hugging Face are, its attention with tokens first."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=batch_first)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        x = x if self.attention.batch_first else x.transpose(0, 1)
+        y: Tensor = self.attention(x, x, x, key_padding_mask=attention_mask == 0)[0]
+        return y
+
+
+def test_padding_does_not_count_where_tokens_come_first() -> None:
+    mask = torch.ones(8, 7, dtype=torch.int64)
+    mask[::2, 4:] = 0
+    data = [{"x": torch.where(mask[..., None] > 0, x, 50.0), "attention_mask": mask} for x, _ in batches()]
+    models = [Padded(batch_first) for batch_first in (True, False)]
+    for model in models:
+        gossamer.prune(model, data, 0.5)
+    torch.testing.assert_close(models[0].attention.in_proj_weight, models[1].attention.in_proj_weight)
+
+
 def encoder() -> nn.Module:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, norm_first=False)
