@@ -19,7 +19,8 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 def open_attention(model: nn.Module) -> Iterator[None]:
     """Inside, attention of torch.nn has its projections as linear layers, and calls them: hooks see what they are given, and
     what becomes of their weights and biases becomes of the parameters that these are parts of. Attention whose parameters are
-    masked or computed, or whose `forward` is another, stays as it is. torch's fused path, which would pass them by, is off.
+    masked, computed or sharded, or whose `forward` is another, stays as it is. torch's fused path, which would pass them by, is
+    off.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     made: dict[tuple[int, int], tuple[nn.Parameter, Tensor]] = {}
@@ -50,7 +51,7 @@ def is_open(module: nn.Module) -> bool:
 
 def _can_be_opened(module: nn.Module) -> bool:
     plain = getattr(module.forward, "__func__", None) is nn.MultiheadAttention.forward
-    return plain and any(module._parameters.get(f"{name}_weight") is not None for name in ("in_proj", *PROJECTIONS))
+    return plain and any(type(module._parameters.get(f"{name}_weight")) is nn.Parameter for name in ("in_proj", *PROJECTIONS))
 
 
 def _open(attention: nn.Module, made: dict[tuple[int, int], tuple[nn.Parameter, Tensor]]) -> None:

@@ -167,6 +167,13 @@ class Spelled(nn.Linear):
         return x @ self.weight.T + self.bias
 
 
+class Scaled(nn.Linear):
+    """Nearly what nn.Linear computes, of small weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.9 * super().forward(x)
+
+
 class Router(nn.Linear):
     """As Llama 4 has it."""
 
@@ -213,6 +220,19 @@ def test_what_stays_is_said_by_kind() -> None:
         gossamer.quantize(Many(), only="plain")
     with pytest.warns(UserWarning, match=r"floats: 1 Conv2d \(no linear layer\)$"):
         gossamer.quantize(Many(), only=[nn.Conv2d, "plain"])
+
+
+def test_subclasses_are_told_by_what_they_compute() -> None:
+    for kind, taken in ((Spelled, True), (Scaled, False), (Grouped, False), (Router, False)):
+        layer: Any = prune_(kind(8, 8), 0.5)
+        with torch.no_grad():
+            layer.weight.mul_(0.01)
+            layer.bias.mul_(0.01)
+        model = nn.Sequential(layer.bfloat16().train())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gossamer.quantize(model)
+        assert isinstance(model[0], QuantizedLinear) == taken and model[0].training
 
 
 def test_of_models_without_memory_or_layers() -> None:
