@@ -19,8 +19,9 @@ from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.dialects.option_check import check_share
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed, weight_names
 from gossamer.sparsity.pruning.mask import Mask, parametrize_pruned
+from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
@@ -65,7 +66,8 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
     only, skip   which layers: a name ("lm_head"), a pattern ("encoder.*.query"), a compiled regular expression, a type, a
                  function of name and module, or a list of these
     Without `only` it is all linear layers, those of GPT-2 (`Conv1D` of transformers) too, whose weight is theirs alone: one
-    that is tied to an embedding stays. A type in `only` may be any with a `weight`, its first dimension the outputs.
+    that is tied to an embedding stays. A type in `only` may be any with a `weight`, its first dimension the outputs, or
+    nn.MultiheadAttention, of which it takes what stands in front (`in_proj_weight`; `out_proj` is a linear layer).
     """
     sparsifier = how if callable(how) else _SPARSIFIERS.get(how)
     if sparsifier is None:
@@ -77,17 +79,24 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
         raise OptionError(f"{problem}: sparsifier '{how}' takes {', '.join([*takes.parameters][1:])}") from None
     if isinstance(target, Tensor):
         return sparsifier(target, **options)
-    for layer in chosen_layers(target, only, skip):
+    layers = chosen_layers(target, only, skip)
+    names = {module: plain_name(name) for name, module in plain_model(target).named_modules()}
+    for layer in layers:
         if is_stored(layer):
-            name = next(plain_name(name) for name, module in plain_model(target).named_modules() if module is layer)
-            raise OptionError(f"'{name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
+            raise OptionError(f"'{names[layer]}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
+        if remover := remover_of_norm(layer):
+            raise OptionError(
+                f"the weight of '{names[layer]}' is computed from others: {remover.__name__}(layer, 'weight') of "
+                "torch.nn.utils makes it plain first"
+            )
         parametrize_pruned(layer)
-        weight = layer.weight.detach()  # type: ignore[operator]
-        rows = weight.t() if is_transposed(layer) else weight.flatten(1)
-        kept = sparsifier(rows, **options)
-        mask = kept.with_values(torch.ones_like(kept.values())).to_dense()
-        mask = mask.t().contiguous() if is_transposed(layer) else mask.view_as(weight)
-        parametrize.register_parametrization(layer, "weight", Mask(mask))
+        for part in weight_names(layer):
+            weight = getattr(layer, part).detach()
+            rows = weight.t() if is_transposed(layer) else weight.flatten(1)
+            kept = sparsifier(rows, **options)
+            mask = kept.with_values(torch.ones_like(kept.values())).to_dense()
+            mask = mask.t().contiguous() if is_transposed(layer) else mask.view_as(weight)
+            parametrize.register_parametrization(layer, part, Mask(mask))
     return target
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from gossamer.sparsity.calls.open_attention import open_attention
+
 _COMPILED = "_orig_mod"
 
 
@@ -42,7 +44,8 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 @contextmanager
 def called_openly(model: nn.Module) -> Iterator[None]:
     """Inside, hooks see what each module of a model is given: nothing runs compiled, which may have forgotten to look for
-    hooks, and TransformerEncoder makes no nested tensor of padded batches, which only its own kernels take."""
+    hooks, TransformerEncoder makes no nested tensor of padded batches, which only its own kernels take, and attention of
+    torch.nn calls its projections (open_attention.py)."""
     changed: list[tuple[dict[str, Any], str, Any]] = []
 
     def change(module: nn.Module, name: str, value: Any) -> None:
@@ -58,7 +61,8 @@ def called_openly(model: nn.Module) -> Iterator[None]:
                 change(module, "forward", eager)
             if isinstance(module, nn.TransformerEncoder) and own.get("use_nested_tensor"):
                 change(module, "use_nested_tensor", False)
-        yield
+        with open_attention(model):
+            yield
     finally:
         for own, name, value in reversed(changed):
             own[name] = value

@@ -5,7 +5,8 @@
     input_scale, input_zero_point, input_offset     with a calibrated input, where these are there, too
     weight_groups                                   GroupedLinear, of 4 or 8 bits by the width of its lines
 
-Nothing is rounded, and the weight that a layer has is not looked at, so that it may be on the meta device.
+`Conv1D` of transformers becomes one, too. Nothing is rounded, and the weight that a layer has is not looked at, so that it may
+be on the meta device.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear
+from gossamer.sparsity.quantization.linear_layers import become_linear, sizes
 from gossamer.sparsity.quantization.quantized_linear import InputGrid, QuantizedLinear
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -27,18 +30,20 @@ Integers = QuantizedLinear | GroupedLinear
 class FloatLayer:
     """A layer that is to be one of integers: of so many bits in groups, or of int8 throughout, its input maybe calibrated."""
 
-    layer: nn.Linear
+    layer: nn.Module
     bits_in_groups: int | None
     calibrated: bool = False
 
     def become(self) -> Integers:
         """Turns it, in place, into one whose buffers are still to be filled."""
-        return self._emptied(self.layer)
+        return self._emptied(become_linear(self.layer))
 
     def look(self) -> Integers:
         """What it will be, on the meta device."""
-        inputs, outputs, weight = self.layer.in_features, self.layer.out_features, self.layer.weight
-        like = nn.Linear(inputs, outputs, self.layer.bias is not None, device="meta", dtype=weight.dtype)
+        weight, bias = self.layer._parameters["weight"], self.layer._parameters.get("bias")
+        assert weight is not None
+        outputs, inputs = sizes(self.layer)
+        like = nn.Linear(inputs, outputs, bias is not None, device="meta", dtype=weight.dtype)
         return self._emptied(like)
 
     def _emptied(self, linear: nn.Linear) -> Integers:
@@ -61,7 +66,8 @@ def in_integers(modules: Mapping[str, nn.Module], file: Shapes) -> dict[str, Flo
     """The layers, by name, that have floats and of which a file has integers."""
     found: dict[str, FloatLayer] = {}
     for name, layer in modules.items():
-        if not isinstance(layer, nn.Linear) or layer._parameters.get("weight") is None or tensor_of(name, "weight") in file:
+        is_linear = isinstance(layer, nn.Linear) or is_transposed(layer)
+        if not is_linear or layer._parameters.get("weight") is None or tensor_of(name, "weight") in file:
             continue
         groups = file.get(tensor_of(name, "weight_groups"), ())
         if tensor_of(name, "weight_int8") in file:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.sparsity.pruning.layer_problem import LayerProblem
-from gossamer.sparsity.pruning.patterns import Pattern
+from gossamer.sparsity.pruning.patterns import Pattern, mask_of
 
 _START, _EVERY, _STEPS = 0.1, 3, 240
 _GROWTH = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1))
@@ -25,15 +25,15 @@ def admm(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
     """The pruned weight, its nonzeros refitted."""
     hessian, scale = problem.curvature.scaled, problem.curvature.scale
     values, vectors = problem.curvature.eigen
-    target = problem.target * scale
+    target = problem.target * scale.unsqueeze(-2)
     gradient = target @ hessian
     kept, dual, rho = target.clone(), torch.zeros_like(target), _START
-    mask = pattern.mask(target.square(), density)
+    mask = mask_of(pattern, target.square(), density)
     size = max(int(mask.sum()), 1)
     for step in range(1, _STEPS + 1):
-        free = ((gradient - dual + rho * kept) @ vectors / (values + rho)) @ vectors.t()
+        free = ((gradient - dual + rho * kept) @ vectors / (values.unsqueeze(-2) + rho)) @ vectors.mT
         wanted = free + dual / rho
-        new = pattern.mask(wanted.square(), density)
+        new = mask_of(pattern, wanted.square(), density)
         kept = wanted * new
         dual = dual + rho * (free - kept)
         if step % _EVERY == 0:
@@ -42,7 +42,7 @@ def admm(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
             if changed == 0:
                 break
             rho *= next(growth for share, growth in _GROWTH if changed >= share)
-    return refit(problem, kept / scale)
+    return refit(problem, kept / scale.unsqueeze(-2))
 
 
 def refit(problem: LayerProblem, pruned: Tensor, steps: int = 40, tolerance: float = 1e-5) -> Tensor:
@@ -51,19 +51,19 @@ def refit(problem: LayerProblem, pruned: Tensor, steps: int = 40, tolerance: flo
     Each row's problem is that of the columns it keeps; the scaled H has a diagonal of 1, so no preconditioner is needed.
     """
     mask = pruned != 0
-    hessian, scale = problem.curvature.scaled, problem.curvature.scale
+    hessian, scale = problem.curvature.scaled, problem.curvature.scale.unsqueeze(-2)
     target, found = problem.target * scale, pruned * scale
     residual = ((target - found) @ hessian) * mask
-    direction, power = residual.clone(), residual.square().sum(1, keepdim=True)
-    goal = tolerance**2 * target.square().sum(1, keepdim=True)
+    direction, power = residual.clone(), residual.square().sum(-1, keepdim=True)
+    goal = tolerance**2 * target.square().sum(-1, keepdim=True)
     for _ in range(steps):
         if bool((power <= goal).all()):
             break
         image = (direction @ hessian) * mask
-        curvature = (direction * image).sum(1, keepdim=True)
+        curvature = (direction * image).sum(-1, keepdim=True)
         step = torch.where(power > goal, power / curvature, 0)
         found += step * direction
         residual -= step * image
-        before, power = power, residual.square().sum(1, keepdim=True)
+        before, power = power, residual.square().sum(-1, keepdim=True)
         direction = residual + torch.where(before > 0, power / before, 0) * direction
     return found / scale

@@ -46,6 +46,8 @@ def rows_that_count(x: Tensor, tokens: Tensor | None) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     if tokens is None or x.shape[:-1].numel() != tokens.numel():
         return rows
+    if x.shape[:-1] == tokens.shape[::-1] != tokens.shape:  # tokens x batch, as attention of torch.nn has it by default
+        tokens = tokens.t()
     return rows[tokens.reshape(-1)]
 
 

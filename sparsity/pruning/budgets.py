@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.batches import Call
 from gossamer.sparsity.pruning.layer_problem import LayerProblem
 from gossamer.sparsity.pruning.layers import Layer
-from gossamer.sparsity.pruning.patterns import Pattern
+from gossamer.sparsity.pruning.patterns import Pattern, mask_of
 
 DENSITIES = tuple(round(0.02 * step, 2) for step in range(1, 51))
 """The densities that a layer may be given, before the last correction."""
@@ -40,10 +39,9 @@ class Sensitivity:
         """Measures a layer."""
         if self._output is None:
             self._output = output_of(self.call.of(self.model))
-        inverse = torch.cholesky_inverse(problem.curvature.factor).diagonal()
-        scores = problem.weight.square() / inverse
-        own = [float(scores[~self.pattern.mask(scores, density)].sum()) / (problem.power or 1) for density in DENSITIES]
-        tried = problem.weight * self.pattern.mask(scores, self.density)
+        scores = problem.weight.square() / problem.curvature.inverse_diagonal.unsqueeze(-2)
+        own = [float(scores[~mask_of(self.pattern, scores, density)].sum()) / (problem.power or 1) for density in DENSITIES]
+        tried = problem.weight * mask_of(self.pattern, scores, self.density)
         dense = layer.parameters()
         layer.write(tried, problem.bias(tried, layer.bias))
         try:

@@ -164,7 +164,7 @@ class Walk:
                 rows = layer.rows(z, pruned_call.tokens)
                 if found is None:
                     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-                    found = Moments(rows.shape[1], dtype, rows.device)
+                    found = Moments(rows.shape[-1], dtype, rows.device, rows.shape[:-2])
                 found.add(rows, rows if x is z else layer.rows(x, dense_call.tokens))
         if found is None or not found.count:
             return None

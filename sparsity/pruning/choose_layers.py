@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.calls.check_model import check_model
+from gossamer.sparsity.calls.open_attention import PROJECTIONS, is_open
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.mask import is_pruned_by_hook
+from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 
 Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
 Layers = Choice | Sequence[Choice]
@@ -23,7 +25,7 @@ Layers = Choice | Sequence[Choice]
 def chosen_layers(
     model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), tied: bool = False
 ) -> list[nn.Module]:
-    """The layers of a model with a weight that `only` takes and `skip` does not.
+    """The layers of a model with a weight (or several: attention of torch.nn) that `only` takes and `skip` does not.
 
     Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones too if they are asked for.
     OptionError where a name or pattern is no layer's.
@@ -32,7 +34,7 @@ def chosen_layers(
     taken, left = _listed(only), _listed(skip)
     types = (*kinds, *(choice for choice in taken if isinstance(choice, type)))
     modules = {plain_name(name): module for name, module in plain_model(model).named_modules()}
-    layers = {n: m for n, m in modules.items() if _is_linear(m) or (has_weight(m) and isinstance(m, types))}
+    layers = {n: m for n, m in modules.items() if _is_linear(m) or (weight_names(m) and isinstance(m, types))}
     for choice in (*taken, *left):
         if isinstance(choice, str | re.Pattern) and not any(_fits(choice, name, layer) for name, layer in layers.items()):
             wanted = choice if isinstance(choice, str) else choice.pattern
@@ -47,16 +49,41 @@ def chosen_layers(
     return [layer for name, layer in layers.items() if not any(_fits(choice, name, layer) for choice in left)]
 
 
+def weight_holders(model: nn.Module, skip: Layers = ()) -> list[nn.Module]:
+    """The modules that hold a weight of two dimensions or more, and linear layers whatever they hold instead, but those that
+    `skip` names; its functions are asked about linear layers alone."""
+    left, found = _listed(skip), []
+    for name, module in plain_model(model).named_modules():
+        held = any(p is not None and p.dim() >= 2 for p in module._parameters.values())
+        asked = [c for c in left if isinstance(c, str | re.Pattern | type) or _is_linear(module)]
+        if isinstance(module, parametrize.ParametrizationList) or any(_fits(c, plain_name(name), module) for c in asked):
+            continue
+        if held or weight_names(module) or isinstance(module, nn.Linear):
+            found.append(module)
+    return found
+
+
 def is_transposed(layer: nn.Module) -> bool:
     """Whether it is `Conv1D` of transformers: a linear layer with a weight of inputs x outputs. Known by its looks."""
     parts = {type(layer).__name__, *(kind.__name__ for kind in type(layer).__mro__)}
     return "Conv1D" in parts and hasattr(layer, "nf") and has_weight(layer) and layer.weight.dim() == 2  # type: ignore[operator]
 
 
+def weight_names(layer: nn.Module) -> tuple[str, ...]:
+    """The names of a layer's weights: one, or what stands in front of attention of torch.nn while nothing has opened it."""
+    if has_weight(layer):
+        return ("weight",)
+    if not isinstance(layer, nn.MultiheadAttention) or is_open(layer):
+        return ()
+    names = (f"{each}_weight" for each in ("in_proj", *PROJECTIONS))
+    return tuple(name for name in names if isinstance(getattr(layer, name, None), Tensor))
+
+
 def has_weight(layer: nn.Module) -> bool:
-    """Whether a weight of two dimensions or more is its parameter, under masks or not."""
+    """Whether a weight of two dimensions or more is its parameter, under masks or not, or computed from its parameters."""
     held = isinstance(layer._parameters.get("weight"), nn.Parameter) or parametrize.is_parametrized(layer, "weight")
-    return (held or is_pruned_by_hook(layer)) and layer.weight.dim() >= 2  # type: ignore[operator]
+    by_hook = is_pruned_by_hook(layer) or remover_of_norm(layer) is not None
+    return (held or by_hook) and layer.weight.dim() >= 2  # type: ignore[operator]
 
 
 def _is_linear(layer: nn.Module) -> bool:
@@ -66,7 +93,8 @@ def _is_linear(layer: nn.Module) -> bool:
 def _tied(model: nn.Module) -> Iterator[nn.Module]:
     """The modules whose weight another module has, too."""
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    return (module for module in model.modules() if uses[id(module._parameters.get("weight"))] > 1)
+    tied = lambda module: any(uses[id(module._parameters.get(name))] > 1 for name in weight_names(module))
+    return filter(tied, model.modules())
 
 
 def _listed(layers: Layers | None) -> tuple[Choice, ...]:

@@ -8,9 +8,11 @@ are V with few nonzeros, and c, so that V z + c is near y:
     target      U = W (cov(x, z) + damping I) H^-1        the best V without a constraint; W itself where z is x
     error       tr((V - U) H (V - U)^T) / E |y - E y|^2   what a V loses beside U, as a share of the output's variance
 
-A layer without a bias has no c, and second moments about 0 for the covariances.
+A layer without a bias has no c, and second moments about 0 for the covariances. A convolution of several groups is as many
+problems at once: its matrices have the groups in front, W [groups, outputs / groups, inputs], and H one for each.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,28 +21,31 @@ from torch import Tensor
 
 
 class Moments:
-    """Sums over calibration samples of z, x, z z^T and x z^T, in the precision of `dtype`."""
+    """Sums over calibration samples of z, x, z z^T and x z^T, in the precision of `dtype`, maybe of several groups."""
 
-    def __init__(self, features: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, features: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+        groups: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.count = 0
-        self.z_z = torch.zeros(features, features, dtype=dtype, device=device)
+        self.z_z = torch.zeros(*groups, features, features, dtype=dtype, device=device)
         self.x_z: Tensor | None = None  # while every x was its z
-        self.z = torch.zeros(features, dtype=dtype, device=device)
-        self.x = torch.zeros(features, dtype=dtype, device=device)
+        self.z = torch.zeros(*groups, features, dtype=dtype, device=device)
+        self.x = self.z.clone()
 
     def add(self, z: Tensor, x: Tensor) -> None:
-        """Adds samples, [samples, features] each; x may be z itself."""
+        """Adds samples, [samples, features] each, or [groups, samples, features]; x may be z itself."""
         same = x is z
         z = z.to(self.z)
         x = z if same else x.to(self.z)
         if not same and self.x_z is None:
             self.x_z = self.z_z.clone()
-        self.count += len(z)
-        self.z_z.addmm_(z.t(), z)
+        self.count += z.shape[-2]
+        self.z_z += z.mT @ z
         if self.x_z is not None:
-            self.x_z.addmm_(x.t(), z)
-        self.z += z.sum(0)
-        self.x += x.sum(0)
+            self.x_z += x.mT @ z
+        self.z += z.sum(-2)
+        self.x += x.sum(-2)
 
     @property
     def finite(self) -> bool:
@@ -64,25 +69,25 @@ class Curvature:
         self.means: tuple[Tensor, Tensor] | None = None
         if centred:
             mean_x, mean_z = self.means = moments.x / count, moments.z / count
-            self.plain = self.plain - torch.outer(mean_z, mean_z)
-            cross = None if cross is None else cross - torch.outer(mean_x, mean_z)
-        mean = self.plain.diagonal().mean()
+            self.plain = self.plain - _outer(mean_z, mean_z)
+            cross = None if cross is None else cross - _outer(mean_x, mean_z)
+        mean = _diagonal(self.plain).mean(-1)
         # Inputs that hardly change leave rounding alone, which need not be positive: as much is added at least.
-        rounding = 4 * torch.finfo(mean.dtype).eps * moments.z_z.diagonal().sum() / count
+        rounding = 4 * torch.finfo(mean.dtype).eps * _diagonal(moments.z_z).sum(-1) / count
         self.damping = torch.where(rounding > 0, torch.maximum(damping * mean, rounding), 1)
-        added = self.damping * torch.eye(len(self.plain), dtype=mean.dtype, device=mean.device)
+        added = _scaled_identity(self.damping, self.plain)
         self.hessian = self.plain + added
         self.cross = None if cross is None else cross + added
 
     @cached_property
     def scale(self) -> Tensor:
         """The square root of H's diagonal."""
-        return self.hessian.diagonal().sqrt()
+        return _diagonal(self.hessian).sqrt()
 
     @cached_property
     def scaled(self) -> Tensor:
         """H for inputs divided by `scale`: its diagonal is 1."""
-        return self.hessian / torch.outer(self.scale, self.scale)
+        return self.hessian / _outer(self.scale, self.scale)
 
     @cached_property
     def eigen(self) -> tuple[Tensor, Tensor]:
@@ -96,6 +101,11 @@ class Curvature:
         return _cholesky(torch.cholesky_inverse(self.factor), upper=True)
 
     @cached_property
+    def inverse_diagonal(self) -> Tensor:
+        """The diagonal of H^-1."""
+        return _diagonal(torch.cholesky_inverse(self.factor))
+
+    @cached_property
     def factor(self) -> Tensor:
         """The lower triangular L with L L^T = H."""
         return _cholesky(self.hessian)
@@ -103,21 +113,33 @@ class Curvature:
 
 def _cholesky(matrix: Tensor, *, upper: bool = False) -> Tensor:
     """The factor of a matrix that is positive but for rounding, with as much more on its diagonal as that takes."""
-    added = torch.finfo(matrix.dtype).eps ** 0.5 * matrix.diagonal().mean()
+    added = torch.finfo(matrix.dtype).eps ** 0.5 * _diagonal(matrix).mean(-1)
     for _ in range(10):
         factor, failed = torch.linalg.cholesky_ex(matrix, upper=upper)
-        if not failed:
+        if not failed.any():
             return factor
-        matrix, added = matrix + added * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device), 10 * added
+        matrix, added = matrix + _scaled_identity(added * (failed != 0), matrix), 10 * added
     return torch.linalg.cholesky(matrix, upper=upper)
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(-1) * b.unsqueeze(-2)
+
+
+def _scaled_identity(factor: Tensor, like: Tensor) -> Tensor:
+    return factor[..., None, None] * torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 @dataclass
 class LayerProblem:
     """One layer's problem, for the methods.
 
-    weight     W [outputs, inputs]
-    target     U [outputs, inputs]
+    weight     W [outputs, inputs], or with the groups in front
+    target     U, of the same shape
     power      E |y - E y|^2
     curvature  of its inputs
     """
@@ -130,21 +152,23 @@ class LayerProblem:
     @classmethod
     def of(cls, weight: Tensor, curvature: Curvature) -> "LayerProblem":
         """The problem of a weight [outputs, inputs]."""
-        weight = weight.to(curvature.hessian)
+        *groups, inputs, _ = curvature.hessian.shape
+        weight = weight.to(curvature.hessian).reshape(*groups, -1, inputs)
         target = weight
         if curvature.cross is not None:
-            target = torch.cholesky_solve((weight @ curvature.cross).t(), curvature.factor).t()
+            target = torch.cholesky_solve((weight @ curvature.cross).mT, curvature.factor).mT
         return cls(weight, target, float((weight @ curvature.plain * weight).sum()), curvature)
 
     def error(self, pruned: Tensor) -> float:
-        """What a pruned weight loses beside the target, relative to the variance of the layer's output."""
-        difference = pruned - self.target
+        """What a pruned weight [outputs, inputs] loses beside the target, relative to the variance of the layer's output."""
+        difference = pruned.reshape(self.target.shape) - self.target
         lost = float((difference @ self.curvature.hessian * difference).sum())
         return lost / self.power if self.power > 0 else lost
 
     def bias(self, pruned: Tensor, bias: Tensor | None) -> Tensor | None:
-        """The bias that goes best with a pruned weight: b + W mean(x) - V mean(z)."""
+        """The bias that goes best with a pruned weight [outputs, inputs]: b + W mean(x) - V mean(z)."""
         if self.curvature.means is None or bias is None:
             return bias
         mean_x, mean_z = self.curvature.means
-        return (bias.to(self.weight) + self.weight @ mean_x - pruned @ mean_z).to(bias)
+        moved = self.weight @ mean_x[..., None] - pruned.reshape(self.weight.shape) @ mean_z[..., None]
+        return (bias.to(self.weight) + moved.flatten()).to(bias)

@@ -3,29 +3,31 @@
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.batches import rows_that_count
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed, weight_names
 from gossamer.sparsity.pruning.mask import is_masked, is_pruned_by_hook
+from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored
+from gossamer.sparsity.pruning.unfolding import Convolution, patches
 
 
 @dataclass(eq=False)
 class Layer:
-    """A layer to be pruned, and its name in the model."""
+    """A layer to be pruned, and its name in the model; of attention of torch.nn, one of its weights."""
 
     name: str
     module: nn.Module = field(repr=False)
+    weight_name: str = "weight"
 
     @property
     def weight(self) -> Tensor:
         """[outputs, inputs], a copy for convolutions with padding in between, otherwise a view."""
-        weight = self._parameter.detach()
+        weight = self.parameter.detach()
         return weight.t() if is_transposed(self.module) else weight.flatten(1)
 
     @property
@@ -36,36 +38,32 @@ class Layer:
     def write(self, weight: Tensor, bias: Tensor | None) -> None:
         """Puts another weight [outputs, inputs] and bias into the module."""
         with torch.no_grad():
-            own = self._parameter
+            own = self.parameter
             own.copy_((weight.t() if is_transposed(self.module) else weight).reshape(own.shape))
             if bias is not None:
                 self.module.bias.copy_(bias)  # type: ignore[operator]
 
     def parameters(self, *, copy: bool = True) -> tuple[Tensor, Tensor | None]:
         """The data of the weight as the module has it, and of the bias, for `hold`."""
-        weight, bias = self._parameter.data, getattr(self.module, "bias", None)
+        weight, bias = self.parameter.data, getattr(self.module, "bias", None)
         held = bias.data if isinstance(bias, Tensor) else None
         return (weight.clone(), None if held is None else held.clone()) if copy else (weight, held)
 
     def hold(self, weight: Tensor, bias: Tensor | None) -> None:
         """Makes these the data of its parameters."""
-        self._parameter.data = weight
+        self.parameter.data = weight
         if bias is not None:
             self.module.bias.data = bias
 
     def rows(self, x: Tensor, tokens: Tensor | None) -> Tensor:
-        """What the weight is multiplied with, [samples, inputs], of the tokens that count."""
-        if isinstance(self.module, nn.Conv2d):
-            m = self.module
-            x = x if x.dim() == 4 else x[None]
-            x = x if isinstance(m.padding, str) else F.pad(x, [p for p in reversed(m.padding) for _ in (0, 1)])
-            patches = F.unfold(x, m.kernel_size, m.dilation, 0, m.stride)
-            return patches.transpose(1, 2).reshape(-1, patches.shape[1])
-        return rows_that_count(x, tokens)
+        """What the weight is multiplied with, of the tokens that count: [samples, inputs], of a convolution of several groups
+        [groups, samples, inputs]."""
+        return patches(self.module, x) if isinstance(self.module, Convolution) else rows_that_count(x, tokens)
 
     @property
-    def _parameter(self) -> nn.Parameter:
-        return self.module.weight  # type: ignore[return-value]
+    def parameter(self) -> nn.Parameter:
+        """The weight as the module has it."""
+        return getattr(self.module, self.weight_name)
 
 
 def layers_of(
@@ -76,14 +74,19 @@ def layers_of(
     for those that store their nonzeros alone, or are under masks, unless such `stored` or `masked` ones will do."""
     chosen = chosen_layers(model, only, skip, kinds)
     names = {id(module): plain_name(name) for name, module in plain_model(model).named_modules()}
-    layers = [Layer(names[id(module)], module) for module in chosen if module.weight.numel()]  # type: ignore[operator]
+    layers = [
+        Layer(names[id(module)] if weight == "weight" else f"{names[id(module)]}.{weight}".lstrip("."), module, weight)
+        for module in chosen
+        for weight in weight_names(module)
+        if getattr(module, weight).numel()
+    ]
     if not layers:
         others = sorted({type(m).__name__ for m in model.modules() if isinstance(m, nn.Linear) and not has_weight(m)})
         without = f": the weight of a {' or a '.join(others)} is no parameter"
         why = without if others else ", or none is left by `only` and `skip`"
         raise OptionError(f"there is no linear layer to prune in this model{why}")
     for layer in layers:
-        is_known = (stored and is_stored(layer.module)) or (masked and is_masked(layer.module))
+        is_known = (stored and is_stored(layer.module)) or (masked and is_masked(layer.module, layer.weight_name))
         if not is_known:
             _check(layer)
     return layers
@@ -91,22 +94,21 @@ def layers_of(
 
 def _check(layer: Layer) -> None:
     module = layer.module
-    if is_masked(module) or is_pruned_by_hook(module):
+    if is_masked(module, layer.weight_name) or is_pruned_by_hook(module, layer.weight_name):
         raise OptionError(f"'{layer.name}' has a mask: gossamer.finalize(model) makes it plain first")
-    if parametrize.is_parametrized(module, "weight"):
+    remover = remover_of_norm(module)
+    if remover is not None or parametrize.is_parametrized(module, layer.weight_name):
+        call = remover.__name__ if remover is not None else "parametrize.remove_parametrizations"
         raise OptionError(
-            f"the weight of '{layer.name}' is computed from others: parametrize.remove_parametrizations(layer, 'weight') of "
-            "torch.nn.utils makes it plain first"
+            f"the weight of '{layer.name}' is computed from others: {call}(layer, '{layer.weight_name}') of torch.nn.utils "
+            "makes it plain first, or `skip` it"
         )
     if is_stored(module):
         raise OptionError(f"'{layer.name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
-    weight = layer._parameter
+    weight = layer.parameter
     if weight.is_meta or not weight.is_floating_point():
         raise OptionError(f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}: nothing can be computed with it")
-    plain = isinstance(module, nn.Linear) or is_transposed(module)
-    if isinstance(module, nn.Conv2d):
-        plain = module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    if not plain:
+    if not (isinstance(module, nn.Linear | nn.MultiheadAttention | Convolution) or is_transposed(module)):
         raise OptionError(
-            f"'{layer.name}' is a {type(module).__name__}: linear layers and Conv2d of one group, zeros around, can be pruned"
+            f"'{layer.name}' is a {type(module).__name__}: linear layers, Conv1d, Conv2d and Conv3d can be pruned; `skip` it"
         )

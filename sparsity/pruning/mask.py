@@ -27,9 +27,9 @@ def is_mask(parametrization: nn.Module) -> bool:
     return kind is Mask or (kind.__name__ == "FakeSparsity" and kind.__module__.startswith("torch.ao.pruning"))
 
 
-def is_masked(layer: nn.Module) -> bool:
+def is_masked(layer: nn.Module, name: str = "weight") -> bool:
     """Whether there are masks between the parameter and the weight of a layer, and nothing else."""
-    return parametrize.is_parametrized(layer, "weight") and all(map(is_mask, layer.parametrizations["weight"].children()))  # type: ignore[index, union-attr]
+    return parametrize.is_parametrized(layer, name) and all(map(is_mask, layer.parametrizations[name].children()))  # type: ignore[index, union-attr]
 
 
 def has_mask(module: nn.Module) -> bool:
@@ -69,24 +69,24 @@ def _pruning_hooks(module: nn.Module) -> dict[int, str]:
     return {number: hook._tensor_name for number, hook in hooks if isinstance(hook, prune.BasePruningMethod)}
 
 
-def original_of(layer: nn.Module) -> Tensor:
+def original_of(layer: nn.Module, name: str = "weight") -> Tensor:
     """The parameter of a weight, under masks or not."""
-    if not parametrize.is_parametrized(layer, "weight"):
-        return layer.weight  # type: ignore[return-value]
-    original: Tensor = layer.parametrizations["weight"].original  # type: ignore[index, union-attr]
+    if not parametrize.is_parametrized(layer, name):
+        return getattr(layer, name)
+    original: Tensor = layer.parametrizations[name].original  # type: ignore[index, union-attr]
     return original
 
 
-def kept_by_masks(layer: nn.Module) -> Tensor:
+def kept_by_masks(layer: nn.Module, name: str = "weight") -> Tensor:
     """Where the masks of a weight are not zero."""
-    kept, *others = (each.mask != 0 for each in layer.parametrizations["weight"].children())  # type: ignore[index, union-attr]
+    kept, *others = (each.mask != 0 for each in layer.parametrizations[name].children())  # type: ignore[index, union-attr]
     for mask in others:
         kept = kept & mask
     return kept
 
 
-def make_plain(layer: nn.Module) -> None:
+def make_plain(layer: nn.Module, name: str = "weight") -> None:
     """Multiplies the parametrizations of a weight into it: a plain parameter, the same object, in front of a bias as before."""
-    parametrize.remove_parametrizations(layer, "weight")
+    parametrize.remove_parametrizations(layer, name)
     parameters = layer._parameters
-    layer._parameters = {"weight": parameters["weight"], **parameters}
+    layer._parameters = {name: parameters[name], **parameters}

@@ -14,7 +14,7 @@ from torch import Tensor
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.admm import admm, refit
 from gossamer.sparsity.pruning.layer_problem import LayerProblem
-from gossamer.sparsity.pruning.patterns import EqualRows, Pattern, Unstructured
+from gossamer.sparsity.pruning.patterns import EqualRows, Pattern, Unstructured, mask_of
 from gossamer.sparsity.pruning.sparsegpt import sparsegpt
 
 Method = Callable[[LayerProblem, Pattern, float], Tensor]
@@ -22,13 +22,13 @@ Method = Callable[[LayerProblem, Pattern, float], Tensor]
 
 def magnitude(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
     """The largest weights as they are; needs no data."""
-    return problem.weight * pattern.mask(problem.weight.square(), density)
+    return problem.weight * mask_of(pattern, problem.weight.square(), density)
 
 
 def wanda(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
     """The weights as they are, with the largest |w_ij| |z_j|; without a pattern, equally many in each row, as in the paper."""
     rows = EqualRows() if isinstance(pattern, Unstructured) else pattern
-    return problem.weight * rows.mask((problem.weight * problem.curvature.scale).square(), density)
+    return problem.weight * mask_of(rows, (problem.weight * problem.curvature.scale.unsqueeze(-2)).square(), density)
 
 
 def best(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:

@@ -151,6 +151,11 @@ def pattern_of(name: str) -> Pattern:
     )
 
 
+def mask_of(pattern: Pattern, scores: Tensor, density: float) -> Tensor:
+    """A pattern's mask for scores [outputs, inputs], or [groups, outputs / groups, inputs], which it takes for one matrix."""
+    return pattern.mask(scores.flatten(0, -2), density).view(scores.shape)
+
+
 def kept_of(elements: int, density: float) -> int:
     """How many of so many elements a density keeps: at least one, unless it is 0."""
     return min(elements, max(round(density * elements), 1 if density > 0 else 0))

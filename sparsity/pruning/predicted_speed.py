@@ -12,6 +12,7 @@ from gossamer.runtime.elements import FLOATS
 from gossamer.runtime.target import host
 from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.patterns import NM, VNM, Block, EqualRows, Pattern
+from gossamer.sparsity.pruning.unfolding import is_depthwise
 
 
 @lru_cache(maxsize=4096)
@@ -28,10 +29,12 @@ def _prediction(shape: tuple[int, int], dtype: torch.dtype, pattern: Pattern, de
 
 
 def microseconds(layer: Layer, pattern: Pattern, density: float, tokens: int) -> tuple[float, float]:
-    """Of a call for so many tokens: dense, and as it will run, sparse where that is faster. 0 for types without kernels."""
+    """Of a call for so many tokens: dense, and as it will run, sparse where that is faster (depthwise convolutions are dense).
+    0 for types without kernels."""
     weight = layer.weight
     if weight.dtype not in FLOATS:
         return 0.0, 0.0
     found = _prediction((weight.shape[0], weight.shape[1]), weight.dtype, pattern, round(density, 4), tokens)
-    sparse = found.sparse_us if density < 1 and found.by_schedule else found.dense_us
+    is_sparse = density < 1 and found.by_schedule and not is_depthwise(layer.module)
+    sparse = found.sparse_us if is_sparse else found.dense_us
     return found.dense_us, min(sparse, found.dense_us)

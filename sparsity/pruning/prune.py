@@ -1,6 +1,7 @@
 """`gossamer.prune`: a dense model becomes a sparse one, calibrated on data, without training."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import check_least, check_positive, check_share
+from gossamer.sparsity.calls.check_model import check_model
+from gossamer.sparsity.calls.open_attention import is_open
 from gossamer.sparsity.calls.plain_model import called_openly, evaluating, plain_model
 from gossamer.sparsity.pruning.batches import Call, calls_of
 from gossamer.sparsity.pruning.budgets import DENSITIES, Sensitivity, allocate, scaled_to
 from gossamer.sparsity.pruning.calibrate import Walk
-from gossamer.sparsity.pruning.choose_layers import Layers
+from gossamer.sparsity.pruning.choose_layers import Layers, weight_holders
 from gossamer.sparsity.pruning.layer_problem import LayerProblem
 from gossamer.sparsity.pruning.layers import Layer, layers_of
 from gossamer.sparsity.pruning.methods import method_of
@@ -60,15 +63,18 @@ def prune(
       method      "best" (of SparseGPT and ADMM, by error), "admm", "sparsegpt", "wanda", "magnitude"
       budget      "uniform": all layers equally sparse; "sensitivity": those more dense whose error the output shows more.
                   `latency` and `loss` imply it
-      only, skip  which layers, as for `sparsify`; `only=nn.Conv2d` takes convolutions
+      only, skip  which layers, as for `sparsify`; `only=nn.Conv2d` takes convolutions (Conv1d and Conv3d,
+                  too, of any groups and padding)
       damping     added to the diagonal of each Hessian, as a share of its mean
       sequential  False calibrates on the dense model's activations instead
       resume      a folder that keeps what is done: the same call with the same folder goes on where it was broken off, with
                   the model as it was before or as it was left
 
     Returns a report that can be printed. `torch.compile(model, backend="sparse")` finds the zeros. Layers that the data do not
-    reach stay dense, which the report says, and so do those of nn.MultiheadAttention. OptionError for what makes no sense,
-    before anything is changed; for data that make NaN or infinity within the model, when the blocks before that are pruned.
+    reach stay dense, which the report says, as it counts what else of the model has weights. The projections of
+    nn.MultiheadAttention are layers called `q_proj`, `k_proj`, `v_proj` (parts of its `in_proj_weight`) and `out_proj`.
+    OptionError for what makes no sense, before anything is changed; for data that make NaN or infinity within the model, when
+    the blocks before that are pruned.
     Sources: SparseGPT (2023), Wanda (2023), ALPS (2024); see the files of this folder.
     """
     wanted, solve = pattern_of(pattern), method_of(method)
@@ -77,51 +83,57 @@ def prune(
         raise OptionError(f"budget is '{budget}', must be 'uniform' or 'sensitivity'")
     check_least("damping", damping, 0)
     check_least("tokens", tokens, 1, integer=True)
-    layers, calls = layers_of(model, only, skip), calls_of(model, data)
+    check_model(model)
     model = plain_model(model)
-    settings = {
-        "layers": [(layer.name, *layer.weight.shape) for layer in layers], "batches": len(calls), "pattern": pattern,
-        "sparsity": sparsity, "latency": latency, "loss": loss, "method": method, "budget": budget, "damping": damping,
-        "sequential": sequential,
-    }  # fmt: skip
-    kept = ProgressFile(resume, settings) if resume is not None else None
-    if kept is not None:
-        kept.start_again(layers)
-    report, console = PruningReport(tokens), Console(stderr=True)
-    bars = Progress(console=console, transient=True, disable=not console.is_terminal)
-    with evaluating(model), called_openly(model), bars as bar:
+    with evaluating(model), called_openly(model):
+        layers, calls = layers_of(model, only, skip), calls_of(model, data)
+        for layer in layers:
+            if isinstance(layer.module, nn.MultiheadAttention):
+                raise OptionError(
+                    f"'{layer.name}' is of attention with a `forward` of its own, which reads it itself: `skip` it"
+                )
+            if not bool(layer.weight.isfinite().all()):
+                raise OptionError(f"the weight of '{layer.name}' has a NaN or an infinity: repair it, or `skip` the layer")
+        settings = {
+            "layers": [(layer.name, *layer.weight.shape) for layer in layers], "batches": len(calls), "pattern": pattern,
+            "sparsity": sparsity, "latency": latency, "loss": loss, "method": method, "budget": budget, "damping": damping,
+            "sequential": sequential,
+        }  # fmt: skip
+        kept = ProgressFile(resume, settings) if resume is not None else None
+        if kept is not None:
+            kept.start_again(layers)
+        report, console = PruningReport(tokens), Console(stderr=True)
         walk = Walk(model, layers, calls, damping=damping, sequential=sequential)
         densities = dict.fromkeys(layers, share)
-        if wanted.density is None and (budget == "sensitivity" or latency is not None or loss is not None):
-            task = bar.add_task("layers measured", total=len(layers))
-            densities = _budget(model, layers, calls, wanted, share, damping, latency, loss, tokens, lambda: bar.advance(task))
-        task = bar.add_task("layers pruned", total=len(layers))
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            if wanted.density is None and (budget == "sensitivity" or latency is not None or loss is not None):
+                task = bar.add_task("layers measured", total=len(layers))
+                measured = lambda: bar.advance(task)
+                densities = _budget(model, layers, calls, wanted, share, damping, latency, loss, tokens, measured)
+            task = bar.add_task("layers pruned", total=len(layers))
 
-        def visit(layer: Layer, problem: LayerProblem) -> Tensor | None:
-            density = densities[layer]
-            found = problem.weight if density >= 1 else solve(problem, wanted, density)
-            found = found.to(layer.weight.dtype)
-            line = _line(layer, found, problem.error(found.to(problem.weight)), wanted, tokens)
-            report.layers.append(line)
-            if kept is not None:
-                bias = layer.bias
-                after, before = problem.bias(found.to(problem.weight), bias), None if bias is None else bias.clone()
-                kept.add(layer.name, Done(found, after, vars(line), layer.weight.clone(), before))
-            bar.advance(task)
-            return found
+            def visit(layer: Layer, problem: LayerProblem) -> Tensor | None:
+                density = densities[layer]
+                found = problem.weight if density >= 1 else solve(problem, wanted, density)
+                found = found.to(layer.weight.dtype).reshape(layer.weight.shape)
+                line = _line(layer, found, problem.error(found.to(problem.weight)), wanted, tokens)
+                report.layers.append(line)
+                if kept is not None:
+                    bias = layer.bias
+                    after, before = problem.bias(found.to(problem.weight), bias), None if bias is None else bias.clone()
+                    kept.add(layer.name, Done(found, after, vars(line), layer.weight.clone(), before))
+                bar.advance(task)
+                return found
 
-        walk.run(visit, kept.write if kept is not None else lambda: None, kept.done if kept is not None else {})
+            walk.run(visit, kept.write if kept is not None else lambda: None, kept.done if kept is not None else {})
         done = {line.name for line in report.layers}
         if kept is not None:
             before = [PrunedLayer(**kept.done[layer.name].line) for layer in layers if layer.name in kept.done.keys() - done]
             report.layers[:0] = before
-    done = {line.name for line in report.layers}
-    for layer in layers:
-        if layer.name not in done:
-            dense_us, _ = microseconds(layer, wanted, 1, tokens)
-            held = isinstance(layer.module, NonDynamicallyQuantizableLinear)
-            note = f"left dense, {'its attention reads the weight itself' if held else 'the data do not reach it'}"
-            report.layers.append(PrunedLayer(layer.name, tuple(layer.weight.shape), 1, 0, dense_us, dense_us, note))
+        pruned = {layer.module for layer in layers}
+        others = [each for each in weight_holders(model) if each not in pruned and not is_open(each)]
+        report.left = dict(Counter(type(each).__name__ for each in others))
+        report.layers += _left_dense(layers, {line.name for line in report.layers}, wanted, tokens)
     return report
 
 
@@ -167,6 +179,16 @@ def _budget(
     if latency is None and loss is None:
         densities = scaled_to(densities, share)
     return {layer: densities.get(layer, 1.0) for layer in layers}
+
+
+def _left_dense(layers: list[Layer], done: set[str], pattern: Pattern, tokens: int) -> list[PrunedLayer]:
+    lines = []
+    for layer in (each for each in layers if each.name not in done):
+        dense_us, _ = microseconds(layer, pattern, 1, tokens)
+        held = isinstance(layer.module, NonDynamicallyQuantizableLinear)
+        note = f"left dense, {'its attention reads the weight itself' if held else 'the data do not reach it'}"
+        lines.append(PrunedLayer(layer.name, tuple(layer.weight.shape), 1, 0, dense_us, dense_us, note))
+    return lines
 
 
 def _line(layer: Layer, weight: Tensor, error: float, pattern: Pattern, tokens: int) -> PrunedLayer:

@@ -30,10 +30,14 @@ class PrunedLayer:
 
 @dataclass
 class PruningReport:
-    """The layers in the order in which they were pruned. `print` shows a table."""
+    """The layers in the order in which they were pruned. `print` shows a table.
+
+    left  how many modules of each kind hold weights that are none of these layers'
+    """
 
     tokens: int
     layers: list[PrunedLayer] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
 
     @property
     def sparsity(self) -> float:
@@ -64,5 +68,7 @@ class PruningReport:
                 f"{each.error:.4f}", gain,
             )  # fmt: skip
         console.print(table)
+        if self.left:
+            console.print(f"left as they were: {', '.join(f'{count} {kind}' for kind, count in self.left.items())}")
         text = console.file.getvalue()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in text.strip().splitlines())

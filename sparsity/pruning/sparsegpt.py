@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.sparsity.pruning.layer_problem import LayerProblem
-from gossamer.sparsity.pruning.patterns import Pattern
+from gossamer.sparsity.pruning.patterns import Pattern, mask_of
 
 _COLUMNS = 64
 
@@ -20,14 +20,15 @@ def sparsegpt(problem: LayerProblem, pattern: Pattern, density: float, columns: 
     weight = problem.target.clone()
     step = max(columns // pattern.columns, 1) * pattern.columns
     factor = problem.curvature.inverse_factor
-    for start in range(0, weight.shape[1], step):
-        stop = min(start + step, weight.shape[1])
-        block, own = weight[:, start:stop], factor[start:stop, start:stop]
-        mask = pattern.mask(block.square() / own.diagonal().square(), density)
+    for start in range(0, weight.shape[-1], step):
+        stop = min(start + step, weight.shape[-1])
+        block, own = weight[..., start:stop], factor[..., start:stop, start:stop]
+        pivots = own.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+        mask = mask_of(pattern, block.square() / pivots.square(), density)
         errors = torch.zeros_like(block)
         for i in range(stop - start):
-            errors[:, i] = torch.where(mask[:, i], 0, block[:, i] / own[i, i])
-            block[:, i:] -= torch.outer(errors[:, i], own[i, i:])
+            errors[..., i] = torch.where(mask[..., i], 0, block[..., i] / pivots[..., i])
+            block[..., i:] -= errors[..., i, None] * own[..., None, i, i:]
         block *= mask  # what was dropped is 0 but for rounding
-        weight[:, stop:] -= errors @ factor[start:stop, stop:]
+        weight[..., stop:] -= errors @ factor[..., start:stop, stop:]
     return weight

@@ -48,7 +48,7 @@ def chain_of_blocks(model: nn.Module, layers: Sequence[Layer], call: Call) -> li
 
     Besides their first argument all blocks must be given the same. Found out by one call of the model.
     """
-    wanted = {id(layer.module): layer.module.weight.numel() for layer in layers}  # type: ignore[operator]
+    wanted = {id(layer.module): layer.parameter.numel() for layer in layers}
     candidates = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1]
     held = {id(m): sum(wanted.get(id(inner), 0) for inner in m.modules()) for m in candidates}
     for each in sorted(candidates, key=lambda m: -held[id(m)]):

@@ -116,7 +116,7 @@ class _Watch:
 
     def _see(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self.call is not None
-        x: Tensor = args[0] if args else kwargs["input"]
+        x: Tensor = args[0] if args else next(iter(kwargs.values()))
         number = 0 if self._last is None else self._last[2] + 1
         if self._last is None or self._last[0] is not x or self._last[1] != x._version:
             rows = rows_that_count(x, self.call.tokens)

@@ -1,5 +1,7 @@
 """`gossamer.quantize`: the sparse linear layers of a model in int8, or in groups of 4- or 8-bit integers."""
 
+import warnings
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
@@ -9,12 +11,16 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
+from gossamer.sparsity.calls.check_model import check_model
+from gossamer.sparsity.calls.plain_model import plain_model, plain_name
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, weight_holders
 from gossamer.sparsity.pruning.mask import parametrize_pruned
+from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
 from gossamer.sparsity.quantization.aware_linear import QuantizationAwareLinear
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, check_columns
 from gossamer.sparsity.quantization.input_grids import input_grids
+from gossamer.sparsity.quantization.linear_layers import become_linear, sizes, why_not_linear
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -49,10 +55,13 @@ def quantize(
       those of the least squared error over the batches (Nagel et al., 2021); what lies beyond is clipped. For who wants fixed
       ranges, as other static quantizers have them: kernels find the scale of a token in passing, so that this is not faster.
       A few hundred samples are enough; layers that they do not reach are as without.
-    - Without `only`, the layers that have a tenth of zeros or more; `only`, `skip` as for `sparsify`. Masks are multiplied in.
-    - A layer stays the same object and an nn.Linear (`QuantizedLinear`): `weight_int8` and `weight_scale` are buffers, `weight`
-      is computed from them and has no gradient; that of the input goes straight through. A token with a NaN or an infinity
-      gives NaN.
+    - Without `only`, the layers that have a tenth of zeros or more; `only`, `skip` as for `sparsify`. Masks are multiplied in,
+      and so is what else computes a weight. A warning says how many layers of which kinds stay floats although they are pruned,
+      or asked for, and why: convolutions, nn.MultiheadAttention, which reads its weights itself, tied weights, and subclasses
+      of nn.Linear that compute something else.
+    - A layer stays the same object and is an nn.Linear then (`QuantizedLinear`), `Conv1D` of transformers, too: `weight_int8`
+      and `weight_scale` are buffers, `weight` is computed from them and has no gradient; that of the input goes straight
+      through. A token with a NaN or an infinity gives NaN.
     - `aware=True` keeps the weights floats and rounds them, and the inputs, at every call as they will be, so that the model
       can be trained for it (`distill`, `GradualMasks` or `train_sparse`, begun after this, hold its zeros): see
       `QuantizationAwareLinear`. `quantize(model)` again makes them int8.
@@ -62,6 +71,11 @@ def quantize(
     OptionError if a name or pattern is no layer's, for other weights and groups, or for data that are none or not finite;
     GossamerError for a weight that is not finite, or has too many columns for groups, before anything is changed.
     """
+    check_model(model)
+    if on_meta := next((name for name, parameter in model.named_parameters() if parameter.is_meta), None):
+        raise OptionError(
+            f"'{plain_name(on_meta)}' is on the meta device: gossamer.load fills it, and makes layers as its file has them"
+        )
     if weights not in _BITS:
         raise OptionError(f"weights={weights!r} are not known, there are 'int8' and 'int4'")
     grouped = group is not None or weights == "int4"
@@ -72,28 +86,49 @@ def quantize(
     if data is not None and (grouped or aware):
         what = "inputs of groups stay floats" if grouped else "aware=True finds a scale for each token"
         raise OptionError(f"{what}: leave out data")
-    layers = [
-        layer
-        for layer in chosen_layers(model, only, skip)
-        if isinstance(layer, nn.Linear) and (only is not None or is_stored(layer) or is_sparse(layer.weight.detach()))
-    ]
+    chosen = [layer for layer in chosen_layers(model, only, skip) if only is not None or _is_pruned(layer)]
+    layers = [layer for layer in chosen if not why_not_linear(layer)]
+    names = {module: plain_name(name) for name, module in plain_model(model).named_modules()}
     for layer in layers:
-        check_finite(layer.weight.values() if is_stored(layer) else layer.weight)
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        check_finite(weight.values() if is_stored(layer) else weight, f"the weight of '{names[layer]}',")
         if grouped:
-            check_columns(layer.in_features)
+            check_columns(sizes(layer)[1])
+    _warn_of_others(model, chosen, layers, only, skip)
     grids = input_grids(model, layers, data) if data is not None else {}
     for layer in layers:
         make_dense(layer)
         parametrize_pruned(layer)
         if parametrize.is_parametrized(layer, "weight"):
             parametrize.remove_parametrizations(layer, "weight")
+        if remove := remover_of_norm(layer):
+            remove(layer)
+        linear = become_linear(layer)
         if aware:
-            QuantizationAwareLinear.of(layer)
+            QuantizationAwareLinear.of(linear)
         elif grouped:
-            GroupedLinear.of(layer, _BITS[weights])
+            GroupedLinear.of(linear, _BITS[weights])
         else:
-            QuantizedLinear.of(layer, grids.get(layer))
+            QuantizedLinear.of(linear, grids.get(layer))
     return model
+
+
+def _warn_of_others(
+    model: nn.Module, chosen: list[nn.Module], layers: list[nn.Module], only: Layers | None, skip: Layers
+) -> None:
+    """Says which layers stay floats, by kind, of those that were asked for, or are pruned."""
+    left = [each for each in weight_holders(model, skip) if _is_pruned(each)] if only is None else chosen
+    whys = Counter((type(each).__name__, why_not_linear(each) or "shares its weight") for each in left if each not in layers)
+    if whys:
+        kinds = "; ".join(f"{count} {kind} ({why})" for (kind, why), count in whys.items())
+        warnings.warn(f"gossamer.quantize leaves as floats: {kinds}", stacklevel=4)
+
+
+def _is_pruned(module: nn.Module) -> bool:
+    """Whether a module has weights with enough zeros to be quantized without having been asked for."""
+    if has_weight(module):
+        return is_stored(module) or is_sparse(module.weight.detach())  # type: ignore[operator]
+    return any(p is not None and p.dim() >= 2 and is_sparse(p) for p in module._parameters.values())
 
 
 def is_sparse(weight: Tensor) -> bool:

@@ -133,10 +133,10 @@ def tokens_on_grid(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows * (1 / step)).round().to(torch.int8), step
 
 
-def check_finite(weight: Tensor) -> None:
-    """GossamerError for a matrix that int8 cannot hold."""
+def check_finite(weight: Tensor, what: str = "a weight") -> None:
+    """GossamerError for a matrix that integers cannot hold."""
     if not bool(weight.isfinite().all()):
-        raise GossamerError(f"a weight of shape {tuple(weight.shape)} has a NaN or an infinity, which int8 cannot hold")
+        raise GossamerError(f"{what} of shape {tuple(weight.shape)} has a NaN or an infinity, which integers cannot hold")
 
 
 def dequantized(values: Tensor, scale: Tensor) -> Tensor:

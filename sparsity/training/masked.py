@@ -24,6 +24,7 @@ class Masked:
     module: nn.Module
     parameter: nn.Parameter
     mask: Tensor
+    weight_name: str = "weight"
     first: float = 0.0
     squares: Tensor | None = None
     dense: Tensor | None = None

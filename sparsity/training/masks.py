@@ -30,12 +30,12 @@ class Masks:
     """Masks by a recipe. `advance` makes them anew where it is time, `apply` puts them on the weights.
 
     together  what sums a tensor over all processes that train the model, so that masks stay in step; stored weights know it
-    kept      what masks of modules have kept so far, instead of what is not zero
+    kept      what masks of layers have kept so far, by name, instead of what is not zero
     """
 
     def __init__(
         self, layers: Sequence[Layer | ShardedWeight | StoredWeight], recipe: Recipe, seed: int = 0,
-        together: Callable[[Tensor], Any] | None = None, kept: Mapping[nn.Module, Tensor] = MappingProxyType({}),
+        together: Callable[[Tensor], Any] | None = None, kept: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.recipe, self.together, self._kept = recipe, together, kept
         self.generator = torch.Generator().manual_seed(seed)
@@ -43,11 +43,13 @@ class Masks:
         self.foresight = Foresight(recipe, self.layers, self._densities)
 
     def _masked(self, layer: Layer | ShardedWeight) -> Masked:
-        weight: nn.Parameter = layer.module.weight  # type: ignore[assignment]
         sparsifier = self.recipe.sparsifier
-        kept = self._kept.get(layer.module)
-        mask = nonzero_mask(weight) if kept is None else kept
-        masked = layer if isinstance(layer, ShardedWeight) else Masked(layer.name, layer.module, weight, mask)
+        if isinstance(layer, ShardedWeight):
+            masked: Masked = layer
+        else:
+            kept = self._kept.get(layer.name)
+            mask = nonzero_mask(layer.parameter) if kept is None else kept
+            masked = Masked(layer.name, layer.module, layer.parameter, mask, layer.weight_name)
         if sparsifier.pruned != "stay" or sparsifier.grows or not count_nonzeros(masked.mask):
             masked.mask = torch.ones_like(masked.mask)
         masked.first = 1 - masked.density
@@ -56,8 +58,8 @@ class Masks:
                 raise OptionError(f"'{layer.name}' is a {type(layer.module).__name__}: Bi-Mask is for linear layers, `skip` it")
             masked.back = BackwardMask(layer.module, self.recipe.rule)  # type: ignore[arg-type]
         if sparsifier.is_latent:
-            masked.latent = LatentWeight(weight.detach(), sparsifier.pruned == "train")
-            parametrize.register_parametrization(layer.module, "weight", masked.latent)
+            masked.latent = LatentWeight(masked.parameter.detach(), sparsifier.pruned == "train")
+            parametrize.register_parametrization(layer.module, masked.weight_name, masked.latent)
         return masked
 
     @torch.no_grad()
@@ -193,7 +195,7 @@ class Masks:
             if layer.latent is not None:
                 with torch.no_grad():
                     layer.latent.factor.copy_(layer.mask)
-                make_plain(layer.module)
+                make_plain(layer.module, layer.weight_name)
             else:
                 with torch.no_grad():
                     layer.set_to_zero()

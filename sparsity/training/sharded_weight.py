@@ -20,8 +20,8 @@ class ShardedWeight(Masked):
     parameter: DTensor  # type: ignore[assignment]
     _part: DTensor
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        self.parameter: DTensor = module._parameters["weight"]  # type: ignore[assignment]
+    def __init__(self, name: str, module: nn.Module, parameter: DTensor) -> None:
+        self.parameter = parameter
         kept = nonzero_mask(self.whole(self.parameter.detach()))
         super().__init__(name, module, self.parameter, kept)  # type: ignore[arg-type]
 

@@ -43,7 +43,7 @@ def train_sparse(
     recipe   "fixed", "one-shot", "gradual", "random", "set", "rigl", "sr-ste", "mask-decay", "progressive-gradient-flow",
              "structure-decay", "step", "bi-mask", "soft" with its `options` and the `steps` that training takes in all (see
              gossamer/sparsity/training/recipes.py for papers and defaults), or a `Recipe`
-    only, skip  which layers, as for `sparsify`; without `only` all linear ones and Conv2d of one group
+    only, skip  which layers, as for `sparsify`; without `only` all linear ones, Conv2d and nn.MultiheadAttention
     seed     of what is random; the same on all processes
     store    whether linear layers store their nonzeros alone until `detach`, from when half of all elements are zeros
 
@@ -89,17 +89,17 @@ class SparseTraining:
             group = model.process_group
             model, together = model.module, lambda tensor: dist.all_reduce(tensor, group=group)
         keeps_zeros = recipe.sparsifier.saliency == "zeros"
-        layers = layers_of(model, only, skip, (nn.Conv2d,), stored=True, masked=keeps_zeros)
+        layers = layers_of(model, only, skip, (nn.Conv2d, nn.MultiheadAttention), stored=True, masked=keeps_zeros)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = lambda weight: id(weight) in held and weight.requires_grad
-        if missing := [layer.name for layer in layers if not trained(original_of(layer.module))]:
+        if missing := [layer.name for layer in layers if not trained(original_of(layer.module, layer.weight_name))]:
             raise OptionError(
                 f"the optimizer does not train {', '.join(missing)}: give it these weights (with requires_grad), or `skip` them"
             )
         self.optimizer, self.recipe, self.step = optimizer, recipe, 0
-        kept = {layer.module: _take_masks(layer.module) for layer in layers if is_masked(layer.module)}
+        kept = {layer.name: _take_masks(layer) for layer in layers if is_masked(layer.module, layer.weight_name)}
         between = recipe.sparsifier.frozen_variance
-        weights: list[Tensor] = [layer.module.weight for layer in layers]  # type: ignore[misc]
+        weights: list[Tensor] = [layer.parameter for layer in layers]
         self._variance = FrozenVariance(optimizer, weights, *between) if between is not None else None
         known = [_stored(each, optimizer, recipe) or _sharded(each, recipe) or each for each in layers]
         self.masks = Masks(known, recipe, seed, together, kept)
@@ -267,20 +267,20 @@ class SparseTraining:
 
 def _sharded(layer: Layer, recipe: Recipe) -> ShardedWeight | None:
     """The layer as one whose weight is in parts, if it is one. OptionError for a recipe that would change the module."""
-    if not isinstance(layer.module._parameters.get("weight"), DTensor):
+    if not isinstance(layer.parameter, DTensor):
         return None
     if recipe.sparsifier.is_latent:
         raise OptionError(
             f"the weight of '{layer.name}' is a DTensor, a part of it on each process, and this recipe needs a parametrization "
             'on it: take "fixed", "one-shot", "gradual", "random", "set", "rigl" or "soft"'
         )
-    return ShardedWeight(layer.name, layer.module)
+    return ShardedWeight(layer.name, layer.module, layer.parameter)
 
 
-def _take_masks(module: nn.Module) -> Tensor:
+def _take_masks(layer: Layer) -> Tensor:
     """Makes a weight under masks a plain one, and returns what they keep."""
-    kept = kept_by_masks(module)
-    make_plain(module)
+    kept = kept_by_masks(layer.module, layer.weight_name)
+    make_plain(layer.module, layer.weight_name)
     return kept
 
 

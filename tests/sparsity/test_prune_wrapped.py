@@ -258,8 +258,7 @@ def test_padded_batches_of_torchs_encoder() -> None:
     model, padding = Padded(), torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
     report = gossamer.prune(model, [(torch.randn(2, 7, 32), padding)] * 2, 0.5)
     assert model.encoder.use_nested_tensor
-    assert [line.name[-8:] for line in report.layers if "reads the weight itself" in line.note] == ["out_proj"] * 2
-    assert sum(not line.note for line in report.layers) == 5
+    assert len(report.layers) == 13 and not any(line.note for line in report.layers)
 
 
 def hooked(model: nn.Module) -> nn.Module:
