@@ -12,6 +12,8 @@ line, two of 4 bits a byte, the first in its lower half; then, in as many lines 
 for each group of a row, stored or not, least significant first, in whole bytes for each row; zeros up to the last line's end.
 """
 
+from itertools import product
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,8 +22,12 @@ from gossamer.dialects.errors import FormatError
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime.group_scales import scaled
 from gossamer.runtime.operations import LIBRARY
+from gossamer.runtime.packers.nonzeros import nonzero_mask
 
 _SCALES = {16: torch.bfloat16, 32: torch.float32}
+
+_MOST = 0.9
+"""Share of groups that are stored up to which it is worth asking what they are."""
 
 
 def encoded(packing: Groups, elements: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,6 +56,21 @@ def decoded(packing: Groups, scales: Tensor, values: Tensor) -> Tensor:
     if packing.bits == 4:
         integers = torch.stack([(integers << 4) >> 4, integers >> 4], 1).view(-1, packing.COLUMNS)
     return _floats(integers, scales.view(_SCALES[packing.scale])).flatten()
+
+
+def fitting(matrix: Tensor) -> tuple[int, int] | None:
+    """The bits of the integers, and of the scales, that store the groups of a float32 matrix along its rows, as few as can be.
+
+    None for groups that are none, and where less than a tenth of them are zeros.
+    """
+    groups = F.pad(matrix, (0, -matrix.shape[1] % Groups.COLUMNS)).reshape(-1, Groups.COLUMNS)
+    stored = groups[nonzero_mask(groups).any(1)]
+    if len(stored) > _MOST * len(groups):
+        return None
+    for bits, (scale, dtype) in product((4, 8), _SCALES.items()):
+        if scaled(stored, bits, dtype) is not None:
+            return bits, scale
+    return None
 
 
 def _floats(integers: Tensor, scale: Tensor) -> Tensor:

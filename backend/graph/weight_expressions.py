@@ -16,7 +16,7 @@ from torch import fx
 
 from gossamer.backend.graph.expressions import content_key, cut, evaluated
 from gossamer.backend.graph.zero_pattern import Pattern
-from gossamer.runtime.grouped_values import dense_groups
+from gossamer.runtime.grouped_values import dense_groups, fitting
 from gossamer.runtime.weight_store import only_reading
 
 aten = torch.ops.aten
@@ -92,16 +92,22 @@ def weight_behind(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) ->
     shape = (value.shape[0], value.shape[1])
     return Weight(
         leaves, main, evaluate, transposed, content_key(evaluate, types), shape, value.dtype, value.device, Pattern.of(value),
-        _groups(node),
+        _groups(node, values, value),
     )  # fmt: skip
 
 
-def _groups(made: Any) -> tuple[int, int] | None:
-    """See `Weight.groups`; of a matrix that this node computes."""
+def _groups(made: Any, leaves: Sequence[torch.Tensor], matrix: torch.Tensor) -> tuple[int, int] | None:
+    """See `Weight.groups`; of a matrix that this node computes from leaves."""
+    if matrix.dtype is torch.float32 and matrix.is_cpu and any(_is_quantized(leaf, matrix) for leaf in leaves):
+        return fitting(matrix)
     turned = False
     while made.target in _TRANSPOSES:
         made, turned = made.args[0], not turned
     return (made.args[-1], 16) if made.target is dense_groups and not turned else None
+
+
+def _is_quantized(leaf: torch.Tensor, matrix: torch.Tensor) -> bool:
+    return leaf.dtype is torch.int8 and leaf.numel() == matrix.numel()
 
 
 def run(evaluate: Callable[..., T], values: Sequence[torch.Tensor]) -> T:

@@ -7,6 +7,7 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime.group_scales import scaled
+from gossamer.runtime.grouped_values import fitting
 from gossamer.runtime.packing import Packed, pack
 
 SHAPES = [(7, 64), (130, 48), (3, 70), (1, 16), (5, 1), (2, 17), (0, 32), (4, 0)]
@@ -117,6 +118,15 @@ def test_extremes_come_back_or_are_refused(element: float) -> None:
     found = scaled(alone, 4, torch.float32)
     assert (found is None) == alone.isnan().any()
     assert found is None or torch.equal(found[1] * found[0][:, None], alone)
+
+
+def test_the_fewest_bits_that_fit() -> None:
+    for bits in (4, 8):
+        for scale in (16, 32):
+            assert fitting(on_grid(40, 160, bits, scale=scale)) == (bits, scale)
+    assert fitting(on_grid(40, 170, 4)) == (4, 16)
+    assert fitting(torch.randn(40, 160) * (torch.arange(160) < 80)) is None
+    assert fitting(torch.randint(-8, 8, (40, 160)).float()) is None, "few groups are zeros"
 
 
 def test_what_no_integers_are_is_refused() -> None:
