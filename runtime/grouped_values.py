@@ -1,8 +1,9 @@
 """Floats as integers of 4 or 8 bits and a scale for each 16 of them: what `Groups` stores.
 
-    element = integer x scale      integers from -2^(bits - 1) to 2^(bits - 1) - 1, scales of bfloat16, so that float32 is exact
+    element = integer x scale      integers from -2^(bits - 1) to 2^(bits - 1) - 1, scales of bfloat16 or float32
 
-The scale of a group is found from its elements: its largest is the integer n times the scale, for some n.
+A product with a scale of bfloat16 is exact, one with another is rounded to float32. The scales are found from the elements (see
+group_scales.py).
 
     %w = gossamer::dense_groups(%groups, 3072, 768, 4)       what stands for such a weight in graphs
 
@@ -11,24 +12,38 @@ line, two of 4 bits a byte, the first in its lower half; then, in as many lines 
 for each group of a row, stored or not, least significant first, in whole bytes for each row; zeros up to the last line's end.
 """
 
+from itertools import product
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.quantized_packings import Groups
+from gossamer.runtime.group_scales import scaled
 from gossamer.runtime.operations import LIBRARY
+from gossamer.runtime.packers.nonzeros import nonzero_mask
+
+_SCALES = {16: torch.bfloat16, 32: torch.float32}
+
+_MOST = 0.9
+"""Share of groups that are stored up to which it is worth asking what they are."""
 
 
 def encoded(packing: Groups, elements: Tensor) -> tuple[Tensor, Tensor]:
-    """The `scales`, two of bfloat16 in int32, and the `values`, uint8, of float32 elements in the order of storage.
+    """The `scales`, in int32, and the `values`, uint8, of float32 elements in the order of storage.
 
-    FormatError if the elements of a group are not integers of so many bits times any scale.
+    FormatError if the elements of a group are not integers of so many bits times a scale of so many.
     """
     if elements.dtype is not torch.float32:
         raise FormatError(f"{packing} stores float32, the tensor is {elements.dtype}")
     groups = elements.view(-1, packing.COLUMNS)
-    scales, integers = _on_grid(packing.bits, groups)
+    found = scaled(groups, packing.bits, _SCALES[packing.scale])
+    if found is None:
+        raise FormatError(
+            f"groups of {packing.COLUMNS} elements are no integers of {packing.bits} bits times a scale of {packing.scale} bits"
+        )
+    scales, integers = found
     if packing.bits == 8:
         return scales.view(torch.int32), integers.view(torch.uint8).flatten()
     pairs = integers.view(-1, packing.TOGETHER, packing.COLUMNS).view(torch.uint8)
@@ -40,32 +55,26 @@ def decoded(packing: Groups, scales: Tensor, values: Tensor) -> Tensor:
     integers = values.view(torch.int8).view(-1, packing.COLUMNS)
     if packing.bits == 4:
         integers = torch.stack([(integers << 4) >> 4, integers >> 4], 1).view(-1, packing.COLUMNS)
-    return _floats(integers, scales.view(torch.bfloat16)).flatten()
+    return _floats(integers, scales.view(_SCALES[packing.scale])).flatten()
+
+
+def fitting(matrix: Tensor) -> tuple[int, int] | None:
+    """The bits of the integers, and of the scales, that store the groups of a float32 matrix along its rows, as few as can be.
+
+    None for groups that are none, and where less than a tenth of them are zeros.
+    """
+    groups = F.pad(matrix, (0, -matrix.shape[1] % Groups.COLUMNS)).reshape(-1, Groups.COLUMNS)
+    stored = groups[nonzero_mask(groups).any(1)]
+    if len(stored) > _MOST * len(groups):
+        return None
+    for bits, (scale, dtype) in product((4, 8), _SCALES.items()):
+        if scaled(stored, bits, dtype) is not None:
+            return bits, scale
+    return None
 
 
 def _floats(integers: Tensor, scale: Tensor) -> Tensor:
     return integers.float() * scale.float()[:, None] + 0.0  # no -0.0, for other scales give the same elements
-
-
-def _on_grid(bits: int, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """A scale for each group, bfloat16, and its integers."""
-    most = 1 << bits - 1
-    extremes = groups.gather(1, groups.abs().argmax(1, keepdim=True))
-    scales, integers = torch.ones_like(extremes), torch.zeros(groups.shape, dtype=torch.int8)
-    left = (extremes != 0).flatten().nonzero()[:, 0]
-    for n in (-most, *range(most - 1, 0, -1)):
-        if not len(left):
-            break
-        scale = extremes[left] / n
-        found = (groups[left] / scale).round().clamp_(-most, most - 1)
-        fits = (found * scale == groups[left]).all(1) & (scale.bfloat16() == scale).flatten()
-        scales[left[fits]], integers[left[fits]] = scale[fits], found[fits].to(torch.int8)
-        left = left[~fits]
-    if len(left):
-        raise FormatError(
-            f"{len(left)} groups of {groups.shape[1]} elements are no integers of {bits} bits times a scale of bfloat16"
-        )
-    return scales.flatten().bfloat16(), integers
 
 
 def joined(codes: Tensor, scale: Tensor, kept: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ old tensor), data pointers, version counters and a few of their values. When a v
     new pattern at every call          dense, until it stays the same for two calls
     new values at every call           the same, where gathering them costs more than sparse saves
     too dense for sparse to pay        dense, until it changes
+    not what the format can hold       the same
     new while a CUDA graph is captured dense in that graph
 
 Where versions do not tell (see runtime/uncounted.py), all values are compared at every call.
@@ -18,10 +19,10 @@ Most weights never change. Until one does, where its values lie in the dense wei
 Weights are packed on the CPU and kept where they are used.
 """
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -30,6 +31,7 @@ from torch import fx
 
 from gossamer.backend.graph.masked_matrix import arrangement_of, mask_of
 from gossamer.backend.graph.weight_expressions import run
+from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime.packers.nonzeros import count_nonzeros
@@ -68,6 +70,7 @@ class _Weight:
     changes   versions in a row that served a single call
     places    see `StoredMatrix.places`, and `masked` `MaskedValues`; None until they are needed
     whole     whether stored zeros have their places in `packed`, too, for they may become others
+    refused   why the format does not hold it, and it is run dense as one that is too dense; empty where it does
     lent      whether `packed` has values for the time of a call only, and none now
     """
 
@@ -80,6 +83,7 @@ class _Weight:
     places: "Places | None" = None
     masked: "MaskedValues | None" = None
     whole: bool = False
+    refused: str = ""
     lent: bool = False
 
     @property
@@ -115,6 +119,14 @@ class Packings(Remembered[_Weight]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Packings.of, (self.key, self.evaluate, self.format)
+
+    def first(self, leaves: Sequence[torch.Tensor], densest: float) -> Packed | None:
+        """As `current`, where a region is built: FormatError if the format does not hold the weight."""
+        packed = self.current(leaves, densest)
+        made = self._entries.get(_key(leaves))
+        if made is not None and made.value.refused:
+            raise FormatError(made.value.refused)
+        return packed
 
     def current(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
         """The packed weight for these leaves; None where it is denser than `densest` or will not settle.
@@ -199,11 +211,14 @@ class Packings(Remembered[_Weight]):
         """The weight with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
         assert old.packed is not None
         value, packed = run(self.evaluate, leaves), old.packed
-        if packed.has_source:
-            fits = packed.refresh(value)
-        else:
-            packed = pack(value.cpu(), self.format).to(value.device)
-            fits = packed.has_pattern_of(old.packed)
+        try:
+            if packed.has_source:
+                fits = packed.refresh(value)
+            else:
+                packed = pack(value.cpu(), self.format).to(value.device)
+                fits = packed.has_pattern_of(old.packed)
+        except FormatError:
+            return None
         nonzeros = count_nonzeros(packed.values)
         if not fits or nonzeros < _HOLLOW * old.nonzeros:
             return None
@@ -257,14 +272,17 @@ class Packings(Remembered[_Weight]):
         if self._stored is not None:
             nonzeros, values = count_nonzeros(leaves[-1]), leaves[-1].numel()
             whole = whole or _GROWN * values < nonzeros < values
-            density = nonzeros / prod(self._stored.sizes)
+            density = nonzeros / math.prod(self._stored.sizes)
             direct = bare and (whole or nonzeros == values) and density <= densest
             if direct and (found := self._stored.packed(self.format, leaves)) is not None:
                 return _Weight(found[0], nonzeros, density, places=found[1], whole=True)
         value = run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()
-        packed = _adopted(self._stored_of(value, leaves, nonzeros, whole), leaves) if density <= densest else None
+        try:
+            packed = _adopted(self._stored_of(value, leaves, nonzeros, whole), leaves) if density <= densest else None
+        except FormatError as problem:
+            return _Weight(density=math.inf, refused=str(problem))
         if light and self._stored is None and self._masked is None and packed is not None and packed.pattern is None:
             packed = packed.with_values(packed.values)
         return _Weight(packed, nonzeros, density, whole=whole)

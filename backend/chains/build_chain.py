@@ -59,7 +59,7 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
     sizes = []
     for weight, values, own in zip(weights, leaves, names, strict=True):
         try:
-            packed = weight.packings.current(values, weight.densest)
+            packed = weight.packings.first(values, weight.densest)
             sizes.append(packed.nbytes if packed is not None else 0)
         except FormatError as error:
             raise CompileError(f"region {own}: its weight cannot be packed: {error}") from error

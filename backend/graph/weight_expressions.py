@@ -16,7 +16,7 @@ from torch import fx
 
 from gossamer.backend.graph.expressions import content_key, cut, evaluated
 from gossamer.backend.graph.zero_pattern import Pattern
-from gossamer.runtime.grouped_values import dense_groups
+from gossamer.runtime.grouped_values import dense_groups, fitting
 from gossamer.runtime.weight_store import only_reading
 
 aten = torch.ops.aten
@@ -37,6 +37,8 @@ class Weight:
     transposed  whether the graph uses the transpose of the stored matrix
     key         content hash of the expression and of its leaves' types
     pattern     where its nonzeros lie, at compile time
+    groups      the bits of the integers that each 16 neighbours in a row are, and of the scale that they have, at compile time;
+                None for other matrices, which are floats
     """
 
     leaves: tuple[fx.Node, ...]
@@ -48,6 +50,7 @@ class Weight:
     dtype: torch.dtype
     device: torch.device
     pattern: Pattern
+    groups: tuple[int, int] | None
 
     @property
     def density(self) -> float:
@@ -88,19 +91,23 @@ def weight_behind(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) ->
     main = max(leaves, key=lambda n: _prominence(leaf_values[n]))
     shape = (value.shape[0], value.shape[1])
     return Weight(
-        leaves, main, evaluate, transposed, content_key(evaluate, types), shape, value.dtype, value.device, Pattern.of(value)
-    )
+        leaves, main, evaluate, transposed, content_key(evaluate, types), shape, value.dtype, value.device, Pattern.of(value),
+        _groups(node, values, value),
+    )  # fmt: skip
 
 
-def group_bits(weight: Weight) -> int | None:
-    """The bits of the integers that each 16 neighbours in a row of the stored matrix are, with a scale; None for other
-    matrices."""
-    evaluate: Any = weight.evaluate
-    made: Any = evaluate.graph.output_node().args[0] if isinstance(evaluate, fx.GraphModule) else None
+def _groups(made: Any, leaves: Sequence[torch.Tensor], matrix: torch.Tensor) -> tuple[int, int] | None:
+    """See `Weight.groups`; of a matrix that this node computes from leaves."""
+    if matrix.dtype is torch.float32 and matrix.is_cpu and any(_is_quantized(leaf, matrix) for leaf in leaves):
+        return fitting(matrix)
     turned = False
-    while made is not None and made.target in _TRANSPOSES:
+    while made.target in _TRANSPOSES:
         made, turned = made.args[0], not turned
-    return made.args[-1] if made is not None and made.target is dense_groups and not turned else None
+    return (made.args[-1], 16) if made.target is dense_groups and not turned else None
+
+
+def _is_quantized(leaf: torch.Tensor, matrix: torch.Tensor) -> bool:
+    return leaf.dtype is torch.int8 and leaf.numel() == matrix.numel()
 
 
 def run(evaluate: Callable[..., T], values: Sequence[torch.Tensor]) -> T:

@@ -34,7 +34,7 @@ def corrected(machine: Machine, measured: Iterable[tuple[Key, int, Times]]) -> M
     wrong: dict[tuple[str, str, int, int], list[float]] = {}
     for key, tokens, times in measured:
         matrix = key.matrix
-        if matrix.element not in machine.measured or matrix.given is not None or matrix.group_bits is not None:
+        if matrix.element not in machine.measured or matrix.given is not None or matrix.groups is not None:
             continue  # not calibrated, or of two element types, whose shares in an error are not known
         found = predict(matrix, tokens, key.threads, machine)
         size = machine.speeds[matrix.element].nearest(matrix.rows * matrix.columns * WEIGHTS[matrix.element].bytes)

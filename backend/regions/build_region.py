@@ -95,7 +95,7 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
     # With several variants the first call that needs one packs for it.
     usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
     try:
-        packed = usual.packings.current(leaves, densest)
+        packed = usual.packings.first(leaves, densest)
     except FormatError as error:
         raise CompileError(f"region {name}: its weight cannot be packed: {error}") from error
     return Built(key, built, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))

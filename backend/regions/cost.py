@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, tokens_class
-from gossamer.backend.graph.weight_expressions import group_bits
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
@@ -104,7 +103,7 @@ def matrix_of(contraction: Contraction) -> Matrix:
         c.m, c.k, 1 if by_rows else 0, WEIGHTS[weight.dtype], device.bits, pattern.density,
         block=pattern.block, fill=pattern.fill, nm=pattern.rows.nm, skew=pattern.rows.skew, features=device.features,
         vnm=pattern.rows.vnm, given=WEIGHTS[c.given] if c.given != weight.dtype else None,
-        l1d=first_level_bytes(), group_bits=group_bits(weight) if by_rows else None,
+        l1d=first_level_bytes(), groups=weight.groups if by_rows else None,
     )  # fmt: skip
 
 

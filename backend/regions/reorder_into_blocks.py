@@ -99,7 +99,7 @@ def _walk(lines: torch.Tensor) -> Order:
 def _reordered(weight: Weight, rows: Order, columns: Order, pattern: Pattern) -> Weight:
     content = hashlib.sha256(rows.numpy().tobytes() + columns.numpy().tobytes()).hexdigest()[:16]
     evaluate = partial(_in_order, weight.evaluate, rows, columns)
-    return dataclasses.replace(weight, evaluate=evaluate, key=f"{weight.key} in order {content}", pattern=pattern)
+    return dataclasses.replace(weight, evaluate=evaluate, key=f"{weight.key} in order {content}", pattern=pattern, groups=None)
 
 
 def _in_order(evaluate: Callable[..., torch.Tensor], rows: Order, columns: Order, *leaves: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,7 @@ from gossamer.passes.framework.family import Matrix
 
 _PREFIX = "kernel."
 _NUMBERS = ("density", "fill", "skew")
-_TUPLES = ("block", "nm", "vnm")
-_BITS = "group_bits"
+_TUPLES = ("block", "nm", "vnm", "groups")
 _SCHEDULE = _PREFIX + "schedule"
 _DEFAULTS = Matrix(1, 1, 1, "f32", 512)
 
@@ -35,8 +34,6 @@ def hints(matrix: Matrix, schedule: str | None = None) -> ir.DictAttr:
     for name in _TUPLES:
         if numbers := getattr(matrix, name):
             found[_PREFIX + name] = ir.ArrayAttr.get([ir.IntegerAttr.get(integer, n) for n in numbers])
-    if matrix.group_bits is not None:
-        found[_PREFIX + _BITS] = ir.IntegerAttr.get(integer, matrix.group_bits)
     if schedule is not None:
         found[_SCHEDULE] = ir.StringAttr.get(schedule)
     return ir.DictAttr.get(found)
@@ -53,8 +50,6 @@ def hints_of(function: func.FuncOp, argument: int) -> dict[str, Any]:
     for name in _TUPLES:
         if _PREFIX + name in attributes:
             found[name] = tuple(ir.IntegerAttr(n).value for n in ir.ArrayAttr(attributes[_PREFIX + name]))
-    if _PREFIX + _BITS in attributes:
-        found[_BITS] = ir.IntegerAttr(attributes[_PREFIX + _BITS]).value
     return found
 
 

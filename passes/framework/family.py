@@ -36,8 +36,8 @@ class Matrix:
     features       instructions of the target that not all have: "avx512bf16", "avx512vbmi", "avx512vbmi2", "vnni", "amx",
                    "amxint8"
     l1d            bytes of the target's first-level data cache
-    group_bits     bits of the integers that each 16 aligned neighbours along K are, with a scale of their own; None where they
-                   are just floats
+    groups         bits of the integers that each 16 aligned neighbours along K are, and of the scale that they have; None where
+                   they are just floats
     given          element of x where it is another than the weight's: "f32" where a product of f32 may be rounded to bf16
     """
 
@@ -53,7 +53,7 @@ class Matrix:
     vnm: tuple[int, int, int] | None = None
     skew: float = 1.25
     features: frozenset[str] = frozenset()
-    group_bits: int | None = None
+    groups: tuple[int, int] | None = None
     given: str | None = None
     l1d: int = 32 << 10
 

@@ -62,7 +62,7 @@ def _dense_us(matrix: Matrix, tokens: int, machine: Machine) -> float:
     """Microseconds of the dense product on one core. Where f32 may be rounded to bf16, torch does so on AMX alone."""
     element = matrix.element if matrix.given is None or "amx" in matrix.features else matrix.given
     elements = matrix.rows * matrix.columns
-    floats = 0.0 if matrix.group_bits is None else _FLOAT_US * elements
+    floats = 0.0 if matrix.groups is None else _FLOAT_US * elements
     return machine.speeds[element].dense_us(elements, WEIGHTS[element].bytes, tokens) + floats
 
 
@@ -82,7 +82,7 @@ def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machi
 
     def sparse_us(family: Family) -> float:
         read, us = family.read(matrix), family.cycles(matrix, t) / speed.cycles_a_us(family.name, t, matrix.density)
-        rate = machine.read.at(read) if matrix.group_bits is None else min(machine.read.at(read), _MEMORY)
+        rate = machine.read.at(read) if matrix.groups is None else min(machine.read.at(read), _MEMORY)
         return max(us, read / rate / 1e3, multiplied)
 
     possible = [f for f in FAMILIES.values() if t <= f.most and f.stores(matrix) is not None]

@@ -11,7 +11,7 @@ after    scf.parallel (%task) = ...                    // chunks of the weight's
                  prefetch the line 16 lines on
                  its 16 bytes (4 bits) or 32 (8 bits), as integers in lanes of 32 bits
                  4 bits: permute(levels, bytes), permute(levels, bytes >> 4), the floats -8 .. 7; or by shifts
-                 times the scale of the group, scales[p] << 16 or & ~65535 as a float; one multiply-add a token
+                 times the scale of the group: of bf16 scales[p] << 16 or & ~65535 as a float; one multiply-add a token
              the totals of its rows, in their own order, through the epilogue into y
 
 What a lane multiplies is the element of the dequantized weight, so that a sum is that of floats. All rows of a strip take the
@@ -45,9 +45,9 @@ _TOKEN, _ROW, _TOTALS = 0.8, 3.0, 5.0
 
 
 def _storage(matrix: Matrix) -> Groups | None:
-    if matrix.group_bits is None or matrix.element != "f32" or matrix.columns > Groups.WIDEST:
+    if matrix.groups is None or matrix.element != "f32" or matrix.columns > Groups.WIDEST:
         return None
-    return Groups.for_columns(matrix.reduction, matrix.group_bits, matrix.columns)
+    return Groups.for_columns(matrix.reduction, *matrix.groups, matrix.columns)
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
@@ -64,26 +64,22 @@ def _tokens(matrix: Matrix) -> int:
 def _cycles(matrix: Matrix, tokens: int) -> float:
     """Per tile of t tokens: .7 (4 bits) or .9 (8 bits) + .8 t for each stored group, L of 16 elements at a time; 3 + 5 t a row;
     K t / L for the copy of x."""
-    assert matrix.group_bits is not None
+    assert matrix.groups is not None
     groups, lanes = matrix.rows * matrix.columns / Groups.COLUMNS * kept_groups(matrix), matrix.lanes
     vectors = _WIDEST / lanes
     full, left = divmod(tokens, _tokens(matrix))
     tiles = [_tokens(matrix)] * full + ([1 << (left - 1).bit_length()] if left else [])
-    cycles = _GROUP[matrix.group_bits]
+    cycles = _GROUP[matrix.groups[0]]
     each = (groups * vectors * (cycles + _TOKEN * t) + (_ROW + _TOTALS * t) * matrix.rows for t in tiles)
     return sum(each) + matrix.columns / lanes * tokens
 
 
 def _read(matrix: Matrix) -> float:
     """Bytes: 16 elements, a scale and a coordinate for each stored group."""
-    assert matrix.group_bits is not None
-    groups = matrix.rows * matrix.columns / Groups.COLUMNS * kept_groups(matrix)
-    return groups * (Groups.COLUMNS * matrix.group_bits / 8 + 2 + _coordinate(matrix))
-
-
-def _coordinate(matrix: Matrix) -> int:
-    assert matrix.group_bits is not None
-    return Groups.for_columns(matrix.reduction, matrix.group_bits, matrix.columns).places // 8
+    stored = _storage(matrix)
+    assert stored is not None
+    groups = matrix.rows * matrix.columns / stored.COLUMNS * kept_groups(matrix)
+    return groups * (stored.COLUMNS * stored.bits + stored.scale + stored.places) / 8
 
 
 def kept_groups(matrix: Matrix) -> float:
@@ -183,7 +179,7 @@ class _Rows(TokenRows):
         """Starts to fetch entries of as many rows as are computed at once, maybe behind the last one."""
         stored = self.stored
         entry = stored.TOGETHER * stored.bits * stored.COLUMNS // 8
-        each = ((self.values, entry), (self.scales, 1), (self.coordinates, stored.TOGETHER))
+        each = ((self.values, entry), (self.scales, stored.TOGETHER * stored.scale // 32), (self.coordinates, stored.TOGETHER))
         for memory, elements in each:
             for at in range(0, self.together * elements, elements_a_line(memory)):
                 memref.prefetch(memory, [arith.addi(arith.muli(p, index(elements)), index(at))], False, 2, True)
@@ -202,9 +198,16 @@ class _Rows(TokenRows):
 
     def _scales(self, p: ir.Value) -> list[ir.Value]:
         """The scale of each group of an entry, in all lanes."""
-        both = vector.broadcast(self.integers, memref.load(self.scales, [p]))
-        bits = arith.shli(both, self._splat(16)), arith.andi(both, self._splat(-1 << 16))
+        if self.stored.scale == 32:
+            first = arith.muli(p, index(self.stored.TOGETHER))
+            bits = [self._word(arith.addi(first, index(g))) for g in range(self.stored.TOGETHER)]
+        else:
+            both = self._word(p)
+            bits = [arith.shli(both, self._splat(16)), arith.andi(both, self._splat(-1 << 16))]
         return [arith.bitcast(self.vec, each) for each in bits]
+
+    def _word(self, at: ir.Value) -> ir.Value:
+        return vector.broadcast(self.integers, memref.load(self.scales, [at]))
 
     def _floats(self, p: ir.Value, part: int) -> list[ir.Value]:
         """The integers of an entry as floats, from the `part`-th of each of its groups on."""

@@ -55,7 +55,7 @@ def test_tokens(sizes: tuple[int, int], bits: int, schedule: str) -> None:
         check(model, run.function, x)
         if schedule == "groups":
             assert {d.schedule for d in run.regions} == {"groups"}
-            assert all(d.format == f"groups(reduction=1, bits={bits}, places=8)" for d in run.regions)
+            assert all(d.format == f"groups(reduction=1, bits={bits}, places=8, scale=16)" for d in run.regions)
             assert run.regions[0].packed_bytes < 0.25 * run.regions[0].dense_bytes or sizes != LARGE
         torch._dynamo.reset()
 

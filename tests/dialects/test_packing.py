@@ -48,7 +48,8 @@ PACKINGS: list[Packing] = [
     Slices(1, 16, 32),
     Quads(1, 2, 512),
     ByteWindows(0, 16, 1),
-    Groups(1, 4, 8),
+    Groups(1, 4, 8, 16),
+    Groups(1, 8, 16, 32),
 ]
 
 

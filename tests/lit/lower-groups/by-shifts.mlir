@@ -11,10 +11,10 @@
 // CHECK-DAG:     arith.sitofp %[[LOW]] : vector<8xi32> to vector<8xf32>
 // CHECK-DAG:     arith.sitofp %[[HIGH]] : vector<8xi32> to vector<8xf32>
 // CHECK:         vector.load %{{.*}} : memref<?xi8>, vector<8xi8>
-func.func @region(%x: tensor<?x70xf32>, %w: tensor<40x70xf32, "groups(reduction=1, bits=4, places=8)">) -> tensor<?x40xf32> {
+func.func @region(%x: tensor<?x70xf32>, %w: tensor<40x70xf32, "groups(reduction=1, bits=4, places=8, scale=16)">) -> tensor<?x40xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "groups", tile = [2]} : (tensor<?x70xf32>, tensor<40x70xf32, "groups(reduction=1, bits=4, places=8)">) -> tensor<?x40xf32>
+  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "groups", tile = [2]} : (tensor<?x70xf32>, tensor<40x70xf32, "groups(reduction=1, bits=4, places=8, scale=16)">) -> tensor<?x40xf32>
   return %y : tensor<?x40xf32>
 }

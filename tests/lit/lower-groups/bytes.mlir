@@ -7,10 +7,10 @@
 // CHECK:         %[[W:.*]] = arith.mulf %[[FLOATS]],
 // CHECK-COUNT-2: vector.fma %[[W]],
 // CHECK:         scf.yield
-func.func @region(%x: tensor<?x70xf32>, %w: tensor<40x70xf32, "groups(reduction=1, bits=8, places=8)">) -> tensor<?x40xf32> {
+func.func @region(%x: tensor<?x70xf32>, %w: tensor<40x70xf32, "groups(reduction=1, bits=8, places=8, scale=16)">) -> tensor<?x40xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "groups", tile = [2]} : (tensor<?x70xf32>, tensor<40x70xf32, "groups(reduction=1, bits=8, places=8)">) -> tensor<?x40xf32>
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "groups", tile = [2]} : (tensor<?x70xf32>, tensor<40x70xf32, "groups(reduction=1, bits=8, places=8, scale=16)">) -> tensor<?x40xf32>
   return %y : tensor<?x40xf32>
 }

@@ -44,10 +44,10 @@
 // CHECK:         %[[AT:.*]] = arith.extui %[[PLACES]] : vector<16xi8> to vector<16xi32>
 // CHECK:         vector.gather %[[TOTALS]][%c0, %c0] [%[[AT]]]
 // CHECK-LABEL: func.func private @region_rows1(
-func.func @region(%x: tensor<?x70xf32>, %w: tensor<40x70xf32, "groups(reduction=1, bits=4, places=8)">) -> tensor<?x40xf32> {
+func.func @region(%x: tensor<?x70xf32>, %w: tensor<40x70xf32, "groups(reduction=1, bits=4, places=8, scale=16)">) -> tensor<?x40xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "groups", tile = [2]} : (tensor<?x70xf32>, tensor<40x70xf32, "groups(reduction=1, bits=4, places=8)">) -> tensor<?x40xf32>
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "groups", tile = [2]} : (tensor<?x70xf32>, tensor<40x70xf32, "groups(reduction=1, bits=4, places=8, scale=16)">) -> tensor<?x40xf32>
   return %y : tensor<?x40xf32>
 }
