@@ -3,18 +3,43 @@
 LLVM's own scalar emulation (`-enable-x86-scalar-amx`) ends the process on tiles that loops carry.
 """
 
+import dataclasses
 import re
+
+import pytest
+
+from gossamer.runtime import jit, region_kernel
+from gossamer.runtime.target import Target, host
+from gossamer.sparsity.kernels import compile_kernel
 
 _TILE, _ROW, _FLOATS = "<256 x i32>", "<16 x i32>", "<16 x float>"
 _FULL = "i16 16, i16 64"  # rows and bytes of a row of the only tiles that kernels use
-_INTRINSIC = re.compile(r"@llvm\.x86\.(tilezero|tileloadd64|tilestored64|tdpbf16ps|tdpbssd)\.internal\(([^)]*)\)")
+_INTRINSIC = re.compile(r"@llvm\.x86\.(tilezero|tileloadd64|tilestored64|tdpbf16ps|tdpbssd|tdpbsud)\.internal\(([^)]*)\)")
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch, *instructions: str) -> Target:
+    """This machine, as if it had AMX with these instructions, which are emulated."""
+    features = [f for f in host().features.split(",") if not f[1:].startswith("amx")]
+    optimize = jit.optimize
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
+    monkeypatch.setattr(compile_kernel, "_by_contract", {})
+    monkeypatch.setattr(region_kernel, "_by_key", {})
+    monkeypatch.setattr(jit, "optimize", lambda text, to: optimize(emulated(text) if "x86_amx" in text else text, to))
+    return dataclasses.replace(host(), features=",".join([*features, "+amx-tile", *(f"+{name}" for name in instructions)]))
+
+
+def believe(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend takes this machine for another one."""
+    monkeypatch.setattr("gossamer.sparsity.kernels.compile_kernel.host", lambda: target)
+    monkeypatch.setattr("gossamer.backend.devices.cpu.host", lambda: target)
 
 
 def emulated(llvm_ir: str) -> str:
     """The module with calls of functions in place of AMX's instructions. ValueError for a tile of another size."""
     lines = [line for line in llvm_ir.split("\n") if not (line.startswith("declare") and "@llvm.x86.t" in line)]
     text = _INTRINSIC.sub(_call, "\n".join(lines)).replace("x86_amx", _TILE)
-    return f"{text}\n{_zero()}{_load()}{_store()}{_multiply_floats()}{_multiply_bytes()}{_DECLARED}"
+    products = _multiply_floats() + _multiply_bytes("tdpbssd", "ashr") + _multiply_bytes("tdpbsud", "lshr")
+    return f"{text}\n{_zero()}{_load()}{_store()}{products}{_DECLARED}"
 
 
 def _call(match: re.Match[str]) -> str:
@@ -80,18 +105,19 @@ def _multiply_floats() -> str:
     return _multiply("tdpbf16ps", _FLOATS, added)
 
 
-def _multiply_bytes() -> str:
-    """sums[m][n] += the sum over i of left[m][4k + i] * right[k][4n + i], with four bytes, signed, in 32 bits."""
+def _multiply_bytes(name: str, right: str) -> str:
+    """sums[m][n] += the sum over i of left[m][4k + i] * right[k][4n + i], with four bytes in 32 bits, of which those on the
+    left are signed, and those on the right as they are shifted."""
     added = [f"%sum0 = add {_ROW} %before, zeroinitializer"]
     for i in range(4):
-        for name, words in (("a", "%all"), ("b", "%words")):
+        for side, words, shift in (("a", "%all", "ashr"), ("b", "%words", right)):
             added += [
-                f"%{name}high{i} = shl {_ROW} {words}, splat (i32 {24 - 8 * i})",
-                f"%{name}{i} = ashr {_ROW} %{name}high{i}, splat (i32 24)",
+                f"%{side}high{i} = shl {_ROW} {words}, splat (i32 {24 - 8 * i})",
+                f"%{side}{i} = {shift} {_ROW} %{side}high{i}, splat (i32 24)",
             ]
         total = "%after" if i == 3 else f"%sum{i + 1}"
         added += [f"%product{i} = mul {_ROW} %a{i}, %b{i}", f"{total} = add {_ROW} %sum{i}, %product{i}"]
-    return _multiply("tdpbssd", _ROW, added)
+    return _multiply(name, _ROW, added)
 
 
 def _multiply(name: str, sums: str, added: list[str]) -> str:

@@ -1,6 +1,5 @@
 """Blocks of int8 on AMX: sums bit for bit those of integers, by instructions that are emulated here, alone and in chains."""
 
-import dataclasses
 import re
 from collections.abc import Iterator
 
@@ -12,11 +11,10 @@ import gossamer
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.packing import Panels
 from gossamer.passes import pipelines
-from gossamer.runtime import jit, region_kernel
+from gossamer.runtime import jit
 from gossamer.runtime.target import Target, host
-from gossamer.sparsity.kernels import compile_kernel
 from gossamer.sparsity.kernels.compile_kernel import compile_region
-from tests.amx_emulator import emulated
+from tests.amx_emulator import believe, emulate
 from tests.backend.harness import compile_and_run, prune_
 from tests.backend.test_quantized import bytes_of, check, contract_of, kernel_of
 
@@ -29,12 +27,7 @@ BLOCKS = [(32, 4), (16, 4), (32, 32), (16, 64), (64, 64)]
 @pytest.fixture(autouse=True)
 def amx(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     """This machine, as if it had AMX-INT8, whose instructions are emulated."""
-    features = [f for f in host().features.split(",") if not f[1:].startswith("amx")]
-    target = dataclasses.replace(host(), features=",".join([*features, "+amx-tile", "+amx-int8"]))
-    monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
-    monkeypatch.setattr(compile_kernel, "_by_contract", {})
-    monkeypatch.setattr(region_kernel, "_by_key", {})
-    monkeypatch.setattr(jit, "optimize", lambda text, to: optimize(emulated(text) if "x86_amx" in text else text, to))
+    target = emulate(monkeypatch, "amx-int8")
     threads = torch.get_num_threads()
     torch.manual_seed(0)
     yield target
@@ -119,8 +112,7 @@ def test_a_machine_without_the_instructions_is_refused() -> None:
 @pytest.fixture
 def everywhere(amx: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend takes this machine for one with AMX-INT8."""
-    monkeypatch.setattr("gossamer.sparsity.kernels.compile_kernel.host", lambda: amx)
-    monkeypatch.setattr("gossamer.backend.devices.cpu.host", lambda: amx)
+    believe(amx, monkeypatch)
 
 
 def quantized(block: tuple[int, int]) -> nn.Module:

@@ -1,16 +1,13 @@
 """Models in bf16, and models in f32 under autocast: what becomes sparse, and by which schedule."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gossamer.runtime import jit
 from gossamer.runtime.target import host
-from gossamer.sparsity.kernels import compile_kernel
-from tests.amx_emulator import emulated
+from tests.amx_emulator import believe, emulate
 from tests.backend.harness import compile_and_run
 
 needs_dot = pytest.mark.skipif("avx512bf16" not in host().instructions, reason="this machine has no AVX512-BF16")
@@ -55,14 +52,7 @@ def test_bf16_layers_become_sparse(autocast: bool, schedule: str, block: tuple[i
 @pytest.fixture
 def on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine, as if it had AMX, whose instructions are emulated; and chains of products on AMX, wanted or not."""
-    features = [f for f in host().features.split(",") if not f[1:].startswith("amx")]
-    target = dataclasses.replace(host(), features=",".join([*features, "+amx-tile", "+amx-bf16"]))
-    optimize = jit.optimize
-    monkeypatch.setenv("GOSSAMER_CACHE_DIR", "")
-    monkeypatch.setattr(compile_kernel, "_by_contract", {})
-    monkeypatch.setattr(jit, "optimize", lambda text, to: optimize(emulated(text) if "x86_amx" in text else text, to))
-    monkeypatch.setattr("gossamer.sparsity.kernels.compile_kernel.host", lambda: target)
-    monkeypatch.setattr("gossamer.backend.devices.cpu.host", lambda: target)
+    believe(emulate(monkeypatch, "amx-bf16"), monkeypatch)
     monkeypatch.setattr("gossamer.backend.chains.chain_cost.runs_in_chains", lambda name, matrix: name == "amxcolumns")
     monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: True)
 

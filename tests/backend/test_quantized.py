@@ -198,7 +198,7 @@ def test_chains_make_integers_of_x_where_it_lies(
 ) -> None:
     """Before bytes, GELU is an approximation, so that a few bytes are the next ones."""
     torch.manual_seed(0)
-    for other in {"quads", "lookup8"} - {schedule}:
+    for other in {"quads", "lookup8", "amxexpand"} - {schedule}:
         monkeypatch.setitem(FAMILIES, other, replace(FAMILIES[other], chain=None))
     wide = nn.Linear(64, 1200)  # of so many columns the next one takes several panels
     model = prune_(nn.Sequential(wide, between(), nn.Linear(1200, 40), nn.LayerNorm(40), nn.Linear(40, 24))).eval()
@@ -230,7 +230,7 @@ def test_chains_make_integers_of_x_where_it_lies(
 @pytest.mark.parametrize("schedule", SCHEDULES[:-1])
 def test_chains_of_any_width(schedule: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    for other in {"quads", "lookup8"} - {schedule}:
+    for other in {"quads", "lookup8", "amxexpand"} - {schedule}:
         monkeypatch.setitem(FAMILIES, other, replace(FAMILIES[other], chain=None))
     model = prune_(nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 48))).eval()
     gossamer.quantize(model)

@@ -18,6 +18,7 @@ from gossamer.dialects.packing import (
     Panels,
     Quads,
     RowPairs,
+    TileMap,
     Vnni,
     VnniMap,
     Windows,
@@ -177,6 +178,26 @@ def unpacked_vnnimap(packed: Packed, rows: int, columns: int) -> Tensor:
     return dense[:rows, :columns]
 
 
+def unpacked_tilemap(packed: Packed, rows: int, columns: int) -> Tensor:
+    assert isinstance(packed.format, TileMap)
+    positions, masks, values = packed.components
+    wide = -(-columns // packed.format.columns) * packed.format.columns
+    dense, at = torch.zeros(-(-rows // 16) * 16, wide), 0
+    lines = iter(unsigned(masks))
+    for strip in range(0, rows, 16):
+        assert unsigned(positions)[strip // 16] == at
+        for column in range(0, wide, packed.format.columns):
+            for row in range(strip, strip + 16):
+                mask = next(lines)
+                for bit in range(packed.format.columns):
+                    if mask >> bit & 1:
+                        dense[row, column + bit] = values[at]
+                        at += 1
+    assert not list(lines)
+    assert at + packed.format.columns == values.numel()
+    return dense[:rows, :columns]
+
+
 def unpacked_byte_windows(packed: Packed, rows: int, columns: int) -> Tensor:
     assert isinstance(packed.format, ByteWindows)
     positions, windows, *order, places, values = packed.components
@@ -234,6 +255,7 @@ UNPACKED = {
     Vnni: unpacked_vnni,
     Pairs: unpacked_pairs,
     VnniMap: unpacked_vnnimap,
+    TileMap: unpacked_tilemap,
     Quads: unpacked_quads,
     ByteWindows: unpacked_byte_windows,
     Panels: unpacked_panels,
@@ -243,6 +265,8 @@ UNPACKED = {
 }
 PACKINGS = [
     Bitmap(1, 16),
+    TileMap(1, 32),
+    TileMap(0, 64),
     Bitmap(0, 8),
     Windows(1, 16),
     Windows(0, 4),

@@ -2,7 +2,7 @@
 // RUN: gossamer-opt %s -p expose-storage,lower-chain --split-input-file --verify-diagnostics
 
 // A schedule whose inner loops do not work on the tiles of chains.
-// expected-error @unknown {{no chain has a product of the schedule gather, but of amxcolumns, amxquads, bf16dot, block, broadcast, kblock, lookup8, pairs, quads, rowpairs}}
+// expected-error @unknown {{no chain has a product of the schedule gather, but of amxcolumns, amxexpand, amxquads, bf16dot, block, broadcast, kblock, lookup8, pairs, quads, rowpairs}}
 #KB = #sparse_tensor.encoding<{map = (d0, d1) -> (d1 floordiv 8 : dense, d0 : dense, d1 mod 8 : compressed), posWidth = 32, crdWidth = 16}>
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @schedule(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>, %v: tensor<8x8xf32, #CSR>) -> tensor<?x8xf32> {
