@@ -25,7 +25,7 @@ from gossamer.passes.loops.product import products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, load_index
 from gossamer.passes.weights.token_tile import TokenTile
 from gossamer.passes.weights_bf16.amx_panel_loop import LINES, ROWS, TOKENS, TilePanels, memory_of_panel
-from gossamer.passes.weights_bf16.lower_amxcolumns import Stored, TiledProduct
+from gossamer.passes.weights_bf16.tiled_product import Stored, TiledProduct
 from gossamer.passes.weights_int8.byte_products import plus_128
 from gossamer.passes.weights_int8.quad_lines import pack_lines
 

@@ -16,7 +16,7 @@ func.func @storage(%x: tensor<?x64xbf16>, %w: tensor<32x64xbf16, #CSR>) -> tenso
 // -----
 
 // A tile of AMX has sixteen tokens.
-// expected-error @unknown {{tile [48] for vectors of 16 sums is not [16] or [32] tokens for 16}}
+// expected-error @unknown {{tile [48] for vectors of 16 sums is not [16], [32] or [64] tokens for 16}}
 func.func @tokens(%x: tensor<?x64xbf16>, %w: tensor<32x64xbf16, "panels(reduction=1, rows=32, width=1)">) -> tensor<?x32xbf16> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):

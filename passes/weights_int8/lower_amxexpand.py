@@ -24,15 +24,15 @@ from torch_mlir.dialects import arith, memref, scf, vector, x86
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, TileMap, VnniMap
-from gossamer.passes.framework.chain_product import ChainProduct, Stores
+from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.product import Operands, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, loop, reserve_workspace
-from gossamer.passes.weights_bf16.amx_map_loop import tile_maps
 from gossamer.passes.weights_bf16.amx_panel_loop import TOKENS
 from gossamer.passes.weights_bf16.lower_expand import expanded_line
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips
+from gossamer.passes.weights_int8.amx_map_loop import tile_maps
 from gossamer.passes.weights_int8.lower_amxquads import TiledBytes
 
 _FEATURES = {"bf16": frozenset({"amx", "avx512vbmi2"}), "i8": frozenset({"amxint8", "avx512vbmi2"})}
@@ -82,8 +82,9 @@ def _multiplying(matrix: Matrix, tokens: int) -> float:
 
 def _in_chain(op: Any) -> ChainProduct:
     (rows, columns), stored = shape_of(op), stored_of(op, TileMap)
-    inner, reads = partial(tile_maps, storage=stored, columns=columns), "lines" if stored.columns == _COLUMNS else None
-    return ChainProduct(_IN_CHAINS * TOKENS, _ROWS, -(-rows // _ROWS), 1, reads, inner)
+    inner = partial(tile_maps, storage=stored, columns=columns)
+    layout: Layout | None = "lines" if stored.columns == _COLUMNS else None
+    return ChainProduct(_IN_CHAINS * TOKENS, _ROWS, -(-rows // _ROWS), 1, layout, inner)
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
