@@ -66,7 +66,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) minilm --workload minilm --inputs 8x128,1x128,1x16
 	$(MEASURE) minilm-lengths --workload minilm --sparsity .5,.9 --contender $(OURS) \
 	  --inputs 8x128,8x128-padded,8x100,8x37,1x128,1x100,1x37
-	$(MEASURE) minilm-bf16 --workload minilm --dtype bf16 --pattern 32x32 --sparsity .8,.9 --inputs 8x128,1x128,1x16
+	$(MEASURE) minilm-bf16 --workload minilm --dtype bf16 --sparsity .8,.9 --inputs 8x128,1x128,1x16
 	$(MEASURE) transformer --workload transformer
 	$(MEASURE) decode --workload transformer --models step --pattern 1x16 --sparsity .5
 	$(MEASURE) convnet --workload convnet --batch 1 --contender inductor,inductor-frozen,sparse,openvino
@@ -79,6 +79,8 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) attention-lengths --workload attention --masks window-64 --lengths 1024,4096,16384,32768 --passes forward
 	$(MEASURE) attention-bf16 --workload attention --dtype bf16 --masks window-64,documents --lengths 4096
 	$(MEASURE) prediction --workload prediction
+	$(MEASURE) prediction-bf16 --workload prediction --dtype bf16 --shapes 768x3072,1536x384 --sparsity .5,.8,.9,.95 \
+	  --patterns 16x1,1x16,32x32,16x64
 	-$(BIN)/python -m benchmarks.spread
 	$(MEASURE) startup --workload startup
 	$(MEASURE) spmv --workload spmv $(SHORT)

@@ -33,11 +33,13 @@ def schedules_of(chain: Chain) -> list[str | None]:
 
 
 def chain_schedule(contraction: Contraction) -> str | None:
-    """The schedule in which a chain runs a contraction tile by tile; None if it cannot."""
+    """The schedule in which a chain runs a contraction tile by tile, the fastest there; None if it cannot."""
     if contraction.side != "right":
         return None
-    matrix, found = matrix_of(contraction), predicted(contraction, lasting_tokens(contraction))
-    return next((name for name, _ in found.by_schedule if runs_in_chains(name, matrix)), None)
+    matrix, tokens = matrix_of(contraction), lasting_tokens(contraction)
+    able = [(name, us) for name, us in predicted(contraction, tokens).by_schedule if runs_in_chains(name, matrix)]
+    gains = {name: gain_in_chain(name, matrix, tokens) for name, _ in able}
+    return min(able, key=lambda each: each[1] / gains[each[0]])[0] if able else None
 
 
 def chain_pays(chain: Chain, min_gain: float) -> bool:

@@ -35,4 +35,4 @@ def runs_in_chains(schedule: str, matrix: Matrix) -> bool:
 
 def gain_in_chain(schedule: str, matrix: Matrix, tokens: int) -> float:
     """How many times as fast a product is in a chain, about."""
-    return FAMILIES[schedule].gain(matrix, tokens)
+    return FAMILIES[schedule].gain(matrix, max(tokens, 1))

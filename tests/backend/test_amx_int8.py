@@ -64,24 +64,33 @@ def test_nothing_and_everything_stored(density: float, amx: Target) -> None:
         check(kernel, packed, weight, tokens)
 
 
-def test_the_reference_gives_the_same(amx: Target) -> None:
-    weight, x = in_blocks(64, 96, (16, 4), 0.3), bytes_of(19, 96)
+@pytest.mark.parametrize("block", [(16, 4), None], ids=str)
+def test_the_reference_gives_the_same(block: tuple[int, int] | None, amx: Target) -> None:
+    weight, x = in_blocks(64, 96, block or (1, 1), 0.3), bytes_of(19, 96)
     found = []
-    for schedule in ("amxquads", "reference"):
-        kernel, packed = kernel_of(weight, schedule, target=amx, block=(16, 4), fill=1.0)
+    for schedule in (scheduled(block), "reference"):
+        kernel, packed = kernel_of(weight, schedule, target=amx, block=block, fill=1.0)
         found.append(torch.full((19, 64), torch.nan))
         kernel([x, packed], found[-1])
     assert torch.equal(*found)
 
 
-def test_the_largest_sums_fit(amx: Target) -> None:
+@pytest.mark.parametrize("block", [(16, 64), None], ids=str)
+def test_the_largest_sums_fit(block: tuple[int, int] | None, amx: Target) -> None:
     k = 40_000
     for value, factor in ((-128, -128), (127, -128), (-128, 127)):
         w, x = torch.full((16, k), value, dtype=torch.int8), torch.full((3, k), factor, dtype=torch.int8)
-        kernel, packed = kernel_of(w, "amxquads", target=amx, block=(16, 64), fill=1.0)
+        kernel, packed = kernel_of(w, scheduled(block), target=amx, block=block, fill=1.0)
         y = torch.empty(3, 16)
         kernel([x, packed], y)
         assert torch.equal(y, torch.full((3, 16), float(k * value * factor)))
+
+
+def scheduled(block: tuple[int, int] | None) -> str:
+    """What multiplies such blocks, or no blocks."""
+    if block is None and "avx512vbmi2" not in host().instructions:
+        pytest.skip("expands bytes by AVX512-VBMI2")
+    return "amxexpand" if block is None else "amxquads"
 
 
 @pytest.mark.parametrize(("block", "products", "loads"), [((32, 32), 4, 4), ((16, 64), 2, 3)], ids=str)

@@ -57,26 +57,6 @@ def test_sums_are_exact(m: int, k: int, density: float, amx: Target) -> None:
         check(kernel, packed, weight // 2, 7)
 
 
-def test_the_reference_gives_the_same(amx: Target) -> None:
-    weight, x = scattered(64, 96, 0.3), bytes_of(19, 96)
-    found = []
-    for schedule in ("amxexpand", "reference"):
-        kernel, packed = kernel_of(weight, schedule, target=amx)
-        found.append(torch.full((19, 64), torch.nan))
-        kernel([x, packed], found[-1])
-    assert torch.equal(*found)
-
-
-def test_the_largest_sums_fit(amx: Target) -> None:
-    k = 40_000
-    for value, factor in ((-128, -128), (127, -128), (-128, 127)):
-        w, x = torch.full((16, k), value, dtype=torch.int8), torch.full((3, k), factor, dtype=torch.int8)
-        kernel, packed = kernel_of(w, "amxexpand", target=amx)
-        y = torch.empty(3, 16)
-        kernel([x, packed], y)
-        assert torch.equal(y, torch.full((3, 16), float(k * value * factor)))
-
-
 def test_no_tile_is_spilled() -> None:
     named = Target.named("amx")
     planned = pipelines.plan(

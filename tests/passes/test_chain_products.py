@@ -4,6 +4,7 @@ import pytest
 
 from gossamer.passes.chain.products import gain_in_chain, runs_in_chains
 from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.families import FAMILIES
 
 FEATURES = frozenset({"avx512bf16", "amx"})
 
@@ -38,3 +39,12 @@ def test_no_product_of_a_chain_reads_beyond_the_last_column(
     schedule: str, block: tuple[int, int], columns: int, runs: bool
 ) -> None:
     assert runs_in_chains(schedule, blocks(0.1, block, columns)) is runs
+
+
+@pytest.mark.parametrize("schedule", [name for name, family in FAMILIES.items() if family.chain is not None])
+def test_gains_are_numbers_for_any_tokens(schedule: str) -> None:
+    element = "bf16" if FAMILIES[schedule].floats else "i8"
+    features = FEATURES | {"avx512vbmi", "avx512vbmi2", "amxint8", "vnni"}
+    matrix = Matrix(64, 128, 1, element, 512, 0.3, block=(32, 64), features=features)
+    gains = [gain_in_chain(schedule, matrix, tokens) for tokens in (0, 1, 1000)]
+    assert all(0 < gain < 100 for gain in gains), gains
