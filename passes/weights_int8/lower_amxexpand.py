@@ -44,7 +44,8 @@ _EXPANDED_ROW, _TILE, _ELEMENT, _STORED = 6.2, 16.0, 0.45, 3.0
 
 
 def _storage(matrix: Matrix) -> VnniMap | TileMap | None:
-    if matrix.element not in _FEATURES or not _FEATURES[matrix.element] <= matrix.features:
+    able = matrix.element in _FEATURES and _FEATURES[matrix.element] <= matrix.features
+    if not able or not matrix.columns:  # there is always a first tile
         return None
     return VnniMap(matrix.reduction, 32) if matrix.element == "bf16" else _in_chains(matrix)
 

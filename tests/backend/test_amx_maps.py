@@ -69,10 +69,11 @@ def test_no_tile_is_spilled() -> None:
     assert counts == {"vpexpandb": 32, "tdpbsud": 8, "tdpbssd": 2, "tilestored": 5}
 
 
-def test_a_machine_without_the_instructions_is_refused() -> None:
-    named = Target.named("avx512")
+@pytest.mark.parametrize(("target", "columns"), [("avx512", 64), ("amx", 0)])
+def test_what_has_no_instructions_or_no_tiles_is_refused(target: str, columns: int) -> None:
+    named = Target.named(target)
     with pytest.raises(CompileError, match="no amxexpand schedule"):
-        compile_region(contract_of(bytes_of(64, 64), "MK", named), schedule="amxexpand", target=named)
+        compile_region(contract_of(bytes_of(64, columns), "MK", named), schedule="amxexpand", target=named)
 
 
 class Block(nn.Module):

@@ -30,19 +30,22 @@ def model(block: tuple[int, int]) -> nn.Sequential:
 @pytest.mark.parametrize(
     ("tokens", "block", "schedule", "chosen"),
     [
-        (200, (32, 32), "auto", "bf16dot"),
-        (200, (1, 1), "auto", "pairs"),
-        (200, (1, 1), "kblock", "kblock"),
-        (5, (1, 1), "expand", "expand"),
-        (40, (32, 32), "bf16dot", "bf16dot"),
+        (200, (32, 32), "auto", {"bf16dot", "amxcolumns"}),
+        (200, (1, 1), "auto", {"pairs", "amxexpand"}),
+        (200, (1, 1), "kblock", {"kblock"}),
+        (5, (1, 1), "expand", {"expand"}),
+        (40, (32, 32), "bf16dot", {"bf16dot"}),
     ],
 )
-def test_medium_multiplies_in_bf16_and_sums_in_f32(tokens: int, block: tuple[int, int], schedule: str, chosen: str) -> None:
+def test_medium_multiplies_in_bf16_and_sums_in_f32(
+    tokens: int, block: tuple[int, int], schedule: str, chosen: set[str]
+) -> None:
+    """With AMX tiles are chosen."""
     layers, x = model(block), torch.randn(tokens, 256)
     expected = copy.deepcopy(layers).double()(x.double())
     torch.set_float32_matmul_precision("medium")
     run = compile_and_run(layers, x, schedule=schedule)
-    assert [d.schedule for d in run.regions] == [chosen] * 2
+    assert len(run.regions) == 2 and {d.schedule for d in run.regions} <= chosen
     assert all("in bf16" in d.reason for d in run.regions)
     assert run.output.dtype is torch.float32
     error = (run.output - expected).abs().max() / expected.abs().max()
