@@ -96,14 +96,16 @@ class AttentionInTiles(AttentionInPairs):
                 scf.YieldOp(self._multiply_values(tiles.induction_variable, first, list(tiles.inner_iter_args)))
             for v, total in enumerate(tiles.results):
                 x86.TileStoreOp(self.sums, [index(0), frame.at(v)], total)
-            with loop(index(0), index(KEYS), index(1)) as features:
-                n = features.induction_variable
-                sums = [vector.load(frame.vec, self.sums, [n, frame.at(v)]) for v in self.vectors]
+            with loop(index(0), index(KEYS), index(self.keys_at_once)) as several:
+                features = [arith.addi(several.induction_variable, index(a)) for a in range(self.keys_at_once)]
+                sums = [vector.load(frame.vec, self.sums, [n, frame.at(v)]) for n in features for v in self.vectors]
                 if self.causal:
-                    sums = self._later(seen, count, arith.addi(first, n), sums)
-                m = arith.addi(arith.addi(result, blocks.induction_variable), n)
-                for v, total in enumerate(sums):
-                    frame.store(arith.mulf(total, inverse[v]), self.op.operation.results[0], m, v)
+                    sums = self._later(seen, count, [arith.addi(first, n) for n in features], sums)
+                place = arith.addi(result, blocks.induction_variable)
+                for i, total in enumerate(sums):
+                    a, v = divmod(i, frame.vectors)
+                    row_of_y = arith.addi(place, features[a])
+                    frame.store(arith.mulf(total, inverse[v]), self.op.operation.results[0], row_of_y, v)
 
     def _multiply_values(self, number: ir.Value, row: ir.Value, carried: Sequence[ir.Value]) -> list[ir.Value]:
         """sums + 16 features of the values of a tile of keys, weighed."""
@@ -135,11 +137,11 @@ class AttentionInTiles(AttentionInPairs):
             place = arith.addi(arith.addi(at, arith.muli(stride, index(n))), key)
             vector.store(vector.maskedload(line, self.halves, [place], mask, zeros(line)), self.tiles[0], [index(n), index(0)])
 
-    def _later(self, seen: ir.Value, count: ir.Value, row: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + a feature of the values of the tiles of keys that some query must not see."""
+    def _later(self, seen: ir.Value, count: ir.Value, rows: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + features of the values of the tiles of keys that some query must not see."""
         with loop(seen, count, index(1), sums) as tiles:
             origin, taken, stride = self._tile(tiles.induction_variable)
             base = arith.addi(self.sequence.values, arith.muli(tiles.induction_variable, self.sequence.tile))
-            place = arith.addi(base, arith.muli(row, self._in_elements(stride)))
-            scf.YieldOp(self._weighted(origin, taken, [place], list(tiles.inner_iter_args), True))
+            places = [arith.addi(base, arith.muli(row, self._in_elements(stride))) for row in rows]
+            scf.YieldOp(self._weighted(origin, taken, places, list(tiles.inner_iter_args), True))
         return list(tiles.results)

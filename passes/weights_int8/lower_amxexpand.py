@@ -108,7 +108,7 @@ AMXEXPAND = Family(
 
 @dataclass(frozen=True)
 class LowerAmxexpand:
-    """Lower products that expand pairs to tiles."""
+    """Lower products whose weights are expanded to tiles."""
 
     name: ClassVar[str] = "lower-amxexpand"
 
