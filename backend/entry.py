@@ -6,19 +6,18 @@ from typing import Any
 from torch import fx
 
 from gossamer.backend.attention.trace_gradients import trace_flex_gradients
-from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.calls.profile_marks import leave_out_profile_marks
-from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
-from gossamer.backend.given_back import give_back
+from gossamer.backend.compile_eval import compile_eval
+from gossamer.backend.compile_module import Compiler
+from gossamer.backend.dense import check_mode
+from gossamer.backend.eval_mode import in_eval_mode
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
 from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_for_sparse
-from gossamer.backend.report.options import MEASURING, Options
-from gossamer.backend.rewrite import SparseRewrite
-from gossamer.dialects.errors import GossamerError
-from gossamer.runtime.torch_internals import INDUCTOR, off
+from gossamer.backend.report.options import Options
+from gossamer.backend.static_results import split_static_results
 
 
 def sparse(
@@ -35,6 +34,7 @@ def sparse(
                         graphs) the sparse schedules are measured, too, instead of predicted (see `tune`)
     options             see `Options`
 
+    Of modules in eval mode, the forward pass is that of inference even if gradients are enabled (see `compile_eval`).
     A graph of operations on SparseTensors that cannot be compiled runs as without torch.compile, with a warning.
 
     Raises OptionError for an unknown mode or option; with {"strict": True}, GossamerError for what fails.
@@ -46,23 +46,11 @@ def sparse(
     check_disabled(parsed.disable)
     inputs = Inputs.of(gm, example_inputs)
     calibrate_at_first_use(inputs)
-    rewrite = SparseRewrite(inputs, parsed, measuring=parsed.max_autotune or mode in MEASURING)
-    wanted = parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs))
-    try:
-        if wanted and not off(INDUCTOR):
-            compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))
-        else:
-            compiled = eagerly(gm, example_inputs, rewrite)
-    except GossamerError as error:  # an operation on SparseTensors that exists in eager code alone
-        if parsed.strict:
-            raise
-        rewrite.give_up(error)
-        return gm.forward
-    called = rewrite.finish()
-    keep_with(compiled, called)
-    if called:
-        give_back()
-    return compiled
+    compiler = Compiler(parsed, mode)
+    apart = split_static_results(gm, inputs)
+    twice = compile_eval(gm, inputs, compiler) if in_eval_mode(gm.graph, inputs.values) else None
+    compiled = compiler.compile(gm, inputs, example_inputs) if twice is None else twice.__call__
+    return compiled if apart is None else apart.beside(compiled, twice is not None)
 
 
 trace_flex_gradients(sparse)

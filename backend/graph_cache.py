@@ -44,6 +44,7 @@ class Rewritten:
     modules     those that define the operations in the graph: where it comes from the cache, nobody else imports them
     decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
     lasting     whether it would come to the same in another process
+    impurity    why the graph may be computed once only (see `purity`); None if it may be computed twice
     """
 
     regions: Mapping[str, Callee]
@@ -53,6 +54,7 @@ class Rewritten:
     kernels: Sequence[str]
     seconds: Mapping[str, float]
     lasting: bool
+    impurity: str | None = None
 
 
 def version() -> str:
@@ -113,11 +115,9 @@ def remember(fingerprint: str, rewritten: Rewritten) -> None:
         log.info("graph cache: regions cannot be stored (%s), another process compiles the graph again", problem)
 
 
-def recall(fingerprint: str) -> list[object] | None:
-    """Makes what a graph calls that torch has found in its cache known, and records the decisions about it.
-
-    What is returned is known as long as it is kept. None if it is not on disk, or not whole: compile the graph again.
-    """
+def recall(fingerprint: str) -> Rewritten | None:
+    """The result of rewriting a graph that torch has found in its cache. None if it is not on disk, or not whole: compile the
+    graph again."""
     entry = disk_cache.read(_key(fingerprint))
     if entry is None:
         return None
@@ -126,6 +126,11 @@ def recall(fingerprint: str) -> list[object] | None:
     except Exception as problem:  # whatever unpickling may raise
         log.info("graph cache: regions cannot be restored (%s), the graph is compiled again", problem)
         return None
+    return found
+
+
+def restore(found: Rewritten) -> list[object]:
+    """Makes what such a graph calls known, as long as the result is kept, and records the decisions about it."""
     for module in found.modules:
         import_module(module)
     called: list[object] = [region_op.add(key, region) for key, region in found.regions.items()]

@@ -5,6 +5,7 @@ compiles them: `compile_graph.py` is the door to that.
 """
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -12,6 +13,7 @@ from torch import fx
 from gossamer.backend import graph_cache
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
+from gossamer.backend.graph.purity import Impure, impurity
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
@@ -23,19 +25,24 @@ class SparseRewrite(CustomGraphPass):
     """Rewrites the graphs of one compilation in place, and records the decisions about them.
 
     With `measuring` (mode="max-autotune"), decisions are made by measurement where the tuning database does not know better.
+    With `pure`, raises Impure for a graph that may not be computed a second time.
     """
 
-    def __init__(self, inputs: Inputs, options: Options, measuring: bool = False) -> None:
+    def __init__(self, inputs: Inputs, options: Options, measuring: bool = False, pure: bool = False) -> None:
         self._inputs: Inputs | None = inputs
-        self._options, self._measuring = options, measuring
+        self._options, self._measuring, self._pure = options, measuring, pure
         self._dump = Dump(options.dump_ir) if options.dump_ir else None
         self._seen = False
+        self._impurity: str | None = None
         self._fingerprint: str | None = None
         self._called: list[object] = []
 
     def __call__(self, graph: fx.Graph) -> None:
         if off(REGIONS) or self._inputs is None or not self._inputs.is_whole(graph):
             return  # `finish` says so
+        self._impurity = impurity(graph, self._inputs)
+        if self._pure and self._impurity:
+            raise Impure(self._impurity)
         self._seen = True
         with disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
             self._rewrite(graph, self._inputs)
@@ -52,7 +59,7 @@ class SparseRewrite(CustomGraphPass):
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         record(rewritten.decisions, rewritten.kernels, rewritten.seconds)
         if self._fingerprint is not None and rewritten.lasting:
-            graph_cache.remember(self._fingerprint, rewritten)
+            graph_cache.remember(self._fingerprint, replace(rewritten, impurity=self._impurity))
 
     def keep(self) -> bool:
         """Has torch keep the rewritten graph on disk, and keeps its regions there; False if that is not to be."""
@@ -63,9 +70,11 @@ class SparseRewrite(CustomGraphPass):
     def done(self) -> bool:
         """Whether the graph has come by, or torch had it in its cache and its regions are known again."""
         if not self._seen and self._fingerprint is not None:
-            called = graph_cache.recall(self._fingerprint)
-            self._seen = called is not None
-            self._called += called or ()
+            found = graph_cache.recall(self._fingerprint)
+            if found is not None and self._pure and found.impurity:
+                raise Impure(found.impurity)
+            self._seen = found is not None
+            self._called += graph_cache.restore(found) if found is not None else ()
         return self._seen
 
     def finish(self) -> list[object]:

@@ -47,6 +47,7 @@ DDP = "gossamer.data_parallel"
 EXCHANGE = "gossamer.ShardedRows"
 SHARDED = "a quick look at weights beside FSDP2"
 OPTIMIZERS = "compiled steps of optimizers on SparseTensors"
+EVAL = "gradients of models in eval mode when they are asked for"
 SHORT_WAY = "operations of SparseTensors without torch's dispatcher"
 SPARSE_SUM = "torch.sparse.sum of a SparseTensor"
 ATTENTION = "attention under masks"
@@ -287,6 +288,13 @@ PRIVATE = {
     "dynamo_config": Private("torch._dynamo:config", "whether Dynamo's code marks what it does", MARKS),
     "dynamo_callbacks": Private("torch._dynamo.callback:callback_handler", "when a frame is compiled", MARKS),
     "CompileContext": Private("torch._guards:CompileContext", "whether one is being compiled", MARKS, Absent),
+    "AttrSource": Private("torch._dynamo.source:AttrSource", "the mode of a module", EVAL, Absent),
+    "GuardBuilder": Private("torch._dynamo.guards:GuardBuilder", "that it stays", EVAL, Absent),
+    "install_guard": Private("torch._dynamo.guards:install_guard", "that it stays", EVAL, lambda *_: None),
+    "set_grad_enabled": Private("torch._C:_set_grad_enabled", "what graphs call", EVAL),
+    "TracingContext": Private("torch._guards:TracingContext", "what is known of open sizes", EVAL, Absent),
+    "tracing": Private("torch._guards:tracing", "tracing once more", EVAL, lambda _: nullcontext()),
+    "compile_context": Private("torch._guards:compile_context", "compiling once more", EVAL, lambda _: nullcontext()),
     "profiler": Private(
         "torch.autograd.profiler:_is_profiler_enabled", "whether a profiler watches", SHORT_WAY,
         SimpleNamespace(_is_profiler_enabled=True), changing=True,

@@ -83,8 +83,8 @@ def test_schedules(schedule: str) -> None:
 
 
 def test_without_a_cpp_compiler_the_remainder_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.backend.entry.has_cpp_compiler", lambda: False)
-    monkeypatch.setattr("gossamer.backend.entry.with_inductor", None)
+    monkeypatch.setattr("gossamer.backend.compile_module.has_cpp_compiler", lambda: False)
+    monkeypatch.setattr("gossamer.backend.compile_module.with_inductor", None)
     model, x = prune_(nn.Sequential(nn.Linear(64, 48), nn.LayerNorm(48))).eval(), torch.randn(5, 64)
     run = compile_and_run(model, x, dense="auto")
     assert len(run.regions) == 1

@@ -32,7 +32,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_document_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.backend.entry.has_cpp_compiler", lambda: False)  # which takes its time
+    monkeypatch.setattr("gossamer.backend.compile_module.has_cpp_compiler", lambda: False)  # which takes its time
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) == 7
     names: dict[str, object] = {}

@@ -1,0 +1,161 @@
+"""A forward pass without anything saved for gradients, which is computed again if somebody calls backward.
+
+    y = inference(*inputs)      what a call costs: chains, several results, nothing saved but the inputs
+    y.sum().backward()          computes y again, as a training graph does, and then its gradients
+
+A model in eval mode is mostly called with gradients enabled and hardly ever differentiated. Who does call backward regularly
+gets the training graph at once: see `_Habit`.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.runtime.torch_internals import SingleLevelFunction
+
+
+@dataclass(eq=False)
+class Recomputed:
+    """A function of tensors and numbers that can be computed in three ways. Results are the same but for rounding.
+
+    inference  as fast as possible, called without gradients
+    training   with gradients, but not with gradients of gradients; called with gradients enabled
+    plain      with all gradients: PyTorch's own operations, one by one
+    constant   the positions of those results that have no gradient
+    static     the positions of those inputs that are parameters or buffers
+    moving     of those that are other tensors
+    numbers    of those that are numbers
+    context    what the recomputation is to run in: the autocast state of the forward pass
+    """
+
+    inference: Callable[..., Sequence[Any]]
+    training: Callable[..., Sequence[Any]]
+    plain: Callable[..., Sequence[Any]]
+    constant: Sequence[int]
+    static: Sequence[int]
+    moving: Sequence[int]
+    numbers: Sequence[int]
+    context: Callable[[], AbstractContextManager[Any]]
+    habit: "_Habit" = field(default_factory=lambda: _Habit())
+
+    def __post_init__(self) -> None:
+        self.static_of, self.moving_of, self.numbers_of = map(_picker, (self.static, self.moving, self.numbers))
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        if self.habit.differentiates():
+            return self.training(*inputs)
+        results: Sequence[Any] = _Recomputation.apply(self, *inputs)
+        return results
+
+    def gradients(self, inputs: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The gradient of each input for these of the results, None where there is none; with gradients of their own if
+        gradients are enabled."""
+        again = torch.is_grad_enabled()
+        # Hooks of the inputs belong to the caller's graph, so that neither way may differentiate these themselves.
+        leaves = [_alias(each, again) if isinstance(each, torch.Tensor) else each for each in inputs]
+        with torch.enable_grad(), self.context():
+            results = self.plain(*leaves) if again else self.training(*leaves)
+        wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        pairs = [(y, t) for y, t in zip(results, tangents, strict=True) if t is not None and y.requires_grad]
+        if not pairs or not wanted:
+            return [None] * len(inputs)
+        values, given = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(values, wanted, given, create_graph=again, allow_unused=True))
+        return [next(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in leaves]
+
+
+class _Recomputation(SingleLevelFunction):  # torch.autograd.Function looks at every argument, for torch.func
+    @staticmethod
+    def forward(ctx: Any, function: Recomputed, *inputs: Any) -> Any:
+        results = function.inference(*inputs)
+        ctx.function = function
+        # To save hundreds of parameters as autograd does takes it half a microsecond each.
+        ctx.static = function.static_of(inputs)
+        ctx.versions = list(map(_VERSION, ctx.static))
+        ctx.save_for_backward(*function.moving_of(inputs))
+        ctx.numbers = function.numbers_of(inputs)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(results[place] for place in function.constant))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        function: Recomputed = ctx.function
+        function.habit.asked()
+        moving = ctx.saved_tensors  # raises if one of them was written to since
+        for tensor, version in zip(ctx.static, ctx.versions, strict=True):
+            if tensor._version != version:
+                raise RuntimeError(_WRITTEN.format(tuple(tensor.shape), tensor._version, version))
+        inputs = dict(zip(function.static, ctx.static, strict=True))
+        inputs |= dict(zip(function.moving, moving, strict=True))
+        inputs |= dict(zip(function.numbers, ctx.numbers, strict=True))
+        return None, *function.gradients([inputs[place] for place in range(len(inputs))], tangents)
+
+
+_VERSION = attrgetter("_version")
+_WRITTEN = (
+    "one of the variables needed for gradient computation has been modified by an inplace operation: a parameter or buffer of "
+    "shape {} is at version {}; expected version {} instead. The model is in eval mode, so its backward pass computes the "
+    "forward pass again and needs all parameters as they were. Call backward before you change them, or call model.train()."
+)
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A quick function that picks the elements at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: [values[place] for place in places]
+
+
+def _alias(tensor: torch.Tensor, connected: bool) -> torch.Tensor:
+    """The same values without the tensor's hooks, with its history or without."""
+    if connected:
+        return tensor.view_as(tensor)
+    apart = tensor.detach()
+    return (
+        nn.Parameter(apart, tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter)
+        else apart.requires_grad_(tensor.requires_grad)
+    )
+
+
+@dataclass
+class _Habit:
+    """Whether the caller differentiates most passes; then computing them twice does not pay.
+
+    Once that is so, the next passes are taken to be differentiated too, ever more of them. After those a few are computed as
+    in inference again, to see whether it still is so.
+    """
+
+    passes: int = 0
+    differentiated: int = 0
+    certain: int = 0
+    confidence: int = 1
+
+    def differentiates(self) -> bool:
+        """Whether backward is to be expected after the pass that begins now."""
+        if self.certain:
+            self.certain -= 1
+            return True
+        if self.differentiated >= _FEW and 2 * self.differentiated >= self.passes:
+            self.confidence = min(_MOST, 8 * self.confidence)
+            self.passes, self.differentiated, self.certain = 0, 0, self.confidence
+            return True
+        if self.passes >= _RECENT:  # what was long ago counts less
+            self.confidence = self.confidence if self.differentiated else 1
+            self.passes //= 2
+            self.differentiated //= 2
+        self.passes += 1
+        return False
+
+    def asked(self) -> None:
+        """To be called when gradients of a pass are asked for that was computed as in inference."""
+        self.differentiated += 1
+
+
+_FEW, _RECENT, _MOST = 2, 8, 512

@@ -1,0 +1,135 @@
+"""A graph in eval mode whose gradients are enabled: compiled as for inference, and for gradients when somebody asks for them.
+
+inference   compiled without gradients, at once
+training    compiled with gradients, at the first backward
+plain       the graph as Dynamo made it, for gradients of gradients
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls.recomputed import Recomputed
+from gossamer.backend.compile_module import Compiler
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.purity import Impure
+from gossamer.runtime.torch_internals import CompileContext, TracingContext, compile_context, set_grad_enabled, tracing
+
+
+def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler) -> Recomputed | None:
+    """The function that a graph of modules in eval mode computes; None where it cannot be computed a second time.
+
+    To be called while Dynamo compiles the frame of `module`.
+    """
+    once = _copy(module)
+    for node in once.graph.find_nodes(op="call_function", target=set_grad_enabled):
+        once.graph.erase_node(node)  # where gradients are off, Dynamo makes none
+    try:
+        with torch.no_grad():
+            inference = compiler.compile(once, replace(inputs, module=once), inputs.values, pure=True)
+    except Impure:
+        return None
+    results = [node.meta.get("example_value") if isinstance(node, fx.Node) else None for node in _results(module.graph)]
+    tensors = [(place, result) for place, result in enumerate(results) if isinstance(result, torch.Tensor)]
+    places = [place for place, value in enumerate(inputs.values) if isinstance(value, torch.Tensor)]
+    context = partial(_autocast, [(kind, *_autocast_state(kind)) for kind in _device_types(inputs)])
+    return Recomputed(
+        inference=inference,
+        training=_Training(_copy(module), compiler, context),
+        plain=module.forward,
+        constant=[place for place, result in tensors if not result.requires_grad],
+        static=sorted(inputs.statics),
+        moving=[place for place in places if place not in inputs.statics],
+        numbers=[place for place in range(len(inputs.values)) if place not in places],
+        context=context,
+    )
+
+
+class _Training:
+    """A module's function with gradients, compiled at the first call.
+
+    Dynamo's guards of the frame are complete by then. Where compiling it restricts open sizes further, that is looked up at
+    each call, and other sizes are computed by the module itself.
+    """
+
+    def __init__(self, module: fx.GraphModule, compiler: Compiler, context: Callable[[], Any]) -> None:
+        self._module, self._compiler, self._context = module, compiler, context
+        self._tracing, self._compiling = TracingContext.try_get(), CompileContext.try_get()
+        self._compiled: Callable[..., Any] | None = None
+        self._guard: Callable[[Sequence[Any]], bool] = lambda _: True
+
+    @torch.compiler.disable
+    def __call__(self, *inputs: Any) -> Any:
+        if self._compiled is None:
+            try:
+                self._compile(inputs)
+            except Exception as problem:
+                if self._compiler.options.strict:
+                    raise
+                warnings.warn(
+                    f"gossamer: the gradients of a model in eval mode could not be compiled ({type(problem).__name__}: "
+                    f"{problem}). They are computed as without torch.compile.",
+                    stacklevel=2,
+                )
+                self._compiled = self._module.forward
+        compiled = self._compiled if self._guard(inputs) else self._module.forward
+        assert compiled is not None
+        return compiled(*inputs)
+
+    def _compile(self, inputs: Sequence[Any]) -> None:
+        traced = [node.meta["example_value"] for node in self._module.graph.find_nodes(op="placeholder")]
+        shapes = getattr(self._tracing.fake_mode, "shape_env", None) if self._tracing is not None else None
+        known = len(shapes.guards) if shapes is not None else 0
+        with tracing(self._tracing), compile_context(self._compiling), self._context(), torch.enable_grad():
+            module = _copy(self._module)
+            self._compiled = self._compiler.compile(module, Inputs.of(module, inputs), traced)
+        if shapes is not None and len(shapes.guards) > known:
+            code = shapes.produce_guards_expression(traced, guards=shapes.guards[known:])
+            if code is not None:
+                self._guard = partial(shapes.evaluate_guards_expression, code)
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    """A module that computes the same: compiling changes the graph. What Dynamo notes about its inputs is the copy's, too."""
+    graph, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    returned = graph.graph_copy(module.graph, nodes)
+    graph.output(returned)
+    for node, copied in nodes.items():
+        if hasattr(node, "_dynamo_source"):
+            copied._dynamo_source = node._dynamo_source
+    copy = fx.GraphModule(module, graph)
+    for name in ("_param_name_to_source", "_source_to_user_stacks"):
+        if hasattr(module, name):
+            setattr(copy, name, getattr(module, name))
+    copy.meta.update(module.meta)
+    return copy
+
+
+def _results(graph: fx.Graph) -> Sequence[Any]:
+    found: Any = graph.output_node().args[0]
+    return found
+
+
+def _device_types(inputs: Inputs) -> set[str]:
+    return {value.device.type for value in inputs.values if isinstance(value, torch.Tensor)} - {"meta"}
+
+
+def _autocast_state(kind: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+@contextmanager
+def _autocast(states: Sequence[tuple[str, bool, torch.dtype]]) -> Iterator[None]:
+    """The autocast state in which the forward pass ran."""
+    if not states:
+        yield
+        return
+    (kind, enabled, dtype), *others = states
+    with torch.autocast(kind, dtype=dtype, enabled=enabled), _autocast(others):
+        yield

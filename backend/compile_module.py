@@ -1,0 +1,57 @@
+"""One of Dynamo's graphs, compiled for the grad mode of the moment: sparse regions by Gossamer, the rest by Inductor or op by
+op."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from gossamer.backend.calls.lifetime import keep_with
+from gossamer.backend.dense import eagerly, has_cpp_compiler, has_triton_for, with_inductor
+from gossamer.backend.given_back import give_back
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.report.options import MEASURING, Options
+from gossamer.backend.rewrite import SparseRewrite
+from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.torch_internals import INDUCTOR, off
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Compiles graphs with these options and this mode of torch.compile."""
+
+    options: Options
+    mode: str | None
+
+    def compile(
+        self, module: fx.GraphModule, inputs: Inputs, traced: Sequence[Any], *, pure: bool = False
+    ) -> Callable[..., Any]:
+        """A function of the placeholders' values that returns a sequence, as the module does.
+
+        inputs  of the module, with real tensors
+        traced  what the module is traced with: the same tensors, or fake ones
+        pure    raise `Impure` for a graph whose results are not a function of the inputs alone
+
+        A graph of operations on SparseTensors that cannot be compiled runs as without torch.compile, with a warning.
+        Under `strict`, GossamerError for what fails.
+        """
+        options, mode = self.options, self.mode
+        rewrite = SparseRewrite(inputs, options, measuring=options.max_autotune or mode in MEASURING, pure=pure)
+        inductor = options.dense == "auto" and has_cpp_compiler() and has_triton_for(inputs.values)
+        try:
+            if (inductor or options.dense == "inductor") and not off(INDUCTOR):
+                mode = mode or (MEASURING[-1] if options.max_autotune else None)
+                compiled = with_inductor(module, traced, rewrite, mode)
+            else:
+                compiled = eagerly(module, traced, rewrite)
+        except GossamerError as error:  # an operation on SparseTensors that exists in eager code alone
+            if options.strict:
+                raise
+            rewrite.give_up(error)
+            return module.forward
+        called = rewrite.finish()
+        keep_with(compiled, called)
+        if called:
+            give_back()
+        return compiled

@@ -1,0 +1,82 @@
+"""Whether a graph belongs to modules in eval mode, although its gradients are enabled.
+
+    model.eval()
+    y = model(x)                gradients are on, as ever, and hardly anybody calls backward
+
+Dynamo does not tell a backend in which mode a module is. It does say where each parameter comes from: `L['self'].fc.weight`.
+So the modules are looked up where Dynamo looks, and their mode becomes a guard. A call after `train()` compiles anew.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.runtime.torch_internals import (
+    EVAL,
+    AttrSource,
+    GuardBuilder,
+    InstructionTranslator,
+    dynamo_config,
+    install_guard,
+    is_fake,
+    is_traceable_wrapper_subclass,
+    off,
+)
+
+
+def in_eval_mode(graph: fx.Graph, inputs: Sequence[Any]) -> bool:
+    """Whether gradients are enabled, an input requires them, and all modules that own one of the inputs are in eval mode.
+
+    Installs the guards that this answer depends on. To be asked while Dynamo compiles the frame of `graph`.
+    False for inputs that are not plain tensors with values and versions, and where no module is found.
+    """
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
+        return False
+    if any(is_fake(each) or each.is_inference() or is_traceable_wrapper_subclass(each) for each in tensors):
+        return False
+    if off(EVAL) or dynamo_config.compiled_autograd:
+        return False
+    owners = _modules(graph)
+    outermost = [source for source, _ in owners.values() if not any(s.name in owners for s in _outside(source))]
+    install_guard(*(AttrSource(source, "training").make_guard(GuardBuilder.CONSTANT_MATCH) for source in outermost))
+    return bool(owners) and not any(module.training for _, module in owners.values())
+
+
+def _modules(graph: fx.Graph) -> dict[str, tuple[Any, torch.nn.Module]]:
+    """The modules that the inputs of a graph lie in, at any depth, each by its source's name and with its source."""
+    translator = InstructionTranslator.current_tx()
+    frame = getattr(getattr(translator, "output", None), "root_tx", None)
+    found, cache = dict[str, tuple[Any, torch.nn.Module]](), dict[Any, Any]()
+    if frame is None:  # not a graph of Dynamo's
+        return found
+    scope = {"G": frame.f_globals, "L": frame.f_locals}
+    for node in graph.find_nodes(op="placeholder"):
+        for source in _outward(getattr(node.meta.get("grapharg"), "source", None)):
+            if source.name in found:
+                break
+            try:
+                value = source.get_value(scope, {}, cache)
+            except Exception:  # whatever looking it up may raise: it is not in a module
+                continue
+            if isinstance(value, torch.nn.Module):
+                found[source.name] = source, value
+    return found
+
+
+def _outward(source: Any) -> Iterator[Any]:
+    """A source and what it is taken from, from the inside out."""
+    while source is not None:
+        yield source
+        source = _base(source)
+
+
+def _outside(source: Any) -> Iterator[Any]:
+    """What a source is taken from; some sources only say again, more precisely, what another one is."""
+    return (each for each in _outward(source) if each.name != source.name)
+
+
+def _base(source: Any) -> Any:
+    return getattr(source, "base", None)

@@ -1,0 +1,52 @@
+"""Whether what a traced graph returns is a function of its inputs alone, so that it may be computed a second time."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.inputs import Inputs, written_by
+from gossamer.runtime.torch_internals import OpOverload
+
+
+class Impure(Exception):
+    """A graph may be computed once only; the message says why."""
+
+
+def impurity(graph: fx.Graph, inputs: Inputs) -> str | None:
+    """Why an inference graph may be computed once only: it draws random numbers, writes to an input, or returns a view of one
+    that has gradients. None if it may be computed twice."""
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):
+            return f"{node.target} draws random numbers"
+    for node in written_by(graph):
+        return f"it writes to its input {node.name}"
+    for result in graph.output_node().args[0]:
+        node = _viewed(result)
+        if isinstance(node, fx.Node) and node.op == "placeholder" and _has_gradients(inputs.value(node)):
+            return f"it returns a view of its input {node.name}"
+    return None
+
+
+_DRAWS_NOTHING = {"dropout_p": 0, "train": False, "training": False}
+"""Values of arguments for which an operation that could draw random numbers does not."""
+
+
+def _draws(node: fx.Node) -> bool:
+    operation: Any = node.target
+    for place, argument in enumerate(operation._schema.arguments):
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        if argument.name in _DRAWS_NOTHING and given is not None and given == _DRAWS_NOTHING[argument.name]:
+            return False
+    return True
+
+
+def _viewed(node: object) -> object:
+    """What a tensor shares its memory with, going back through views."""
+    while isinstance(node, fx.Node) and isinstance(node.target, OpOverload) and node.target.is_view:
+        node = node.args[0]
+    return node
+
+
+def _has_gradients(value: torch.Tensor | None) -> bool:
+    return value is not None and value.requires_grad

@@ -1,0 +1,155 @@
+"""Results of a graph that depend on parameters and buffers alone: computed when these change, not at every call.
+
+    def hook(layer, inputs):                            torch.nn.utils.prune, and the older weight_norm, work like this
+        layer.weight = layer.weight_orig * layer.mask
+
+Dynamo keeps what the hook writes to the module: the graph returns each masked weight, and must compute it even if only sparse
+kernels read it. Such results are taken out of the graph, so that the rest is what it would be without hooks.
+
+    def graph(x, orig, mask):               def graph(x, orig, mask):              beside it, for as long as `orig` and
+        weight = mask.to(float) * orig  →       return linear(x, mask * orig)      `mask` do not change:
+        return linear(x, weight), weight                                           weight = mask.to(float) * orig
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls.recomputed import Recomputed
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.runtime.remembered import Made
+from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass
+
+_NEW: set[Any] = {
+    operator.mul, operator.truediv, operator.add, operator.sub, torch.mul, torch.div, torch.where, torch._weight_norm,
+}  # fmt: skip
+"""Functions whose results lie in memory of their own."""
+
+_FUNCTIONS = _NEW | {torch.mv, torch.dot, torch.norm}
+_METHODS = {"to", "type_as", "float", "mul", "div", "view", "reshape", "permute", "expand", "expand_as", "unsqueeze"}
+"""What such results are computed with: nothing that writes to its arguments or draws random numbers."""
+
+
+@dataclass
+class StaticResults:
+    """Some results of a graph.
+
+    places   where they stand among all results, ascending
+    constant which of them have no gradients
+    inputs   the places of the inputs that they depend on
+    compute  computes them from these inputs
+    """
+
+    places: Sequence[int]
+    constant: Sequence[int]
+    inputs: Sequence[int]
+    compute: Callable[..., Sequence[torch.Tensor]]
+    _made: Made[tuple[list[torch.Tensor], list[int]]] | None = field(default=None, init=False)
+
+    def remembered(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """The results for these inputs, without gradients: those of the last call if nothing was written to any of them."""
+        made = self._made
+        if made is None or not made.is_current(inputs) or made.value[1] != _state(inputs, made.value[0]):
+            made = Made(inputs, "uncounted", self._forget)
+            with torch.no_grad():
+                results = list(self.compute(*inputs))
+            made.value = results, _state(inputs, results)
+            self._made = made
+        return made.value[0]
+
+    def _forget(self, _: object) -> None:
+        self._made = None
+
+    def beside(self, compiled: Callable[..., Sequence[Any]], twice: bool) -> Callable[..., Sequence[Any]]:
+        """A function that has all results of the graph.
+
+        compiled  a function of the graph's inputs that has the others
+        twice     whether gradients are enabled, and hardly ever asked for (see `Recomputed`)
+        """
+        needed, values = self.inputs, self._function(twice)
+
+        def with_static_results(*inputs: Any) -> list[Any]:
+            results = list(compiled(*inputs))
+            for place, value in zip(self.places, values(*[inputs[n] for n in needed]), strict=True):
+                results.insert(place, value)
+            return results
+
+        return with_static_results
+
+    def _function(self, twice: bool) -> Callable[..., Sequence[torch.Tensor]]:
+        if not torch.is_grad_enabled() or len(self.constant) == len(self.places):
+            return self.remembered
+        if not twice:
+            return self.compute
+        return Recomputed(
+            inference=lambda *inputs: [value.detach() for value in self.remembered(*inputs)],
+            training=self.compute,
+            plain=self.compute,
+            constant=self.constant,
+            static=range(len(self.inputs)),
+            moving=(),
+            numbers=(),
+            context=torch.enable_grad,
+        )
+
+
+def split_static_results(module: fx.GraphModule, inputs: Inputs) -> StaticResults | None:
+    """Takes the results that depend on static inputs alone out of a Dynamo graph, in place; None if there are none."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    written = {each for node in module.graph.nodes if _writes(node) for each in node.all_input_nodes}
+    static = {placeholders[n]: n for n in inputs.statics if _is_plain(inputs.values[n]) and placeholders[n] not in written}
+    computed = set(static)
+    for node in module.graph.nodes:
+        allowed = node.target in (_FUNCTIONS if node.op == "call_function" else _METHODS if node.op == "call_method" else ())
+        if allowed and node.all_input_nodes and computed.issuperset(node.all_input_nodes) and node not in written:
+            computed.add(node)
+    output = module.graph.output_node()
+    returned: Any = output.args[0]
+    places = [n for n, node in enumerate(returned) if node in computed and node.op == "call_function" and node.target in _NEW]
+    if not places or len(set(returned)) < len(returned):
+        return None
+    constant = [n for n, place in enumerate(places) if not returned[place].meta["example_value"].requires_grad]
+    compute, needed = _apart(module, [returned[n] for n in places], static)
+    output.args = (tuple(node for n, node in enumerate(returned) if n not in places),)
+    module.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node not in computed)
+    module.recompile()
+    return StaticResults(places, constant, needed, compute)
+
+
+def _apart(
+    module: fx.GraphModule, results: Sequence[fx.Node], static: dict[fx.Node, int]
+) -> tuple[Callable[..., Any], list[int]]:
+    """A function that computes these nodes alone, and the numbers of the inputs that it takes."""
+    needed, pending = set[fx.Node](), list(results)
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending += node.all_input_nodes
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in module.graph.nodes:
+        if node in needed:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output([copies[node] for node in results])
+    return fx.GraphModule(module, graph).forward, [static[node] for node in copies if node in static]
+
+
+def _state(inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[int]:
+    """Changes if an input comes to lie elsewhere in its storage, or if somebody writes to a result."""
+    return [*(each.data_ptr() for each in inputs), *(each._version for each in results)]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not is_fake(value) and not is_traceable_wrapper_subclass(value)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a node may write to an argument; Python's and torch's functions that do so have names that say it."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    inplace = name.endswith("_") or (name.startswith("i") and getattr(operator, name, None) is node.target)
+    mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    return inplace or mutable or name == "setitem" or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
