@@ -37,7 +37,7 @@ def test_explain() -> None:
 
 def test_explain_includes_the_backward() -> None:
     x = torch.randn(5, 64, requires_grad=True)
-    ops = [d.op for d in gossamer.explain(stack(), x, options=EAGER).decisions]
+    ops = [d.op for d in gossamer.explain(stack().train(), x, options=EAGER).decisions]
     assert ops == ["linear"] * 3 + ["linear backward"] * 3
 
 

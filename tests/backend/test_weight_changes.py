@@ -240,10 +240,11 @@ def test_copies_and_pickles_compile_for_themselves(model: nn.Module, x: Tensor) 
 
 
 @pytest.mark.parametrize("dense", ["eager", "inductor"])
-@pytest.mark.parametrize("grad", [False, True])
-def test_a_compiled_model_holds_no_tensors(model: nn.Module, dense: str, grad: bool) -> None:
+@pytest.mark.parametrize("mode", ["no_grad", "eval", "train"])
+def test_a_compiled_model_holds_no_tensors(model: nn.Module, dense: str, mode: str) -> None:
     x = torch.randn(5, 64)
-    run = compile_and_run(model, x, dense=dense, grad=grad, regions=3 if grad else 2)
+    model.train(mode == "train")
+    run = compile_and_run(model, x, dense=dense, grad=mode != "no_grad", regions=3 if mode == "train" else 2)
     dead = [weakref.ref(tensor.untyped_storage()) for tensor in (x, model[0].weight)]
     del x
     run.output = None
