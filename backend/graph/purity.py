@@ -21,7 +21,8 @@ def impurity(graph: fx.Graph, inputs: Inputs) -> str | None:
             return f"{node.target} draws random numbers"
     for node in written_by(graph):
         return f"it writes to its input {node.name}"
-    for result in graph.output_node().args[0]:
+    returned: Any = graph.output_node().args[0]
+    for result in returned:
         node = _viewed(result)
         if isinstance(node, fx.Node) and node.op == "placeholder" and _has_gradients(inputs.value(node)):
             return f"it returns a view of its input {node.name}"
