@@ -5,6 +5,7 @@ training    compiled with gradients, at the first backward
 plain       the graph as Dynamo made it, for gradients of gradients
 """
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,37 +63,42 @@ class _Training:
         self._module, self._compiler, self._context = module, compiler, context
         self._tracing, self._compiling = TracingContext.try_get(), CompileContext.try_get()
         self._compiled: Callable[..., Any] | None = None
+        self._lock = threading.Lock()
         self._guard: Callable[[Sequence[Any]], bool] = lambda _: True
 
     @torch.compiler.disable
     def __call__(self, *inputs: Any) -> Any:
         if self._compiled is None:
-            try:
-                self._compile(inputs)
-            except Exception as problem:
-                if self._compiler.options.strict:
-                    raise
-                warnings.warn(
-                    f"gossamer: the gradients of a model in eval mode could not be compiled ({type(problem).__name__}: "
-                    f"{problem}). They are computed as without torch.compile.",
-                    stacklevel=2,
-                )
-                self._compiled = self._module.forward
-        compiled = self._compiled if self._guard(inputs) else self._module.forward
-        assert compiled is not None
-        return compiled(*inputs)
+            with self._lock:
+                if self._compiled is None:  # else another thread was faster
+                    self._compiled = self._compile_or_warn(inputs)
+        return self._compiled(*inputs) if self._guard(inputs) else self._module.forward(*inputs)
 
-    def _compile(self, inputs: Sequence[Any]) -> None:
+    def _compile_or_warn(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            return self._compile(inputs)
+        except Exception as problem:
+            if self._compiler.options.strict:
+                raise
+            warnings.warn(
+                f"gossamer: the gradients of a model in eval mode could not be compiled ({type(problem).__name__}: "
+                f"{problem}). They are computed as without torch.compile.",
+                stacklevel=2,
+            )
+            return self._module.forward
+
+    def _compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         traced = [node.meta["example_value"] for node in self._module.graph.find_nodes(op="placeholder")]
         shapes = getattr(self._tracing.fake_mode, "shape_env", None) if self._tracing is not None else None
         known = len(shapes.guards) if shapes is not None else 0
         with tracing(self._tracing), compile_context(self._compiling), self._context(), torch.enable_grad():
             module = _copy(self._module)
-            self._compiled = self._compiler.compile(module, Inputs.of(module, inputs), traced)
+            compiled = self._compiler.compile(module, Inputs.of(module, inputs), traced)
         if shapes is not None and len(shapes.guards) > known:
             code = shapes.produce_guards_expression(traced, guards=shapes.guards[known:])
             if code is not None:
                 self._guard = partial(shapes.evaluate_guards_expression, code)
+        return compiled
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -276,6 +277,16 @@ def test_a_changed_weight_is_noticed() -> None:
         model.a.weight.mul_(-2)
     assert_same(function(x), model(x))
     assert_gradients(model, function, x)
+
+
+def test_several_threads_ask_for_the_first_gradients_at_once() -> None:
+    model, x = network(), torch.randn(16, 32)
+    function = run(model, x).function
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: gradients(model, function, x), range(4)))
+    for ours in found:
+        for a, b in zip(ours, gradients(model, model, x), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [0, 1])
