@@ -165,7 +165,7 @@ class _EdgeIndex:
             return args, kwargs
         at, values = coordinates(adjacency.format, adjacency.shape, adjacency.components), values_of(adjacency)
         if stores_fill(adjacency.format):
-            # `coordinate_list.set_places` asks for the fake mode, which Dynamo cannot trace here.
+            # `entries.set_places` asks for the fake mode, which Dynamo cannot trace here.
             edges = torch.ops.gossamer.set_places.default(within(adjacency.shape, at) & (values != 0))
             at, values = [crd.index_select(0, edges) for crd in at], values.index_select(0, edges)
         target, source = at

@@ -68,7 +68,7 @@ def coordinates(format: Format, shape: Sequence[int], components: Sequence[Tenso
             levels = [each.repeat_interleave(level.structured[0]) for each in levels]
             crd = arrays[number, "coordinates"]
         else:
-            positions = arrays[number, "positions"].long()
+            positions = as_int64(arrays[number, "positions"])
             counts = positions[1::2] - positions[::2] if level.kind == "loose_compressed" else positions.diff()
             levels = [each.repeat_interleave(counts) for each in levels]
             crd = arrays[number, "coordinates"]
