@@ -86,7 +86,8 @@ def _coordinates_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list
 
 def _places_cpu(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= extent):
-        raise IndexError(f"indices must be in [0, {extent}), got {int(index.min())} to {int(index.max())}")
+        at = int(((index < 0) | (index >= extent)).nonzero()[0])
+        raise IndexError(f"index {int(index[at])}, number {at}, is out of bounds for a dimension of size {extent}")
     by_name, order = index.long().sort(stable=True)
     first = torch.searchsorted(by_name, crd)
     times = torch.searchsorted(by_name, crd, right=True) - first

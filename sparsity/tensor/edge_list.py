@@ -47,7 +47,9 @@ def _is_size(size: object) -> bool:
 def _check(nodes: Tensor, extent: int, name: str) -> None:
     if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < extent:
         at = int(((nodes < 0) | (nodes >= extent)).nonzero()[0])
-        raise FormatError(f"{name} of edge {at} is node {int(nodes[at])}, must be in [0, {extent}): pass a larger size")
+        node = int(nodes[at])
+        instead = "pass a larger size" if node >= extent else "leave out the edges that -1 fills up, or number nodes from 0"
+        raise FormatError(f"{name} of edge {at} is node {node}, must be in [0, {extent}): {instead}")
 
 
 def _checked(nodes: Tensor, extent: int, name: str) -> Tensor:

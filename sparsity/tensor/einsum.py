@@ -44,7 +44,7 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     """
     if not isinstance(expression, str) or not all(isinstance(operand, Tensor) for operand in operands):
         kinds = ", ".join(type(each).__name__ for each in (expression, *operands))
-        raise EinsumError(f"einsum takes an expression such as 'ij,jk->ik' and tensors, got {kinds}")
+        raise EinsumError(f"einsum takes an expression such as 'ij,jk->ik' and tensors, got {kinds}: see torch.as_tensor")
     if isinstance(format, str) and format != "dense":
         format = format_of(format)
     if not torch.compiler.is_compiling():

@@ -159,4 +159,6 @@ def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
         return set_places(each.bool())
     if each.is_floating_point() or each.is_complex():
         raise IndexError(f"tensors used as indices must be integers or bools, got {each.dtype}")
+    if not torch.compiler.is_compiling() and bool((each < -extent).any()):  # which would be another one below
+        raise IndexError(f"index {int(each.min())} is out of bounds for dimension {dim} of size {extent}")
     return torch.where(each < 0, each + extent, each)
