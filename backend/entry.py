@@ -35,9 +35,9 @@ def sparse(
                         graphs) the sparse schedules are measured, too, instead of predicted (see `tune`)
     options             see `Options`
 
-    A graph of operations on SparseTensors that cannot be compiled runs as without torch.compile, with a warning.
+    A graph that cannot be compiled, or traced by torch, runs as without torch.compile, with a warning.
 
-    Raises OptionError for an unknown mode or option; with {"strict": True}, GossamerError for what fails.
+    Raises OptionError for an unknown mode or option; with {"strict": True}, the error of what fails.
     """
     watch_for_sparse(sparse)
     leave_out_profile_marks()
@@ -53,7 +53,7 @@ def sparse(
             compiled = with_inductor(gm, example_inputs, rewrite, mode or (MEASURING[-1] if parsed.max_autotune else None))
         else:
             compiled = eagerly(gm, example_inputs, rewrite)
-    except GossamerError as error:  # an operation on SparseTensors that exists in eager code alone
+    except (GossamerError, ValueError) as error:  # what exists in eager code alone, or views that torch's tracer refuses
         if parsed.strict:
             raise
         rewrite.give_up(error)
