@@ -33,8 +33,8 @@ class Compiler:
         traced  what the module is traced with: the same tensors, or fake ones
         pure    raise `Impure` for a graph whose results are not a function of the inputs alone
 
-        A graph of operations on SparseTensors that cannot be compiled runs as without torch.compile, with a warning.
-        Under `strict`, GossamerError for what fails.
+        A graph that cannot be compiled, or traced by torch, runs as without torch.compile, with a warning. Under `strict`,
+        raises the error of what fails.
         """
         options, mode = self.options, self.mode
         rewrite = SparseRewrite(inputs, options, measuring=options.max_autotune or mode in MEASURING, pure=pure)
@@ -45,7 +45,7 @@ class Compiler:
                 compiled = with_inductor(module, traced, rewrite, mode)
             else:
                 compiled = eagerly(module, traced, rewrite)
-        except GossamerError as error:  # an operation on SparseTensors that exists in eager code alone
+        except (GossamerError, ValueError) as error:  # what exists in eager code alone, or views that torch's tracer refuses
             if options.strict:
                 raise
             rewrite.give_up(error)

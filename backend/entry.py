@@ -35,9 +35,9 @@ def sparse(
     options             see `Options`
 
     Of modules in eval mode, the forward pass is that of inference even if gradients are enabled (see `compile_eval`).
-    A graph of operations on SparseTensors that cannot be compiled runs as without torch.compile, with a warning.
+    A graph that cannot be compiled, or traced by torch, runs as without torch.compile, with a warning.
 
-    Raises OptionError for an unknown mode or option; with {"strict": True}, GossamerError for what fails.
+    Raises OptionError for an unknown mode or option; with {"strict": True}, the error of what fails.
     """
     watch_for_sparse(sparse)
     leave_out_profile_marks()

@@ -14,10 +14,10 @@ from gossamer.backend import graph_cache
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.graph.purity import Impure, impurity
+from gossamer.backend.graph.strides import orders_of_results, restore_results
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
-from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import REGIONS, CustomGraphPass, disable_current_modes, off
 
 
@@ -45,7 +45,9 @@ class SparseRewrite(CustomGraphPass):
             raise Impure(self._impurity)
         self._seen = True
         with disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
+            traced, before = orders_of_results(graph), set(graph.nodes)
             self._rewrite(graph, self._inputs)
+            restore_results(graph, traced, before)
 
     def _rewrite(self, graph: fx.Graph, inputs: Inputs) -> None:
         from gossamer.backend.compile_graph import compile_graph  # with all of the compiler behind it
@@ -88,7 +90,7 @@ class SparseRewrite(CustomGraphPass):
         called, self._called = self._called, []
         return called
 
-    def give_up(self, error: GossamerError) -> None:
+    def give_up(self, error: Exception) -> None:
         """To be called instead of `finish` where compilation failed: says that the graph runs uncompiled."""
         inputs, self._inputs, self._called = self._inputs, None, []
         warnings.warn(

@@ -13,6 +13,7 @@ from gossamer.sparsity.tensor import (
     joining,
     layouts,
     memory,
+    numpy_functions,
     pointwise,
     products,
     reductions,
@@ -25,8 +26,8 @@ from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 operations = (
-    arithmetic, attention_derivatives, broadcasting, calling, densify, joining, layouts, memory, pointwise, products,
-    reductions, shapes, slices, softmax, tall_product,
+    arithmetic, attention_derivatives, broadcasting, calling, densify, joining, layouts, memory, numpy_functions, pointwise,
+    products, reductions, shapes, slices, softmax, tall_product,
 )  # fmt: skip
 """Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
 

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gossamer.runtime.operations import traced_below, untraced
 from gossamer.sparsity.arrays.stored_entries import coordinates, stores_fill, within
+from gossamer.sparsity.tensor.interchange import coo_format
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
 
 _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -151,36 +152,61 @@ def _new(kind: type[nn.Module]) -> nn.Module:
 class _EdgeIndex:
     """A hook that gives a layer an edge list, and weights if it takes any, for an adjacency (rows are targets).
 
+    An adjacency of more than two dimensions has features for each edge.
+
     positional  names of the parameters that can be given by position
-    weighted    whether `edge_weight` is one of the parameters
+    taken       names of all parameters
     """
 
     positional: tuple[str, ...]
-    weighted: bool
+    taken: tuple[str, ...]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
-        adjacency = given.get("edge_index")
-        if not isinstance(adjacency, SparseTensor):
+        new: dict[str, Any] = {}
+        for name, value in given.items():
+            if "edge_index" not in name:
+                continue
+            if isinstance(value, SparseTensor):
+                new[name], values = _edges(value)
+                of_edges = "edge_weight" if value.dim() == 2 else "edge_attr"
+                if name == "edge_index" and of_edges in self.taken and given.get(of_edges) is None:
+                    new[of_edges] = values
+            elif isinstance(value, dict) and any(isinstance(each, SparseTensor) for each in value.values()):
+                new[name] = {key: _edges(each)[0] if isinstance(each, SparseTensor) else each for key, each in value.items()}
+        if not new:
             return args, kwargs
-        at, values = coordinates(adjacency.format, adjacency.shape, adjacency.components), values_of(adjacency)
-        if stores_fill(adjacency.format):
-            # `coordinate_list.set_places` asks for the fake mode, which Dynamo cannot trace here.
-            edges = torch.ops.gossamer.set_places.default(within(adjacency.shape, at) & (values != 0))
-            at, values = [crd.index_select(0, edges) for crd in at], values.index_select(0, edges)
-        target, source = at
-        new = {"edge_index": torch.stack([source, target])}
-        if self.weighted and given.get("edge_weight") is None:
-            new["edge_weight"] = values
         by_position = [new.pop(name, arg) for name, arg in zip(self.positional, args, strict=False)]
         return (*by_position, *args[len(by_position) :]), {**kwargs, **new}
 
 
+@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+def _edges_with_features(adjacency: SparseTensor) -> tuple[Tensor, Tensor]:
+    listed = adjacency.to_format(coo_format(adjacency.dim(), 2))
+    _, target, source, _ = listed.components
+    return torch.stack([source, target]), values_of(listed).view(target.shape[0], *adjacency.shape[2:])
+
+
+def _edges(adjacency: SparseTensor) -> tuple[Tensor, Tensor]:
+    """The edges of an adjacency, [2, edges], sources first, and their weights, [edges], or features, [edges, ...]."""
+    if adjacency.dim() > 2:
+        return _edges_with_features(adjacency)
+    at, values = coordinates(adjacency.format, adjacency.shape, adjacency.components), values_of(adjacency)
+    if stores_fill(adjacency.format):
+        # `entries.set_places` asks for the fake mode, which Dynamo cannot trace here.
+        edges = torch.ops.gossamer.set_places.default(within(adjacency.shape, at) & (values != 0))
+        at, values = [crd.index_select(0, edges) for crd in at], values.index_select(0, edges)
+    target, source = at
+    return torch.stack([source, target]), values
+
+
 def _edge_index_of(module: nn.Module) -> _EdgeIndex | None:
     """The hook for a layer in the manner of PyTorch Geometric; None for any other module."""
-    if isinstance(module, _TakesSparse) or not (hasattr(module, "propagate") and hasattr(module, "message")):
+    passes_messages = hasattr(module, "propagate") and hasattr(module, "message")
+    other_layer = type(module).__module__.startswith("torch_geometric.nn.conv.") and not any(module.children())
+    if isinstance(module, _TakesSparse) or not (passes_messages or other_layer):
         return None
     taken = inspect.signature(module.forward).parameters
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = tuple(name for name, parameter in taken.items() if parameter.kind in by_position)
-    return _EdgeIndex(positional, "edge_weight" in taken) if "edge_index" in taken else None
+    return _EdgeIndex(positional, tuple(taken)) if any("edge_index" in name for name in taken) else None

@@ -29,7 +29,7 @@ from gossamer.sparsity.operations.entry_products import widened
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 from gossamer.sparsity.operations.segments import segment_reduce, spread, with_missing
 
-_OF_TORCH = ("convert", "compress", "pick", "coordinates", "places", "set_places", "fibres")
+_OF_TORCH = ("convert", "compress", "pick", "coordinates", "places", "set_places", "well_formed", "fibres")
 """Operations that the CPU computes by torch's own, as any device can."""
 
 

@@ -18,17 +18,22 @@ _OWN = ("val", "tensor_meta", "original_aten", "eager_input_vals")  # metadata t
 
 
 class Emitter:
-    """Adds nodes right before one node, with its provenance and their own fake values."""
+    """Adds nodes right before one node, or another one, with its provenance and their own fake values."""
 
-    def __init__(self, before: fx.Node, replaced: Mapping[fx.Node, fx.Node] = MappingProxyType({})) -> None:
-        self._before, self._replaced = before, replaced
-        self._mode = detect_fake_mode([before.meta["val"]])
+    def __init__(
+        self,
+        node: fx.Node,
+        replaced: Mapping[fx.Node, fx.Node] = MappingProxyType({}),
+        before: fx.Node | None = None,
+    ) -> None:
+        self._node, self._before, self._replaced = node, before or node, replaced
+        self._mode = detect_fake_mode([node.meta["val"]])
 
     def __call__(self, target: Any, *args: Any, **options: Any) -> fx.Node:
         args = tree_map_only(torch.SymInt, self._size, args)
         with self._before.graph.inserting_before(self._before):
             node = self._before.graph.call_function(target, args, options)
-        node.meta = provenance(self._before)
+        node.meta = provenance(self._node)
         node.meta["val"] = self.evaluated(node)
         return node
 

@@ -1,4 +1,4 @@
-"""Strides that a graph was traced with, for running it op by op.
+"""Strides that a graph was traced with: of its results, which users see, and of what is between, for running it op by op.
 
 A pass may put nodes in the place of others whose results lie otherwise in memory. Operators by element do not mind. Others
 were traced with what lay as it did: a view is refused, and kernels that expect two operands to be laid out alike (the
@@ -8,15 +8,21 @@ out by itself.
 torch's own traces may be wrong, too (the strides of softplus_backward): views become reshapes, which copy where they have to.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import fx
 
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import hint
+from gossamer.runtime.torch_internals import tree_flatten, tree_unflatten
 
 aten = torch.ops.aten
+
+_VIEWS = (
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default, aten.transpose.int,
+    aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
+)  # fmt: skip
 
 Order = tuple[int, ...]
 """The dimensions of a tensor, that of the largest stride first."""
@@ -25,6 +31,26 @@ Order = tuple[int, ...]
 def orders(graph: fx.Graph) -> dict[fx.Node, list[Order | None]]:
     """For each operation, those of what it is given; None for what is no tensor, and for unknown sizes."""
     return {node: [_order(each) for each in node.all_input_nodes] for node in graph.nodes if node.op == "call_function"}
+
+
+def orders_of_results(graph: fx.Graph) -> list[Order | None]:
+    """Those of what a graph gives, one after the other; None for what is no tensor, and for unknown sizes."""
+    return [_order(each) if isinstance(each, fx.Node) else None for each in tree_flatten(graph.output_node().args)[0]]
+
+
+def restore_results(graph: fx.Graph, traced: Sequence[Order | None], before: Collection[fx.Node]) -> None:
+    """Has a graph give its results laid out as it was traced, such as images with channels innermost.
+
+    before  the nodes of the traced graph: what is not among them may lie otherwise, and so may views of it
+    """
+    output = graph.output_node()
+    given, structure = tree_flatten(output.args)
+    found = [
+        _laid_out(each, each, order, each.next) if isinstance(each, fx.Node) and _now(each, before) else each
+        for each, order in zip(given, traced, strict=True)
+    ]
+    if any(each is not before for each, before in zip(found, given, strict=True)):
+        output.args = tree_unflatten(found, structure)
 
 
 def restore(graph: fx.Graph, traced: Mapping[fx.Node, Sequence[Order | None]]) -> None:
@@ -49,6 +75,25 @@ def restore(graph: fx.Graph, traced: Mapping[fx.Node, Sequence[Order | None]]) -
                     node.replace_input_with(each, _laid_out(node, each, order))
 
 
+def _now(node: fx.Node, before: Collection[fx.Node]) -> bool:
+    """Whether the value of a node comes from nodes that were put in the place of others, by views or by element.
+
+    Its own value is then computed again: it lies as those do.
+    """
+    if node not in before:
+        return True
+    by_element = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    if node.op != "call_function" or not (by_element or node.target in _VIEWS):
+        return False
+    moved = [_now(each, before) for each in node.all_input_nodes]
+    if not any(moved):
+        return False
+    if node.target in (aten.view.default, aten._unsafe_view.default):
+        node.target = aten.reshape.default  # which copies where the dimensions do not lie side by side
+    node.meta["val"] = Emitter(node).evaluated(node)
+    return True
+
+
 def _order(node: fx.Node) -> Order | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -60,11 +105,11 @@ def _order(node: fx.Node) -> Order | None:
     return tuple(sorted(real, key=lambda d: (-(strides[d] or 0), d)))
 
 
-def _laid_out(before: fx.Node, given: fx.Node, order: Order | None) -> fx.Node:
-    """A copy that lies in this order, if it does not yet."""
-    if order is None or _order(given) == order:
+def _laid_out(reader: fx.Node, given: fx.Node, order: Order | None, before: fx.Node | None = None) -> fx.Node:
+    """A copy that lies in this order, if it does not yet; right before what reads it, or before another node."""
+    if order is None or _order(given) in (order, None):
         return given
-    emit, dims = Emitter(before), given.meta["val"].dim()
+    emit, dims = Emitter(reader, before=before), given.meta["val"].dim()
     outside = [*(d for d in range(dims) if d not in order), *order]
     copied = emit(aten.clone.default, emit(aten.permute.default, given, outside), memory_format=torch.contiguous_format)
     return emit(aten.permute.default, copied, [outside.index(d) for d in range(dims)])

@@ -43,11 +43,15 @@ def within(shape: Sequence[int], at: Sequence[Tensor]) -> Tensor:
 
 
 def block_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of the dense levels below the last sparse one: each entry stores a block of values."""
+    """The sizes of the dense levels below the last sparse one: each entry stores a block of values.
+
+    Of a dimension that is one block, it is the size of the block alone.
+    """
     if format.levels[-1].kind != "dense":
         return ()
-    sizes = format.level_sizes(shape)
-    return sizes[max((n + 1 for n, level in enumerate(format.levels) if level.kind != "dense"), default=0) :]
+    first = max((n + 1 for n, level in enumerate(format.levels) if level.kind != "dense"), default=0)
+    below = list(zip(format.levels, format.level_sizes(shape), strict=True))[first:]
+    return tuple(size for level, size in below if size != 1 or level.inner or level.block == 1)
 
 
 def coordinates(format: Format, shape: Sequence[int], components: Sequence[Tensor]) -> list[Tensor]:
@@ -68,7 +72,7 @@ def coordinates(format: Format, shape: Sequence[int], components: Sequence[Tenso
             levels = [each.repeat_interleave(level.structured[0]) for each in levels]
             crd = arrays[number, "coordinates"]
         else:
-            positions = arrays[number, "positions"].long()
+            positions = as_int64(arrays[number, "positions"])
             counts = positions[1::2] - positions[::2] if level.kind == "loose_compressed" else positions.diff()
             levels = [each.repeat_interleave(counts) for each in levels]
             crd = arrays[number, "coordinates"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx.traceback import get_current_meta
 from torch.optim import Optimizer
 
-from gossamer.runtime.torch_internals import traced_stack
+from gossamer.runtime.torch_internals import statically_known_true, traced_stack
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.shapes import to_dense
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, like, values_of
@@ -113,7 +113,7 @@ def on_pattern(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
 def _has_matrix(args: Sequence[Any], sparse: SparseTensor) -> bool:
     """Whether an operand is dense and as large: the sum of such matrices is one (the iterations of Muon, Shampoo)."""
     dense = (each for each in args if isinstance(each, Tensor) and not isinstance(each, SparseTensor))
-    return any(each.dim() == sparse.dim() and each.shape == sparse.shape for each in dense)
+    return any(each.dim() == sparse.dim() and all(map(_same_size, each.shape, sparse.shape)) for each in dense)
 
 
 def _of_lists(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -141,6 +141,10 @@ def _entries(pattern: SparseTensor, operand: Any) -> Any:
             return values_of(operand)
         operand = to_dense(operand)
     return at_entries(pattern, operand).to(operand.dtype)
+
+
+def _same_size(one: int, other: int) -> bool:
+    return statically_known_true(one == other)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

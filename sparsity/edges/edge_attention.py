@@ -30,6 +30,7 @@ from gossamer.sparsity.kernels.attention_ir import Attention
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations.matrix_calls import ByRows
+from gossamer.sparsity.operations.open_sizes import agree
 
 NAMES = ("values", "target", "source", "edge", "queries", "keys", "weight", "direction")
 """The terms of the operation, in the order of its arguments."""
@@ -116,7 +117,7 @@ def _check(positions: Tensor, coordinates: Tensor, terms: dict[str, Tensor | Non
             continue
         letters = _SHAPES[name][: term.dim()] if name == "edge" else _SHAPES[name]
         fits = term.dim() == len(letters) and all(
-            sizes.setdefault(each, n) == n for each, n in zip(letters, term.shape, strict=False)
+            agree(sizes.setdefault(each, n), n) for each, n in zip(letters, term.shape, strict=False)
         )
         if not fits or term.dtype != first.dtype:
             expected = ", ".join(f"{each}={sizes[each]}" if each in sizes else each for each in letters)

@@ -50,11 +50,13 @@ class Operand:
 
 def einsum(operands: Sequence[Operand], result: Operand, dtype: torch.dtype) -> str:
     """out[result] = sum over all other letters of the product of the operands."""
+    operands = [_by_levels(operand) for operand in operands]
     return _region(operands, dtype, lambda scalars, given: _contract(scalars, operands, given, result))
 
 
 def sample(pattern: Operand, factors: Sequence[Operand], dtype: torch.dtype) -> str:
     """values[p] = sum over the letters that the pattern lacks of the product of the factors, at each stored entry p."""
+    pattern = _by_levels(pattern)
 
     def build(scalars: Scalars, given: list[ir.Value]) -> ir.Value:
         reduced = sorted({letter for factor in factors for letter in factor.letters} - set(pattern.letters))
@@ -83,6 +85,18 @@ def add(left: Operand, right: Operand, result: Operand, dtype: torch.dtype) -> s
         return _generic(result.letters, [left, right], result, given, start, body)
 
     return _region([left, right], dtype, build)
+
+
+def _by_levels(operand: Operand) -> Operand:
+    """The same operand with its dimensions in another order: those without blocks as they are stored, then those in blocks.
+
+    MLIR inverts a blocked map of any other order wrong (d0 and d1 in (d1, d0, d2 floordiv 3, d2 mod 3)). The arrays stay.
+    """
+    if operand.format is None or not operand.blocked:
+        return operand
+    blocked = [level.dim for level in operand.format.levels if level.block > 1]
+    order = [*(level.dim for level in operand.format.levels if level.block == 1), *sorted(set(blocked))]
+    return Operand("".join(operand.letters[dim] for dim in order), operand.format.permuted(order))
 
 
 def _region(operands: Sequence[Operand], dtype: torch.dtype, build: Callable[[Scalars, list[ir.Value]], ir.Value]) -> str:

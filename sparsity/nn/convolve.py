@@ -197,7 +197,7 @@ def _fake_largest(x: Tensor, *sites: Any) -> Tensor:
 
 
 def _fake_coarse(indices: Tensor, *_: Any) -> Tensor:
-    return indices.new_empty((torch.library.get_ctx().new_dynamic_size(), indices.shape[1]))
+    return indices.new_empty((torch.library.get_ctx().new_dynamic_size(min=0), indices.shape[1]))
 
 
 _WHERE = "Tensor indices, SymInt[] shape, SymInt batch, SymInt[] path"

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.sparsity.operations.open_sizes import agree, is_one
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
-from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank, set_places
+from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
+from gossamer.sparsity.tensor.entries import set_places
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
@@ -61,7 +63,7 @@ def _spelled_out(
         spelled = ""
         for n, extent in enumerate(sizes, rank - len(sizes)):
             others = [each[n - rank] for each in further if len(each) >= rank - n]
-            spelled += next(unused) if extent == 1 and any(other != 1 for other in others) else shared[n]
+            spelled += next(unused) if is_one(extent) and not all(map(is_one, others)) else shared[n]
         found.append(letters.replace("...", spelled))
     if not arrow:
         named_letters = "".join(inputs).replace(".", "")
@@ -75,7 +77,7 @@ def _diagonal(expression: str, letters: str, operand: Tensor) -> Tensor:
     if len(first) == len(letters) or operand.dim() != len(letters):
         return operand
     for dim, letter in enumerate(letters):
-        if operand.shape[dim] != operand.shape[first[letter]]:
+        if not agree(operand.shape[dim], operand.shape[first[letter]]):
             raise EinsumError(f"einsum '{expression}': '{letter}' is {operand.shape[first[letter]]} and {operand.shape[dim]}")
     if not isinstance(operand, SparseTensor):
         return torch.einsum(f"{letters}->{''.join(first)}", operand)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gossamer.sparsity.kernels.operands import dense as bound_dense
 from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.operations.open_sizes import is_one
 from gossamer.sparsity.operations.sparse_results import add_sparse, in_format, sizes_stay_inside
 from gossamer.sparsity.tensor.block_edges import inside_of, within
 from gossamer.sparsity.tensor.broadcasting import broadcast
@@ -258,7 +259,7 @@ def at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
     """The elements of a dense tensor, broadcast to the shape, at the stored entries (flat), in the type torch promotes to."""
     letters = letters_of(pattern)
     own = letters[len(letters) - dense.dim() :]
-    single = [n for n, extent in enumerate(dense.shape) if extent == 1 and pattern.shape[n - dense.dim()] != 1]
+    single = [n for n, extent in enumerate(dense.shape) if is_one(extent) and not is_one(pattern.shape[n - dense.dim()])]
     factor = dense.squeeze(tuple(single)) if single else dense
     kept = "".join(letter for n, letter in enumerate(own) if n not in single)
     dtype = torch.promote_types(pattern.dtype, dense.dtype)

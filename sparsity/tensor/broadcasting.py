@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.operations.argument_check import ArgumentError
+from gossamer.sparsity.operations.open_sizes import agree, is_one
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.extension import implements
 from gossamer.sparsity.tensor.shapes import as_list, reshape
@@ -19,12 +21,14 @@ def expand(input: SparseTensor, *given: Any, size: Sequence[int] | None = None, 
     """The entries once for each coordinate of new dimensions, and of those of size 1 that become larger; -1 keeps a size."""
     sizes = as_list(given) if size is None else list(size)
     new = len(sizes) - input.dim()
-    shape = [extent if wanted == -1 else wanted for extent, wanted in zip([1] * new + list(input.shape), sizes, strict=True)]
-    larger = [n for n, extent in enumerate([1] * new + list(input.shape)) if extent != shape[n]]
-    if new < 0 or any(n >= new and input.shape[n - new] != 1 for n in larger):
+    before = [1] * new + list(input.shape)
+    shape = [extent if _keeps(wanted) else wanted for extent, wanted in zip(before, sizes, strict=True)]
+    pairs = list(zip(before, shape, strict=True))
+    larger = [n for n, (extent, wanted) in enumerate(pairs) if is_one(extent) and not is_one(wanted)]
+    if new < 0 or not all(n in larger or agree(*pair) for n, pair in enumerate(pairs)):
         raise ArgumentError(f"a SparseTensor {list(input.shape)} does not expand to {sizes}: only sizes of 1 may change")
     with sizes_stay_inside():
-        out = reshape(input, [1] * new + list(input.shape)) if new else input
+        out = reshape(input, before) if new else input
         for dim in larger:
             out = index_select(out, dim, torch.zeros(shape[dim], dtype=torch.int64, device=input.device))
     return out
@@ -39,7 +43,7 @@ def expand_as(input: SparseTensor, other: Tensor) -> SparseTensor:
 def broadcast(name: str, *tensors: SparseTensor, beside: Sequence[Tensor] = ()) -> list[SparseTensor]:
     """The tensors in the shape that they have together, and with what stands `beside` them."""
     shapes = [tuple(tensor.shape) for tensor in (*tensors, *beside)]
-    if all(shape == shapes[0] for shape in shapes[1:]):
+    if all(_known_equal(shape, shapes[0]) for shape in shapes[1:]):
         return list(tensors)
     try:
         shape = torch.broadcast_shapes(*shapes)
@@ -47,3 +51,12 @@ def broadcast(name: str, *tensors: SparseTensor, beside: Sequence[Tensor] = ()) 
         given = " and ".join(str(list(shape)) for shape in shapes)
         raise ArgumentError(f"{name} of {given}, which do not broadcast") from problem
     return [expand(tensor, *shape) for tensor in tensors]
+
+
+def _keeps(size: Any) -> bool:
+    """Whether a size is -1, which keeps what there is. One that only a graph learns is none."""
+    return isinstance(size, int) and size == -1
+
+
+def _known_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))

@@ -2,7 +2,6 @@
 
 gossamer::coordinates(arrays, sizes, spec) -> Tensor[]         which values, and their coordinates in each dimension
 gossamer::places(coordinates, index, extent) -> Tensor[]       which entries an index names, and where it puts them
-gossamer::set_places(mask) -> Tensor                           where a vector of bools is set
 """
 
 from collections.abc import Sequence
@@ -53,13 +52,6 @@ class CoordinateList:
         return from_entries(format, shape, self.at, self.values)
 
 
-def set_places(mask: Tensor) -> Tensor:
-    """Where a vector of bools is set, in order: nonzero, which Dynamo does not take into a graph by default."""
-    with sizes_stay_inside():
-        out: Tensor = torch.ops.gossamer.set_places.default(mask)
-    return out
-
-
 def of_rank(format: Format, rank: int) -> Format:
     """A format like this one for another number of dimensions: COO stays COO, what takes any pattern stays, else CSR or CSF."""
     if format.levels == Format.coo(format.rank).levels:
@@ -92,17 +84,10 @@ def _coordinates_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list
     return [tensor.values.new_empty([entries], dtype=torch.int64) for _ in range(1 + len(tensor.shape))]
 
 
-def _set_places_cpu(mask: Tensor) -> Tensor:
-    return mask.nonzero().flatten()
-
-
-def _set_places_fake(mask: Tensor) -> Tensor:
-    return mask.new_empty([torch.library.get_ctx().new_dynamic_size(min=0)], dtype=torch.int64)
-
-
 def _places_cpu(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= extent):
-        raise IndexError(f"indices must be in [0, {extent}), got {int(index.min())} to {int(index.max())}")
+        at = int(((index < 0) | (index >= extent)).nonzero()[0])
+        raise IndexError(f"index {int(index[at])}, number {at}, is out of bounds for a dimension of size {extent}")
     by_name, order = index.long().sort(stable=True)
     first = torch.searchsorted(by_name, crd)
     times = torch.searchsorted(by_name, crd, right=True) - first
@@ -117,13 +102,8 @@ def _places_fake(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
 
 
 LIBRARY.define(f"coordinates{ARGUMENTS} -> Tensor[]", tags=TAGS)
-LIBRARY.define("set_places(Tensor mask) -> Tensor", tags=TAGS)
 LIBRARY.define("places(Tensor coordinates, Tensor index, SymInt extent) -> Tensor[]", tags=TAGS)
-for _name, _cpu, _fake in (
-    ("coordinates", _coordinates_cpu, _coordinates_fake),
-    ("set_places", _set_places_cpu, _set_places_fake),
-    ("places", _places_cpu, _places_fake),
-):
+for _name, _cpu, _fake in (("coordinates", _coordinates_cpu, _coordinates_fake), ("places", _places_cpu, _places_fake)):
     implement(_name, _cpu)
     describe(_name, _fake)
     batched_one_by_one(_name)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.sparsity.operations.open_sizes import agree
+from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 
 
 def edges(
@@ -23,12 +25,13 @@ def edges(
     source, target = edge_index.long().unbind(0)
     if weight is None:
         weight = torch.ones(source.shape[0], device=edge_index.device)
-    if weight.dim() != 1 or weight.shape[0] != source.shape[0]:
+    if weight.dim() != 1 or not agree(weight.shape[0], source.shape[0]):
         raise FormatError(f"weight must be [{source.shape[0]}], one an edge, got {list(weight.shape)}")
     if size is not None and not _is_size(size):
         raise FormatError(f"size must be a number of nodes, or (targets, sources), got {size!r}")
     if size is None:
-        size = cast(int, torch.cat([edge_index.flatten(), edge_index.new_full((1,), -1)]).max().item()) + 1
+        with sizes_stay_inside():
+            size = cast(int, torch.cat([edge_index.flatten(), edge_index.new_full((1,), -1)]).max().item()) + 1
     assert size is not None
     rows, columns = size if isinstance(size, Sequence) else (size, size)
     return [_in_bounds(target, rows, "target"), _in_bounds(source, columns, "source")], weight, (rows, columns)
@@ -44,7 +47,9 @@ def _is_size(size: object) -> bool:
 def _check(nodes: Tensor, extent: int, name: str) -> None:
     if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < extent:
         at = int(((nodes < 0) | (nodes >= extent)).nonzero()[0])
-        raise FormatError(f"{name} of edge {at} is node {int(nodes[at])}, must be in [0, {extent}): pass a larger size")
+        node = int(nodes[at])
+        instead = "pass a larger size" if node >= extent else "leave out the edges that -1 fills up, or number nodes from 0"
+        raise FormatError(f"{name} of edge {at} is node {node}, must be in [0, {extent}): {instead}")
 
 
 def _checked(nodes: Tensor, extent: int, name: str) -> Tensor:

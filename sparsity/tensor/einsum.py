@@ -19,6 +19,7 @@ from gossamer.sparsity.kernels.loop_order import dense_result_order, unblocked
 from gossamer.sparsity.kernels.operands import Bound
 from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
 from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
 from gossamer.sparsity.tensor.abbreviations import EinsumError, plain
 from gossamer.sparsity.tensor.block_edges import summed_within
@@ -43,7 +44,7 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     """
     if not isinstance(expression, str) or not all(isinstance(operand, Tensor) for operand in operands):
         kinds = ", ".join(type(each).__name__ for each in (expression, *operands))
-        raise EinsumError(f"einsum takes an expression such as 'ij,jk->ik' and tensors, got {kinds}")
+        raise EinsumError(f"einsum takes an expression such as 'ij,jk->ik' and tensors, got {kinds}: see torch.as_tensor")
     if isinstance(format, str) and format != "dense":
         format = format_of(format)
     if not torch.compiler.is_compiling():
@@ -126,7 +127,7 @@ def _check(expression: str, bound: Sequence[Bound]) -> None:
     sizes: dict[str, int] = {}
     for operand in bound:
         for letter, extent in zip(operand.letters, operand.shape, strict=True):
-            if sizes.setdefault(letter, extent) != extent:
+            if not agree(sizes.setdefault(letter, extent), extent):
                 raise EinsumError(f"einsum '{expression}': '{letter}' is {sizes[letter]} and {extent}")
     types = {operand.values.dtype for operand in bound}
     if len(types) > 1:

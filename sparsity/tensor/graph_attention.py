@@ -11,6 +11,7 @@ from torch import Tensor
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.format import Format
 from gossamer.sparsity.edges.edge_attention import attend_edges
+from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
 
 
@@ -54,7 +55,11 @@ def graph_attention(
         raise GossamerError(
             f"graph_attention: the pattern is a {kind}, must be a SparseTensor: SparseTensor.from_torch, from_dense"
         )
-    if pattern.dim() != 2 or pattern.shape[1] != values.shape[0]:
+    given = {"values": values, "target": target, "source": source, "edge": edge, "queries": queries, "keys": keys}
+    for name, term in (given | {"direction": direction}).items():
+        if term is not None and not isinstance(term, Tensor):
+            raise GossamerError(f"graph_attention: {name} is {type(term).__name__}, must be a tensor: see torch.as_tensor")
+    if pattern.dim() != 2 or not values.dim() or not agree(pattern.shape[1], values.shape[0]):
         shapes = f"a pattern of {list(pattern.shape)} does not go with values of {list(values.shape)}"
         raise GossamerError(f"graph_attention: {shapes}, which need a row for each of its columns")
     if weighted and keys is None:

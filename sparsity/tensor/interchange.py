@@ -6,6 +6,8 @@ torch.sparse_csc, sparse_bsr, sparse_bsc likewise
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.level import Level
-from gossamer.sparsity.arrays.stored_entries import assemble, coordinates
+from gossamer.sparsity.arrays.stored_entries import assemble, blocked, coordinates
 
 Parts = tuple[Format, tuple[int, ...], tuple[Tensor, ...]]
 """Format, shape and components."""
@@ -35,18 +37,45 @@ def from_torch(tensor: Tensor) -> Parts:
 
 def to_torch(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor:
     """A torch.sparse tensor of the layout that is the format, or COO."""
-    make = {
-        Format.CSR: torch.sparse_csr_tensor,
-        Format.CSC: torch.sparse_csc_tensor,
-    }.get(format.with_widths(0, 0))
-    blocks = _blocks(format)
     integers = {format.pos_width or 64, format.crd_width or 64}
-    if (make or blocks) and len(integers) == 1 and integers <= {32, 64} and shape == format.padded_shape(shape):
-        positions, crd, values = components
-        if blocks:
-            make, values = torch.sparse_bsr_tensor, values.view(-1, *blocks)
-        assert make is not None
-        return make(positions, crd, values, shape, check_invariants=False)
+    fits = len(integers) == 1 and integers <= {32, 64} and shape == format.padded_shape(shape)
+    layout = _layout_of(format, shape) if fits else None
+    made = layout and _compressed(*layout, shape, components)
+    return _coo(format, shape, components) if made is None else made
+
+
+def _compressed(
+    layout: torch.layout, batch: int, blocks: tuple[int, ...], shape: tuple[int, ...], components: Sequence[Tensor]
+) -> Tensor | None:
+    """A torch.sparse tensor of a compressed layout; None for a batch whose matrices store different numbers of entries."""
+    positions, crd, values = components
+    values = values.view(crd.numel(), *blocks, *shape[batch + 2 :])
+    if batch:
+        matrices = prod(shape[:batch])
+        lines = (positions.numel() - 1) // max(matrices, 1)
+        each = crd.numel() // max(matrices, 1)
+        starts = torch.arange(matrices, device=crd.device, dtype=positions.dtype)[:, None] * each
+        if not matrices or not torch.equal(positions[: matrices * lines : lines], starts[:, 0]):
+            return None
+        ends = torch.cat([positions[lines::lines]])[:, None]
+        positions = (torch.cat([positions[:-1].view(matrices, lines), ends], 1) - starts).view(*shape[:batch], lines + 1)
+        crd, values = crd.view(*shape[:batch], each), values.view(*shape[:batch], each, *values.shape[1:])
+    return torch.sparse_compressed_tensor(positions, crd, values, shape, layout=layout, check_invariants=False)
+
+
+def _layout_of(format: Format, shape: tuple[int, ...]) -> tuple[torch.layout, int, tuple[int, ...]] | None:
+    """The compressed layout of torch that is the format, its dimensions of a batch, and its blocks if it has some."""
+    inner = {level.dim: level.block for level in format.levels if level.inner}
+    for batch in range(format.rank - 1):
+        blocks = inner.get(batch, 1), inner.get(batch + 1, 1)
+        plain = blocks == (1, 1)
+        for layout in (torch.sparse_csr, torch.sparse_csc) if plain else (torch.sparse_bsr, torch.sparse_bsc):
+            if compressed_format(layout, shape, batch, blocks) == format.with_widths(0, 0):
+                return layout, batch, () if plain else blocks
+    return None
+
+
+def _coo(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor:
     at = coordinates(format, shape, components)
     inside = torch.ones_like(at[0], dtype=torch.bool)
     for crd, extent in zip(at, shape, strict=True):
@@ -80,13 +109,14 @@ def to_scipy(format: Format, shape: tuple[int, ...], components: Sequence[Tensor
     """A SciPy array: csr, csc or bsr for the format of that name, else coo."""
     from scipy import sparse
 
-    tensor = to_torch(format, shape, [component.detach().cpu() for component in components])
-    if tensor.layout == torch.sparse_coo:
+    held = [component.detach().cpu() for component in components]
+    tensor = to_torch(format, shape, held)
+    if len(shape) != 2 or tensor.layout not in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr):
+        tensor = tensor if tensor.layout == torch.sparse_coo else _coo(format, shape, held)
         indices = tensor.indices().numpy()
         return sparse.coo_array((tensor.values().numpy(), tuple(indices)), shape=shape)
-    positions, crd, values = (component.detach().cpu().numpy() for component in components)
-    if tensor.layout == torch.sparse_bsr:
-        values = values.reshape(-1, *(_blocks(format) or ()))
+    positions, crd, _ = (component.numpy() for component in held)
+    values = tensor.values().numpy()
     make = {torch.sparse_csr: sparse.csr_array, torch.sparse_csc: sparse.csc_array}.get(tensor.layout, sparse.bsr_array)
     return make((values, crd, positions), shape=shape)
 
@@ -101,8 +131,11 @@ def coo_format(rank: int, sparse: int) -> Format:
 def compressed_format(layout: torch.layout | None, shape: Sequence[int], batch: int, blocks: tuple[int, ...]) -> Format:
     """The format of a compressed layout of torch: dense levels for a batch, the two of a matrix in blocks, dense levels.
 
-    Dense dimensions behind blocks are blocks themselves, each as large as its dimension: MLIR wants those of blocks last.
+    Dense dimensions behind blocks are blocks themselves, each as large as its dimension: MLIR wants those of blocks last. Where
+    one of these has a size below 2, or the blocks have one column and several rows, the format has no blocks.
     """
+    if any(below < 2 for above, below in pairwise([*blocks, *shape[batch + 2 :]]) if above > 1):
+        blocks = (1, 1)
     rows, columns = f"d{batch}", f"d{batch + 1}"
     outer, inner = (rows, columns) if layout in _BY_ROWS else (columns, rows)
     sizes = {rows: blocks[0], columns: blocks[1]} | {
@@ -128,17 +161,40 @@ def _from_coo(tensor: Tensor) -> Parts:
 
 
 def _from_compressed(tensor: Tensor) -> Parts:
-    by_rows, blocked = tensor.layout in _BY_ROWS, tensor.layout in _BLOCKED
+    by_rows = tensor.layout in _BY_ROWS
     positions, crd = (tensor.crow_indices(), tensor.col_indices()) if by_rows else (tensor.ccol_indices(), tensor.row_indices())
     positions, crd, values = positions.detach(), crd.detach(), tensor.values()
     batch = positions.dim() - 1
-    blocks = tuple(values.shape[batch + 1 : batch + 3]) if blocked else (1, 1)
+    blocks = tuple(values.shape[batch + 1 : batch + 3]) if tensor.layout in _BLOCKED else (1, 1)
     shape = tuple(tensor.shape)
     if batch:
         positions, crd = _joined(positions, crd)
     width = 32 if crd.dtype == torch.int32 else 0
     format = compressed_format(tensor.layout, shape, batch, blocks).with_widths(width, width)
+    if blocks != (1, 1) and not blocked(format):
+        return format, shape, _without_blocks(format, shape, (positions, crd, values.flatten(0, batch)), by_rows, batch)
     return format, shape, (positions.contiguous(), crd.contiguous(), values.contiguous().flatten())
+
+
+def _without_blocks(
+    format: Format, shape: Sequence[int], components: Sequence[Tensor], by_rows: bool, batch: int
+) -> tuple[Tensor, ...]:
+    """The arrays of a blocked layout of torch in a format that has no blocks; zeros in blocks stay."""
+    positions, crd, values = components
+    rows, columns = values.shape[1:3]
+    outer = shape[batch] // rows if by_rows else shape[batch + 1] // columns
+    lines = torch.arange(positions.numel() - 1, device=crd.device).repeat_interleave(positions.long().diff())
+    above, line = lines // max(outer, 1), lines % max(outer, 1)
+    row, column = (line, crd.long()) if by_rows else (crd.long(), line)
+    first = [row * rows, column * columns]
+    for extent in reversed(shape[:batch]):
+        first.insert(0, above % extent)
+        above = above // extent
+    within = torch.ones(values.shape[1:], dtype=torch.bool, device=crd.device).nonzero().unbind(1)
+    starts = [*first, *[torch.zeros_like(lines)] * (len(within) - 2)]
+    offsets = [*[torch.zeros_like(within[0])] * batch, *within]
+    at = [(start[:, None] + offset).flatten() for start, offset in zip(starts, offsets, strict=True)]
+    return assemble(format, shape, at, values.flatten())
 
 
 def _block(dim: str, sizes: dict[str, int]) -> str:
@@ -151,14 +207,6 @@ def _joined(positions: Tensor, crd: Tensor) -> tuple[Tensor, Tensor]:
     starts = torch.arange(crd.shape[0], device=crd.device, dtype=positions.dtype)[:, None] * crd.shape[1]
     shifted = positions + starts
     return torch.cat([shifted[:, :-1].flatten(), shifted[-1:, -1]]), crd.flatten()
-
-
-def _blocks(format: Format) -> tuple[int, int] | None:
-    """The block of a BSR format."""
-    blocks = [level.block for level in format.levels if level.inner]
-    if len(blocks) == 2 and format.with_widths(0, 0) == Format.bsr(*blocks):
-        return blocks[0], blocks[1]
-    return None
 
 
 def _assembled(format: Format, shape: tuple[int, ...], at: Sequence[Tensor], values: Tensor) -> Parts:

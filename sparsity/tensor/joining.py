@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import check_in_graph
 from gossamer.sparsity.operations.argument_check import ArgumentError
+from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 from gossamer.sparsity.tensor.densify import densified
@@ -39,12 +39,8 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 def _check_others(first: SparseTensor, tensor: SparseTensor, dim: int) -> None:
     """ArgumentError unless all other dimensions agree; of sizes that only a compiled graph knows, it is checked there."""
     pairs = [pair for n, pair in enumerate(zip(first.shape, tensor.shape, strict=False)) if n != dim]
-    known = [all(isinstance(each, int) for each in pair) for pair in pairs]
-    if first.dim() != tensor.dim() or any(one != other for (one, other), sure in zip(pairs, known, strict=True) if sure):
+    if first.dim() != tensor.dim() or not all(agree(*pair) for pair in pairs):
         raise ArgumentError(f"cat along dimension {dim} of {list(first.shape)} and {list(tensor.shape)}: others must agree")
-    for (one, other), sure in zip(pairs, known, strict=True):
-        if not sure:
-            check_in_graph(one == other)
 
 
 @implements(torch.stack)

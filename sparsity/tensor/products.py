@@ -10,6 +10,7 @@ from torch import Tensor
 from gossamer.sparsity.kernels.operands import dense as bound_dense
 from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 from gossamer.sparsity.tensor.einsum import einsum
@@ -28,6 +29,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     if not torch.compiler.is_compiling() and (product := matmul_at_once(left, right)) is not None:
         return product
     left, right = _autocast(left, right)
+    _check_product("matmul", left, right)
     if left.dim() > 2 and right.dim() == 2 and not isinstance(left, SparseTensor):
         return einsum("ik,kj->ij", left.flatten(0, -2), right).unflatten(0, left.shape[:-1])
     return _batched(left, right)
@@ -78,6 +80,7 @@ def addmv(addend: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, al
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """input @ weight.T + bias, with a sparse weight, a sparse input, or both"""
     input, weight = _autocast(input, weight)
+    _check_product("linear", input, weight, summed=-1)
     rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
     out = einsum("tk,mk->tm", rows, weight, format="dense")
     out = out if bias is None else out + bias.to(out.dtype)
@@ -103,6 +106,28 @@ def _batched(left: Tensor, right: Tensor) -> Tensor:
     batches = "..." if max(left.dim(), right.dim()) > 2 else ""
     inputs = f"{batches if left.dim() > 2 else ''}{'i' * one}k,{batches if right.dim() > 2 else ''}k{'j' * other}"
     return einsum(f"{inputs}->{batches}{'i' * one}{'j' * other}", left, right)
+
+
+def _check_product(name: str, left: Tensor, right: Tensor, summed: int = -2) -> None:
+    """ArgumentError unless left @ right can be taken: it sums over the last dimension of the one and `summed` of the other."""
+    found = f"{name} of {_described(left)} and {_described(right)}"
+    if not left.dim() or not right.dim():
+        raise ArgumentError(f"{found}: both need dimensions; multiply by a number with *")
+    summed = max(summed, -right.dim())
+    if not agree(left.shape[-1], right.shape[summed]):
+        of_right = "the last" if summed == -1 else "the one before the last"
+        raise ArgumentError(f"{found}: the last size of the first must equal {of_right} of the second, {right.shape[summed]}")
+    try:
+        torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    except RuntimeError as problem:
+        raise ArgumentError(f"{found}: their batches, all sizes but the last two, must be equal or 1") from problem
+    if left.dtype != right.dtype:
+        raise ArgumentError(f"{found}: convert the operands to one dtype with .to()")
+
+
+def _described(tensor: Tensor) -> str:
+    kind = f"a SparseTensor in {tensor.format.name}" if isinstance(tensor, SparseTensor) else "a tensor"
+    return f"{kind} {list(tensor.shape)} of {tensor.dtype}"
 
 
 def _autocast(*factors: Tensor) -> list[Tensor]:

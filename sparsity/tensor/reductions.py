@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.torch_internals import sparse_sum
+from gossamer.sparsity.operations.open_sizes import is_zero
 from gossamer.sparsity.operations.segments import segment_reduce
 from gossamer.sparsity.tensor.arithmetic import maximum, minimum
 from gossamer.sparsity.tensor.densify import densified
@@ -160,7 +161,8 @@ def _reduced(input: SparseTensor, kind: str, dim: Dims, keepdim: bool) -> Tensor
         out: Tensor = densified(getattr(torch, kind), (input,), {} if dim is None else {"dim": dim, "keepdim": keepdim})
         return out
     dims = _dims(input, dim)
-    if not input.numel() and kind != "prod" and (dim is None or any(not input.shape[each] for each in dims)):
+    over = dims if dim is not None else range(input.dim())
+    if kind != "prod" and any(is_zero(input.shape[each]) for each in over):
         raise IndexError(f"{kind}() over no elements of a tensor {list(input.shape)}: reduce dimensions that have some")
     extent = product_of(input.shape[each] for each in dims)
     fibres = all_fibres(input, dims)

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import statically_known_true
+from gossamer.runtime.torch_internals import guard_or_true, statically_known_true
 from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
-from gossamer.sparsity.tensor.coordinate_list import CoordinateList, set_places
+from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 from gossamer.sparsity.tensor.densify import densified
+from gossamer.sparsity.tensor.entries import set_places
 from gossamer.sparsity.tensor.extension import implements
 from gossamer.sparsity.tensor.shapes import reshape, to_dense, within
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
@@ -147,9 +148,10 @@ def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
         whole = (start, stop, step) == (0, extent, 1)
         return None if whole else torch.arange(start, max(start, stop), step, device=input.device)
     if isinstance(each, int):
-        if not -extent <= each < extent:
+        if not (guard_or_true(each >= -extent) and guard_or_true(each < extent)):  # else the run of a graph refuses it
             raise IndexError(f"index {each} is out of bounds for dimension {dim} of size {extent}")
-        return torch.arange(each % extent, each % extent + 1, device=input.device)
+        start = each + extent if each < 0 else each
+        return torch.arange(start, start + 1, device=input.device)
     each = each.to(input.device).flatten()  # torch takes those of the CPU everywhere
     if each.dtype in (torch.bool, torch.uint8):
         if each.shape[0] != extent:
@@ -157,4 +159,6 @@ def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
         return set_places(each.bool())
     if each.is_floating_point() or each.is_complex():
         raise IndexError(f"tensors used as indices must be integers or bools, got {each.dtype}")
+    if not torch.compiler.is_compiling() and bool((each < -extent).any()):  # which would be another one below
+        raise IndexError(f"index {int(each.min())} is out of bounds for dimension {dim} of size {extent}")
     return torch.where(each < 0, each + extent, each)

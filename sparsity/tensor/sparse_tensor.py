@@ -7,8 +7,6 @@ through it: a compiled graph has its arrays as inputs and our opaque ops as node
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
@@ -31,12 +29,13 @@ from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_memory, in_transform, transformed
 from gossamer.sparsity.operations.exporting import exported
-from gossamer.sparsity.operations.sparse_results import compress, convert
+from gossamer.sparsity.operations.open_sizes import agree
+from gossamer.sparsity.operations.sparse_results import compress
 from gossamer.sparsity.tensor import constructor_arguments, interchange
 from gossamer.sparsity.tensor.constructor_arguments import format_of, listed, shape_of, tensor_of, with_widths_of
 from gossamer.sparsity.tensor.edge_list import edges
+from gossamer.sparsity.tensor.entries import LETTERS, checked, nonzeros, stored
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _make = refusal(SPARSE_TENSORS) or make_wrapper_subclass
 
 
@@ -93,9 +92,7 @@ class SparseTensor(torch.Tensor):
         if dense.layout != torch.strided:
             return cls.from_torch(dense).to_format(format)
         format.level_sizes(dense.shape)
-        at = (dense.detach() != 0).nonzero().unbind(1)
-        values = dense[at] if dense.dim() else dense.reshape(1)
-        return from_entries(format, tuple(dense.shape), at, values)
+        return _nonzeros(dense, str(format))
 
     @classmethod
     def from_torch(cls, tensor: Tensor, *, check: bool = True) -> "SparseTensor":
@@ -193,7 +190,7 @@ class SparseTensor(torch.Tensor):
     def with_values(self, values: Tensor) -> "SparseTensor":
         """The same pattern with other values, of the shape of `values()` or flat, in any dtype; gradients flow to them."""
         values = tensor_of(values, "values")
-        if values.numel() != self.nnz:
+        if not agree(values.numel(), self.nnz):
             raise FormatError(f"{self.nnz} values are stored, got {values.numel()}: give one for each")
         return like(self, values.flatten())
 
@@ -287,9 +284,12 @@ class SparseTensor(torch.Tensor):
 
 def from_entries(format: Format, shape: Sequence[int], at: Sequence[Tensor], values: Tensor) -> SparseTensor:
     """The tensor with these values at these coordinates (int64, in bounds, in any order; duplicates are summed)."""
-    ends = torch.arange(2, device=values.device) * values.shape[0]
-    entries = Bound(Operand(_LETTERS[: len(shape)], _any_order(len(shape))), (ends, *at, values), tuple(shape))
-    return made_of(convert(entries, format))
+    return made_of(stored(format, shape, at, values))
+
+
+@torch.compiler.allow_in_graph
+def _nonzeros(dense: Tensor, format: str) -> SparseTensor:
+    return from_entries(Format.parse(format), tuple(dense.shape), *nonzeros(dense))
 
 
 @torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
@@ -300,7 +300,7 @@ def _adjacency(edge_index: Tensor, weight: Tensor | None, size: int | tuple[int,
 
 def letters_of(tensor: Tensor) -> str:
     """A letter for each dimension."""
-    return _LETTERS[: tensor.dim()]
+    return LETTERS[: tensor.dim()]
 
 
 def values_of(tensor: SparseTensor) -> Tensor:
@@ -383,13 +383,6 @@ class _Wrap(torch.autograd.Function):
         return grad._stored if grad is not None else None, None, None, *[None] * ctx.structure
 
 
-@cache
-def _any_order(rank: int) -> Format:
-    """Coordinates in any order, some of them maybe twice."""
-    levels = (replace(level, nonunique=True, nonordered=True) for level in Format.coo(rank).levels)
-    return Format(tuple(levels), rank)
-
-
 def _names(format: Format) -> tuple[str, ...]:
     return tuple(["_stored" if kind == "values" else f"_{kind}{level}" for level, kind in format.components()])
 
@@ -397,7 +390,7 @@ def _names(format: Format) -> tuple[str, ...]:
 def _checked(format: Format, shape: Sequence[int], components: Sequence[Tensor], checking: bool) -> SparseTensor:
     *structure, values = components
     if checking:
-        check(format, shape, (*structure, values.detach()))
+        structure = checked(format, shape, structure, values)  # type: ignore[assignment]
     return wrap(format, shape, structure, values)
 
 

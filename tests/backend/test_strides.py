@@ -56,3 +56,31 @@ def test_a_gradient_that_lies_otherwise_than_torch_traced_it() -> None:
     (weight,) = torch.autograd.grad(run.output.square().sum(), layer.weight)
     (expected,) = torch.autograd.grad((F.softplus(layer(x)).mT @ w).square().sum(), layer.weight)
     torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-4)
+
+
+TAILS = {
+    "nothing": lambda y: y,
+    "another function": lambda y: torch.sin(y),
+    "pixels in a row": lambda y: y.permute(0, 2, 3, 1).reshape(y.shape[0], -1, y.shape[1]),
+}
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+def test_results_lie_in_memory_as_they_do_without_compilation(dense: str, trained: bool, tail: str) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(16, 16, 1), torch.randn(2, 16, 6, 6).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        layer.weight.mul_(torch.rand_like(layer.weight) < 0.1)
+
+    def model(x: Tensor) -> Tensor:
+        return TAILS[tail](F.relu(layer(x)))
+
+    run = compile_and_run(model, x, grad=trained, dense=dense)
+    assert run.regions
+    expected = model(x)
+    assert_same(run.output, expected)
+    assert run.output.stride() == expected.stride()
+    if tail == "nothing":
+        assert run.output.permute(0, 2, 3, 1).view(-1, 16).shape == (72, 16)

@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossamer import SparseTensor, einsum
+from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.tensor import fast_matmul
 from gossamer.sparsity.tensor.einsum import EinsumError
 from tests.sparsity.made import matrix, sparse
@@ -124,9 +125,9 @@ def test_sddmm_takes_it_too(format: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_mistakes_have_the_same_messages(taken: list[str]) -> None:
     a = sparse(matrix(6, 5))
-    with pytest.raises(EinsumError, match="is 5 and 4"):
+    with pytest.raises(ArgumentError, match=r"\[6, 5\] .* \[4, 3\]"):
         a @ torch.randn(4, 3)
-    with pytest.raises(EinsumError, match="convert the operands to one dtype"):
+    with pytest.raises(ArgumentError, match="convert the operands to one dtype"):
         a @ torch.randn(5, 3, dtype=torch.float64)
     assert not taken
 
@@ -166,7 +167,7 @@ def test_what_has_changed_since_is_seen() -> None:
     assert (a @ x).requires_grad
     a.requires_grad_(False)
     assert (a @ x.requires_grad_()).requires_grad
-    with pytest.raises(EinsumError, match="is 5 and 4"):
+    with pytest.raises(ArgumentError, match=r"\[6, 5\] .* \[4, 3\]"):
         a @ torch.randn(4, 3)
     values = a.components[-1]
     values.set_((2 * values).untyped_storage())

@@ -295,3 +295,19 @@ def test_gradients_of_parts_that_masks_take(name: str) -> None:
     (expected * weights).sum().backward()
     stored = a.with_values(torch.ones_like(leaf)).to_dense()
     torch.testing.assert_close(a.with_values(leaf.grad).to_dense().double(), reference.grad * stored)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (1, 1, 5), (3, 1), (2, 1, 1)], ids=str)
+def test_gradients_of_an_addend_that_broadcasts(shape: tuple[int, ...]) -> None:
+    a = SparseTensor.from_dense(torch.randn(2, 3, 4) * (torch.rand(2, 3, 4) < 0.5), Format.csf(3))
+    leaves = [torch.randn(shape).requires_grad_(), a.values().clone().requires_grad_(), torch.randn(2, 4, 5).requires_grad_()]
+
+    def product(addend: Tensor, values: Tensor, x: Tensor) -> Tensor:
+        return torch.baddbmm(addend, a.with_values(values), x)
+
+    found = torch.compile(product, backend=backend, fullgraph=True, options={"dense": "inductor"})(*leaves)
+    expected = product(*leaves)
+    close(found, expected)
+    grads = [torch.autograd.grad(each.square().sum(), leaves) for each in (found, expected)]
+    for ours, theirs in zip(*grads, strict=True):
+        close(ours, theirs)

@@ -1,0 +1,94 @@
+"""Entries from outside as the arrays of a format: the nonzeros of a dense tensor, coordinates in any order, arrays to check.
+
+gossamer::set_places(mask) -> Tensor                           where a vector of bools is set
+gossamer::well_formed(arrays, shape, format) -> Tensor         the first array; FormatError if they hold no such tensor
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.format import Format
+from gossamer.runtime.direct_call import describe
+from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.sparsity.arrays.structure import check
+from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.operands import Bound
+from gossamer.sparsity.operations.batches import batched_one_by_one
+from gossamer.sparsity.operations.sparse_results import convert, sizes_stay_inside
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def stored(format: Format, shape: Sequence[int], at: Sequence[Tensor], values: Tensor) -> Bound:
+    """The tensor with these values at these coordinates (int64, in bounds, in any order; duplicates are summed)."""
+    ends = torch.arange(2, device=values.device) * values.shape[0]
+    return convert(Bound(Operand(LETTERS[: len(shape)], _any_order(len(shape))), (ends, *at, values), tuple(shape)), format)
+
+
+def nonzeros(dense: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The coordinates of the nonzeros of a tensor (NaN is one), and their values; of a number what it is."""
+    if not dense.dim():
+        return [], dense.reshape(1)
+    which = set_places((dense.detach() != 0).flatten())
+    values, at = dense.flatten().index_select(0, which), list[Tensor]()
+    for extent in reversed(dense.shape[1:]):
+        above = which // torch.sym_max(extent, 1)
+        at.insert(0, which - above * extent)
+        which = above
+    return [which, *at], values
+
+
+def set_places(mask: Tensor) -> Tensor:
+    """Where a vector of bools is set, in order: nonzero, which Dynamo does not take into a graph by default."""
+    with sizes_stay_inside():
+        out: Tensor = torch.ops.gossamer.set_places.default(mask)
+    return out
+
+
+def checked(format: Format, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> Sequence[Tensor]:
+    """The positions and coordinates of a tensor. FormatError unless they are well-formed; a graph checks them when it runs."""
+    values = values.detach()
+    if not structure or not torch.compiler.is_compiling():
+        check(format, shape, (*structure, values))
+        return structure
+    first: Tensor = torch.ops.gossamer.well_formed.default([*structure, values], list(shape), str(format))
+    return [first, *structure[1:]]  # what reads one of them reads them all
+
+
+@cache
+def _any_order(rank: int) -> Format:
+    """Coordinates in any order, some of them maybe twice."""
+    levels = (replace(level, nonunique=True, nonordered=True) for level in Format.coo(rank).levels)
+    return Format(tuple(levels), rank)
+
+
+def _set_places_cpu(mask: Tensor) -> Tensor:
+    return mask.nonzero().flatten()
+
+
+def _set_places_fake(mask: Tensor) -> Tensor:
+    return mask.new_empty([torch.library.get_ctx().new_dynamic_size(min=0)], dtype=torch.int64)
+
+
+def _well_formed(arrays: list[Tensor], shape: list[int], format: str) -> Tensor:
+    check(Format.parse(format), shape, arrays)
+    return arrays[0].clone()
+
+
+def _well_formed_fake(arrays: list[Tensor], shape: list[int], format: str) -> Tensor:
+    return torch.empty_like(arrays[0])
+
+
+LIBRARY.define("set_places(Tensor mask) -> Tensor", tags=TAGS)
+LIBRARY.define("well_formed(Tensor[] arrays, SymInt[] shape, str format) -> Tensor", tags=TAGS)
+for _name, _cpu, _fake in (
+    ("set_places", _set_places_cpu, _set_places_fake),
+    ("well_formed", _well_formed, _well_formed_fake),
+):
+    implement(_name, _cpu)
+    describe(_name, _fake)
+    batched_one_by_one(_name)
