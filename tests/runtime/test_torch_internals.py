@@ -119,6 +119,10 @@ def check(name):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] += "/" + name  # or what an earlier one has compiled would be found
     entry = fence.PRIVATE[name]
     feature = entry.feature
+    if vars(fence).pop(name, None) is not None:  # torch was told of us with it
+        for module in ("disk_cache", "records"):
+            del sys.modules[f"gossamer.runtime.{module}"]
+            delattr(sys.modules["gossamer.runtime"], module)
     fence.PRIVATE[name] = replace(entry, path=entry.path + "_that_is_gone")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
