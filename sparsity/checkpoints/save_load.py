@@ -87,7 +87,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
 def load(model: Model, path: str | os.PathLike[str]) -> Model:
     """Read a file of `save` into a model of the same make, in place, and return it.
 
-    Also files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask), plain safetensors files, and folders with
+    Also files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask, sparse-24-bitmask), plain safetensors files, and folders with
     several. The file is mapped into memory and one tensor at a time is unpacked, so that there is never more than the model and
     one weight. Parameters on the meta device get memory. Linear layers become quantized ones where the file has them so.
     FormatError for files that are broken, of a newer version, or of another model; names and shapes are checked before anything
@@ -99,6 +99,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     modules = {plain_name(name): module for name, module in whole.named_modules(remove_duplicate=False)}
     with _opened(Path(path)) as files:
         stored, tied = _contents(files)
+        stored = {_own_name(name, parts, own): parts for name, parts in stored.items()}
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
         # Layers become like the file's once it is known to fit, which is seen by what they will be.
         turned = in_integers(modules, shapes | {name: shapes[other] for name, other in tied.items() if other in shapes})
@@ -172,8 +173,9 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
     for name in names:
         base, _, part = name.rpartition(".")
         for kind in (BITMASK[:3], GAPS, DEFLATED):
-            if part in (*kind, *BITMASK) and all(f"{base}.{each}" in names for each in kind):
-                stored[base] = {each: (names[f"{base}.{each}"], f"{base}.{each}") for each in kind}
+            keys = {each: tensor_of(base, each) for each in kind}
+            if part in (*kind, *BITMASK) and names.keys() >= {*keys.values()}:
+                stored[base] = {each: (names[key], key) for each, key in keys.items()}
                 break
         else:
             if part.startswith(ARRAY) and f"{base}.{FORMAT}" in names and f"{base}.{SHAPE}" in names:
@@ -196,6 +198,12 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
             )
         tied |= told
     return stored, tied
+
+
+def _own_name(name: str, parts: Parts, own: Mapping[str, Tensor]) -> str:
+    """The model's name of a tensor: compressed-tensors names what a bitmask packs as the layer, without "weight"."""
+    of_layer = "bitmask" in parts and name not in own
+    return tensor_of(name, "weight") if of_layer and tensor_of(name, "weight") in own else name
 
 
 def _buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
