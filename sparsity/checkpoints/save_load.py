@@ -87,9 +87,10 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
 def load(model: Model, path: str | os.PathLike[str]) -> Model:
     """Read a file of `save` into a model of the same make, in place, and return it.
 
-    Also files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask, sparse-24-bitmask), plain safetensors files, and folders with
-    several. The file is mapped into memory and one tensor at a time is unpacked, so that there is never more than the model and
-    one weight. Parameters on the meta device get memory. Linear layers become quantized ones where the file has them so.
+    Also files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask, sparse-24-bitmask), plain safetensors files, and
+    folders with several. The file is mapped into memory and one tensor at a time is unpacked, so that there is never more than
+    the model and one weight. Parameters on the meta device get memory. Linear layers become quantized ones where the file has
+    them so.
     FormatError for files that are broken, of a newer version, or of another model; names and shapes are checked before anything
     is changed.
     """

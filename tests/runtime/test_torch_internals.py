@@ -112,7 +112,7 @@ torch.compiler.reset()
 gc.collect()
 gc.freeze()  # and what its processes share stays shared
 
-IN_INDUCTOR = fence.INDUCTOR, fence.TRITON, fence.MODES, fence.CACHE, fence.DIRECT_CALLS
+IN_INDUCTOR = fence.INDUCTOR, fence.TRITON, fence.MODES, fence.CACHE, fence.LIBRARIES, fence.DIRECT_CALLS
 NO_REGIONS = fence.REGIONS, fence.OP_BY_OP
 
 def check(name):
