@@ -75,7 +75,8 @@ def into_torch_sparse(out: Tensor, source: SparseTensor) -> Tensor:
         raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(source.shape)}")
     if torch.is_grad_enabled() and (out.requires_grad or source.requires_grad):
         raise unsupported("copy_ into a torch.sparse tensor, where autograd looks on", "use it under torch.no_grad")
-    stored = in_layout_of(out, source.detach().to(device=out.device, dtype=out.dtype))
+    converted: Any = source.detach().to(device=out.device, dtype=out.dtype)
+    stored = in_layout_of(out, converted)
     if out.layout is not torch.sparse_coo:  # whose copy_ takes any number of entries
         out.resize_as_sparse_(stored)
     return out.copy_(stored)

@@ -9,6 +9,7 @@ gives it; the model that a file is loaded into says what it becomes.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ def stored_weights(model: nn.Module) -> set[str]:
 def arrays_of(tensor: Tensor) -> dict[str, Tensor]:
     """The arrays of one that is sparse in either way."""
     with torch.no_grad():
-        sparse = tensor.detach() if isinstance(tensor, SparseTensor) else SparseTensor.from_torch(tensor.detach())
+        sparse: Any = tensor.detach() if isinstance(tensor, SparseTensor) else SparseTensor.from_torch(tensor.detach())
     text = bytearray(str(sparse.format).encode())
     arrays = {FORMAT: torch.frombuffer(text, dtype=torch.uint8), SHAPE: torch.tensor(tuple(sparse.shape))}
     return arrays | {f"{ARRAY}{number}": array for number, array in enumerate(sparse.components)}

@@ -98,7 +98,7 @@ def kept_by_masks(layer: nn.Module, name: str = "weight") -> Tensor:
 
 
 def _chain(layer: nn.Module, name: str) -> ParametrizationList:
-    return layer.parametrizations[name]  # type: ignore[index, union-attr, return-value]
+    return layer.parametrizations[name]  # type: ignore[index, return-value]
 
 
 def _originals(chain: ParametrizationList) -> list[Tensor]:
@@ -112,7 +112,8 @@ def _kept(chain: ParametrizationList) -> Tensor | None:
     steps = list(chain.children())
     known = [isinstance(each, Mask) or is_of_torch_ao(each) for each in steps]
     if all(known):
-        return torch.stack([each.mask != 0 for each in steps]).all(0)  # type: ignore[operator]
+        masks: list[Any] = [each.mask for each in steps]
+        return torch.stack([mask != 0 for mask in masks]).all(0)
     if all(type(each).__module__ == parametrizations.__name__ for each in steps):  # norms, orthogonal matrices
         return None
     first, *others = _originals(chain)

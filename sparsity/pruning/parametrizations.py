@@ -58,7 +58,7 @@ def _copied(kind: type, bases: tuple[type, ...]) -> type:
 def _let_pickle(kind: type) -> None:
     """Has the pickle of a module say what its class, made by torch, is made of."""
     if "__getstate__" in vars(kind):  # which raises
-        del kind.__getstate__  # type: ignore[attr-defined]
+        del kind.__getstate__
         kind.__reduce_ex__ = _reduced  # type: ignore[method-assign, assignment]
 
 

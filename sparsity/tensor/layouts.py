@@ -27,7 +27,8 @@ def in_layout_of(like: Tensor, input: SparseTensor) -> Tensor:
 
     Gradients do not flow through it.
     """
-    stored = input.detach().to_format(from_torch(like)[0])
+    detached: Any = input.detach()
+    stored: SparseTensor = detached.to_format(from_torch(like)[0])
     return to_layout_of(like, tuple(input.shape), stored.components)
 
 

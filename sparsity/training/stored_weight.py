@@ -192,7 +192,7 @@ class StoredWeight(Masked):
     def _lend(self) -> None:
         leaf = nn.Parameter(self.weight())
         leaf.register_post_accumulate_grad_hook(self._hand_over)
-        self.module.forward = _Lent(self.module, leaf)  # type: ignore[method-assign, assignment]
+        self.module.forward = _Lent(self.module, leaf)
 
     @torch.no_grad()
     def _hand_over(self, leaf: Tensor) -> None:
