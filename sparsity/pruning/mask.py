@@ -90,6 +90,11 @@ def original_of(layer: nn.Module, name: str = "weight") -> Tensor:
     return _originals(_chain(layer, name))[0]
 
 
+def has_one_original(layer: nn.Module, name: str = "weight") -> bool:
+    """Whether a parametrized tensor is made of one parameter, which an optimizer goes on with when it becomes plain."""
+    return bool(_chain(layer, name).is_tensor)
+
+
 def kept_by_masks(layer: nn.Module, name: str = "weight") -> Tensor:
     """Where the masks of a weight leave it."""
     kept = _kept(_chain(layer, name))

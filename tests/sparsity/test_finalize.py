@@ -246,3 +246,18 @@ def test_masks_of_convolutions_embeddings_and_biases_are_multiplied_in() -> None
     for value, (module, name) in zip(expected, tensors, strict=True):
         assert torch.equal(getattr(module, name), value)
     assert "running_var" in model[2]._buffers
+
+
+def test_training_asks_to_finalize_a_weight_that_is_made_of_two_parameters() -> None:
+    model = Encoder()
+    register_parametrization(model.layer, "weight", Scored(model.layer.weight.detach()))
+    with pytest.raises(gossamer.OptionError, match=r"'layer' has a mask: gossamer\.finalize"):
+        gossamer.train_sparse(model, torch.optim.SGD(model.parameters(), 0.1), "fixed", steps=1)
+    gossamer.finalize(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    gossamer.train_sparse(model, optimizer, "fixed", steps=1)
+    before = model.layer.weight.detach().clone()
+    model(torch.arange(64)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.layer.weight, before)
+    assert torch.equal(model.layer.weight != 0, before != 0)
