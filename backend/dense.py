@@ -11,6 +11,7 @@ from gossamer.backend.graph.fast_paths import IN_PARTS
 from gossamer.backend.graph.strides import orders, restore
 from gossamer.backend.report.options import did_you_mean
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.backend.torch_libraries import kept
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.torch_internals import functorch_config
 
@@ -59,7 +60,8 @@ def with_inductor(
         return compiled
 
     cached = functorch_config.enable_autograd_cache and rewrite.keep()
-    compiled = compile_(cached)
+    with kept(rewrite.fingerprint if cached else None):
+        compiled = compile_(cached)
     return compiled if rewrite.done() or not cached else compile_(False)
 
 

@@ -24,6 +24,8 @@ from gossamer.runtime.torch_internals import REGIONS, CustomGraphPass, disable_c
 class SparseRewrite(CustomGraphPass):
     """Rewrites the graphs of one compilation in place, and records the decisions about them.
 
+    fingerprint  a hash of what they depend on, once `keep` has been called; None if they are not kept on disk
+
     With `measuring` (mode="max-autotune"), decisions are made by measurement where the tuning database does not know better.
     With `pure`, raises Impure for a graph that may not be computed a second time.
     """
@@ -34,7 +36,7 @@ class SparseRewrite(CustomGraphPass):
         self._dump = Dump(options.dump_ir) if options.dump_ir else None
         self._seen = False
         self._impurity: str | None = None
-        self._fingerprint: str | None = None
+        self.fingerprint: str | None = None
         self._called: list[object] = []
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -60,19 +62,19 @@ class SparseRewrite(CustomGraphPass):
         rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, self._measuring))
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         record(rewritten.decisions, rewritten.kernels, rewritten.seconds)
-        if self._fingerprint is not None and rewritten.lasting:
-            graph_cache.remember(self._fingerprint, replace(rewritten, impurity=self._impurity))
+        if self.fingerprint is not None and rewritten.lasting:
+            graph_cache.remember(self.fingerprint, replace(rewritten, impurity=self._impurity))
 
     def keep(self) -> bool:
         """Has torch keep the rewritten graph on disk, and keeps its regions there; False if that is not to be."""
         if self._inputs is not None and not self._measuring:  # what is measured may turn out otherwise next time
-            self._fingerprint = graph_cache.fingerprint(self._inputs, self._options)
-        return self._fingerprint is not None
+            self.fingerprint = graph_cache.fingerprint(self._inputs, self._options)
+        return self.fingerprint is not None
 
     def done(self) -> bool:
         """Whether the graph has come by, or torch had it in its cache and its regions are known again."""
-        if not self._seen and self._fingerprint is not None:
-            found = graph_cache.recall(self._fingerprint)
+        if not self._seen and self.fingerprint is not None:
+            found = graph_cache.recall(self.fingerprint)
             if found is not None and self._pure and found.impurity:
                 raise Impure(found.impurity)
             self._seen = found is not None
@@ -102,7 +104,7 @@ class SparseRewrite(CustomGraphPass):
     def uuid(self) -> str:
         """Cache key of the pass: before it runs, a hash of what it decides by; then its decisions are in the graph, as region
         keys that hash the regions' content, and the version says how they are called."""
-        return graph_cache.version() if self._seen or self._fingerprint is None else self._fingerprint
+        return graph_cache.version() if self._seen or self.fingerprint is None else self.fingerprint
 
 
 def _give_up(inputs: Inputs, problem: str) -> None:

@@ -6,9 +6,12 @@
 The names here are the public ones; they are imported when they are first used.
 """
 
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from gossamer.registration import register as _register
 
 if TYPE_CHECKING:
     from gossamer.backend.explain import explain
@@ -44,6 +47,9 @@ try:
     __version__ = version("gossamer")
 except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0+unknown"
+
+if "torch" in sys.modules:
+    _register()
 
 _HOMES = {
     "calibrate": "gossamer.backend.measuring.calibrate",

@@ -71,7 +71,7 @@ def read(key: str) -> Entry | None:
         return None
     with suppress(OSError):
         os.utime(path, follow_symlinks=False)  # it is used
-    _take_along(key, content)
+    take_along(_Artifact, key, content)
     return entry
 
 
@@ -81,16 +81,33 @@ def write(key: str, entry: Entry) -> None:
     if base is None:
         return
     content = _encoded(key, entry)
-    _take_along(key, content)
+    take_along(_Artifact, key, content)
     _store(base, key, content)
 
 
+def portable(kind: type[CacheArtifact]) -> type[CacheArtifact]:
+    """Has torch unpack artifacts of a kind."""
+    return kind if off(PORTABLE_CACHE) else CacheArtifactFactory.register(kind)
+
+
+def take_along(kind: type[CacheArtifact], key: str, content: bytes) -> None:
+    """Puts an artifact into what torch's portable cache saves next."""
+    if not off(PORTABLE_CACHE):
+        CacheArtifactManager.record_artifact(kind.type(), key, content)
+
+
+def is_name(key: str) -> bool:
+    """Whether the key of an artifact can be the name of a file in the cache: it leads nowhere else."""
+    return re.fullmatch(r"[\w-]{1,128}", key, re.ASCII) is not None
+
+
+@portable
 class _Artifact(CacheArtifact):
     """An entry in torch's portable cache; its key says for which machine it is."""
 
     def populate_cache(self) -> None:
         base = cache_files.directory()
-        if base is None or not re.fullmatch(r"[\w-]{1,128}", self.key, re.ASCII):
+        if base is None or not is_name(self.key):
             return
         try:
             _decoded(self.key, self.content)
@@ -102,15 +119,6 @@ class _Artifact(CacheArtifact):
     @staticmethod
     def type() -> str:
         return "gossamer"
-
-
-def _take_along(key: str, content: bytes) -> None:
-    if not off(PORTABLE_CACHE):
-        CacheArtifactManager.record_artifact(_Artifact.type(), key, content)
-
-
-if not off(PORTABLE_CACHE):
-    CacheArtifactFactory.register(_Artifact)
 
 
 def _encoded(key: str, entry: Entry) -> bytes:

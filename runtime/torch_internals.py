@@ -30,6 +30,7 @@ OP_BY_OP = "compilation without Inductor"
 MODES = "modes of torch.compile"
 CACHE = "graphs that an earlier process has compiled"
 PORTABLE_CACHE = "our part of torch.compiler.save_cache_artifacts"
+LIBRARIES = "libraries of Inductor in our cache"
 DIRECT_CALLS = "calls from Inductor's code without torch's dispatcher"
 UNTRACED = "the short way past Dynamo"
 MARKS = "calls without marks for profilers"
@@ -186,6 +187,7 @@ PRIVATE = {
         f"{_CACHES}:CacheArtifactManager", "putting it in", PORTABLE_CACHE,
         SimpleNamespace(record_artifact=lambda *_: None),
     ),
+    "inductor_directory": Private("torch._inductor.runtime.cache_dir_utils:cache_dir", "where they are", LIBRARIES),
     # Calls
     "CUSTOM_EXTERN_KERNEL_CODEGEN": Private(
         f"{_CODEGEN}.custom_extern_kernel_codegen:CUSTOM_EXTERN_KERNEL_CODEGEN", "who writes a call", DIRECT_CALLS, {}

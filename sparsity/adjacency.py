@@ -18,9 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gossamer.runtime.operations import traced_below, untraced
 from gossamer.sparsity.arrays.stored_entries import coordinates, stores_fill, within
 from gossamer.sparsity.tensor.interchange import coo_format
+from gossamer.sparsity.tensor.layouts import is_torch_sparse
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
-
-_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def take_sparse(model: nn.Module) -> None:
@@ -45,14 +44,10 @@ def leave_sparse(model: nn.Module) -> None:
                 del module._forward_pre_hooks[hook_id], module._forward_pre_hooks_with_kwargs[hook_id]
 
 
-def _is_torch_sparse(value: object) -> bool:
-    return isinstance(value, Tensor) and not isinstance(value, SparseTensor) and value.layout in _LAYOUTS
-
-
 @untraced
 def _converted(value: Any) -> Any:
     """The value with SparseTensors for torch.sparse tensors, in lists, tuples and dictionaries too; itself if it has none."""
-    if _is_torch_sparse(value):
+    if is_torch_sparse(value):
         return _remembered(value)
     if type(value) in (list, tuple):
         found = [_converted(each) for each in value]
@@ -90,13 +85,13 @@ def _convert_held(module: nn.Module) -> bool:
     """Whether the module held any."""
     changed = False
     for name, parameter in list(module._parameters.items()):
-        if _is_torch_sparse(parameter):
+        if is_torch_sparse(parameter):
             assert parameter is not None
             tensor = SparseTensor.from_torch(parameter.detach())
             module._parameters[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
             changed = True
     for name, buffer in list(module._buffers.items()):
-        if _is_torch_sparse(buffer):
+        if is_torch_sparse(buffer):
             module._buffers[name] = _converted(buffer)
             changed = True
     for name, value in list(vars(module).items()):
@@ -108,7 +103,7 @@ def _convert_held(module: nn.Module) -> bool:
 def _convert_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """A checkpoint of the model as it was loads, too."""
     for name in (*module._parameters, *module._buffers):
-        if _is_torch_sparse(state.get(prefix + name)):
+        if is_torch_sparse(state.get(prefix + name)):
             state[prefix + name] = _converted(state[prefix + name])
 
 

@@ -8,17 +8,16 @@ sparse kernel reads it. A parametrization is read, never written, and its mask a
 """
 
 from collections import Counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.utils import parametrize
 
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.adjacency import take_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
-from gossamer.sparsity.pruning.mask import Mask, is_mask, parametrize_pruned
+from gossamer.sparsity.pruning.mask import Mask, is_masked, is_of_torch_ao, make_plain, parametrize_pruned
 from gossamer.sparsity.pruning.stored_layers import make_dense
 from gossamer.sparsity.quantization.dynamic_layers import take_dynamic
 
@@ -51,7 +50,7 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
     """
     parametrize_pruned(model)
     for module in model.modules():
-        if is_mask(module):
+        if is_of_torch_ao(module):
             module.__class__ = Mask  # Dynamo skips all of torch.ao; its sparsifiers go on with what they find
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
             torch.backends.mha.set_fastpath_enabled(False)
@@ -65,9 +64,8 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
 def _free_dense(model: nn.Module) -> None:
     make_dense(model)
     for module in list(model.modules()):
-        parametrizations: Any = getattr(module, "parametrizations", {})
-        if "weight" in parametrizations and all(map(is_mask, parametrizations["weight"].children())):
-            parametrize.remove_parametrizations(module, "weight")
+        if is_masked(module):
+            make_plain(module)
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     for layer in (m for m in model.modules() if type(m) in (nn.Linear, NonDynamicallyQuantizableLinear)):
         weight = layer._parameters.get("weight")

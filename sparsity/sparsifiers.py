@@ -13,7 +13,6 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
@@ -22,6 +21,7 @@ from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed, weight_names
 from gossamer.sparsity.pruning.mask import Mask, parametrize_pruned
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
+from gossamer.sparsity.pruning.parametrizations import register_parametrization
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
@@ -96,7 +96,7 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
             kept = sparsifier(rows, **options)
             mask = kept.with_values(torch.ones_like(kept.values())).to_dense()
             mask = mask.t().contiguous() if is_transposed(layer) else mask.view_as(weight)
-            parametrize.register_parametrization(layer, part, Mask(mask))
+            register_parametrization(layer, part, Mask(mask))
     return target
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from torch import nn
-from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of, parametrize_pruned
+from gossamer.sparsity.pruning.parametrizations import remove_parametrizations
 from gossamer.sparsity.pruning.stored_layers import DENSEST, FORMAT, is_stored
 from gossamer.sparsity.tensor.sparse_tensor import from_entries
 
@@ -53,7 +53,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
             continue
         weight, trained = layer.weight.detach(), original_of(layer).requires_grad
         if own is None:
-            parametrize.remove_parametrizations(layer, "weight")
+            remove_parametrizations(layer, "weight")
         at = kept.nonzero().unbind(1)
         sparse = from_entries(FORMAT, tuple(weight.shape), at, weight[at])
         others = {n: p for n, p in layer._parameters.items() if n != "weight"}

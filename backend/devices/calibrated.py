@@ -18,7 +18,7 @@ log = logging.getLogger("gossamer")
 
 def this_machine() -> Machine:
     """This machine as calibrated; element types that were not measured are as fast as on a usual machine."""
-    return _recorded(_record(), cache_files.directory())
+    return _recorded(_record(), cache_files.directory(), records.loaded())
 
 
 def keep(machine: Machine) -> None:
@@ -51,7 +51,7 @@ def cpu_name() -> str:
 
 
 @lru_cache(maxsize=4)
-def _recorded(record: str, _directory: Path | None) -> Machine:
+def _recorded(record: str, _directory: Path | None, _loaded: int) -> Machine:
     here = host()
     bf16 = 4.7 if "amx" in here.instructions else 2.0 if here.rounds_to_bf16 else 1.0
     f16 = 4.7 if "+avx512fp16" in here.features.split(",") else 0.25  # without it torch converts number by number

@@ -12,6 +12,7 @@ def kept(what: str, key: Sequence[object], measure: Callable[[], float]) -> floa
     journal, name = f"{what}-{identity()}", json.dumps(key)
     for line in records.lines(journal):
         if isinstance(line, dict) and line.get("key") == name and isinstance(line.get("value"), float):
+            records.used(journal, line)
             return float(line["value"])
     value = measure()
     records.append(journal, {"key": name, "value": value})

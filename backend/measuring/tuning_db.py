@@ -93,7 +93,10 @@ class TuningDatabase:
 
     def find(self, key: Key) -> Times | None:
         """The times that were measured for a key."""
-        return self._entries.get(key)
+        times = self._entries.get(key)
+        if times is not None:
+            records.used(self._name, _line(key, times))
+        return times
 
     def similar(self, key: Key, predict: Predict) -> Times | None:
         """The times of the most similar key, scaled, if predictions agree that it is one.
@@ -111,16 +114,21 @@ class TuningDatabase:
             scaled = {name: times[name] * own[name] / predicted[name] for name in known}
             if Times(times).fastest == Times(scaled).fastest and _clear(times) and _clear(scaled):
                 m = other.matrix
+                records.used(self._name, _line(other, self._entries[other]))
                 return Times(scaled, f"{m.rows}x{m.columns} at {m.density:.0%}")
         return None
 
     def add(self, key: Key, times: Times) -> None:
         """Remember the times of a key, here and on disk."""
         self._entries[key] = times
-        records.append(self._name, {"key": key.to_json(), "us": dict(times.us)})
+        records.append(self._name, _line(key, times))
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def _line(key: Key, times: Times) -> dict[str, Any]:
+    return {"key": key.to_json(), "us": dict(times.us)}
 
 
 def _distance(a: Key, b: Key) -> float | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer.runtime.operations import untraced
 from gossamer.runtime.torch_internals import tree_flatten, tree_map_only
-from gossamer.sparsity.calls.in_place import without_pattern
+from gossamer.sparsity.calls.in_place import into_torch_sparse, without_pattern
 from gossamer.sparsity.calls.keywords import into, specialised, spelled
 from gossamer.sparsity.calls.optimizer_steps import acts_on_entries, at_entries_of
 from gossamer.sparsity.calls.torch_refusals import check_ranks, refusal
@@ -22,6 +22,8 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Calls it as torch would, with what is registered for SparseTensors if something is."""
     if not torch.compiler.is_compiling() and any(map(_foreign, args)):
+        if _foreign(args[0]) and func is torch.Tensor.copy_ and len(args) > 1 and isinstance(args[1], SparseTensor):
+            return into_torch_sparse(args[0], args[1])
         if _foreign(args[0]) and func.__name__.endswith("_") and not func.__name__.endswith("__"):
             raise unsupported(f"{func.__name__} into a torch.sparse tensor", "use the same without the underscore")
         args = tree_map_only(Tensor, _converted, list(args))

@@ -19,6 +19,7 @@ from gossamer.sparsity.calls.lists import is_of_lists, one_by_one
 from gossamer.sparsity.calls.optimizer_steps import at_entries_of, keeps_pattern, on_pattern, writes_entries
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements, unsupported
+from gossamer.sparsity.tensor.layouts import in_layout_of
 from gossamer.sparsity.tensor.pointwise import PatternError
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -66,6 +67,19 @@ def into(out: Tensor, result: Tensor) -> Tensor:
     if not torch.can_cast(result.dtype, out.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
     return out.copy_(result.to_dense() if isinstance(result, SparseTensor) else result)
+
+
+def into_torch_sparse(out: Tensor, source: SparseTensor) -> Tensor:
+    """A torch.sparse tensor, with the elements of a SparseTensor: so checkpoints of a prepared model load into a plain one."""
+    if out.shape != source.shape:
+        raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(source.shape)}")
+    if torch.is_grad_enabled() and (out.requires_grad or source.requires_grad):
+        raise unsupported("copy_ into a torch.sparse tensor, where autograd looks on", "use it under torch.no_grad")
+    converted: Any = source.detach().to(device=out.device, dtype=out.dtype)
+    stored = in_layout_of(out, converted)
+    if out.layout is not torch.sparse_coo:  # whose copy_ takes any number of entries
+        out.resize_as_sparse_(stored)
+    return out.copy_(stored)
 
 
 def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:

@@ -1,7 +1,8 @@
 """How the nonzeros of a tensor and their places are stored, each encoding as arrays with names.
 
 bitmask  compressed [nonzeros], bitmask uint8 [rows, columns / 8] (least significant bit first), shape, row_offsets
-         that of compressed-tensors, SparseML and llm-compressor, which can read it
+         that of compressed-tensors, SparseML and llm-compressor, which can read it; they write 2:4 weights with the
+         nonzeros [rows, columns / 2] and the shape [dimensions, 1]
 gaps     values [nonzeros], gaps uint8: how many zeros lie before each nonzero, 255 for 255 zeros and no nonzero, shape
 deflated deflated_values, deflated_gaps: the bytes of both as zlib streams; shape; type [0], of the elements
 
@@ -50,20 +51,21 @@ def encoded(tensor: Tensor, deflate: bool = False) -> dict[str, Tensor] | None:
 
 def decoded(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
     """The dense tensor. FormatError, with the tensor's name, for arrays that do not fit together."""
-    shape = arrays["shape"]
-    if shape.dim() != 1 or not 1 <= len(shape) <= 8 or shape.is_floating_point() or int(shape.min()) < 0:
+    shape = arrays["shape"].flatten()
+    if not 1 <= len(shape) <= 8 or shape.is_floating_point() or int(shape.min()) < 0:
         raise FormatError(f"'{name}': its shape {shape.tolist()} is none")
     sizes = tuple(shape.tolist())
     elements = int(np.prod(sizes, dtype=object))
     if "deflated_gaps" in arrays:
         arrays = _inflated(name, arrays, elements)
     places = _from_gaps(name, arrays["gaps"]) if "gaps" in arrays else _from_bitmask(name, arrays["bitmask"], sizes)
-    values = arrays["values" if "gaps" in arrays else "compressed"]
+    values = arrays["values"] if "gaps" in arrays else arrays["compressed"].flatten()
     if values.dim() != 1 or len(values) != len(places) or (len(places) and places[-1] >= elements):
         raise FormatError(f"'{name}': {values.numel()} values for {len(places)} places in a tensor of {elements} elements")
-    dense = torch.zeros(sizes, dtype=values.dtype)
-    dense.view(-1)[torch.from_numpy(places)] = values
-    return dense
+    bits = values.view(torch.uint8) if values.dtype.itemsize == 1 else values  # torch writes no floats of 8 bits to places
+    dense = torch.zeros(sizes, dtype=bits.dtype)
+    dense.view(-1)[torch.from_numpy(places)] = bits
+    return dense.view(values.dtype)
 
 
 def _deflated(stream: Tensor) -> Tensor:

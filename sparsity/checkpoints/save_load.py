@@ -18,8 +18,19 @@ from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
 from gossamer.sparsity.checkpoints.integer_layers import Shapes, in_integers, tensor_of
+from gossamer.sparsity.checkpoints.sparse_arrays import (
+    ARRAY,
+    FORMAT,
+    SHAPE,
+    arrays_of,
+    as_held,
+    as_sparse,
+    sparse_tensor,
+    stored_weights,
+)
 from gossamer.sparsity.pruning.mask import has_mask
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
+from gossamer.sparsity.tensor.layouts import is_torch_sparse
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -31,7 +42,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
     """Write a model's state dict to a safetensors file, tensors with zeros packed; the bytes of the file.
 
     Of a tensor with zeros the nonzeros are stored, and a bit an element or a byte a nonzero, whichever is less: 12.5 % of a
-    dense f32 weight where 90 % are 0. Weights of `store_sparse` are stored like others, and load into either kind. Nothing is
+    dense f32 weight where 90 % are 0. Weights of `store_sparse` are stored like others, and load into either kind. Other
+    SparseTensors and tensors of torch.sparse, parameters and buffers, are stored with the arrays that they have. Nothing is
     rounded but -0.0. Tensors that share memory (tied weights) are stored once. With `deflate` nonzeros and places are packed
     by zlib, for the smallest file: 10.6 % of a dense f32 weight where 90 % are 0, 3.9 % in int8; it takes longer to write and
     to read, and no other library reads it.
@@ -46,22 +58,25 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
     arrays: dict[str, Tensor] = {}
     first: dict[tuple[Any, ...], str] = {}
     tied: dict[str, str] = {}
-    weights = dict(model.named_parameters(remove_duplicate=False))
+    weights = stored_weights(model)
     for own_name, tensor in model.state_dict().items():
         name = plain_name(own_name)
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or _is_structure(tensor, own_name in weights):
-            raise OptionError(f"'{name}' is no plain tensor: it cannot be saved")
+        if not isinstance(tensor, Tensor) or not (tensor.layout is torch.strided or is_torch_sparse(tensor)):
+            kind = f"a tensor of layout {tensor.layout}" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+            raise OptionError(f"'{name}' is {kind}: dense tensors, SparseTensors and those of torch.sparse can be saved")
         place = _place(tensor)
         if tensor.numel() and place in first:
             tied[name] = first[place]
             continue
         first[place] = name
-        tensor = tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor
-        packed = encoded(tensor, deflate)
+        if own_name in weights:
+            tensor = tensor.to_dense()
+        is_sparse = isinstance(tensor, SparseTensor) or is_torch_sparse(tensor)
+        packed = arrays_of(tensor) if is_sparse else encoded(tensor, deflate)
         if packed is None:
             arrays[name] = tensor.detach().cpu().contiguous().clone()
         else:
-            arrays |= {f"{name}.{part}": array for part, array in packed.items()}
+            arrays |= {f"{name}.{part}": array.cpu() for part, array in packed.items()}
     target = Path(path)
     unfinished = target.with_name(f"{target.name}.part")
     save_file(arrays, unfinished, {_MARK: json.dumps({"version": _VERSION, "tied": tied}), "format": "pt"})
@@ -72,9 +87,10 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
 def load(model: Model, path: str | os.PathLike[str]) -> Model:
     """Read a file of `save` into a model of the same make, in place, and return it.
 
-    Also files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask), plain safetensors files, and folders with
-    several. The file is mapped into memory and one tensor at a time is unpacked, so that there is never more than the model and
-    one weight. Parameters on the meta device get memory. Linear layers become quantized ones where the file has them so.
+    Also files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask, sparse-24-bitmask), plain safetensors files, and
+    folders with several. The file is mapped into memory and one tensor at a time is unpacked, so that there is never more than
+    the model and one weight. Parameters on the meta device get memory. Linear layers become quantized ones where the file has
+    them so.
     FormatError for files that are broken, of a newer version, or of another model; names and shapes are checked before anything
     is changed.
     """
@@ -84,6 +100,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     modules = {plain_name(name): module for name, module in whole.named_modules(remove_duplicate=False)}
     with _opened(Path(path)) as files:
         stored, tied = _contents(files)
+        stored = {_own_name(name, parts, own): parts for name, parts in stored.items()}
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
         # Layers become like the file's once it is known to fit, which is seen by what they will be.
         turned = in_integers(modules, shapes | {name: shapes[other] for name, other in tied.items() if other in shapes})
@@ -122,14 +139,12 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     return model
 
 
-def _is_structure(tensor: Tensor, weight: bool) -> bool:
-    """Whether it is a SparseTensor that is no weight but, for instance, a graph, whose elements may be too many."""
-    return isinstance(tensor, SparseTensor) and not weight
-
-
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies; that of a SparseTensor is where its values do."""
-    memory = tensor.values().detach() if isinstance(tensor, SparseTensor) else tensor
+    """Where a tensor lies; a sparse one is where its values are."""
+    if is_torch_sparse(tensor):
+        memory = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    else:
+        memory = tensor.values().detach() if isinstance(tensor, SparseTensor) else tensor
     return memory.data_ptr(), tensor.shape, memory.stride(), tensor.dtype
 
 
@@ -159,10 +174,14 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
     for name in names:
         base, _, part = name.rpartition(".")
         for kind in (BITMASK[:3], GAPS, DEFLATED):
-            if part in (*kind, *BITMASK) and all(f"{base}.{each}" in names for each in kind):
-                stored[base] = {each: (names[f"{base}.{each}"], f"{base}.{each}") for each in kind}
+            keys = {each: tensor_of(base, each) for each in kind}
+            if part in (*kind, *BITMASK) and names.keys() >= {*keys.values()}:
+                stored[base] = {each: (names[key], key) for each, key in keys.items()}
                 break
         else:
+            if part.startswith(ARRAY) and f"{base}.{FORMAT}" in names and f"{base}.{SHAPE}" in names:
+                stored.setdefault(base, {})[part] = names[name], name
+                continue
             stored[name] = {"": (names[name], name)}
     tied: dict[str, str] = {}
     for file in files:
@@ -180,6 +199,12 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
             )
         tied |= told
     return stored, tied
+
+
+def _own_name(name: str, parts: Parts, own: Mapping[str, Tensor]) -> str:
+    """The model's name of a tensor: compressed-tensors names what a bitmask packs as the layer, without "weight"."""
+    of_layer = "bitmask" in parts and name not in own
+    return tensor_of(name, "weight") if of_layer and tensor_of(name, "weight") in own else name
 
 
 def _buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
@@ -215,7 +240,7 @@ def _shape(parts: Parts, files: list[Any]) -> tuple[int, ...]:
     if "" in parts:
         number, key = parts[""]
         return tuple(files[number].get_slice(key).get_shape())
-    number, key = parts["shape"]
+    number, key = parts[SHAPE if SHAPE in parts else "shape"]
     return tuple(files[number].get_tensor(key).flatten().tolist())
 
 
@@ -227,6 +252,8 @@ def _tied_here(own: dict[str, Tensor], known: Any, stored: Shapes) -> dict[str, 
 
 def _tensor(name: str, parts: Parts, files: list[Any]) -> Tensor:
     arrays = {part: files[number].get_tensor(key) for part, (number, key) in parts.items()}
+    if FORMAT in arrays:
+        return sparse_tensor(name, arrays)
     return arrays[""] if "" in arrays else decoded(name, arrays)
 
 
@@ -251,13 +278,13 @@ def _put(modules: Modules, places: Places, name: str, own: Tensor, value: Tensor
     holder, _, last = name.rpartition(".")
     module = modules[holder]
     if own.is_meta:
-        made = value.to(own.dtype).clone()  # the file is closed afterwards
+        made = as_held(own, value).to(own.dtype).clone()  # the file is closed afterwards
         if isinstance(own, nn.Parameter):
             made = nn.Parameter(made, own.requires_grad)
         for table, key in places[id(own)]:  # tied weights stay tied
             table[key] = made
     elif own is getattr(module, last, None):
         with torch.no_grad():
-            own.copy_(value)
+            own.copy_(as_sparse(value) if is_torch_sparse(own) else value)
     else:  # a packed weight, of which the state dict has a copy
         setattr(module, last, value.to(own))

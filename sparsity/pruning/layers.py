@@ -10,7 +10,7 @@ from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.batches import rows_that_count
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed, weight_names
-from gossamer.sparsity.pruning.mask import is_masked, is_pruned_by_hook
+from gossamer.sparsity.pruning.mask import has_one_original, is_masked, is_pruned_by_hook
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.pruning.unfolding import Convolution, patches
@@ -86,8 +86,9 @@ def layers_of(
         why = without if others else ", or none is left by `only` and `skip`"
         raise OptionError(f"there is no linear layer to prune in this model{why}")
     for layer in layers:
-        is_known = (stored and is_stored(layer.module)) or (masked and is_masked(layer.module, layer.weight_name))
-        if not is_known:
+        held = layer.module, layer.weight_name
+        can_be_plain = masked and is_masked(*held) and has_one_original(*held)
+        if not (can_be_plain or (stored and is_stored(layer.module))):
             _check(layer)
     return layers
 

@@ -14,7 +14,7 @@ from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, weight_holders
-from gossamer.sparsity.pruning.mask import parametrize_pruned
+from gossamer.sparsity.pruning.mask import make_plain, parametrize_pruned
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
 from gossamer.sparsity.quantization.aware_linear import QuantizationAwareLinear
@@ -100,7 +100,7 @@ def quantize(
         make_dense(layer)
         parametrize_pruned(layer)
         if parametrize.is_parametrized(layer, "weight"):
-            parametrize.remove_parametrizations(layer, "weight")
+            make_plain(layer)
         if remove := remover_of_norm(layer):
             remove(layer)
         linear = become_linear(layer)

@@ -22,6 +22,9 @@ from gossamer.sparsity.arrays.stored_entries import assemble, blocked, coordinat
 Parts = tuple[Format, tuple[int, ...], tuple[Tensor, ...]]
 """Format, shape and components."""
 
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+"""Those of torch.sparse."""
+
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
@@ -30,7 +33,7 @@ def from_torch(tensor: Tensor) -> Parts:
     """The parts of a torch.sparse tensor."""
     if tensor.layout == torch.sparse_coo:
         return _from_coo(tensor)
-    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+    if tensor.layout in LAYOUTS:
         return _from_compressed(tensor)
     raise FormatError(f"from_torch takes strided and torch.sparse tensors, got the layout {tensor.layout}")
 
@@ -84,6 +87,26 @@ def _coo(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -
     if not bool(inside.all()):
         indices, values = indices[:, inside], values[inside]
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False).coalesce()
+
+
+def to_layout_of(like: Tensor, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor:
+    """The inverse of `from_torch`: these arrays, in the format that it gives for `like`, in the layout of `like`."""
+    if like.layout == torch.sparse_coo:
+        _, *at, values = components
+        values = values.view(-1, *shape[like.sparse_dim() :])
+        return torch.sparse_coo_tensor(torch.stack(at), values, shape, check_invariants=False, is_coalesced=True)
+    positions, crd, values = components
+    of_like = like.crow_indices() if like.layout in _BY_ROWS else like.ccol_indices()
+    batch = of_like.shape[:-1]
+    if batch:
+        rows = of_like.shape[-1] - 1
+        first, last = positions[:-1].view(-1, rows)[:, :1], positions[1:].view(-1, rows)[:, -1:]
+        if bool((last - first != (last - first)[:1]).any()):
+            raise FormatError(f"{like.layout} has as many entries in each matrix of a batch, here they are not as many")
+        positions = torch.cat([positions[:-1].view(-1, rows), last], 1).sub(first).view(*batch, rows + 1)
+        crd = crd.view(*batch, -1)
+    values = values.view(*crd.shape, *like.values().shape[len(batch) + 1 :])
+    return torch.sparse_compressed_tensor(positions, crd, values, shape, layout=like.layout, check_invariants=False)
 
 
 def from_scipy(matrix: Any) -> Parts:

@@ -1,7 +1,7 @@
 """torch's sparse layouts as methods: a SparseTensor in the format of that name, or at the entries of another one."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -12,9 +12,24 @@ from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import pick, sizes_stay_inside
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.extension import implements, unsupported
-from gossamer.sparsity.tensor.interchange import compressed_format, coo_format
+from gossamer.sparsity.tensor.interchange import LAYOUTS, compressed_format, coo_format, from_torch, to_layout_of
 from gossamer.sparsity.tensor.products import matmul
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of, like
+
+
+def is_torch_sparse(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor of torch.sparse, in any of its layouts."""
+    return isinstance(value, Tensor) and not isinstance(value, SparseTensor) and value.layout in LAYOUTS
+
+
+def in_layout_of(like: Tensor, input: SparseTensor) -> Tensor:
+    """A torch.sparse tensor in the layout of another of the same shape, with its blocks, batches and dense dimensions.
+
+    Gradients do not flow through it.
+    """
+    detached: Any = input.detach()
+    stored: SparseTensor = detached.to_format(from_torch(like)[0])
+    return to_layout_of(like, tuple(input.shape), stored.components)
 
 
 @implements(torch.Tensor.to_sparse)

@@ -18,6 +18,7 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.operations import untraced
 from gossamer.runtime.torch_internals import (
     SPARSE_TENSORS,
+    is_fake,
     make_wrapper_subclass,
     refusal,
     set_throw_on_mutable_data_ptr,
@@ -399,7 +400,8 @@ def _rebuild(
 ) -> SparseTensor:
     """What torch.load makes of a saved tensor; what comes from a file is checked."""
     parsed = Format.parse(format)
-    check(parsed, shape, components)
+    if not any(each.is_meta or is_fake(each) for each in components):  # torch.load(map_location="meta")
+        check(parsed, shape, components)
     tensor = SparseTensor(parsed, shape, components, requires_grad)
     if parameter:
         tensor._is_param = True

@@ -60,7 +60,7 @@ class Foresight:
         for layer in {_plain(layer) for layer in layers} - self._ripe:
             self._ripe.add(layer)
             if anew and not isinstance(layer, StoredWeight):
-                _compile_anew(layer.parameter if layer.latent is None else layer.latent.factor)
+                _compile_anew(layer.parameter if layer.latent is None else layer.latent.mask)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` goes on from."""
@@ -78,7 +78,7 @@ class Foresight:
     def foresee(self, tensor: Tensor) -> Tensor | None:
         """See `foreseen`."""
         for layer in self._layers:
-            if tensor is (layer.parameter if layer.latent is None else layer.latent.factor):
+            if tensor is (layer.parameter if layer.latent is None else layer.latent.mask):
                 falls = self._step < self._recipe.schedule.end and self._recipe.sparsifier.grows is None
                 known = not any(isinstance(each, ShardedWeight) for each in self._layers)  # whose parts no compiler gathers
                 return self._at_the_end(layer) if falls and known and self.is_ripe(layer) else tensor
@@ -92,7 +92,7 @@ class Foresight:
         final = self._final[self._layers.index(layer)]
         mask = layer.unfolded(self._recipe.at(self._recipe.schedule.end).mask(_sizes(layer), final))
         if layer.latent is not None:
-            return mask.to(layer.latent.factor.dtype)
+            return mask.to(layer.latent.mask.dtype)
         made = layer.kept(mask) if isinstance(layer, StoredWeight) else layer.parameter.detach() * mask
         return nn.Parameter(made, layer.parameter.requires_grad)
 

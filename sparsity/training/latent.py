@@ -1,8 +1,8 @@
 """Weights that train on beneath their masks, as parametrizations, and linear layers with another mask on the way back.
 
-forward    weight * factor                       factor is 1 where a weight is kept, 0 or what is left of it elsewhere
-backward   d original = d weight                 straight through (Bengio et al., 2013), or
-           d original = d weight * factor        as autograd has it
+forward    weight * mask                       the mask is 1 where a weight is kept, 0 or what is left of it elsewhere
+backward   d original = d weight               straight through (Bengio et al., 2013), or
+           d original = d weight * mask        as autograd has it
 """
 
 from typing import Any
@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gossamer.sparsity.pruning.mask import Mask
 from gossamer.sparsity.pruning.patterns import NM
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(original: Tensor, factor: Tensor) -> Tensor:
-        return original * factor
+    def forward(original: Tensor, mask: Tensor) -> Tensor:
+        return original * mask
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -28,22 +29,19 @@ class _StraightThrough(torch.autograd.Function):
         return gradient, None
 
 
-class LatentWeight(nn.Module):
-    """A parametrization: the weight times a factor, which lets gradients pass as they are, or as autograd has them."""
-
-    factor: Tensor
+class LatentWeight(Mask):
+    """A mask that changes, and lets gradients pass as they are, or as autograd has them."""
 
     def __init__(self, weight: Tensor, straight_through: bool) -> None:
-        super().__init__()
-        self.register_buffer("factor", torch.ones_like(weight))
+        super().__init__(torch.ones_like(weight))
         self.straight_through = straight_through
 
     def forward(self, original: Tensor) -> Tensor:
-        """original * factor"""
+        """original * mask"""
         if self.straight_through:
-            product: Tensor = _StraightThrough.apply(original, self.factor)
+            product: Tensor = _StraightThrough.apply(original, self.mask)
             return product
-        return original * self.factor
+        return super().forward(original)
 
 
 class _TwoMasks(torch.autograd.Function):
@@ -108,4 +106,13 @@ class BackwardMask:
 
     def remove(self) -> None:
         """Gives the layer its own forward back."""
-        del self.layer.forward, self.layer.backward_mask
+        self.layer.__dict__.pop("forward", None)
+        self.layer._buffers.pop("backward_mask", None)
+        self.layer._non_persistent_buffers_set.discard("backward_mask")
+
+
+def remove_backward_mask(module: nn.Module) -> None:
+    """Gives a module, maybe the copy of one in training, its own forward back."""
+    own = getattr(vars(module).get("forward"), "__self__", None)
+    if isinstance(own, BackwardMask):
+        own.remove()

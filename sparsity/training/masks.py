@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros, nonzero_mask
 from gossamer.sparsity.pruning.layers import Layer
-from gossamer.sparsity.pruning.mask import make_plain
+from gossamer.sparsity.pruning.mask import is_masked, make_plain
+from gossamer.sparsity.pruning.parametrizations import register_parametrization
 from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.training.distributions import densities
 from gossamer.sparsity.training.foresight import Foresight
@@ -59,7 +59,7 @@ class Masks:
             masked.back = BackwardMask(layer.module, self.recipe.rule)  # type: ignore[arg-type]
         if sparsifier.is_latent:
             masked.latent = LatentWeight(masked.parameter.detach(), sparsifier.pruned == "train")
-            parametrize.register_parametrization(layer.module, masked.weight_name, masked.latent)
+            register_parametrization(layer.module, masked.weight_name, masked.latent)
         return masked
 
     @torch.no_grad()
@@ -78,9 +78,9 @@ class Masks:
         for layer in self.layers:
             layer.dense = None
             if layer.latent is not None:
-                layer.latent.factor.copy_(layer.mask)
+                layer.latent.mask.copy_(layer.mask)
                 if fading:
-                    layer.latent.factor.masked_fill_(~layer.mask, fading)
+                    layer.latent.mask.masked_fill_(~layer.mask, fading)
             if layer.back is not None and step % sparsifier.backward_mask == 0:
                 layer.back.choose(layer.matrix(layer.parameter * layer.mask), self.generator)
         self.foresight.advance(step, due)
@@ -194,8 +194,9 @@ class Masks:
         for layer in self.layers:
             if layer.latent is not None:
                 with torch.no_grad():
-                    layer.latent.factor.copy_(layer.mask)
-                make_plain(layer.module, layer.weight_name)
+                    layer.latent.mask.copy_(layer.mask)
+                if is_masked(layer.module, layer.weight_name):  # else somebody has made it plain
+                    make_plain(layer.module, layer.weight_name)
             else:
                 with torch.no_grad():
                     layer.set_to_zero()

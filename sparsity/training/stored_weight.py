@@ -53,7 +53,7 @@ class _Watched:
         self.zeros.register_post_accumulate_grad_hook(self._hand_over)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.module, "forward")  # copies of the model compute, and have no recipe
+        return _own_forward(self.module)
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = _Beside.apply(nn.Linear.forward(self.module, x), x.detach(), self.zeros)
@@ -64,6 +64,25 @@ class _Watched:
         assert zeros.grad is not None
         gradient, zeros.grad = zeros.grad, None
         self._see(gradient)
+
+
+class _Lent:
+    """The forward of a module, computed with another weight."""
+
+    def __init__(self, module: nn.Module, weight: nn.Parameter) -> None:
+        self.module, self._other = module, copy(module)
+        self._other._parameters = {**module._parameters, "weight": weight}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _own_forward(self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._other.forward(*args, **kwargs)
+
+
+def _own_forward(module: nn.Module) -> tuple[Any, ...]:
+    """What copies and pickles have in place of such a forward: they compute, and have no recipe."""
+    return getattr, (module, "forward")
 
 
 class StoredWeight(Masked):
@@ -173,9 +192,7 @@ class StoredWeight(Masked):
     def _lend(self) -> None:
         leaf = nn.Parameter(self.weight())
         leaf.register_post_accumulate_grad_hook(self._hand_over)
-        other = copy(self.module)
-        other._parameters = {**self.module._parameters, "weight": leaf}
-        self.module.forward = other.forward
+        self.module.forward = _Lent(self.module, leaf)
 
     @torch.no_grad()
     def _hand_over(self, leaf: Tensor) -> None:

@@ -112,13 +112,17 @@ torch.compiler.reset()
 gc.collect()
 gc.freeze()  # and what its processes share stays shared
 
-IN_INDUCTOR = fence.INDUCTOR, fence.TRITON, fence.MODES, fence.CACHE, fence.DIRECT_CALLS
+IN_INDUCTOR = fence.INDUCTOR, fence.TRITON, fence.MODES, fence.CACHE, fence.LIBRARIES, fence.DIRECT_CALLS
 NO_REGIONS = fence.REGIONS, fence.OP_BY_OP
 
 def check(name):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] += "/" + name  # or what an earlier one has compiled would be found
     entry = fence.PRIVATE[name]
     feature = entry.feature
+    if vars(fence).pop(name, None) is not None:  # torch was told of us with it
+        for module in ("disk_cache", "records"):
+            del sys.modules[f"gossamer.runtime.{module}"]
+            delattr(sys.modules["gossamer.runtime"], module)
     fence.PRIVATE[name] = replace(entry, path=entry.path + "_that_is_gone")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

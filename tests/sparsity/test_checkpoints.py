@@ -138,6 +138,33 @@ def test_a_bitmask_of_compressed_tensors_is_read(tmp_path: Path) -> None:
     assert torch.equal(layer.weight, dense) and torch.equal(layer.bias, bias)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("format", ["sparse-bitmask", "sparse-24-bitmask"])
+@pytest.mark.parametrize("name", ["", "0"])
+def test_what_compressed_tensors_writes_is_read(name: str, format: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The arrays of compressed-tensors 0.11: they have the name of the layer, without "weight". In a 2:4 weight two of four are
+    kept whatever they are, their values are a matrix, and the shape is a column."""
+    dense = pruned(6, 20, 0.4).to(dtype)
+    groups = torch.zeros(30, 4, dtype=torch.bool).scatter_(1, dense.float().view(-1, 4).abs().topk(2).indices, True)
+    two_four = format == "sparse-24-bitmask"
+    mask = groups.view(6, 20) if two_four else dense.float() != 0
+    dense = (dense.float() * mask).to(dtype)
+    values = dense.view(torch.uint8)[mask].view(dtype) if dtype.itemsize == 1 else dense[mask]
+    prefix = f"{name}." if name else ""
+    arrays = {
+        f"{prefix}compressed": values.view(6, 10) if two_four else values,
+        f"{prefix}bitmask": torch.from_numpy(np.packbits(mask.numpy(), axis=-1, bitorder="little")),
+        f"{prefix}shape": torch.tensor([[6], [20]]) if two_four else torch.tensor([6, 20]),
+        f"{prefix}bias": torch.ones(6, dtype=dtype),
+    }
+    if not two_four:
+        arrays[f"{prefix}row_offsets"] = mask.sum(1).cumsum(0) - mask.sum(1)
+    save_file(arrays, tmp_path / "model.safetensors")
+    layer = nn.Linear(20, 6)
+    gossamer.load(nn.Sequential(layer) if name else layer, tmp_path / "model.safetensors")
+    assert torch.equal(layer.weight, dense.float()) and torch.equal(layer.bias, torch.ones(6))
+
+
 def test_broken_files_are_refused(file: Path, tmp_path: Path) -> None:
     whole, broken = file.read_bytes(), tmp_path / "broken.safetensors"
     for content in (b"", b"no", whole[:100], whole[:-10]):

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm
+from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
 import gossamer
 
@@ -121,3 +123,141 @@ def test_a_sparsifier_of_torch_ao_goes_on() -> None:
     assert torch.count_nonzero(model.layer.weight) == 32 * 8
     sparsifier.squash_mask()
     assert type(model.layer.weight) is nn.Parameter and torch.count_nonzero(model.layer.weight) == 32 * 8
+
+
+class Times(nn.Module):
+    """A mask as users write one: a factor for each element."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factor", kept(weight).to(weight.dtype))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight * factor"""
+        return weight * self.factor  # type: ignore[operator]
+
+
+class Where(nn.Module):
+    """Another way to write it."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("kept", kept(weight))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight where it is kept."""
+        return torch.where(self.kept, weight, 0.0)  # type: ignore[arg-type]
+
+
+class Largest(nn.Module):
+    """The mask follows the weight."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """The largest quarter."""
+        return weight * kept(weight)
+
+
+class Scored(nn.Module):
+    """The mask is trained: it follows scores, which are a parameter beside the weight."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+
+    def forward(self, weight: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The weights whose scores are the largest quarter."""
+        return weight * kept(scores)
+
+    def right_inverse(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weight, and its sizes as first scores."""
+        return weight, weight.abs()
+
+
+class Twice(nn.Module):
+    """No mask."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight, doubled."""
+        return 2 * weight
+
+
+def kept(weight: torch.Tensor) -> torch.Tensor:
+    """Where its largest quarter is."""
+    return weight.abs() > weight.abs().flatten().kthvalue(weight.numel() * 3 // 4).values
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("written", [Times, Where, Largest, Scored])
+def test_a_mask_that_the_user_wrote_is_multiplied_in(
+    written: Callable[[torch.Tensor], nn.Module], dtype: torch.dtype, zeros: bool, tmp_path: Path
+) -> None:
+    model = Encoder().to(dtype)
+    if zeros:  # in the parameter already
+        with torch.no_grad():
+            model.layer.weight.mul_(kept(model.layer.weight))
+    register_parametrization(model.layer, "weight", written(model.layer.weight.detach()))
+    expected = model.layer.weight.detach()
+    assert 240 < torch.count_nonzero(expected) <= 256
+    with pytest.raises(gossamer.OptionError, match="'layer' has a mask"):
+        gossamer.save(model, tmp_path / "model.safetensors")
+    for change in (gossamer.finalize, gossamer.store_sparse, lambda each: gossamer.prepare(each, free_dense=True)):
+        other = change(copy.deepcopy(model))
+        assert torch.equal(other.layer.weight.detach().to_dense(), expected)
+        size = gossamer.save(other, tmp_path / "model.safetensors")
+        assert size < 4096 + (64 * 32 + 32 * 32 // 4) * dtype.itemsize + 32 * 32 // 8
+        plain = gossamer.load(Encoder().to(dtype), tmp_path / "model.safetensors")
+        assert torch.equal(plain.layer.weight, expected)
+    assert gossamer.finalize(model).layer.weight.requires_grad and list(model.state_dict()) == list(Encoder().state_dict())
+
+
+def test_masks_among_other_parametrizations_are_multiplied_in() -> None:
+    model, x = Encoder(), torch.arange(64)
+    for each in (Twice(), Times(model.layer.weight.detach()), Twice()):
+        register_parametrization(model.layer, "weight", each)
+    expected = model(x).detach()
+    gossamer.finalize(model)
+    torch.testing.assert_close(model(x).detach(), expected)
+    assert type(model.layer) is nn.Linear and torch.count_nonzero(model.layer.weight) == 32 * 8
+
+
+@pytest.mark.parametrize("make", [lambda layer: register_parametrization(layer, "weight", Twice()), orthogonal, spectral_norm])
+def test_parametrizations_that_make_nothing_zero_stay(make: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
+    model = Encoder()
+    make(model.layer)
+    state = copy.deepcopy(model.state_dict())
+    gossamer.finalize(model)
+    gossamer.save(model, tmp_path / "model.safetensors")
+    assert is_parametrized(model.layer, "weight")
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items()), "no buffer was written to"
+
+
+def test_masks_of_convolutions_embeddings_and_biases_are_multiplied_in() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Conv2d(3, 8, 3), nn.Embedding(16, 8), nn.BatchNorm1d(16)])
+    tensors = [(model[0], "weight"), (model[0], "bias"), (model[1], "weight"), (model[2], "running_var")]
+    for module, name in tensors:
+        register_parametrization(module, name, Where(torch.randn_like(getattr(module, name))), unsafe=True)
+    expected = [getattr(module, name).detach().clone() for module, name in tensors]
+    gossamer.finalize(model)
+    assert [type(module) for module in model] == [nn.Conv2d, nn.Embedding, nn.BatchNorm1d]
+    for value, (module, name) in zip(expected, tensors, strict=True):
+        assert torch.equal(getattr(module, name), value)
+    assert "running_var" in model[2]._buffers
+
+
+def test_training_asks_to_finalize_a_weight_that_is_made_of_two_parameters() -> None:
+    model = Encoder()
+    register_parametrization(model.layer, "weight", Scored(model.layer.weight.detach()))
+    with pytest.raises(gossamer.OptionError, match=r"'layer' has a mask: gossamer\.finalize"):
+        gossamer.train_sparse(model, torch.optim.SGD(model.parameters(), 0.1), "fixed", steps=1)
+    gossamer.finalize(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    gossamer.train_sparse(model, optimizer, "fixed", steps=1)
+    before = model.layer.weight.detach().clone()
+    model(torch.arange(64)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.layer.weight, before)
+    assert torch.equal(model.layer.weight != 0, before != 0)

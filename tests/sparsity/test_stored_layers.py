@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import gossamer
-from gossamer import SparseTensor
+from gossamer import Format, SparseTensor
 from gossamer.dialects.errors import OptionError
 from tests.backend.harness import prune_
 
@@ -68,11 +68,20 @@ def test_safetensors_says_what_to_save_by(tmp_path: Path) -> None:
         save_file(stored().state_dict(), tmp_path / "model.safetensors")
 
 
-def test_graphs_are_not_saved_as_weights(tmp_path: Path) -> None:
-    model = nn.Linear(3, 3)
-    model.register_buffer("graph", SparseTensor.from_dense(torch.eye(3)))
-    with pytest.raises(OptionError, match="'graph' is no plain tensor"):
-        gossamer.save(model, tmp_path / "model.safetensors")
+def test_a_graph_is_saved_by_its_entries_not_by_its_elements(tmp_path: Path) -> None:
+    many, at = 1 << 20, torch.arange(100)
+
+    def with_graph(values: Tensor) -> nn.Module:
+        model = nn.Linear(3, 3)
+        model.register_buffer(
+            "graph", SparseTensor.from_edge_index(torch.stack([at, at + 1]), values, (many, many), Format.COO)
+        )
+        return model
+
+    saved, model = with_graph(torch.ones(100)), with_graph(torch.zeros(100))
+    assert gossamer.save(saved, tmp_path / "model.safetensors") < 8192
+    gossamer.load(model, tmp_path / "model.safetensors")
+    assert torch.equal(model.graph.values(), torch.ones(100))
 
 
 def test_quantized_and_packed_ones_are_as_from_dense_weights(x: Tensor) -> None:

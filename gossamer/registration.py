@@ -1,0 +1,31 @@
+"""What torch knows of Gossamer before anything of it is used, so that it can read what an earlier process has written.
+
+    torch.load(checkpoint, weights_only=True)            a checkpoint with SparseTensors
+    torch.compiler.load_cache_artifacts(artifacts)       what `torch.compile(model, backend="sparse")` has compiled
+
+torch calls `register` when it is imported, as the entry point of a plug-in (the group torch.backends), and so does `import
+gossamer` if torch was there first. Little is imported for that: each process that uses torch pays for it.
+"""
+
+import logging
+from importlib import import_module
+from typing import Any
+
+_SPARSE_TENSOR = "gossamer.sparsity.tensor.sparse_tensor"
+
+
+def register() -> None:
+    """Tells torch, once or several times. It never raises: torch could not be imported otherwise."""
+    try:
+        from torch.serialization import add_safe_globals
+
+        add_safe_globals([(_rebuild, f"{_SPARSE_TENSOR}._rebuild")])
+        for artifacts in ("disk_cache", "records"):
+            import_module(f"gossamer.runtime.{artifacts}")
+    except Exception as problem:
+        logging.getLogger("gossamer").warning("torch cannot be told of gossamer: %s", problem)
+
+
+def _rebuild(*parts: Any) -> Any:
+    """A SparseTensor that was saved; what makes it is imported now."""
+    return import_module(_SPARSE_TENSOR)._rebuild(*parts)

@@ -1,0 +1,69 @@
+"""SparseTensors and tensors of torch.sparse in files: graphs, and whatever else stores its entries alone.
+
+adjacency    →    adjacency.sparse_format  uint8 [letters], the text of its `Format`
+                  adjacency.sparse_shape   int64 [dimensions]
+                  adjacency.sparse_0, …    its arrays, in the order of `Format.components`: positions, coordinates, values
+
+Entries stay as they are stored, zeros among them, too. A tensor of torch.sparse has the format that `SparseTensor.from_torch`
+gives it; the model that a file is loaded into says what it becomes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.dialects.errors import FormatError
+from gossamer.dialects.format import Format
+from gossamer.sparsity.pruning.stored_layers import is_stored
+from gossamer.sparsity.tensor.layouts import in_layout_of, is_torch_sparse
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+FORMAT, SHAPE = "sparse_format", "sparse_shape"
+ARRAY = "sparse_"
+
+
+def stored_weights(model: nn.Module) -> set[str]:
+    """The names of weights of linear layers that store their nonzeros alone, which a file has as those of dense layers."""
+    layers = model.named_modules(remove_duplicate=False)
+    return {f"{name}.weight".lstrip(".") for name, layer in layers if isinstance(layer, nn.Linear) and is_stored(layer)}
+
+
+def arrays_of(tensor: Tensor) -> dict[str, Tensor]:
+    """The arrays of one that is sparse in either way."""
+    with torch.no_grad():
+        sparse: Any = tensor.detach() if isinstance(tensor, SparseTensor) else SparseTensor.from_torch(tensor.detach())
+    text = bytearray(str(sparse.format).encode())
+    arrays = {FORMAT: torch.frombuffer(text, dtype=torch.uint8), SHAPE: torch.tensor(tuple(sparse.shape))}
+    return arrays | {f"{ARRAY}{number}": array for number, array in enumerate(sparse.components)}
+
+
+def sparse_tensor(name: str, arrays: Mapping[str, Tensor]) -> SparseTensor:
+    """The tensor of these arrays. FormatError, with the tensor's name, for arrays that do not fit together."""
+    shape = arrays[SHAPE]
+    try:
+        format = Format.parse(bytes(arrays[FORMAT].tolist()).decode())
+        numbered = {f"{ARRAY}{number}": kind for number, (_, kind) in enumerate(format.components())}
+        if missing := numbered.keys() - arrays.keys():
+            raise FormatError(f"the arrays {', '.join(sorted(missing))} are missing")
+        parts = {kind: [arrays[part] for part in numbered if numbered[part] == kind] for kind in numbered.values()}
+        return SparseTensor.from_parts(
+            format, shape.tolist(), parts.get("positions", []), parts.get("coordinates", []), parts["values"][0]
+        )
+    except (FormatError, UnicodeDecodeError, ValueError, TypeError) as problem:
+        raise FormatError(f"'{name}': {problem}") from None
+
+
+def as_held(own: Tensor, value: Tensor) -> Tensor:
+    """A tensor of a file as the kind of tensor that a model holds in its place: sparse in either way, or dense."""
+    if is_torch_sparse(own):
+        return in_layout_of(own, as_sparse(value))
+    if isinstance(own, SparseTensor):
+        return as_sparse(value).to_format(own.format)
+    return value.to_dense() if isinstance(value, SparseTensor) else value
+
+
+def as_sparse(value: Tensor) -> SparseTensor:
+    """A dense tensor as a sparse one; sparse ones as they are."""
+    return value if isinstance(value, SparseTensor) else SparseTensor.from_dense(value, Format.coo(value.dim()))
