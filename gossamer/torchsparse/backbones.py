@@ -1,6 +1,6 @@
 """The networks of TorchSparse's examples."""
 
-from gossamer.sparsity.nn.torchsparse.backbones import (
+from gossamer.sparsity.torchsparse.backbones import (
     SparseConvBlock,
     SparseConvTransposeBlock,
     SparseResBlock,

@@ -1,7 +1,7 @@
 """TorchSparse's layers: `import gossamer.torchsparse.nn as spnn`."""
 
-from gossamer.sparsity.nn.torchsparse.convolution import Conv3d
-from gossamer.sparsity.nn.torchsparse.layers import (
+from gossamer.sparsity.torchsparse.convolution import Conv3d
+from gossamer.sparsity.torchsparse.layers import (
     BatchNorm,
     GlobalAvgPool,
     GlobalMaxPool,

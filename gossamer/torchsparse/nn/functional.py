@@ -1,15 +1,15 @@
 """TorchSparse's functions: `import gossamer.torchsparse.nn.functional as F`."""
 
-from gossamer.sparsity.nn.torchsparse import settings as conv_config
-from gossamer.sparsity.nn.torchsparse.convolution import conv3d
-from gossamer.sparsity.nn.torchsparse.functional import (
+from gossamer.sparsity.torchsparse import settings as conv_config
+from gossamer.sparsity.torchsparse.convolution import conv3d
+from gossamer.sparsity.torchsparse.functional import (
     global_avg_pool,
     global_max_pool,
     leaky_relu,
     relu,
     silu,
 )
-from gossamer.sparsity.nn.torchsparse.points import (
+from gossamer.sparsity.torchsparse.points import (
     calc_ti_weights,
     spcount,
     spdevoxelize,
@@ -17,7 +17,7 @@ from gossamer.sparsity.nn.torchsparse.points import (
     sphashquery,
     spvoxelize,
 )
-from gossamer.sparsity.nn.torchsparse.settings import (
+from gossamer.sparsity.torchsparse.settings import (
     get_conv_mode,
     get_downsample_mode,
     get_kmap_mode,

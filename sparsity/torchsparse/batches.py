@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from gossamer.dialects.errors import GossamerError, OptionError
-from gossamer.sparsity.nn.torchsparse.tensors import SparseTensor
+from gossamer.sparsity.torchsparse.tensors import SparseTensor
 
 _LARGEST = 1 << 31
 

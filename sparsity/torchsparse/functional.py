@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.sparsity.nn.pooling import pooled
-from gossamer.sparsity.nn.torchsparse.tensors import SparseTensor
+from gossamer.sparsity.torchsparse.tensors import SparseTensor
 
 
 def fapply(input: SparseTensor, fn: Callable[..., Tensor], *args: Any, **kwargs: Any) -> SparseTensor:

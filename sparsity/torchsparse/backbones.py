@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 
 from gossamer.sparsity.nn.layers import Size
-from gossamer.sparsity.nn.torchsparse.convolution import Conv3d
-from gossamer.sparsity.nn.torchsparse.layers import BatchNorm, ReLU
-from gossamer.sparsity.nn.torchsparse.tensors import SparseTensor, cat
+from gossamer.sparsity.torchsparse.convolution import Conv3d
+from gossamer.sparsity.torchsparse.layers import BatchNorm, ReLU
+from gossamer.sparsity.torchsparse.tensors import SparseTensor, cat
 
 
 class SparseConvBlock(nn.Sequential):

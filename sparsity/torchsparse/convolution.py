@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.sparsity.nn.layers import Size, convolved, led, way_from, window_of
-from gossamer.sparsity.nn.torchsparse.tensors import SparseTensor
 from gossamer.sparsity.nn.windows import Sizes, Window
+from gossamer.sparsity.torchsparse.tensors import SparseTensor
 
 
 class Conv3d(nn.Module):

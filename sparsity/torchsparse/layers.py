@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.sparsity.nn.torchsparse import functional
-from gossamer.sparsity.nn.torchsparse.tensors import GRIDS, SparseTensor
+from gossamer.sparsity.torchsparse import functional
+from gossamer.sparsity.torchsparse.tensors import GRIDS, SparseTensor
 
 
 class _OnFeatures(nn.Module):
