@@ -77,7 +77,13 @@ class SparseResNet21D(SparseResNet):
     """Four stages of three blocks, and one along y."""
 
     def __init__(self, **options: Any) -> None:
-        stages = [(3, 16, 3, 1), (3, 32, 3, 2), (3, 64, 3, 2), (3, 128, 3, 2), (1, 128, (1, 3, 1), (1, 2, 1))]
+        stages: list[tuple[int, int, Size, Size]] = [
+            (3, 16, 3, 1),
+            (3, 32, 3, 2),
+            (3, 64, 3, 2),
+            (3, 128, 3, 2),
+            (1, 128, (1, 3, 1), (1, 2, 1)),
+        ]
         super().__init__(stages, **options)
 
 
@@ -116,8 +122,8 @@ class SparseResUNet(nn.Module):
         for encoder in self.encoders:
             outputs.append(encoder(outputs[-1]))
         for decoder, skip in zip(self.decoders, outputs[-2::-1], strict=True):
-            up, fuse = decoder.values()
-            outputs.append(fuse(cat([up(outputs[-1]), skip])))
+            parts: Any = decoder
+            outputs.append(parts["fuse"](cat([parts["upsample"](outputs[-1]), skip])))
         return outputs
 
 

@@ -53,7 +53,7 @@ def _first_of_each(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     shifted = cells.astype(np.int64) - cells.min(0)
     extents = [int(extent) + 1 for extent in shifted.max(0)]
-    keys = np.ravel_multi_index(tuple(shifted.T), extents) if prod(extents) < 1 << 62 else shifted  # type: ignore[arg-type]
+    keys = np.ravel_multi_index(tuple(shifted.T), extents) if prod(extents) < 1 << 62 else shifted
     _, index, inverse = np.unique(keys, axis=None if keys.ndim == 1 else 0, return_index=True, return_inverse=True)
     return index, inverse.reshape(-1)
 
