@@ -163,9 +163,8 @@ class Graph(nn.Module):
 
 @pytest.fixture
 def sparse_breaks_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_breaks, "_warned", False)
-    monkeypatch.setattr(graph_breaks, "_known_breaks", 0)
-    graph_breaks.watch_for_sparse(gossamer.backend.sparse)
+    monkeypatch.setattr(graph_breaks, "_told", set())
+    graph_breaks.watch_graph_breaks(gossamer.backend.sparse)
 
 
 @pytest.mark.usefixtures("sparse_breaks_unseen")
