@@ -13,6 +13,7 @@ from gossamer.backend.given_back import give_back
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
+from gossamer.backend.packages import watch_packages
 from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_graph_breaks
 from gossamer.backend.report.options import MEASURING, Options
@@ -67,4 +68,5 @@ def sparse(
 
 trace_flex_gradients(sparse)
 watch_for_generate(sparse)
+watch_packages()
 watch_graph_breaks(sparse)  # a model that breaks at its first line never gets as far as calling the backend

@@ -37,6 +37,7 @@ MARKS = "calls without marks for profilers"
 LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
+PACKAGES = "the warning at packages of AOTInductor, which are dense"
 BREAKS = "graph breaks in reports, and warnings of them"
 ANEW = "compiling anew what a recipe has made sparse"
 COUNTERS = "our part of torch._dynamo.utils.counters"
@@ -239,10 +240,14 @@ PRIVATE = {
     "counters": Private("torch._dynamo.utils:counters", "graphs and regions, counted", COUNTERS, defaultdict(Counter)),
     "graph_break_reasons": Private("torch._dynamo.utils:graph_break_reasons", "why, and where", BREAKS, []),
     "get_compilation_metrics": Private("torch._dynamo.utils:get_compilation_metrics", "what failed", BREAKS, lambda: []),
+    "Unsupported": Private("torch._dynamo.exc:Unsupported", "that a function cannot be traced", BREAKS, Absent),
     "OptimizedModule": Private("torch._dynamo.eval_frame:OptimizedModule", "methods that stay uncompiled", BREAKS, Absent),
     "callback_handler": Private(
         "torch._dynamo.callback:callback_handler", "when a compilation ends", BREAKS,
         SimpleNamespace(end_callbacks=[], register_end_callback=lambda _: None),
+    ),
+    "ahead_of_time": Private(
+        "torch._inductor:aot_compile", "who makes a package", PACKAGES, SimpleNamespace(), changing=True
     ),
     # SparseTensors
     "make_wrapper_subclass": Private("torch:Tensor._make_wrapper_subclass", "a tensor of several", SPARSE_TENSORS),

@@ -14,6 +14,7 @@ from traceback import FrameSummary
 from typing import Any
 
 from gossamer.runtime.torch_internals import (
+    Unsupported,
     callback_handler,
     compilation_in_progress,
     get_compilation_metrics,
@@ -76,8 +77,8 @@ def watch_graph_breaks(backend: object) -> None:
             return
         for reason in new:
             _tell(reason.reason, reason.user_stack, _SPLIT)
-        failure = sys.exc_info()[1]  # Dynamo's, where it gives up on a function
-        if failure is not None and not compilation.full_graph:
+        failure = sys.exc_info()[1]
+        if isinstance(failure, Unsupported) and not compilation.full_graph:
             name = re.sub("torch_dynamo_resume_in_(.*)_at_\\d+", r"the rest of \1", compilation.function)
             _tell(str(failure), getattr(failure, "real_stack", None) or [], _FAILED.replace("{what}", name))
 

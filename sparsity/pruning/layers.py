@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.batches import rows_that_count
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed, weight_names
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed, none_chosen, weight_names
 from gossamer.sparsity.pruning.mask import is_masked, is_pruned_by_hook
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored
@@ -82,9 +82,13 @@ def layers_of(
     ]
     if not layers:
         others = sorted({type(m).__name__ for m in model.modules() if isinstance(m, nn.Linear) and not has_weight(m)})
-        without = f": the weight of a {' or a '.join(others)} is no parameter"
-        why = without if others else ", or none is left by `only` and `skip`"
-        raise OptionError(f"there is no linear layer to prune in this model{why}")
+        without = f"the weight of a {' or a '.join(others)} is no parameter"
+        why = (
+            without
+            if others
+            else f"{none_chosen(model, only, skip)}. Convolutions are taken by name or type: only=torch.nn.Conv2d"
+        )
+        raise OptionError(f"there is no layer to prune: {why}")
     for layer in layers:
         is_known = (stored and is_stored(layer.module)) or (masked and is_masked(layer.module, layer.weight_name))
         if not is_known:

@@ -194,6 +194,17 @@ def test_explain_lists_a_break_at_a_torch_sparse_tensor() -> None:
     assert any("test_report.py" in line and "sparse Tensor" in line for line in report.graph_breaks)
 
 
+def test_a_package_of_aotinductor_is_said_to_be_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = torch.export.export(stack(), (torch.randn(5, 64),)).module()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_aot", lambda *_, **__: "a package")
+    with pytest.warns(UserWarning, match=r"AOTInductor compiles 3 pruned weights \('.*weight'.*\) densely"):
+        assert torch._inductor.aot_compile(module, (torch.randn(5, 64),)) == "a package"
+    dense = torch.export.export(nn.Linear(64, 64), (torch.randn(5, 64),)).module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch._inductor.aot_compile(dense, (torch.randn(5, 64),))
+
+
 @pytest.mark.usefixtures("no_chains")
 def test_the_dump_has_every_stage(tmp_path: Path) -> None:
     compile_and_run(stack(), torch.randn(5, 64), dump_ir=str(tmp_path))
