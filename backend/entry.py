@@ -9,7 +9,6 @@ from gossamer.backend.attention.trace_gradients import trace_flex_gradients
 from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.calls.profile_marks import leave_out_profile_marks
 from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_triton_for, with_inductor
-from gossamer.backend.given_back import give_back
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
@@ -19,6 +18,7 @@ from gossamer.backend.report.graph_breaks import watch_graph_breaks
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.torch_internals import INDUCTOR, off
 
 

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.modules import sizes
+from gossamer.runtime.modules.when_loaded import when_loaded
 
 REGIONS = "sparse regions"
 CAPTURED = "captured variables as weights"
@@ -378,3 +380,6 @@ def _found(private: Private) -> Any:
             _off[private.feature] = f"{private.feature}: off, for torch {torch.__version__} has no {where} ({private.purpose})"
             warnings.warn(f"gossamer: {_off[private.feature]}", stacklevel=3)
         return _refusing(private.feature) if private.stand_in is None else private.stand_in
+
+
+when_loaded(_SHAPES, lambda: sizes.take(_get("statically_known_true"), _get("guard_or_true")))

@@ -1,5 +1,6 @@
 """What users hold in their hands: sparse tensors and what can be computed with them, pruned models made ready to compile."""
 
+from gossamer.runtime.modules.given_back import give_back
 from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.calls import calling, torch_refusals
 from gossamer.sparsity.edges import attention_derivatives
@@ -31,6 +32,7 @@ operations = (
 """Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
 
 count_for_arrays()
+give_back()
 cuda_operations.register()
 torch_refusals.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-from gossamer.runtime.operations import untraced
+from gossamer.runtime.operations import one_node, untraced
 from gossamer.runtime.torch_internals import (
     SPARSE_TENSORS,
     make_wrapper_subclass,
@@ -292,7 +292,7 @@ def from_entries(format: Format, shape: Sequence[int], at: Sequence[Tensor], val
     return made_of(convert(entries, format))
 
 
-@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+@one_node
 def _adjacency(edge_index: Tensor, weight: Tensor | None, size: int | tuple[int, int] | None, format: str) -> SparseTensor:
     at, values, shape = edges(edge_index, weight, size)
     return from_entries(Format.parse(format), shape, at, values)

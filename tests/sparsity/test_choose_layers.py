@@ -73,7 +73,7 @@ def test_a_model_of_convolutions_is_said_to_be_as_it_was() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     with pytest.warns(UserWarning, match="sparsify has changed nothing: without `only` .* this model has 2 Conv2d"):
         gossamer.sparsify(model, "nm")
-    with pytest.raises(OptionError, match="no layer to prune: .* has 2 Conv2d. Convolutions are taken by name or type"):
+    with pytest.raises(OptionError, match=r"no layer to prune: .* has 2 Conv2d. Convolutions are taken by name or type"):
         gossamer.prune(model, [torch.randn(2, 4, 8, 8)], 0.5)
     gossamer.prune(model, [torch.randn(2, 4, 8, 8)], 0.5, only="2")
     assert torch.count_nonzero(model[2].weight) == model[2].weight.numel() // 2 and model[0].weight.all()

@@ -81,7 +81,7 @@ def test_what_is_there_and_what_is_not() -> None:
     assert {name for name in model.state_dict() if name.startswith("0.")} == {f"0.{name}" for name in names}
     with pytest.raises(gossamer.OptionError, match="weights='int2' is not supported"):
         gossamer.quantize(model, weights="int2")  # type: ignore[arg-type]
-    with pytest.raises(gossamer.OptionError, match="in groups of 16 along their inputs. Give group=16"):
+    with pytest.raises(gossamer.OptionError, match=r"in groups of 16 along their inputs. Give group=16"):
         gossamer.quantize(model, weights="int4", group=32)
     broken = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 4))
     with torch.no_grad():

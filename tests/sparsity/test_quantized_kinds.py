@@ -241,7 +241,7 @@ def test_zeros_that_fill_no_group_are_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gossamer.quantize(nn.Sequential(prune_(nn.Linear(32, 32), 0.5, (1, 16))), weights="int4", group=16)
-    with pytest.raises(gossamer.OptionError, match="group=32 is not supported: .* in groups of 16"):
+    with pytest.raises(gossamer.OptionError, match=r"group=32 is not supported: .* in groups of 16"):
         gossamer.quantize(model, group=32)
 
 
