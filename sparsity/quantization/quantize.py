@@ -161,7 +161,7 @@ def _warn_of_full_groups(layers: list[tuple[str, nn.Module]]) -> None:
 
 def _kept_groups(layer: nn.Module) -> float:
     """The share of a weight's groups that have a nonzero."""
-    weight: Tensor = layer.weight.detach()  # type: ignore[operator, assignment]
+    weight: Tensor = layer.weight.detach()  # type: ignore[operator]
     weight = weight.to_dense() if is_stored(layer) else weight
     rows = weight.t() if is_transposed(layer) else weight
     kept = torch.nn.functional.pad(rows != 0, (0, -rows.shape[1] % GROUP)).unflatten(1, (-1, GROUP)).any(2)
