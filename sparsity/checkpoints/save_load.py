@@ -180,7 +180,7 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
             head = json.loads(mark)
             version, told = head["version"], dict(head["tied"])
         except (ValueError, KeyError, TypeError):
-            raise FormatError(f"the head of the file makes no sense: {mark[:80]!r}") from None
+            raise FormatError(f"the metadata of the file cannot be read, it is damaged: {mark[:80]!r}") from None
         if version != _VERSION:
             raise FormatError(
                 f"the file is of version {version}, this Gossamer reads version {_VERSION}: a newer one is needed"

@@ -65,7 +65,9 @@ class _Convolution(SparseModule):
 
     def _convolved(self, x: SparseConvTensor, where: tuple[Any, ...], window: Window, kind: str, rows: int) -> Tensor:
         if len(x.level.shape) != self.dimensions:
-            raise GossamerError(f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions")
+            raise GossamerError(
+                f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions, must have {self.dimensions}"
+            )
         weight = self.weight.flatten(1, -2).permute(1, 2, 0)
         return convolved(type(self).__name__, x.features, weight, self.bias, (*where, window.numbers, kind, rows))
 

@@ -35,7 +35,9 @@ class _Pool(SparseModule):
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         if len(x.level.shape) != self.dimensions:
-            raise GossamerError(f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions")
+            raise GossamerError(
+                f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions, must have {self.dimensions}"
+            )
         to = led(x, self.window, self.indice_key, self.training)
         return x.at(self._pooled(x.features, (*x.level.where, self.window.numbers, "down", to.indices.shape[0])), to)
 

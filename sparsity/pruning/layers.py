@@ -111,7 +111,9 @@ def _check(layer: Layer) -> None:
         raise OptionError(f"'{layer.name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
     weight = layer.parameter
     if weight.is_meta or not weight.is_floating_point():
-        raise OptionError(f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}: nothing can be computed with it")
+        raise OptionError(
+            f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}, must be floats in memory: load or `skip` it"
+        )
     if not (isinstance(module, nn.Linear | nn.MultiheadAttention | Convolution) or is_transposed(module)):
         raise OptionError(
             f"'{layer.name}' is a {type(module).__name__}: linear layers, Conv1d, Conv2d and Conv3d can be pruned; `skip` it"

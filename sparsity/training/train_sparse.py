@@ -66,7 +66,7 @@ def train_sparse(
     if isinstance(recipe, str):
         recipe = recipe_of(recipe, steps, **options)
     elif options:
-        raise OptionError(f"{', '.join(options)}: a Recipe has its options already")
+        raise OptionError(f"{', '.join(options)}: these are options of a recipe's name. A Recipe has its own: give them to it")
     return SparseTraining(model, optimizer, recipe, only, skip, seed, store)
 
 
