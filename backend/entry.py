@@ -12,14 +12,14 @@ from gossamer.backend.dense import check_mode, eagerly, has_cpp_compiler, has_tr
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
-from gossamer.backend.packages import watch_packages
 from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_graph_breaks
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.modules.given_back import give_back
-from gossamer.runtime.torch_internals import INDUCTOR, off
+from gossamer.runtime.modules.packages import watch_packages
+from gossamer.runtime.torch_internals import INDUCTOR, ahead_of_time, off
 
 
 def sparse(
@@ -68,5 +68,5 @@ def sparse(
 
 trace_flex_gradients(sparse)
 watch_for_generate(sparse)
-watch_packages()
+watch_packages(ahead_of_time)
 watch_graph_breaks(sparse)  # a model that breaks at its first line never gets as far as calling the backend

@@ -23,7 +23,7 @@ INSIDE = {
         "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions", "calls",
         "graph", "devices", "report",
     ],
-    "runtime": ["packers", "modules"],
+    "runtime": ["modules", "packers"],
     "sparsity": [
         "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "calls", "tensor", "edges", "attention",
         "operations", "arrays", "kernels",

@@ -9,15 +9,16 @@ import functools
 import warnings
 from typing import Any
 
-from gossamer.backend.graph.inputs import zero_heavy
-from gossamer.runtime.torch_internals import ahead_of_time
+import torch
 
-_MOST_NAMES = 3
+from gossamer.runtime.packers.nonzeros import count_nonzeros
+
+_MOST_NAMES, _LEAST_ELEMENTS, _ZEROS = 3, 256, 0.1
 
 
-def watch_packages() -> None:
-    """Has torch._inductor.aot_compile, which makes them, warn of pruned weights."""
-    original = getattr(ahead_of_time, "aot_compile", None)
+def watch_packages(inductor: Any) -> None:
+    """Has `aot_compile` of torch._inductor, which makes them, warn of pruned weights."""
+    original = getattr(inductor, "aot_compile", None)
     if original is None or hasattr(original, _MARK):
         return
 
@@ -27,18 +28,24 @@ def watch_packages() -> None:
         return original(gm, *arguments, **named)
 
     setattr(aot_compile, _MARK, True)
-    ahead_of_time.aot_compile = aot_compile
+    inductor.aot_compile = aot_compile
 
 
 def _warn_of(module: Any) -> None:
-    pruned = [name for name, parameter in module.named_parameters() if zero_heavy(parameter)]
+    pruned = [name for name, parameter in module.named_parameters() if _is_pruned(parameter)]
     if pruned:
         names = ", ".join(repr(name) for name in pruned[:_MOST_NAMES]) + (", ..." if len(pruned) > _MOST_NAMES else "")
         warnings.warn(
-            f"AOTInductor compiles {len(pruned)} pruned weights ({names}) densely: Gossamer's kernels are not part of its "
+            f"AOTInductor compiles {len(pruned)} pruned weight{'s' * (len(pruned) > 1)} ({names}) densely: Gossamer's kernels are not part of its "
             'packages. They run in Python, by torch.compile(model, backend="sparse").',
             stacklevel=3,
         )
+
+
+def _is_pruned(parameter: torch.Tensor) -> bool:
+    if parameter.is_meta or parameter.dim() < 2 or parameter.numel() < _LEAST_ELEMENTS or not parameter.is_floating_point():
+        return False
+    return parameter.layout is torch.strided and count_nonzeros(parameter) <= (1 - _ZEROS) * parameter.numel()
 
 
 _MARK = "_gossamer_warns_of_packages"
