@@ -9,10 +9,10 @@ from torch import fx
 
 from gossamer.backend.graph.fast_paths import IN_PARTS
 from gossamer.backend.graph.strides import orders, restore
-from gossamer.backend.report.options import did_you_mean
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.backend.torch_libraries import kept
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import did_you_mean
 from gossamer.runtime.torch_internals import functorch_config
 
 aten = torch.ops.aten

@@ -15,9 +15,11 @@ from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
 from gossamer.backend.report.generate import watch_for_generate
-from gossamer.backend.report.graph_breaks import watch_for_sparse
+from gossamer.backend.report.graph_breaks import watch_graph_breaks
 from gossamer.backend.report.options import Options
 from gossamer.backend.static_results import split_static_results
+from gossamer.runtime.modules.packages import watch_packages
+from gossamer.runtime.torch_internals import ahead_of_time
 
 
 def sparse(
@@ -39,7 +41,7 @@ def sparse(
 
     Raises OptionError for an unknown mode or option; with {"strict": True}, the error of what fails.
     """
-    watch_for_sparse(sparse)
+    watch_graph_breaks(sparse)
     leave_out_profile_marks()
     parsed = Options.parse(options)
     check_mode(mode)
@@ -55,4 +57,5 @@ def sparse(
 
 trace_flex_gradients(sparse)
 watch_for_generate(sparse)
-watch_for_sparse(sparse)  # a model that breaks at its first line never gets as far as calling the backend
+watch_packages(ahead_of_time)
+watch_graph_breaks(sparse)  # a model that breaks at its first line never gets as far as calling the backend

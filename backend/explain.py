@@ -8,7 +8,7 @@ import torch
 from gossamer.backend.dense import check_mode
 from gossamer.backend.entry import sparse
 from gossamer.backend.graph_passes import check_disabled
-from gossamer.backend.report.graph_breaks import collect_breaks
+from gossamer.backend.report.graph_breaks import collect_breaks, watch_graph_breaks
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Report, collect
 from gossamer.runtime.torch_internals import known_off
@@ -42,7 +42,8 @@ def explain(
             compiled = torch.compile(function, backend=lambda gm, ex: sparse(gm, ex, mode=mode, options=parsed))
             compiled(*inputs, **kwargs)
     finally:
-        torch.compiler.reset()
+        torch.compiler.reset()  # which forgets who watches, too
+        watch_graph_breaks(sparse)
     return Report(collected.decisions, breaks, len(collected.kernels), collected.seconds, known_off())
 
 

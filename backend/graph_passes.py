@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gossamer.backend.report.options import did_you_mean
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import did_you_mean
 
 if TYPE_CHECKING:
     from gossamer.backend.graph.graph_pass import GraphPass

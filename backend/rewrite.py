@@ -88,7 +88,7 @@ class SparseRewrite(CustomGraphPass):
         """
         inputs, self._inputs = self._inputs, None
         if inputs is not None and inputs.statics and not self._seen:
-            _give_up(inputs, off(REGIONS) or "no traced graph has the inputs that Dynamo gave")
+            _give_up(inputs, off(REGIONS) or "torch has traced it with other inputs than those that it was compiled for")
         called, self._called = self._called, []
         return called
 
@@ -96,7 +96,8 @@ class SparseRewrite(CustomGraphPass):
         """To be called instead of `finish` where compilation failed: says that the graph runs uncompiled."""
         inputs, self._inputs, self._called = self._inputs, None, []
         warnings.warn(
-            f'gossamer: a graph runs as without torch.compile ({error}); options={{"strict": True}} raises this', stacklevel=2
+            f'gossamer: a graph could not be compiled and runs uncompiled: {error}. options={{"strict": True}} raises this',
+            stacklevel=2,
         )
         if inputs is not None:
             _record_dense(inputs, f"the graph could not be compiled: {error}")

@@ -1,5 +1,7 @@
-"""Numbers that users give as options: what they have to be, said in one way."""
+"""What users give as options: numbers and names, and what they have to be, said in one way."""
 
+import difflib
+from collections.abc import Iterable
 from math import inf
 from numbers import Real
 from typing import Any
@@ -24,6 +26,18 @@ def check_least(name: str, value: Any, least: float, *, integer: bool = False) -
     """OptionError unless a value is a finite number, or an integer, of at least so much."""
     if not _is_number(value) or (integer and not isinstance(value, int)) or not least <= value < inf:
         raise OptionError(f"{name} is {value!r}, must be {'an integer' if integer else 'a number'} of at least {least:g}")
+
+
+def check_name(what: str, name: Any, valid: Iterable[str]) -> None:
+    """OptionError unless a name is one of the valid ones: proposes the closest, and lists them."""
+    if name not in (known := list(valid)):
+        raise OptionError(f"{what} {name!r} is not known{did_you_mean(name, known)}: there are {', '.join(known)}")
+
+
+def did_you_mean(name: object, valid: Iterable[str]) -> str:
+    """A parenthesis that proposes the valid name closest to `name`, or nothing."""
+    close = difflib.get_close_matches(str(name), list(valid), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _is_number(value: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from gossamer.runtime.modules.when_loaded import when_loaded
 from gossamer.runtime.torch_internals import UNTRACED, FrameAction, FrameExecStrategy, off, set_code_exec_strategy
 
 LIBRARY = torch.library.Library("gossamer", "FRAGMENT")
@@ -46,6 +47,18 @@ def traced_below(function: _Function) -> _Function:
         return torch.compiler.disable(function, recursive=False)
     python: Any = function
     set_code_exec_strategy(python.__code__, _BELOW)
+    return function
+
+
+def one_node(function: _Function) -> _Function:
+    """Has a call of a function be one node of Dynamo's graph, which AOTAutograd looks into: torch.compiler.allow_in_graph."""
+    when_loaded("torch._dynamo", partial(torch.compiler.allow_in_graph, function))
+    return function
+
+
+def constant(function: _Function) -> _Function:
+    """Has Dynamo take a function's result as a constant: torch.compiler.assume_constant_result."""
+    when_loaded("torch._dynamo", partial(torch.compiler.assume_constant_result, function))
     return function
 
 

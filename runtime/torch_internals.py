@@ -8,6 +8,7 @@ has an underscore in its dotted path, and torch.fx.experimental; operators (`tor
 of, and have a schema that torch keeps.
 """
 
+import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.modules import sizes
+from gossamer.runtime.modules.when_loaded import when_loaded
 
 REGIONS = "sparse regions"
 CAPTURED = "captured variables as weights"
@@ -37,7 +40,8 @@ MARKS = "calls without marks for profilers"
 LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
-BREAKS = "graph breaks in reports, and the warning at torch.sparse tensors"
+PACKAGES = "the warning at packages of AOTInductor, which are dense"
+BREAKS = "graph breaks in reports, and warnings of them"
 ANEW = "compiling anew what a recipe has made sparse"
 COUNTERS = "our part of torch._dynamo.utils.counters"
 SPARSE_TENSORS = "gossamer.SparseTensor"
@@ -93,6 +97,30 @@ def known_off() -> list[str]:
 def refusal(feature: str) -> Callable[..., Any] | None:
     """What raises GossamerError where the feature is asked for, if it is off."""
     return None if off(feature) is None else _refusing(feature)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What Dynamo compiles: the backend as the user named it, the function's name, and whether a break is an error."""
+
+    backend: object
+    function: str
+    full_graph: bool
+
+
+def compilation_in_progress() -> Compilation | None:
+    """What this thread compiles. None where nothing is compiled, or where this torch calls its compiler otherwise."""
+    frame = sys._getframe()
+    while frame is not None:
+        variables = frame.f_code.co_varnames + frame.f_code.co_cellvars
+        if frame.f_code.co_name == "_compile" and {"compiler_fn", "one_graph", "code"} <= set(variables):
+            found = frame.f_locals
+            backend = found["compiler_fn"]
+            while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+                backend = inner
+            return Compilation(getattr(backend, "compiler_fn", backend), found["code"].co_name, found["one_graph"])
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def _refusing(feature: str) -> Callable[..., Any]:
@@ -217,11 +245,14 @@ PRIVATE = {
     "counters": Private("torch._dynamo.utils:counters", "graphs and regions, counted", COUNTERS, defaultdict(Counter)),
     "graph_break_reasons": Private("torch._dynamo.utils:graph_break_reasons", "why, and where", BREAKS, []),
     "get_compilation_metrics": Private("torch._dynamo.utils:get_compilation_metrics", "what failed", BREAKS, lambda: []),
+    "Unsupported": Private("torch._dynamo.exc:Unsupported", "that a function cannot be traced", BREAKS, Absent),
     "OptimizedModule": Private("torch._dynamo.eval_frame:OptimizedModule", "methods that stay uncompiled", BREAKS, Absent),
-    "cached_backends": Private("torch._dynamo.eval_frame:cached_backends", "whether we are in use", BREAKS, {}),
     "callback_handler": Private(
         "torch._dynamo.callback:callback_handler", "when a compilation ends", BREAKS,
         SimpleNamespace(end_callbacks=[], register_end_callback=lambda _: None),
+    ),
+    "ahead_of_time": Private(
+        "torch._inductor:aot_compile", "who makes a package", PACKAGES, SimpleNamespace(), changing=True
     ),
     # SparseTensors
     "make_wrapper_subclass": Private("torch:Tensor._make_wrapper_subclass", "a tensor of several", SPARSE_TENSORS),
@@ -359,3 +390,6 @@ def _found(private: Private) -> Any:
             _off[private.feature] = f"{private.feature}: off, for torch {torch.__version__} has no {where} ({private.purpose})"
             warnings.warn(f"gossamer: {_off[private.feature]}", stacklevel=3)
         return _refusing(private.feature) if private.stand_in is None else private.stand_in
+
+
+when_loaded(_SHAPES, lambda: sizes.take(_get("statically_known_true"), _get("guard_or_true")))

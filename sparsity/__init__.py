@@ -1,5 +1,9 @@
 """What users hold in their hands: sparse tensors and what can be computed with them, pruned models made ready to compile."""
 
+from gossamer.runtime import torch_internals
+from gossamer.runtime.modules.given_back import give_back
+from gossamer.runtime.modules.packages import watch_packages
+from gossamer.runtime.modules.when_loaded import when_loaded
 from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.calls import calling, torch_refusals
 from gossamer.sparsity.edges import attention_derivatives
@@ -32,6 +36,8 @@ operations = (
 """Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
 
 count_for_arrays()
+when_loaded("torch._inductor", lambda: watch_packages(torch_internals.ahead_of_time))
+give_back()
 cuda_operations.register()
 torch_refusals.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
 

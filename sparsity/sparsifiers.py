@@ -8,6 +8,7 @@ A sparsifier is a function of a dense tensor that gives a SparseTensor of its sh
 """
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
-from gossamer.dialects.option_check import check_share
+from gossamer.dialects.option_check import check_name, check_share, did_you_mean
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed, weight_names
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed, none_chosen, weight_names
 from gossamer.sparsity.pruning.mask import Mask, parametrize_pruned
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.parametrizations import register_parametrization
@@ -69,17 +70,21 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
     that is tied to an embedding stays. A type in `only` may be any with a `weight`, its first dimension the outputs, or
     nn.MultiheadAttention, of which it takes what stands in front (`in_proj_weight`; `out_proj` is a linear layer).
     """
-    sparsifier = how if callable(how) else _SPARSIFIERS.get(how)
-    if sparsifier is None:
-        raise OptionError(f"unknown sparsifier '{how}', there are {', '.join(_SPARSIFIERS)}")
+    if not callable(how):
+        check_name("sparsifier", how, _SPARSIFIERS)
+    sparsifier = how if callable(how) else _SPARSIFIERS[how]
     takes = inspect.signature(sparsifier)
     try:
         takes.bind(target, **options)
     except TypeError as problem:
-        raise OptionError(f"{problem}: sparsifier '{how}' takes {', '.join([*takes.parameters][1:])}") from None
+        known = [*takes.parameters][1:]
+        hint = next((each for name in options if name not in known and (each := did_you_mean(name, known))), "")
+        raise OptionError(f"{problem}{hint}: sparsifier '{how}' takes {', '.join(known)}") from None
     if isinstance(target, Tensor):
         return sparsifier(target, **options)
     layers = chosen_layers(target, only, skip)
+    if not layers:
+        warnings.warn(f"gossamer.sparsify has changed nothing: {none_chosen(target, only, skip)}", stacklevel=2)
     names = {module: plain_name(name) for name, module in plain_model(target).named_modules()}
     for layer in layers:
         if is_stored(layer):

@@ -64,7 +64,8 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
         stored += 1
     if not stored:
         raise OptionError(
-            f"no linear layer has {1 - densest:.0%} of zeros or more: prune it first, for instance by gossamer.sparsify"
+            f"no linear layer has {1 - densest:.0%} of zeros or more, so nothing is stored sparse: prune the model first "
+            "(gossamer.prune or gossamer.sparsify), or give a larger `densest`"
         )
     return model
 

@@ -18,14 +18,15 @@ BELOW = {
     "dialects": set[str](),
 }
 INSIDE = {
+    "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
         "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions", "calls",
         "graph", "devices", "report",
     ],
-    "runtime": ["packers"],
+    "runtime": ["modules", "packers"],
     "sparsity": [
-        "nn", "checkpoints", "training", "quantization", "pruning", "calls", "tensor", "edges", "attention", "operations",
-        "arrays", "kernels",
+        "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "calls", "tensor", "edges", "attention",
+        "operations", "arrays", "kernels",
     ],
     "passes": [
         "convolution", "contract", "chain", "attention", "points", "operands", "finish", "schedules", "weights_gpu",

@@ -33,7 +33,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     others = {node for node in graph.nodes if node.target is aten.convolution.default and node.users}
     others -= {each.found.node for each in able}
     dense, ours = 0.0, sum(map(_longer_us, others))
-    taken = set[fx.Node]()
+    gains = dict[fx.Node, float]()
     for each in able:
         found = each.found
         reordering, here = _reordering_us(found.node), ours_us(found)
@@ -45,24 +45,25 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
         ):  # to have channels innermost, as oneDNN writes them
             here += reordering
         dense, ours = dense + alone, ours + min(here, apart)
-        if here <= apart:
-            taken.add(found.node)
+        gains[found.node] = apart / max(here, 1e-3)
     gated = sum(map(_of_single_pixels, {*others, *(each.found.node for each in able)})) >= _GATES
     wanted = min_gain * (_GATED if gated else 1.0)
     pays = dense > wanted * ours and any(each.reason is None and not each.found.depthwise for each in able)
     against = f"too little for its graph, whose convolutions together would gain {dense / max(ours, 1):.2g}x"
     if gated:
         against += f", of {wanted:.2g}x for one with gates (squeeze-and-excite)"
-    return [_judged_again(each, None if pays else against, each.found.node in taken) for each in judged]
+    return [_judged_again(each, None if pays else against, gains.get(each.found.node, 0.0)) for each in judged]
 
 
-def _judged_again(judgement: Judgement, against: str | None, taken: bool) -> Judgement:
+def _judged_again(judgement: Judgement, against: str | None, gain: float) -> Judgement:
+    """gain: over dense where its neighbours are sparse, so that dense has its images reordered."""
     if not judgement.able:
         return judgement
     if against is not None:
         return replace(judgement, reason=judgement.reason or against)
-    if not taken:
-        return replace(judgement, reason=judgement.reason or "dense and reordered it is faster")
+    if gain < 1:
+        reason = "between sparse convolutions, too, dense is faster, with its images reordered in memory"
+        return replace(judgement, reason=judgement.reason or reason, gain=gain)
     return replace(judgement, reason=None)
 
 

@@ -1,39 +1,52 @@
-"""Graph breaks: why Dynamo split a model, for the report, and a warning where a torch.sparse tensor was the cause.
+"""Graph breaks: why Dynamo split a model, for the report, and a warning where it is compiled for us.
 
-Dynamo cannot trace torch.sparse tensors. It breaks the graph there, silently, and what the user wanted compiled runs as
-before. Where a line would let it through, the report says which: Dynamo reads its settings before it calls a backend, so
-that the backend cannot change them.
+Dynamo breaks a graph silently. The line runs uncompiled, no chain crosses it, and where Dynamo cannot go on after it (in a
+loop, in a `with`), all of the function runs uncompiled, its sparse layers too. Where a setting would let the line through, the
+warning and the report say which: Dynamo reads its settings before it calls a backend, so that the backend cannot change them.
 """
 
+import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import FrameSummary
 from typing import Any
 
 from gossamer.runtime.torch_internals import (
-    cached_backends,
+    Unsupported,
     callback_handler,
-    counters,
+    compilation_in_progress,
     get_compilation_metrics,
     graph_break_reasons,
 )
 
-_ADVICE = (
-    "torch.compile cannot trace torch.sparse tensors, so Dynamo broke the graph{where} and that part runs uncompiled. "
+_SPARSE = (
+    "torch.compile cannot trace torch.sparse tensors, so Dynamo broke the graph at {where} and that part runs uncompiled. "
     "gossamer.prepare(model) turns what the model holds, and what it is called with, into gossamer.SparseTensor, which can "
-    "be traced. gossamer.explain(model, *inputs) lists all graph breaks."
+    "be traced."
 )
+_SPLIT = (
+    "torch.compile broke the graph at {where} ({why}). That line runs uncompiled; the layers before and after it are compiled "
+    "apart.{remedy}"
+)
+_FAILED = (
+    "torch.compile gave up {what} at {where} ({why}). It runs uncompiled, and layers of torch.nn that it calls are "
+    "dense.{remedy}"
+)
+_MORE = " gossamer.explain(model, *inputs) lists all graph breaks; fullgraph=True makes them errors."
 
 _REMEDIES = {
     "does not support RNN, GRU, or LSTM": "torch._dynamo.config.allow_rnn = True",
     "shape depends on input Tensor data": "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+    "capture_scalar_outputs": "torch._dynamo.config.capture_scalar_outputs = True",
     "torch/ao/pruning": "model = gossamer.prepare(model)",
     "sparse tensor": "model = gossamer.prepare(model)",
 }
 """The line to write before compiling, for what a reason says."""
 
-_warned = False
-_known_breaks = 0
+_known: Any = None  # the last reason that was there when a compilation ended
+_told = set[tuple[str, int | None, str]]()
 
 
 @contextmanager
@@ -53,44 +66,60 @@ def collect_breaks() -> Iterator[list[str]]:
         found += dict.fromkeys(lines)
 
 
-def watch_for_sparse(backend: object) -> None:
-    """Warns once when a compilation for `backend` ends with a graph break at a torch.sparse tensor."""
+def watch_graph_breaks(backend: object) -> None:
+    """Warns of each line at which a compilation for `backend` breaks the graph, once."""
 
     def check(_: Any) -> None:
-        global _known_breaks, _warned
-        before, _known_breaks = _known_breaks, _sparse_breaks()
-        if _known_breaks > before and not _warned and _is_in_use(backend):
-            _warned = True
-            warnings.warn(_ADVICE.format(where=_last_sparse_place()), stacklevel=2)
+        global _known
+        new, _known = _reasons_after(_known), graph_break_reasons[-1] if graph_break_reasons else None
+        compilation = compilation_in_progress()
+        if compilation is None or compilation.backend is not backend:
+            return
+        for reason in new:
+            _tell(reason.reason, reason.user_stack, _SPLIT)
+        failure = sys.exc_info()[1]
+        if isinstance(failure, Unsupported) and not compilation.full_graph:
+            name = re.sub("torch_dynamo_resume_in_(.*)_at_\\d+", r"the rest of \1", compilation.function)
+            _tell(str(failure), getattr(failure, "real_stack", None) or [], _FAILED.replace("{what}", name))
 
-    check.__qualname__ = watch_for_sparse.__qualname__
+    check.__qualname__ = watch_graph_breaks.__qualname__
     if not any(getattr(c, "__qualname__", "") == check.__qualname__ for c in callback_handler.end_callbacks):
         callback_handler.register_end_callback(check)
 
 
-def _sparse_breaks() -> int:
-    return sum(
-        count
-        for kind in ("graph_break", "unimplemented")
-        for reason, count in counters[kind].items()
-        if "sparse tensor" in reason.lower()
-    )
+def _reasons_after(last: Any) -> list[Any]:
+    """Dynamo's reasons since then; all of them if it has been reset."""
+    reasons = list(graph_break_reasons)
+    at = next((i for i in reversed(range(len(reasons))) if reasons[i] is last), -1)
+    return reasons[at + 1 :]
 
 
-def _last_sparse_place() -> str:
-    for reason in reversed(graph_break_reasons):
-        if "sparse tensor" in reason.reason.lower() and reason.user_stack:
-            return f" at {reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}"
-    return ""
-
-
-def _is_in_use(backend: object) -> bool:
-    """Whether torch.compile was called for this backend since Dynamo was last reset."""
-    return any(getattr(cached, "compiler_fn", None) is backend for cached in cached_backends.values())
+def _tell(reason: str, stack: list[FrameSummary], message: str) -> None:
+    """Warns at the user's line. Not of a break that is asked for, nor twice of one line."""
+    place = (stack[-1].filename, stack[-1].lineno) if stack else ("", None)
+    if (*place, message) in _told or "_dynamo.graph_break()" in reason:
+        return
+    _told.add((*place, message))
+    where = f"{place[0]}:{place[1]}" if stack else "a line that Dynamo does not name"
+    what = _SPARSE if "sparse tensor" in reason.lower() else message
+    text = what.format(where=where, why=_first_line(reason) + _explanation(reason).rstrip("."), remedy=_remedy(reason)) + _MORE
+    warnings.warn_explicit(text, UserWarning, place[0] or "torch.compile", place[1] or 1)
 
 
 def _line(reason: str | None, filename: str | None, number: int | None) -> str:
-    lines = [line.strip() for line in (reason or "unknown reason").strip().splitlines()]
-    why = next((": " + line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
-    remedy = next((f" Write {line} before." for part, line in _REMEDIES.items() if part.lower() in (reason or "").lower()), "")
-    return f"{filename}:{number}: {lines[0]}{why}{remedy}" if filename else f"{lines[0]}{why}{remedy}"
+    what = f"{_first_line(reason)}{_explanation(reason)}{_remedy(reason)}"
+    return f"{filename}:{number}: {what}" if filename else what
+
+
+def _first_line(reason: str | None) -> str:
+    return (reason or "unknown reason").strip().splitlines()[0].strip()
+
+
+def _explanation(reason: str | None) -> str:
+    lines = (line.strip() for line in (reason or "").splitlines())
+    return next((": " + line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+
+
+def _remedy(reason: str | None) -> str:
+    found = (line for part, line in _REMEDIES.items() if part.lower() in (reason or "").lower())
+    return next((f" Write {line} before." for line in found), "")

@@ -3,13 +3,13 @@
 In: the mapping a user wrote. Out: a validated, frozen `Options`, or an `OptionError` that names what was wrong.
 """
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import did_you_mean
 from gossamer.dialects.settings import DUMP_IR
 from gossamer.passes.framework import by_name
 
@@ -83,12 +83,6 @@ class Options:
             if name not in valid:
                 raise OptionError(f"unknown option {name!r}{did_you_mean(name, valid)}; the options are {', '.join(valid)}")
         return cls(**given)
-
-
-def did_you_mean(name: object, valid: Iterable[str]) -> str:
-    """A parenthesis that proposes the valid name closest to `name`, or nothing."""
-    close = difflib.get_close_matches(str(name), list(valid), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.operations import constant
 from gossamer.sparsity.calls import in_place
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -57,12 +58,12 @@ def into(name: str, out: Any, result: Any) -> Tensor:
     return in_place.into(out, result)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _parameters(ours: Callable[..., Any]) -> frozenset[str]:
     return _names(ours)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _ordered(ours: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(ours).parameters)
 

@@ -48,9 +48,13 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
     by zlib, for the smallest file: 10.6 % of a dense f32 weight where 90 % are 0, 3.9 % in int8; it takes longer to write and
     to read, and no other library reads it.
     Names are those of the model within `torch.compile` and `DistributedDataParallel`. OptionError for a model with masks, which
-    `gossamer.finalize` makes plain.
+    `gossamer.finalize` makes plain, and for a file that cannot be written.
     """
     check_model(model)
+    target = Path(path)
+    if not target.parent.is_dir() or target.is_dir():
+        what = f"{target} is a folder" if target.is_dir() else f"there is no folder {target.parent.absolute()}"
+        raise OptionError(f"{what}: give the path of a file, such as 'model.safetensors', in a folder that exists")
     model = plain_model(model)
     masked = next((name for name, m in model.named_modules() if has_mask(m)), None)
     if masked is not None:
@@ -77,10 +81,13 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
             arrays[name] = tensor.detach().cpu().contiguous().clone()
         else:
             arrays |= {f"{name}.{part}": array.cpu() for part, array in packed.items()}
-    target = Path(path)
     unfinished = target.with_name(f"{target.name}.part")
-    save_file(arrays, unfinished, {_MARK: json.dumps({"version": _VERSION, "tied": tied}), "format": "pt"})
-    unfinished.replace(target)
+    try:
+        save_file(arrays, unfinished, {_MARK: json.dumps({"version": _VERSION, "tied": tied}), "format": "pt"})
+        unfinished.replace(target)
+    except (OSError, SafetensorError) as problem:
+        unfinished.unlink(missing_ok=True)
+        raise OptionError(f"{target} cannot be written: {problem}") from None
     return target.stat().st_size
 
 
@@ -192,7 +199,7 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
             head = json.loads(mark)
             version, told = head["version"], dict(head["tied"])
         except (ValueError, KeyError, TypeError):
-            raise FormatError(f"the head of the file makes no sense: {mark[:80]!r}") from None
+            raise FormatError(f"the metadata of the file cannot be read, it is damaged: {mark[:80]!r}") from None
         if version != _VERSION:
             raise FormatError(
                 f"the file is of version {version}, this Gossamer reads version {_VERSION}: a newer one is needed"

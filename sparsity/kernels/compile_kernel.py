@@ -9,6 +9,7 @@ from gossamer.passes import pipelines
 from gossamer.passes.finish.emit_entry import ENTRY
 from gossamer.runtime import disk_cache, jit
 from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.recall import Note
 from gossamer.runtime.region_kernel import RegionKernel, find, full, made
 from gossamer.runtime.target import Target, host
@@ -39,6 +40,7 @@ def compile_region(
         known = _by_contract.get((contract, schedule, target)) if observer is None else None
         if known is None:
             known = _by_contract[contract, schedule, target] = _choose(contract, schedule, observer, target)
+            give_back()
         if request is not None:
             known.note.write(full(request, target))
         return known

@@ -65,9 +65,11 @@ class _Convolution(SparseModule):
 
     def _convolved(self, x: SparseConvTensor, where: tuple[Any, ...], window: Window, kind: str, rows: int) -> Tensor:
         if len(x.level.shape) != self.dimensions:
-            raise GossamerError(f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions")
+            raise GossamerError(
+                f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions, must have {self.dimensions}"
+            )
         weight = self.weight.flatten(1, -2).permute(1, 2, 0)
-        return convolved(self, x.features, weight, self.bias, (*where, window.numbers, kind, rows))
+        return convolved(type(self).__name__, x.features, weight, self.bias, (*where, window.numbers, kind, rows))
 
 
 class _SubMConv(_Convolution):
@@ -89,7 +91,7 @@ class _SparseConv(_Convolution):
     """To every site that the window leads to from one that is there."""
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
-        to = led(self, x, self.window, self.indice_key)
+        to = led(x, self.window, self.indice_key, self.training)
         return x.at(self._convolved(x, x.level.where, self.window, "down", to.indices.shape[0]), to)
 
 
@@ -118,13 +120,12 @@ class _SparseConvTranspose(_SparseConv):
     transposed = True
 
 
-def convolved(module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[Any, ...]) -> Tensor:
-    """A module's weight [offsets, C, D] over features [N, C], in the type of torch.autocast if that is on. GossamerError."""
-    name = type(module).__name__
+def convolved(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[Any, ...]) -> Tensor:
+    """A layer's weight [offsets, C, D] over features [N, C], in the type of torch.autocast if that is on. GossamerError."""
     if weight.device != x.device:  # or torch takes what is on "meta" for a graph that is being made
         raise GossamerError(f"{name}: the weight is on {weight.device}, features are on {x.device}")
-    if x.shape[1] != weight.shape[1] == module.in_channels:
-        raise GossamerError(f"{name}: {x.shape[1]} channels come in, in_channels is {module.in_channels}")
+    if x.shape[1] != weight.shape[1]:
+        raise GossamerError(f"{name}: {x.shape[1]} channels come in, the weight takes {weight.shape[1]} (in_channels)")
     x, weight = as_autocast(x), as_autocast(weight)
     if weight.dtype != x.dtype:
         raise ArgumentError(f"{name}: features are {x.dtype}, the weight {weight.dtype}: use .to() or torch.autocast")
@@ -157,13 +158,13 @@ def described(window: Window) -> str:
     return ", ".join(f"{name}={list(value)}" for name, value in vars(window).items() if name != "transposed")
 
 
-def led(module: nn.Module, x: SparseConvTensor, window: Window, indice_key: str | None) -> Level:
-    """The level to which a module's window leads, from which the key leads back."""
+def led(x: SparseConvTensor, window: Window, indice_key: str | None, training: bool) -> Level:
+    """The level to which a layer's window leads, from which the key leads back."""
     to = x.led(window)
     if torch.compiler.is_compiling():
         # BatchNorm asks this of a size that is known only when the graph runs.
         torch._check(
-            to.indices.shape[0] > int(module.training),
+            to.indices.shape[0] > int(training),
             lambda: "a convolution to other sites in a graph needs a site to lead to, for training more than one",
         )
     if indice_key is not None:

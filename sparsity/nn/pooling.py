@@ -35,8 +35,10 @@ class _Pool(SparseModule):
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         if len(x.level.shape) != self.dimensions:
-            raise GossamerError(f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions")
-        to = led(self, x, self.window, self.indice_key)
+            raise GossamerError(
+                f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions, must have {self.dimensions}"
+            )
+        to = led(x, self.window, self.indice_key, self.training)
         return x.at(self._pooled(x.features, (*x.level.where, self.window.numbers, "down", to.indices.shape[0])), to)
 
     def _pooled(self, features: Tensor, where: tuple[Any, ...]) -> Tensor:
@@ -56,16 +58,19 @@ class _AvgPool(_Pool):
         return sums / sum_sites(features.new_ones(features.shape[0], 1), *where)
 
 
+def pooled(features: Tensor, indices: Tensor, batch: int, way: str) -> Tensor:
+    """Features [N, C] at places of a batch of grids → [batch, C], zeros for a grid without sites; by "mean" or "amax"."""
+    grid = indices[:, :1].long().expand_as(features)
+    return features.new_zeros(batch, features.shape[1]).scatter_reduce(0, grid, features, way, include_self=False)
+
+
 class _GlobalPool(SparseModule):
     """Features [N, C] of a batch of grids → [batch, C], zeros for a grid without sites."""
 
     way: ClassVar[str]
 
     def forward(self, x: SparseConvTensor) -> Tensor:
-        features = x.features
-        grid = x.indices[:, :1].long().expand_as(features)
-        empty = features.new_zeros(x.batch_size, features.shape[1])
-        return empty.scatter_reduce(0, grid, features, self.way, include_self=False)
+        return pooled(x.features, x.indices, x.batch_size, self.way)
 
 
 class SparseGlobalMaxPool(_GlobalPool):

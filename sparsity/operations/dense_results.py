@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.direct_call import describe
+from gossamer.runtime.modules import sizes as known_sizes
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
-from gossamer.runtime.torch_internals import guard_or_true
 from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, dense, extents, flat, padded
@@ -168,7 +168,7 @@ def _derivative(operands: Sequence[Bound], at: int, more: Sequence[Bound]) -> Te
     if own.format is not None:
         # What fills up edge blocks is no part of the tensor: zeros beyond the edge keep its gradient 0.
         filled = zip(own.letters, own.shape, own.format.padded_shape(own.shape), strict=True)
-        edges = [dense(letter, own.values.new_ones(n)) for letter, n, whole in filled if guard_or_true(n != whole)]
+        edges = [dense(letter, own.values.new_ones(n)) for letter, n, whole in filled if known_sizes.guard_or_true(n != whole)]
         return sample(own, [*(densified(other) for other in others), *edges])
     known = {letter for other in others for letter in other.letters}
     gradient = _product(others, "".join(letter for letter in own.letters if letter in known))

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import OPTIMIZERS, OptimizerVariable, dynamo_callbacks, off
-
 _FIXED = "_dynamo_static_indices"  # what torch._dynamo.mark_static leaves on a tensor
 _OPEN = "_dynamo_propagated_dynamic_indices"  # and what compiled code does
 _fixed: list[Tensor] = []
 
 
 def fix_sizes(kind: type[Tensor]) -> None:
-    """Has Dynamo do so for parameters of a class of tensors."""
+    """Has Dynamo, which is loaded by this, do so for parameters of a class of tensors."""
+    from gossamer.runtime.torch_internals import OPTIMIZERS, OptimizerVariable, off
+
     method = vars(OptimizerVariable).get("var_getattr")
     if method is not None and not off(OPTIMIZERS):
         OptimizerVariable.var_getattr = _fixing(kind, method)
@@ -35,6 +35,8 @@ def _fixing(kind: type[Tensor], method: Any) -> Any:
 
 def _fix(arrays: list[Tensor]) -> None:
     """Until the frame is compiled."""
+    from gossamer.runtime.torch_internals import dynamo_callbacks
+
     for array in arrays:
         marks = vars(array)
         marks[_FIXED] = set(range(array.dim()))

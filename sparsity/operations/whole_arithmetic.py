@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import TensorVariable, foreach_lerp, functions_apart
-
 _TAKEN_APART = "method_addcdiv_", "method_addcmul_", "method_add_"
 
 
 def leave_whole(kind: type[Tensor]) -> None:
-    """Has Dynamo put these methods of a class of tensors into graphs as they are."""
+    """Has Dynamo, which is loaded by this, put these methods of a class of tensors into graphs as they are."""
+    from gossamer.runtime.torch_internals import TensorVariable, foreach_lerp, functions_apart
+
     for name in _TAKEN_APART:
         if (method := vars(TensorVariable).get(name)) is not None:
             setattr(TensorVariable, name, _unless(kind, method))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import did_you_mean
 from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.calls.open_attention import PROJECTIONS, is_open
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
@@ -21,32 +22,42 @@ from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
 Layers = Choice | Sequence[Choice]
 
+_MOST_NAMES = 12  # in a message
+
 
 def chosen_layers(
     model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), tied: bool = False
 ) -> list[nn.Module]:
     """The layers of a model with a weight (or several: attention of torch.nn) that `only` takes and `skip` does not.
 
-    Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones too if they are asked for.
+    Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones too if they are asked for. A name in
+    `only` may be that of any layer with a weight, a pattern takes linear layers and convolutions of 1 to 3 dimensions.
     OptionError where a name or pattern is no layer's.
     """
     check_model(model)
     taken, left = _listed(only), _listed(skip)
     types = (*kinds, *(choice for choice in taken if isinstance(choice, type)))
     modules = {plain_name(name): module for name, module in plain_model(model).named_modules()}
-    layers = {n: m for n, m in modules.items() if _is_linear(m) or (weight_names(m) and isinstance(m, types))}
+    weighted = {name: module for name, module in modules.items() if _is_linear(module) or weight_names(module)}
+    layers = {n: m for n, m in weighted.items() if _is_linear(m) or isinstance(m, types) or _is_named(taken, n, m)}
     for choice in (*taken, *left):
-        if isinstance(choice, str | re.Pattern) and not any(_fits(choice, name, layer) for name, layer in layers.items()):
-            wanted = choice if isinstance(choice, str) else choice.pattern
-            others = [type(module).__name__ for name, module in modules.items() if name and _fits(choice, name, module)]
-            is_one = f" (that is a {others[0]})" if others else ""
-            raise OptionError(f"no linear layer is called '{wanted}'{is_one}, there are {', '.join(layers) or 'none'}")
+        if isinstance(choice, str | re.Pattern) and not any(_fits(choice, name, layer) for name, layer in weighted.items()):
+            raise OptionError(_no_layer(choice, modules, weighted))
     if only is None and not tied:
         sharing = set(_tied(model))
         layers = {name: layer for name, layer in layers.items() if layer not in sharing}
     elif only is not None:
         layers = {name: layer for name, layer in layers.items() if any(_fits(choice, name, layer) for choice in taken)}
     return [layer for name, layer in layers.items() if not any(_fits(choice, name, layer) for choice in left)]
+
+
+def none_chosen(model: nn.Module, only: Layers | None, skip: Layers) -> str:
+    """Why `chosen_layers` are none: what the model has instead."""
+    if only is not None or _listed(skip):
+        return "no layer is left by `only` and `skip`"
+    others = Counter(type(module).__name__ for module in weight_holders(model))
+    has = ", ".join(f"{count} {kind}" for kind, count in others.items())
+    return f"without `only` it takes linear layers whose weight is theirs alone, and this model has {has or 'no weights'}"
 
 
 def weight_holders(model: nn.Module, skip: Layers = ()) -> list[nn.Module]:
@@ -95,6 +106,23 @@ def _tied(model: nn.Module) -> Iterator[nn.Module]:
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     tied = lambda module: any(uses[id(module._parameters.get(name))] > 1 for name in weight_names(module))
     return filter(tied, model.modules())
+
+
+def _is_named(taken: tuple[Choice, ...], name: str, layer: nn.Module) -> bool:
+    """Whether `only` means a layer that is not linear: by its name, or as a convolution by a pattern."""
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    patterns = any(isinstance(c, str | re.Pattern) and _fits(c, name, layer) for c in taken)
+    return name in taken or (isinstance(layer, convolutions) and patterns)
+
+
+def _no_layer(choice: str | re.Pattern[str], modules: dict[str, nn.Module], weighted: dict[str, nn.Module]) -> str:
+    """What is wrong with a name or pattern: no layer has it, or none with a weight."""
+    wanted = choice if isinstance(choice, str) else choice.pattern
+    others = [type(module).__name__ for name, module in modules.items() if name and _fits(choice, name, module)]
+    hint = f" (that is a {others[0]}; '{wanted}.*' names the layers in it)" if others else did_you_mean(wanted, weighted)
+    more = f" and {len(weighted) - _MOST_NAMES} more" if len(weighted) > _MOST_NAMES else ""
+    names = ", ".join([*weighted][:_MOST_NAMES]) or "none"
+    return f"no layer with a weight is called '{wanted}'{hint}: there are {names}{more}"
 
 
 def _listed(layers: Layers | None) -> tuple[Choice, ...]:

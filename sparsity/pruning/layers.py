@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.batches import rows_that_count
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed, weight_names
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed, none_chosen, weight_names
 from gossamer.sparsity.pruning.mask import has_one_original, is_masked, is_pruned_by_hook
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored
@@ -82,9 +82,13 @@ def layers_of(
     ]
     if not layers:
         others = sorted({type(m).__name__ for m in model.modules() if isinstance(m, nn.Linear) and not has_weight(m)})
-        without = f": the weight of a {' or a '.join(others)} is no parameter"
-        why = without if others else ", or none is left by `only` and `skip`"
-        raise OptionError(f"there is no linear layer to prune in this model{why}")
+        without = f"the weight of a {' or a '.join(others)} is no parameter"
+        why = (
+            without
+            if others
+            else f"{none_chosen(model, only, skip)}. Convolutions are taken by name or type: only=torch.nn.Conv2d"
+        )
+        raise OptionError(f"there is no layer to prune: {why}")
     for layer in layers:
         held = layer.module, layer.weight_name
         can_be_plain = masked and is_masked(*held) and has_one_original(*held)
@@ -108,7 +112,9 @@ def _check(layer: Layer) -> None:
         raise OptionError(f"'{layer.name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
     weight = layer.parameter
     if weight.is_meta or not weight.is_floating_point():
-        raise OptionError(f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}: nothing can be computed with it")
+        raise OptionError(
+            f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}, must be floats in memory: load or `skip` it"
+        )
     if not (isinstance(module, nn.Linear | nn.MultiheadAttention | Convolution) or is_transposed(module)):
         raise OptionError(
             f"'{layer.name}' is a {type(module).__name__}: linear layers, Conv1d, Conv2d and Conv3d can be pruned; `skip` it"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import check_name
 from gossamer.sparsity.pruning.admm import admm, refit
 from gossamer.sparsity.pruning.layer_problem import LayerProblem
 from gossamer.sparsity.pruning.patterns import EqualRows, Pattern, Unstructured, mask_of
@@ -42,6 +42,5 @@ METHODS: dict[str, Method] = {"best": best, "admm": admm, "sparsegpt": sparsegpt
 
 def method_of(name: str) -> Method:
     """The method with this name; OptionError if there is none."""
-    if name not in METHODS:
-        raise OptionError(f"method '{name}' is not known: there are {', '.join(METHODS)}")
+    check_name("method", name, METHODS)
     return METHODS[name]

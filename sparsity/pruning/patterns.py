@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import did_you_mean
 
 _KEPT_COLUMNS = 4  # of M, in V:N:M: what a 2:4 tensor core selects from
 
@@ -135,6 +136,8 @@ def pattern_of(name: str) -> Pattern:
     simple: dict[str, Pattern] = {"unstructured": Unstructured(), "rows": EqualRows()}
     if name in simple:
         return simple[name]
+    if not isinstance(name, str):
+        raise OptionError(f"pattern is {name!r}, must be a name such as '2:4'")
     kinds = ((r"(\d+):(\d+)", NM), (r"(\d+)x(\d+)", Block), (r"(\d+):(\d+):(\d+)", VNM))
     for spelling, kind in kinds:
         if found := re.fullmatch(spelling, name):
@@ -147,7 +150,8 @@ def pattern_of(name: str) -> Pattern:
                 )
             return kind(*numbers)
     raise OptionError(
-        f"pattern '{name}' is not known: there are 'unstructured', 'rows', N:M ('2:4'), blocks ('32x1'), V:N:M ('64:2:8')"
+        f"pattern '{name}' is not known{did_you_mean(name, simple)}: there are 'unstructured', 'rows', N:M ('2:4'), blocks "
+        "('32x1'), V:N:M ('64:2:8')"
     )
 
 

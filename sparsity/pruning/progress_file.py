@@ -30,7 +30,7 @@ class ProgressFile:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise OptionError(f"resume is '{self._folder}', which is a file: it must be a folder, or become one") from None
+            raise OptionError(f"resume is '{self._folder}', which is a file: give a folder, which may be new") from None
         self.done: dict[str, Done] = {}
         self._new: dict[str, Done] = {}
         self._number = 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.dialects.errors import OptionError
-from gossamer.dialects.option_check import check_least, check_positive, check_share
+from gossamer.dialects.option_check import check_least, check_name, check_positive, check_share
 from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.calls.open_attention import is_open
 from gossamer.sparsity.calls.plain_model import called_openly, evaluating, plain_model
@@ -79,8 +79,7 @@ def prune(
     """
     wanted, solve = pattern_of(pattern), method_of(method)
     share = _share(wanted, pattern, sparsity, latency, loss)
-    if budget not in ("uniform", "sensitivity"):
-        raise OptionError(f"budget is '{budget}', must be 'uniform' or 'sensitivity'")
+    check_name("budget", budget, ("uniform", "sensitivity"))
     check_least("damping", damping, 0)
     check_least("tokens", tokens, 1, integer=True)
     check_model(model)
@@ -147,11 +146,18 @@ def _share(pattern: Pattern, name: str, sparsity: float | None, latency: float |
             raise OptionError(f"pattern '{name}' has {1 - pattern.density:.0%} of zeros: leave out sparsity, latency and loss")
         return pattern.density
     if len(given) != 1:
-        raise OptionError("give one of sparsity, latency and loss")
+        raise OptionError(
+            "how sparse is the model to be? Give one of sparsity (0.8: 80 % of zeros), latency (microseconds) and loss, or a "
+            f"pattern such as '2:4'; given are {', '.join(_named(sparsity, latency, loss)) or 'none'}"
+        )
     if sparsity is None:
         check_positive("loss" if latency is None else "latency", given[0])
         return 0.3
     return 1 - sparsity
+
+
+def _named(*values: float | None) -> list[str]:
+    return [name for name, value in zip(("sparsity", "latency", "loss"), values, strict=True) if value is not None]
 
 
 def _budget(

@@ -13,7 +13,14 @@ from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.calls.check_model import check_model
 from gossamer.sparsity.calls.plain_model import plain_model, plain_name
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, weight_holders
+from gossamer.sparsity.pruning.choose_layers import (
+    Layers,
+    chosen_layers,
+    has_weight,
+    is_transposed,
+    none_chosen,
+    weight_holders,
+)
 from gossamer.sparsity.pruning.mask import make_plain, parametrize_pruned
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
@@ -28,6 +35,9 @@ Model = TypeVar("Model", bound=nn.Module)
 _ZEROS = 0.1
 """Share of zeros from which on a layer is quantized that nobody asked for."""
 
+
+_FULL = 0.95
+"""Share of groups that are kept from which on zeros gain nothing worth having."""
 
 _BITS = {"int8": 8, "int4": 4}
 
@@ -77,15 +87,18 @@ def quantize(
             f"'{plain_name(on_meta)}' is on the meta device: gossamer.load fills it, and makes layers as its file has them"
         )
     if weights not in _BITS:
-        raise OptionError(f"weights={weights!r} are not known, there are 'int8' and 'int4'")
+        raise OptionError(f"weights={weights!r} is not supported: give 'int8' or 'int4'")
     grouped = group is not None or weights == "int4"
     if group not in (None, GROUP):
-        raise OptionError(f"group={group!r}: groups have {GROUP} elements")
+        raise OptionError(
+            f"group={group!r} is not supported: weights are quantized in groups of {GROUP} along their inputs. Give "
+            f"group={GROUP}"
+        )
     if grouped and aware:
-        raise OptionError("aware=True trains for int8 throughout, not for groups: leave out group, and weights='int4'")
+        raise OptionError("aware=True trains for weights of int8, not for groups: leave out group and weights, or aware")
     if data is not None and (grouped or aware):
-        what = "inputs of groups stay floats" if grouped else "aware=True finds a scale for each token"
-        raise OptionError(f"{what}: leave out data")
+        what = "layers with groups keep floats as inputs" if grouped else "aware=True finds a scale for each token"
+        raise OptionError(f"{what}, so there is nothing to calibrate: leave out data")
     chosen = [layer for layer in chosen_layers(model, only, skip) if only is not None or _is_pruned(layer)]
     layers = [layer for layer in chosen if not why_not_linear(layer)]
     names = {module: plain_name(name) for name, module in plain_model(model).named_modules()}
@@ -95,6 +108,8 @@ def quantize(
         if grouped:
             check_columns(sizes(layer)[1])
     _warn_of_others(model, chosen, layers, only, skip)
+    if grouped:
+        _warn_of_full_groups([(names[layer], layer) for layer in layers])
     grids = input_grids(model, layers, data) if data is not None else {}
     for layer in layers:
         make_dense(layer)
@@ -122,6 +137,35 @@ def _warn_of_others(
     if whys:
         kinds = "; ".join(f"{count} {kind} ({why})" for (kind, why), count in whys.items())
         warnings.warn(f"gossamer.quantize leaves as floats: {kinds}", stacklevel=4)
+    elif not layers:
+        linear = [each for each in chosen_layers(model, only, skip) if not why_not_linear(each)]
+        pruned_first = (
+            f"no linear layer has {_ZEROS:.0%} of zeros. Prune the model first (gossamer.prune), or name the layers, for "
+            "instance only=torch.nn.Linear"
+        )
+        why = pruned_first if linear and only is None else none_chosen(model, only, skip)
+        warnings.warn(f"gossamer.quantize has changed nothing: {why}", stacklevel=4)
+
+
+def _warn_of_full_groups(layers: list[tuple[str, nn.Module]]) -> None:
+    """Says which weights have zeros that fill no group."""
+    full = [name for name, layer in layers if _is_pruned(layer) and _kept_groups(layer) > _FULL]
+    if full:
+        warnings.warn(
+            f"gossamer.quantize keeps all groups of {GROUP} elements in {len(full)} pruned layers ({', '.join(full[:3])}"
+            f"{', ...' if len(full) > 3 else ''}), for each has a nonzero: their zeros save neither memory nor time. Prune in "
+            f"groups first: gossamer.prune(model, batches, sparsity=0.5, pattern='1x{GROUP}')",
+            stacklevel=4,
+        )
+
+
+def _kept_groups(layer: nn.Module) -> float:
+    """The share of a weight's groups that have a nonzero."""
+    weight: Tensor = layer.weight.detach()  # type: ignore[operator]
+    weight = weight.to_dense() if is_stored(layer) else weight
+    rows = weight.t() if is_transposed(layer) else weight
+    kept = torch.nn.functional.pad(rows != 0, (0, -rows.shape[1] % GROUP)).unflatten(1, (-1, GROUP)).any(2)
+    return float(kept.float().mean()) if kept.numel() else 0.0
 
 
 def _is_pruned(module: nn.Module) -> bool:

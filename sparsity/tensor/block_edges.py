@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import statically_known_true
+from gossamer.runtime.modules import sizes
 from gossamer.sparsity.arrays.stored_entries import blocked
 from gossamer.sparsity.kernels.operands import Bound
 from gossamer.sparsity.kernels.operands import dense as bound_dense
@@ -60,4 +60,4 @@ def _edges(pattern: Bound) -> list[tuple[str, int]]:
         return []
     padded = pattern.format.padded_shape(pattern.shape)
     extents = zip(pattern.letters, pattern.shape, padded, strict=True)
-    return [(c, n) for c, n, whole in extents if not statically_known_true(n == whole)]
+    return [(c, n) for c, n, whole in extents if not sizes.known_true(n == whole)]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.runtime.direct_call import describe
+from gossamer.runtime.modules import sizes
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
-from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.loop_order import unblocked
@@ -61,7 +61,7 @@ def of_rank(format: Format, rank: int) -> Format:
 
 def some_of(entries: Tensor) -> Any:
     """For tracing, how many entries there will be of these: none of none, which Inductor insists on (torch 2.13)."""
-    return 0 if statically_known_true(entries.shape[0] == 0) else torch.library.get_ctx().new_dynamic_size(min=0)
+    return 0 if sizes.known_true(entries.shape[0] == 0) else torch.library.get_ctx().new_dynamic_size(min=0)
 
 
 def _coordinates_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:

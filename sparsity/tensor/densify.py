@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from gossamer.dialects.errors import GossamerError, OptionError
+from gossamer.runtime.operations import constant
 from gossamer.runtime.torch_internals import tree_map_only
 from gossamer.sparsity.tensor.pointwise import ON_VALUES
 from gossamer.sparsity.tensor.shapes import to_dense
@@ -70,7 +71,7 @@ def densified(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     return func(*args, **kwargs)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def computes(func: Callable[..., Any]) -> bool:
     """Whether a function computes something from the elements of its arguments and gives it as a result."""
     return _name_computes(func.__name__)
@@ -86,7 +87,7 @@ def _name_computes(name: str) -> bool:
     return plain in _ALIASES or any(callable(getattr(home, plain, None)) for home in _HOMES)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _tell(func: Callable[..., Any]) -> None:
     """Once for each function, or raise under `strict`."""
     name = func.__name__.strip("_")

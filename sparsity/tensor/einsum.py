@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-from gossamer.runtime.operations import untraced
+from gossamer.runtime.operations import one_node, untraced
 from gossamer.sparsity.kernels.loop_order import dense_result_order, unblocked
 from gossamer.sparsity.kernels.operands import Bound
 from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
@@ -69,7 +69,7 @@ def _as_summed(operand: Tensor) -> Tensor:
 
 
 @untraced
-@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+@one_node
 def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
     format: Format | Literal["dense"] | None = None
     if target is not None:

@@ -5,11 +5,11 @@ GATv2               graph_attention(a, h_source, queries=h_target, keys=h_source
 graph transformer   graph_attention(a, v, queries=q, keys=k, scale=d**-0.5)
 """
 
-import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.format import Format
+from gossamer.runtime.operations import one_node
 from gossamer.sparsity.edges.edge_attention import attend_edges
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
@@ -73,7 +73,7 @@ def graph_attention(
     return attend_edges(positions, coordinates, values, **terms, scale=scale, slope=slope, dropout=dropout)
 
 
-@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+@one_node
 def _in_rows(pattern: SparseTensor) -> tuple[Tensor, Tensor, Tensor]:
     """The positions, coordinates and values of the matrix in CSR."""
     rows = pattern if pattern.format.levels == Format.CSR.levels else pattern.to_format(Format.CSR)

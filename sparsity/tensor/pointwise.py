@@ -6,7 +6,7 @@ Operands are SparseTensors of one pattern, and numbers. Everything else is refus
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.modules.when_loaded import when_loaded
 from gossamer.runtime.torch_internals import (
     FakeTensor,
     FunctionalTensor,
@@ -208,5 +209,5 @@ SparseTensor.operators[aten._to_copy.default] = convert
 SparseTensor.operators[aten._assert_tensor_metadata.default] = has_metadata
 SparseTensor.operators[aten._conj.default] = conjugate
 SparseTensor.operators[None] = refuse
-leave_whole(SparseTensor)
-fix_sizes(SparseTensor)
+when_loaded("torch._dynamo", partial(leave_whole, SparseTensor))
+when_loaded("torch._dynamo", partial(fix_sizes, SparseTensor))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import guard_or_true, statically_known_true
+from gossamer.runtime.modules import sizes
 from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
@@ -138,7 +138,7 @@ def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
     """What index_select takes; None for the whole dimension."""
     extent = input.shape[dim]
     if isinstance(each, slice) and torch.compiler.is_compiling():
-        to_the_end = each.stop is None or statically_known_true(each.stop >= extent)
+        to_the_end = each.stop is None or sizes.known_true(each.stop >= extent)
         whole = each.start in (None, 0) and to_the_end and each.step in (None, 1)
         return None if whole else torch.arange(extent, device=input.device)[each]  # without a look at an extent that is open
     if isinstance(each, slice):
@@ -148,7 +148,9 @@ def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
         whole = (start, stop, step) == (0, extent, 1)
         return None if whole else torch.arange(start, max(start, stop), step, device=input.device)
     if isinstance(each, int):
-        if not (guard_or_true(each >= -extent) and guard_or_true(each < extent)):  # else the run of a graph refuses it
+        if not (
+            sizes.guard_or_true(each >= -extent) and sizes.guard_or_true(each < extent)
+        ):  # else the run of a graph refuses it
             raise IndexError(f"index {each} is out of bounds for dimension {dim} of size {extent}")
         start = each + extent if each < 0 else each
         return torch.arange(start, start + 1, device=input.device)

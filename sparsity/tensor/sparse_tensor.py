@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-from gossamer.runtime.operations import untraced
+from gossamer.runtime.operations import one_node, untraced
 from gossamer.runtime.torch_internals import (
     SPARSE_TENSORS,
     is_fake,
@@ -293,7 +293,7 @@ def _nonzeros(dense: Tensor, format: str) -> SparseTensor:
     return from_entries(Format.parse(format), tuple(dense.shape), *nonzeros(dense))
 
 
-@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+@one_node
 def _adjacency(edge_index: Tensor, weight: Tensor | None, size: int | tuple[int, int] | None, format: str) -> SparseTensor:
     at, values, shape = edges(edge_index, weight, size)
     return from_entries(Format.parse(format), shape, at, values)

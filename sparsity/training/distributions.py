@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import OptionError
+from gossamer.dialects.option_check import check_name
 
 DISTRIBUTIONS = ("uniform", "global", "erdos-renyi", "erdos-renyi-kernel")
 
@@ -30,8 +30,7 @@ def densities(how: str, shapes: Sequence[tuple[int, ...]], density: float, score
         kept = torch.zeros_like(together, dtype=torch.bool)
         kept[together.topk(round(density * together.numel()), sorted=False).indices] = True
         return [float(part.float().mean()) for part in kept.split([each.numel() for each in scores])]
-    if how not in DISTRIBUTIONS:
-        raise OptionError(f"distribution '{how}' is not known: there are {', '.join(DISTRIBUTIONS)}")
+    check_name("distribution", how, DISTRIBUTIONS)
     sides = [shape if how.endswith("kernel") else shape[:2] for shape in shapes]
     return _in_proportion([sum(side) / prod(side) for side in sides], [prod(shape) for shape in shapes], density)
 

@@ -6,7 +6,7 @@ Recipe(Sparsifier(grows="gradient"), Exchange(0, 7500, 100), "erdos-renyi-kernel
 from dataclasses import dataclass, field, replace
 
 from gossamer.dialects.errors import OptionError
-from gossamer.dialects.option_check import check_share
+from gossamer.dialects.option_check import check_share, did_you_mean
 from gossamer.sparsity.pruning.patterns import NM, VNM, Pattern, Unstructured, pattern_of
 from gossamer.sparsity.training.distributions import DISTRIBUTIONS
 from gossamer.sparsity.training.schedules import Cubic, Exchange, Fading, Schedule, Stepwise
@@ -69,12 +69,13 @@ class Recipe:
             ("fate of what is pruned", self.sparsifier.pruned, _PRUNED), ("distribution", self.distribution, DISTRIBUTIONS),
         ):  # fmt: skip
             if given not in known:
-                raise OptionError(f"{name} '{given}' is not known: there are {', '.join(map(str, known))}")
+                hint = did_you_mean(given, map(str, known))
+                raise OptionError(f"{name} '{given}' is not known{hint}: there are {', '.join(map(str, known))}")
         if self.sparsity is not None or (self.rule.density is None and self.sparsifier.saliency != "zeros"):
             check_share("sparsity", self.sparsity)
         if self.sparsity is not None and self.rule.density is not None and abs(1 - self.rule.density - self.sparsity) > 1e-6:
             raise OptionError(
-                f"sparsity {self.sparsity} with pattern '{self.pattern}', which has {1 - self.rule.density:g}: leave it out"
+                f"sparsity is {self.sparsity}, and pattern '{self.pattern}' has {1 - self.rule.density:g}: leave out sparsity"
             )
         for refused, reason in self._refusals():
             if refused:

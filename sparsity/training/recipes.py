@@ -3,24 +3,40 @@
 Each is a function of the steps that training takes, which says when masks change, and of what its options are.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from gossamer.dialects.errors import OptionError
-from gossamer.dialects.option_check import check_least
+from gossamer.dialects.option_check import check_least, check_name, did_you_mean
 from gossamer.sparsity.training.recipe import Recipe, Sparsifier
 from gossamer.sparsity.training.schedules import Cubic, Exchange, Fading, Schedule, Stepwise, once
 
 
 def recipe_of(name: str, steps: int, **options: Any) -> Recipe:
     """The recipe of a name. OptionError if there is none, or it does not have such an option."""
-    if name not in RECIPES:
-        raise OptionError(f"recipe '{name}' is not known: there are {', '.join(RECIPES)}")
+    check_name("recipe", name, RECIPES)
+    if name not in _ONCE or steps:
+        _check_steps(name, steps)
+    takes = list(inspect.signature(RECIPES[name]).parameters.values())[1:]
+    known = [parameter.name for parameter in takes]
+    for option in options:
+        if option not in known:
+            has = f"its options are {', '.join(known)}" if known else "it has none"
+            raise OptionError(f"recipe '{name}' has no option '{option}'{did_you_mean(option, known)}: {has}")
+    if missing := [each.name for each in takes if each.default is each.empty and each.name not in options]:
+        raise OptionError(f"recipe '{name}' needs {', '.join(missing)}: give {missing[0]}=..., for instance 0.9")
+    return RECIPES[name](steps, **options)
+
+
+def _check_steps(name: str, steps: int) -> None:
+    """OptionError unless it is known how long training takes."""
+    if steps == 0:
+        raise OptionError(
+            f"recipe '{name}' needs steps, the number of calls of optimizer.step() in all of training: give "
+            "steps=len(data) * epochs"
+        )
     check_least("steps", steps, 1, integer=True)
-    try:
-        return RECIPES[name](steps, **options)
-    except TypeError as error:
-        raise OptionError(f"recipe '{name}': {error}") from error
 
 
 def fixed(steps: int) -> Recipe:
@@ -150,6 +166,10 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     "bi-mask": bi_mask,
     "soft": soft,
 }
+
+
+_ONCE = ("fixed", "one-shot", "random")
+"""Recipes that make their masks once, however long training takes."""
 
 
 def _end(given: int | None, steps: int, share: float) -> int:

@@ -24,7 +24,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.every < 1 or not 0 <= self.begin <= self.end:
             raise OptionError(
-                f"masks change from step {self.begin} to {self.end} every {self.every}: 0 <= begin <= end, every >= 1"
+                f"begin is {self.begin}, end {self.end} and every {self.every}: must be 0 <= begin <= end, and every >= 1"
             )
 
     def is_due(self, step: int) -> bool:

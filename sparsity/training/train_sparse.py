@@ -42,7 +42,8 @@ def train_sparse(
 
     recipe   "fixed", "one-shot", "gradual", "random", "set", "rigl", "sr-ste", "mask-decay", "progressive-gradient-flow",
              "structure-decay", "step", "bi-mask", "soft" with its `options` and the `steps` that training takes in all (see
-             gossamer/sparsity/training/recipes.py for papers and defaults), or a `Recipe`
+             gossamer/sparsity/training/recipes.py for papers and defaults), or a `Recipe`. "fixed", "one-shot" and "random"
+             need no `steps`
     only, skip  which layers, as for `sparsify`; without `only` all linear ones, Conv2d and nn.MultiheadAttention
     seed     of what is random; the same on all processes
     store    whether linear layers store their nonzeros alone until `detach`, from when half of all elements are zeros
@@ -65,7 +66,7 @@ def train_sparse(
     if isinstance(recipe, str):
         recipe = recipe_of(recipe, steps, **options)
     elif options:
-        raise OptionError(f"{', '.join(options)}: a Recipe has its options already")
+        raise OptionError(f"{', '.join(options)}: these are options of a recipe's name. A Recipe has its own: give them to it")
     return SparseTraining(model, optimizer, recipe, only, skip, seed, store)
 
 

@@ -62,7 +62,7 @@ def test_an_update_that_cannot_be_compiled_runs_as_it_is() -> None:
     weight = SparseTensor.from_dense(torch.eye(6, 8))
     momentum = weight * 2
     expected = update(weight.clone(), momentum)
-    with pytest.warns(UserWarning, match=r"a graph runs as without torch\.compile \(SparseTensor: addcmul_, which changes"):
+    with pytest.warns(UserWarning, match=r"could not be compiled and runs uncompiled: SparseTensor: addcmul_, which changes"):
         found = torch.compile(update, backend="sparse", fullgraph=True)(weight.clone(), momentum)
     torch.testing.assert_close(found.to_dense(), expected.to_dense())
     torch._dynamo.reset()

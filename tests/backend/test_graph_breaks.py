@@ -1,5 +1,7 @@
 """What Dynamo does not let through: recurrent layers, experts and `generate` become sparse with one line, which is named."""
 
+import contextlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,8 @@ from torch import nn
 from torch._dynamo import config
 
 import gossamer
-from gossamer.backend.report import generate
+from gossamer.backend import sparse
+from gossamer.backend.report import generate, graph_breaks
 from gossamer.backend.report.report import collect
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
@@ -108,6 +111,97 @@ def test_the_report_names_the_line_that_keeps_a_graph_whole(model: Callable[[], 
     with torch.no_grad():
         report = gossamer.explain(model(), x, options=EAGER)
     assert line in report.graph_breaks[0]
+
+
+class Selecting(nn.Module):
+    """Goes on with the rows that pass a test, between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        return self.b(y[torch.where(y[:, 0] > 0)])
+
+
+class Routing(nn.Module):
+    """Asks which experts there are to be, one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        for number in (x[:, 0] > 0).long().unique().tolist():
+            rows = ((x[:, 0] > 0) == number).nonzero()[:, 0]
+            y[rows] = self.experts[number](x[rows])
+        return y
+
+
+class Branching(nn.Module):
+    """Stops when it has had enough, inside of a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if x.sum() > 1e9:
+                break
+            x = layer(x)
+        return x
+
+
+class Asking(nn.Module):
+    """Wants a break."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+
+@pytest.fixture
+def breaks_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_breaks, "_told", set())
+
+
+def breaks_of(model: nn.Module, backend: Any = "sparse", **how: Any) -> list[str]:
+    """The warnings of one call."""
+    torch._dynamo.reset()
+    graph_breaks.watch_graph_breaks(sparse)
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        options = {"options": EAGER} if backend == "sparse" else {}
+        with contextlib.suppress(torch._dynamo.exc.TorchDynamoException):
+            torch.compile(prune_(model), backend=backend, **options, **how)(torch.randn(16, 64))
+    return [str(w.message) for w in caught if "torch.compile " in str(w.message)]
+
+
+@pytest.mark.usefixtures("breaks_unseen")
+def test_a_break_between_sparse_layers_is_warned_of_once() -> None:
+    (warning,) = breaks_of(Selecting())
+    assert "test_graph_breaks.py:" in warning and "aten.nonzero" in warning and "compiled apart" in warning
+    assert "Write torch._dynamo.config.capture_dynamic_output_shape_ops = True before" in warning
+    assert not breaks_of(Selecting())
+
+
+@pytest.mark.usefixtures("breaks_unseen")
+def test_a_function_that_runs_uncompiled_is_warned_of() -> None:
+    warning = breaks_of(Routing())[-1]
+    assert "gave up the rest of forward" in warning and "layers of torch.nn that it calls are dense" in warning
+    (warning,) = breaks_of(Branching())
+    assert "gave up forward" in warning and "Data-dependent branching" in warning
+
+
+@pytest.mark.usefixtures("breaks_unseen")
+def test_no_warning_of_breaks_that_others_see_or_want() -> None:
+    assert not breaks_of(Selecting(), backend="eager")
+    assert not breaks_of(Branching(), fullgraph=True)
+    assert not breaks_of(Asking())
 
 
 class Writer(nn.Module):

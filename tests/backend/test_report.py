@@ -163,9 +163,8 @@ class Graph(nn.Module):
 
 @pytest.fixture
 def sparse_breaks_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_breaks, "_warned", False)
-    monkeypatch.setattr(graph_breaks, "_known_breaks", 0)
-    graph_breaks.watch_for_sparse(gossamer.backend.sparse)
+    monkeypatch.setattr(graph_breaks, "_told", set())
+    graph_breaks.watch_graph_breaks(gossamer.backend.sparse)
 
 
 @pytest.mark.usefixtures("sparse_breaks_unseen")
@@ -193,6 +192,17 @@ def test_other_backends_are_left_alone() -> None:
 def test_explain_lists_a_break_at_a_torch_sparse_tensor() -> None:
     report = gossamer.explain(Graph(torch.eye(16).to_sparse_csr()), torch.randn(16, 8), options=EAGER)
     assert any("test_report.py" in line and "sparse Tensor" in line for line in report.graph_breaks)
+
+
+def test_a_package_of_aotinductor_is_said_to_be_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = torch.export.export(stack(), (torch.randn(5, 64),)).module()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_aot", lambda *_, **__: "a package")
+    with pytest.warns(UserWarning, match=r"AOTInductor compiles 3 pruned weights \('.*weight'.*\) densely"):
+        assert torch._inductor.aot_compile(module, (torch.randn(5, 64),)) == "a package"
+    dense = torch.export.export(nn.Linear(64, 64), (torch.randn(5, 64),)).module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch._inductor.aot_compile(dense, (torch.randn(5, 64),))
 
 
 @pytest.mark.usefixtures("no_chains")

@@ -207,6 +207,15 @@ def test_files_of_other_models_and_versions_are_refused(file: Path) -> None:
         gossamer.load(Tied(), file)
 
 
+def test_a_place_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(OptionError, match=r"there is no folder .*absent: give the path of a file"):
+        gossamer.save(model, tmp_path / "absent" / "model.safetensors")
+    with pytest.raises(OptionError, match=r"is a folder: give the path of a file"):
+        gossamer.save(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_masks_are_refused(tmp_path: Path) -> None:
     model = gossamer.sparsify(nn.Sequential(nn.Linear(8, 8)), "magnitude", density=0.5)
     with pytest.raises(OptionError, match="finalize"):

@@ -41,6 +41,10 @@ QUERIES, GATES = ["blocks.0.query", "blocks.1.query"], ["blocks.0.gate", "blocks
         ({"only": ["head", "blocks.0.*"], "skip": "*.gate"}, ["blocks.0.query", "head"]),
         ({"skip": lambda name, layer: layer.out_features < 16}, [*QUERIES, "head"]),
         ({"only": nn.Conv2d}, ["pixels"]),
+        ({"only": "pixels"}, ["pixels"]),
+        ({"only": ["pix*", "head"], "skip": "words"}, ["head", "pixels"]),
+        ({"only": "*"}, sorted([*QUERIES, *GATES, "head", "pixels"])),
+        ({"only": "words"}, ["words"]),
         ({"only": [nn.Conv2d, nn.Linear], "skip": nn.Linear}, ["pixels"]),
     ],
 )
@@ -53,8 +57,26 @@ def test_layers_are_taken_and_skipped(choice: dict[str, object], expected: list[
 
 
 def test_a_name_that_no_layer_has_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"'haed', there are .*head"):
+    with pytest.raises(OptionError, match=r"'haed' \(did you mean 'head'\?\): there are .*head"):
         gossamer.sparsify(Model(), "nm", only="haed")
+
+
+def test_a_name_of_several_layers_says_how_they_are_named() -> None:
+    with pytest.raises(OptionError, match=r"'blocks.0' \(that is a ModuleDict; 'blocks.0.\*' names the layers in it\)"):
+        gossamer.sparsify(Model(), "nm", only="blocks.0")
+    many = nn.Sequential(*(nn.Linear(4, 4) for _ in range(30)))
+    with pytest.raises(OptionError, match=r"there are 0, .*, 11 and 18 more"):
+        gossamer.sparsify(many, "nm", skip="fc")
+
+
+def test_a_model_of_convolutions_is_said_to_be_as_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    with pytest.warns(UserWarning, match="sparsify has changed nothing: without `only` .* this model has 2 Conv2d"):
+        gossamer.sparsify(model, "nm")
+    with pytest.raises(OptionError, match=r"no layer to prune: .* has 2 Conv2d. Convolutions are taken by name or type"):
+        gossamer.prune(model, [torch.randn(2, 4, 8, 8)], 0.5)
+    gossamer.prune(model, [torch.randn(2, 4, 8, 8)], 0.5, only="2")
+    assert torch.count_nonzero(model[2].weight) == model[2].weight.numel() // 2 and model[0].weight.all()
 
 
 def test_a_tied_weight_stays_unless_it_is_asked_for() -> None:

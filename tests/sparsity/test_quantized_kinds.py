@@ -222,6 +222,29 @@ def test_what_stays_is_said_by_kind() -> None:
         gossamer.quantize(Many(), only=[nn.Conv2d, "plain"])
 
 
+def test_quantize_says_that_it_has_changed_nothing() -> None:
+    dense = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    with pytest.warns(UserWarning, match=r"changed nothing: no linear layer has 10% of zeros. Prune the model first") as caught:
+        gossamer.quantize(dense)
+    assert caught[0].filename == __file__ and type(dense[0]) is nn.Linear
+    with pytest.warns(UserWarning, match="changed nothing: without `only` it takes linear layers .* has 1 Conv2d"):
+        gossamer.quantize(nn.Sequential(nn.Conv2d(4, 4, 3)))
+    with pytest.warns(UserWarning, match="changed nothing: no layer is left by `only` and `skip`"):
+        gossamer.quantize(dense, only="0", skip="0")
+
+
+def test_zeros_that_fill_no_group_are_warned_of() -> None:
+    model = nn.Sequential(prune_(nn.Linear(64, 32), 0.5), prune_(nn.Linear(32, 32), 0.5, (1, 16)))
+    with pytest.warns(UserWarning, match=r"keeps all groups of 16 elements in 1 pruned layers \(0\).*pattern='1x16'") as caught:
+        gossamer.quantize(model, weights="int4")
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gossamer.quantize(nn.Sequential(prune_(nn.Linear(32, 32), 0.5, (1, 16))), weights="int4", group=16)
+    with pytest.raises(gossamer.OptionError, match=r"group=32 is not supported: .* in groups of 16"):
+        gossamer.quantize(model, group=32)
+
+
 def test_subclasses_are_told_by_what_they_compute() -> None:
     for kind, taken in ((Spelled, True), (Scaled, False), (Grouped, False), (Router, False)):
         layer: Any = prune_(kind(8, 8), 0.5)
@@ -241,7 +264,8 @@ def test_of_models_without_memory_or_layers() -> None:
     with pytest.raises(gossamer.OptionError, match=r"'words\.weight' is on the meta device: gossamer\.load"):
         gossamer.quantize(model)
     nothing = nn.Sequential(nn.ReLU())
-    assert gossamer.quantize(nothing) is nothing
+    with pytest.warns(UserWarning, match="changed nothing"):
+        assert gossamer.quantize(nothing) is nothing
 
 
 def test_shared_layers_are_quantized_once() -> None:

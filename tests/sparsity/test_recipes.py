@@ -353,12 +353,16 @@ def test_accumulated_and_clipped_gradients_are_those_of_nonzeros() -> None:
         ("gradual", {"sparsity": 0.5, "pattern": "4x1", "distribution": "global"}, "global"),
         ("rigl", {"sparsity": 0.5, "distribution": "global"}, "global"),
         ("one-shot", {"sparsity": 0.5, "saliency": "first-order"}, "after a step"),
-        ("one-shot", {"sparsity": 0.6, "pattern": "2:4"}, "leave it out"),
+        ("one-shot", {"sparsity": 0.6, "pattern": "2:4"}, "leave out sparsity"),
         ("one-shot", {}, "sparsity is None"),
         ("structure-decay", {"pattern": "4x1"}, "sparsity is None"),
         ("bi-mask", {"pattern": "16:2:8"}, "way back"),
         ("gradual", {"sparsity": 0.5, "saliency": "size"}, "saliency 'size'"),
         ("prune", {}, "not known"),
+        ("riggl", {"sparsity": 0.9}, "did you mean 'rigl'"),
+        ("rigl", {}, "recipe 'rigl' needs sparsity"),
+        ("rigl", {"sparcity": 0.9}, "no option 'sparcity' .did you mean 'sparsity'"),
+        ("fixed", {"sparsity": 0.9}, "no option 'sparsity': it has none"),
         ("rigl", {"sparsity": 0.5, "density": 0.5}, "density"),
         ("fixed", {}, "no layer has zeros"),
         ("bi-mask", {}, "Conv2d"),
@@ -368,6 +372,19 @@ def test_what_makes_no_sense_is_refused(name: str, options: dict[str, Any], reas
     model = network()
     with pytest.raises(OptionError, match=reason):
         gossamer.train_sparse(model, adamw(model), name, steps=10, **options)
+
+
+def test_steps_are_asked_for_where_they_matter() -> None:
+    model = network()
+    with pytest.raises(OptionError, match=r"recipe 'rigl' needs steps, .* steps=len\(data\) \* epochs"):
+        gossamer.train_sparse(model, adamw(model), "rigl", sparsity=0.9)
+    with pytest.raises(OptionError, match="steps is -1"):
+        gossamer.train_sparse(model, adamw(model), "random", sparsity=0.9, steps=-1)
+    training = gossamer.train_sparse(model, adamw(model), "random", sparsity=0.75)
+    training.detach()
+    zeros = [int((layer.weight == 0).sum()) for layer in model if isinstance(layer, nn.Linear | nn.Conv2d)]
+    training = gossamer.train_sparse(model, adamw(model), "fixed")
+    assert sum(zeros) and [int((~mask.mask).sum()) for mask in training.masks.layers] == zeros
 
 
 def test_steps_without_gradients() -> None:

@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: spnn.Conv3d(4, 4, 3, 2, padding=2), r"padding is 2, must be 0 or \[1, 1, 1\]"),
         (lambda: spnn.Conv3d(4, 4, 3, 2, transposed=True, generative=True), "generative"),
         (lambda: spnn.Conv3d(4, 4, 2, 2, transposed=True)(x), "no convolution with kernel_size"),
-        (lambda: spnn.Conv3d(3, 4, 3)(x), "4 channels come in, in_channels is 3"),
+        (lambda: spnn.Conv3d(3, 4, 3)(x), "4 channels come in, the weight takes 3"),
         (lambda: torchsparse.SparseTensor(x.F, x.C).dense(), "spatial_range is None"),
         (lambda: torchsparse.SparseTensor(x.F, x.C, stride=(1, 2)), "must be a number or three"),
         (lambda: spnn.Conv3d(4, 4, 3)(torchsparse.SparseTensor(x.F, x.C - 1)), "rows are outside"),

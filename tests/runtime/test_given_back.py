@@ -2,7 +2,7 @@
 
 import sys
 
-from gossamer.backend.given_back import _places, _untouched, give_back
+from gossamer.runtime.modules.given_back import _places, _untouched, give_back
 
 SMAPS = """\
 7f0000000000-7f0000001000 r--p 00000000 08:01 11 /site-packages/llvmlite/binding/libllvmlite.so

@@ -1,0 +1,5 @@
+"""From points to a batch."""
+
+from gossamer.torchsparse.utils import collate, quantize
+
+__all__ = ["collate", "quantize"]
