@@ -44,6 +44,7 @@ class Rewritten:
     modules     those that define the operations in the graph: where it comes from the cache, nobody else imports them
     decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
     lasting     whether it would come to the same in another process
+    training    whether the graph has gradients
     """
 
     regions: Mapping[str, Callee]
@@ -53,6 +54,7 @@ class Rewritten:
     kernels: Sequence[str]
     seconds: Mapping[str, float]
     lasting: bool
+    training: bool = False
 
 
 def version() -> str:
@@ -130,7 +132,7 @@ def recall(fingerprint: str) -> list[object] | None:
         import_module(module)
     called: list[object] = [region_op.add(key, region) for key, region in found.regions.items()]
     called += [structure.shared(key) for key, structure in found.structures.items()]
-    record(found.decisions, found.kernels, {})
+    record(found.decisions, found.kernels, {}, found.training)
     return called
 
 

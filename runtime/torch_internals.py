@@ -215,6 +215,7 @@ PRIVATE = {
     "graph_break_reasons": Private("torch._dynamo.utils:graph_break_reasons", "why, and where", BREAKS, []),
     "get_compilation_metrics": Private("torch._dynamo.utils:get_compilation_metrics", "what failed", BREAKS, lambda: []),
     "OptimizedModule": Private("torch._dynamo.eval_frame:OptimizedModule", "methods that stay uncompiled", BREAKS, Absent),
+    "external_utils": Private("torch._dynamo:external_utils", "the file of its frames around calls", BREAKS, SimpleNamespace()),
     "cached_backends": Private("torch._dynamo.eval_frame:cached_backends", "whether we are in use", BREAKS, {}),
     "callback_handler": Private(
         "torch._dynamo.callback:callback_handler", "when a compilation ends", BREAKS,

@@ -6,14 +6,19 @@ that the backend cannot change them.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import fx, nn
+
 from gossamer.runtime.torch_internals import (
+    InstructionTranslator,
     cached_backends,
     callback_handler,
     counters,
+    external_utils,
     get_compilation_metrics,
     graph_break_reasons,
 )
@@ -38,8 +43,13 @@ _known_breaks = 0
 
 @contextmanager
 def collect_breaks() -> Iterator[list[str]]:
-    """Collects the graph breaks of what is compiled in the block, each with the user's line, when the block ends."""
+    """Collects the graph breaks of what is compiled in the block, each with the user's line, when the block ends.
+
+    Torch's counters are then what they were before, and so is what the warning about torch.sparse tensors goes by.
+    """
+    global _known_breaks
     found: list[str] = []
+    counted, known = {name: Counter(counts) for name, counts in counters.items()}, _known_breaks
     reasons, frames = list(graph_break_reasons), list(get_compilation_metrics())
     try:
         yield found
@@ -51,6 +61,31 @@ def collect_breaks() -> Iterator[list[str]]:
         failed = [f for f in get_compilation_metrics() if f.fail_type and not any(f is old for old in frames)]
         lines += [_line(f.fail_reason, f.fail_user_frame_filename, f.fail_user_frame_lineno) for f in failed]
         found += dict.fromkeys(lines)
+        for name in list(counters):
+            counters[name].clear()
+            counters[name].update(counted.get(name, {}))
+        _known_breaks = known
+
+
+def is_whole(graph: fx.GraphModule, function: Any) -> bool:
+    """Whether a graph that Dynamo has just traced is all that a call of a function or module does.
+
+    Where nobody can tell, such as for modules whose hooks run beside the graph, the answer is False.
+    """
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    frame = getattr(getattr(InstructionTranslator.current_tx(), "output", None), "root_tx", None)
+    if frame is None or getattr(reason, "graph_break", True):
+        return False
+    if frame.f_code.co_filename == getattr(external_utils, "__file__", None):  # torch's own frame around a call
+        return True
+    if isinstance(function, nn.Module):
+        if any(getattr(function, name) for name in _HOOKS):
+            return False
+        function = function.forward
+    return frame.f_code is getattr(getattr(function, "__func__", function), "__code__", None)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def watch_for_sparse(backend: object) -> None:
