@@ -1,9 +1,9 @@
 """What a user calls the tensors of a Dynamo graph: by their path in the module, as in its state_dict.
 
-    L['self']._modules['fc']._parameters['weight']              → fc.weight
-    L['args'][0].__dict__['model'].fc.weight                    → model.fc.weight
-    L['self'].fc.parametrizations.weight.original               → fc.weight
-    G['adjacency']                                              → adjacency
+L['self']._modules['fc']._parameters['weight']              → fc.weight
+L['args'][0].__dict__['model'].fc.weight                    → model.fc.weight
+L['self'].fc.parametrizations.weight.original               → fc.weight
+G['adjacency']                                              → adjacency
 """
 
 import re
@@ -20,7 +20,10 @@ _HIDDEN = {"_modules", "_parameters", "_buffers", "__dict__", "_orig_mod", "__se
 
 
 class Names:
-    """Names for the inputs of the graph that Dynamo is compiling now. A tensor that lies in no module has its variable's name."""
+    """Names for the inputs of the graph that Dynamo is compiling now.
+
+    A tensor that lies in no module has the name of its variable.
+    """
 
     def __init__(self) -> None:
         frame = getattr(getattr(InstructionTranslator.current_tx(), "output", None), "root_tx", None)
@@ -52,7 +55,9 @@ class Names:
     def _path(self, module: torch.nn.Module, tensor: object) -> str | None:
         if id(module) not in self._paths:
             found: dict[int, str] = {}
-            for name, each in chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
+            for name, each in chain(
+                module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+            ):
                 found.setdefault(id(each), name)
             self._paths[id(module)] = found
         path = self._paths[id(module)].get(id(tensor))

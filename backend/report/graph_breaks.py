@@ -37,6 +37,9 @@ _REMEDIES = {
 }
 """The line to write before compiling, for what a reason says."""
 
+_AROUND_MODELS = ("set_runtime_stats_and_log", "_inside_ddp_forward")
+"""Where DistributedDataParallel itself breaks the graph, before it calls the model."""
+
 _warned = False
 _known_breaks = 0
 
@@ -55,6 +58,7 @@ def collect_breaks() -> Iterator[list[str]]:
         yield found
     finally:
         new = [r for r in graph_break_reasons if not any(r is old for old in reasons)]
+        new = [r for r in new if not any(part in r.reason for part in _AROUND_MODELS)]
         places = [r.user_stack[-1] if r.user_stack else None for r in new]
         lines = [_line(r.reason, p and p.filename, p and p.lineno) for r, p in zip(new, places, strict=True)]
         # A frame that breaks at its first instruction leaves no reason, only a failed compilation.

@@ -18,6 +18,9 @@ log = logging.getLogger("gossamer")
 FAILED = "it failed to compile"
 """The reason of a Decision that a compiler of ours is to blame for."""
 
+NO_ZEROS = "it has no zeros"
+"""The reason of a Decision about a weight that nobody has pruned."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -139,9 +142,7 @@ def collect() -> Iterator[Collector]:
         _open.reset(token)
 
 
-def record(
-    decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float], training: bool = False
-) -> None:
+def record(decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float], training: bool = False) -> None:
     """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses,
     `seconds` what each graph pass took, `training` whether it has gradients."""
     decisions, kernels = list(decisions), set(kernels)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from torch import Tensor
 
 from gossamer.backend.graph.inputs import density
-from gossamer.backend.report.report import Decision
+from gossamer.backend.report.report import NO_ZEROS, Decision
 from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
 _SMALLEST = 256
@@ -21,6 +21,3 @@ def without_zeros(parameters: Mapping[str, Tensor], told: Collection[str]) -> It
         share = density(weight.detach())
         reason = NO_ZEROS if share == 1 else "hardly any zeros"
         yield Decision(name, "-", tuple(weight.shape), share, None, None, False, reason, None)
-
-
-NO_ZEROS = "it has no zeros"
