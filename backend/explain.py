@@ -1,5 +1,6 @@
 """`gossamer.explain`: compiles a model as `backend="sparse"` would, and reports what was decided."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,10 +13,11 @@ from torch import Tensor, fx, nn
 from gossamer.backend.dense import check_mode
 from gossamer.backend.entry import sparse
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.names import paths
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.report.graph_breaks import collect_breaks, is_whole
 from gossamer.backend.report.options import Options
-from gossamer.backend.report.report import Report, collect
+from gossamer.backend.report.report import Collector, Report, collect
 from gossamer.backend.report.without_zeros import without_zeros
 from gossamer.backend.unchanged import Held, unchanged
 from gossamer.runtime.torch_internals import known_off
@@ -73,7 +75,8 @@ class _Call:
         torch.compiler.reset()
         try:
             with unchanged(self.function, self.inputs, self.kwargs) as held, collect() as found, collect_breaks() as breaks:
-                backend = _Backend(self, options, held)
+                backend = _Backend(self, options, held, found)
+                _uncompile(held.modules)
                 compiled = torch.compile(self.function, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
                 with suppress(_Finished):
                     compiled(*self.inputs, **self.kwargs)
@@ -87,25 +90,53 @@ class _Finished(BaseException):
     """Ends the call of a model whose only graph is compiled. Nobody who handles errors takes it for one."""
 
 
-@dataclass
+def _finish(*_: Any) -> Any:
+    raise _Finished
+
+
+@dataclass(repr=False)
 class _Backend:
-    """The backend, for one call."""
+    """The backend, for one call.
+
+    found       what was decided about all graphs
+    parameters  of the graphs, by their names
+    """
 
     call: _Call
     options: Options
     held: Held
+    found: Collector
     parameters: dict[str, Tensor] = field(default_factory=dict)
 
+    __name__ = "sparse"
     compiler_fn = staticmethod(sparse)  # who it compiles for, as torch's own wrappers of backends say it
 
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        decisions = self.found.decisions
+        start = len(decisions)
         compiled = sparse(gm, example_inputs, mode=self.call.mode, options=self.options)
-        statics = Inputs.of(gm, example_inputs).statics.values()
-        self.parameters |= {static.name: static.tensor for static in statics if isinstance(static.tensor, nn.Parameter)}
+        inputs, own = Inputs.of(gm, example_inputs), _paths(self.call.function)
+        names = {name: own.get(id(inputs.values[index]), name) for index, name in inputs.names.items()}
+        decisions[start:] = [replace(each, name=names.get(each.name, each.name)) for each in decisions[start:]]
+        parameters = {index: inputs.values[index] for index in inputs.statics if isinstance(inputs.values[index], nn.Parameter)}
+        self.parameters |= {names[inputs.names[index]]: each for index, each in parameters.items()}
         if is_whole(gm, self.call.function):
-            raise _Finished
+            return _finish
         self.held.copy_parameters()
         return compiled
+
+
+def _paths(function: Callable[..., Any]) -> dict[int, str]:
+    """The names that tensors of a model, or of those that a function uses, have in graphs of their parts, too."""
+    owner = getattr(function, "__self__", function)
+    if isinstance(owner, nn.parallel.DistributedDataParallel):
+        owner = owner.module
+    if isinstance(owner, nn.Module):
+        return paths(owner)
+    variables = inspect.getclosurevars(function) if inspect.isfunction(function) else None
+    used = {**variables.globals, **variables.nonlocals} if variables is not None else {}
+    modules = {name: paths(value) for name, value in used.items() if isinstance(value, nn.Module)}
+    return {tensor: f"{name}.{path}" for name, found in modules.items() for tensor, path in found.items()}
 
 
 def _other(call: _Call, report: Report, held: Held, options: Options) -> Report | None:
@@ -133,6 +164,15 @@ def _in_mode(modules: list[nn.Module], training: bool) -> Iterator[None]:
     finally:
         for module, value in zip(modules, before, strict=True):
             module.training = value
+
+
+def _uncompile(modules: list[nn.Module]) -> None:
+    """Makes modules that are compiled in place, or hold a compiled forward, what they were. Not for good: see `unchanged`."""
+    for module in modules:
+        attributes = vars(module)  # beside torch's wrapper of compiled modules, which sets attributes of another one
+        attributes.pop("_compiled_call_impl", None)
+        if "forward" in attributes:
+            attributes["forward"] = _uncompiled(attributes["forward"])
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,9 +73,11 @@ class Held:
         self._undo += [_values(each) for each in self.tensors if isinstance(each, nn.Parameter) and _is_memory(each)]
 
     def put_back(self) -> None:
-        """Makes everything what it was when it was noted."""
+        """Makes everything what it was when it was noted; the copies are then gone."""
         for undo in self._undo:
             undo()
+        self._undo.clear()
+        self._seen.clear()
 
     def _note(self, found: Any) -> list[Any]:
         """Notes what an object is made of, and returns it."""
@@ -110,7 +112,7 @@ class Held:
             self._undo.append(partial(_set_memory, tensor, tensor.detach()))
             if not isinstance(tensor, nn.Parameter):
                 self._undo.append(_values(tensor))
-        return []
+        return [vars(tensor)]  # Dynamo marks parameters there
 
     def _note_container(self, found: Any) -> list[Any]:
         kind = next((each for each in _CONTAINERS if isinstance(found, each)), None)

@@ -54,14 +54,8 @@ class Names:
 
     def _path(self, module: torch.nn.Module, tensor: object) -> str | None:
         if id(module) not in self._paths:
-            found: dict[int, str] = {}
-            for name, each in chain(
-                module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-            ):
-                found.setdefault(id(each), name)
-            self._paths[id(module)] = found
-        path = self._paths[id(module)].get(id(tensor))
-        return None if path is None else _plain(path.split("."))
+            self._paths[id(module)] = paths(module)
+        return self._paths[id(module)].get(id(tensor))
 
     def _prefix(self, variable: str, module: torch.nn.Module) -> str:
         """The variable that a module is in; nothing for the module whose method is compiled, and for one behind a function."""
@@ -73,6 +67,14 @@ class Names:
         methods = [code for code in codes if code is not None and code.co_name == called]
         own = any(name is not None and method.co_varnames[:1] == (name[1],) for method in methods)
         return "" if own else user_name(variable).removeprefix("self").removeprefix("fn")
+
+
+def paths(module: torch.nn.Module) -> dict[int, str]:
+    """The names of the parameters and buffers of a module, by the tensors' `id`."""
+    found: dict[int, str] = {}
+    for name, tensor in chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
+        found.setdefault(id(tensor), _plain(name.split(".")))
+    return found
 
 
 def user_name(source: str) -> str:

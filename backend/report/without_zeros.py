@@ -11,6 +11,9 @@ from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 _SMALLEST = 256
 """Elements of a matrix from which on anybody would prune it."""
 
+_MOST = 0.9
+"""Share of nonzeros up to which a matrix counts as pruned."""
+
 
 def without_zeros(parameters: Mapping[str, Tensor], told: Collection[str]) -> Iterator[Decision]:
     """Decisions about the parameters of a model that have none yet, by their names: matrices of floats and more."""
@@ -19,5 +22,6 @@ def without_zeros(parameters: Mapping[str, Tensor], told: Collection[str]) -> It
         if name in told or not plain or weight.dim() < 2 or weight.numel() < _SMALLEST or not weight.is_floating_point():
             continue
         share = density(weight.detach())
-        reason = NO_ZEROS if share == 1 else "hardly any zeros"
+        few = NO_ZEROS if share == 1 else "hardly any zeros"
+        reason = few if share > _MOST else "no sparse kernel for what it is used for"
         yield Decision(name, "-", tuple(weight.shape), share, None, None, False, reason, None)
