@@ -15,7 +15,7 @@ from gossamer.backend.entry import sparse
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.names import paths
 from gossamer.backend.graph_passes import check_disabled
-from gossamer.backend.report.graph_breaks import collect_breaks, is_whole
+from gossamer.backend.report.graph_breaks import collect_breaks, is_whole, watch_for_sparse
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Collector, Report, collect
 from gossamer.backend.report.without_zeros import without_zeros
@@ -30,7 +30,7 @@ def explain(
     mode: str | None = None,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    both: bool = True,
+    both: bool | None = None,
     **kwargs: Any,
 ) -> Report:
     """Compiles `model(*inputs, **kwargs)` and returns what was decided for every weight.
@@ -39,9 +39,10 @@ def explain(
     inputs                   what it is called with; the number of tokens in them enters the prediction
     options, mode, fullgraph, dynamic
                              as for torch.compile(model, backend="sparse")
-    both                     whether to look at the other mode, too, if gradients are enabled: `Report.other`
+    both                     whether to look at the other mode, too, where gradients are enabled (`Report.other`); by default
+                             at inference beside training, and not at training beside inference, which takes longer
 
-    The report is about training if gradients are enabled and required, and about inference otherwise.
+    The report is about what compiling the model now would give: `Report.training` says whether that has gradients.
 
     Nothing is left behind: a model in one graph is not run at all. Where the graph breaks, the model runs, and its state and
     its inputs are put back, for which a copy of its parameters is made. As torch._dynamo.explain does, it resets Dynamo before
@@ -54,7 +55,8 @@ def explain(
     check_disabled(parsed.disable)
     call = _Call(_uncompiled(model), inputs, kwargs, mode, fullgraph, dynamic)
     report, held = call.explained(parsed)
-    if both and torch.is_grad_enabled() and any(each.requires_grad for each in held.tensors):
+    wanted = report.training if both is None else both
+    if wanted and torch.is_grad_enabled() and any(each.requires_grad for each in held.tensors):
         report.other = _other(call, report, held, parsed)
     return report
 
@@ -81,7 +83,8 @@ class _Call:
                 with suppress(_Finished):
                     compiled(*self.inputs, **self.kwargs)
         finally:
-            torch.compiler.reset()
+            torch.compiler.reset()  # which forgets who watches, too
+            watch_for_sparse(sparse)
         decisions = [*found.decisions, *without_zeros(backend.parameters, {each.name for each in found.decisions})]
         return Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training), held
 

@@ -45,18 +45,6 @@ def chain_schedule(contraction: Contraction) -> str | None:
 def chain_pays(chain: Chain, min_gain: float) -> bool:
     """Whether a chain is faster than its products one by one, each as it is fastest, and what lies between; and faster than
     all of it densely by the factor `min_gain`."""
-    together, apart, dense = _us(chain, min_gain)
-    return together <= apart and min_gain * together <= dense
-
-
-def chain_gain(chain: Chain) -> float:
-    """How many times faster than all of it densely a chain is predicted to be."""
-    together, _, dense = _us(chain, 0.0)
-    return dense / together
-
-
-def _us(chain: Chain, min_gain: float) -> tuple[float, float, float]:
-    """Microseconds of a chain, of its products and what lies between one by one, and of all of it densely."""
     device = device_of(chain.contractions[0].weight.device)
     tokens = usual_tokens(chain.contractions[0])
     few, together, apart, dense = is_sequence(chain), device.call_us, 0.0, 0.0
@@ -71,7 +59,7 @@ def _us(chain: Chain, min_gain: float) -> tuple[float, float, float]:
             moved = (4 if stage.attention is not None else 2) * tokens * stage.columns
             between = _STAGE_US + device.transpose_us(moved * stage.output.meta["val"].dtype.itemsize)
             apart, dense = apart + between, dense + between
-    return together, apart, dense
+    return together <= apart and min_gain * together <= dense
 
 
 def _chained_us(contraction: Contraction, chain: Chain) -> float:

@@ -124,14 +124,12 @@ class Judgement:
     able    whether a kernel of ours can compute it
     reason  why it stays dense, None if it does not
     gain    predicted for it alone
-    graph   predicted for all convolutions of its graph together, where they were judged together
     """
 
     found: Convolution
     able: bool
     reason: str | None
     gain: float | None
-    graph: float | None = None
 
 
 def planned(convolution: Convolution) -> Window:

@@ -87,7 +87,7 @@ class Convolutions:
                 else:
                     claimed.update([plain.node] if found.compact else region.members)
                     _replace(plain, region, key)
-                    decisions.append(_with_graph(taken, each, options.min_gain))
+                    decisions.append(taken)
             if reason is not None:
                 shape, share = found.weight.shape, found.density
                 decisions.append(Decision(name, found.op, shape, share, None, None, False, reason, gain))
@@ -122,13 +122,6 @@ def _left_whole(found: Convolution, whole: dict[fx.Node, str], statics: dict[fx.
     weight, name = found.weight, statics[found.weight.main].name
     if leaf in whole and found.density < 1:
         yield Decision(name, f"{found.op} backward", weight.shape, found.density, None, None, False, whole[leaf], None)
-
-
-def _with_graph(taken: Decision, judged: Judgement, min_gain: float) -> Decision:
-    """The decision about a convolution of ours; one that gains too little by itself is taken for what its graph gains."""
-    if not taken.sparse or judged.graph is None or (judged.gain is not None and judged.gain >= min_gain):
-        return taken
-    return replace(taken, gain=judged.graph, together="graph")
 
 
 def _refused(name: str, weight: torch.Tensor, reason: str) -> Decision:

@@ -53,8 +53,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     against = f"too little for its graph, whose convolutions together would gain {dense / max(ours, 1):.2g}x"
     if gated:
         against += f", of {wanted:.2g}x for one with gates (squeeze-and-excite)"
-    gain = dense / max(ours, 1)
-    return [replace(_judged_again(each, None if pays else against, each.found.node in taken), graph=gain) for each in judged]
+    return [_judged_again(each, None if pays else against, each.found.node in taken) for each in judged]
 
 
 def _judged_again(judgement: Judgement, against: str | None, taken: bool) -> Judgement:
@@ -63,9 +62,7 @@ def _judged_again(judgement: Judgement, against: str | None, taken: bool) -> Jud
     if against is not None:
         return replace(judgement, reason=judgement.reason or against)
     if not taken:
-        return replace(
-            judgement, reason=judgement.reason or "between its dense neighbours, reordering its images costs more than it gains"
-        )
+        return replace(judgement, reason=judgement.reason or "dense and reordered it is faster")
     return replace(judgement, reason=None)
 
 

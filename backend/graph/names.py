@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import fx
 
 from gossamer.runtime.torch_internals import InstructionTranslator
 
@@ -79,15 +80,30 @@ def paths(module: torch.nn.Module) -> dict[int, str]:
 
 def user_name(source: str) -> str:
     """The same of the text of a source, or of a qualified name, alone."""
-    parts = re.findall(r"\['?([^'\]]*)'?\]|([A-Za-z_]\w*)", source)
-    names = [a or b for a, b in parts if (a or b) not in _HIDDEN]
-    if names and names[0] in ("L", "G"):
-        names = names[1:]
+    names = _parts(source)
     if len(names) > 1 and names[0] in ("self", "fn"):
         names = names[1:]
     if names and names[0].startswith("___stack"):
         return "a value between two graphs"
     return _plain(names) or source
+
+
+def place_of(node: fx.Node) -> str:
+    """The path of the innermost module that a node of a traced graph belongs to.
+
+    A node that the model itself computes, or a function, is an "attention" with the number that its name has.
+    """
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    names = _parts(stack[-1][0])[1:] if stack else []
+    number = re.search(r"_\d+$", node.name)
+    return _plain(names) or f"attention{number[0] if number else ''}"
+
+
+def _parts(source: str) -> list[str]:
+    """A source from its variable on, without what belongs to torch and Python."""
+    parts = re.findall(r"\['?([^'\]]*)'?\]|(\w+)", source)
+    names = [a or b for a, b in parts if (a or b) not in _HIDDEN]
+    return names[1:] if names and names[0] in ("L", "G") else names
 
 
 def _plain(names: list[str]) -> str:

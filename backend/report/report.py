@@ -18,8 +18,8 @@ log = logging.getLogger("gossamer")
 FAILED = "it failed to compile"
 """The reason of a Decision that a compiler of ours is to blame for."""
 
-NO_ZEROS = "it has no zeros"
-"""The reason of a Decision about a weight that nobody has pruned."""
+NO_ZEROS, FEW_ZEROS = "it has no zeros", "it has hardly any zeros"
+"""The reasons of Decisions about weights that nobody has pruned."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class Decision:
     picture   of a mask, in characters: how much of it is computed; empty where there is none
     kernels   keys of the kernels that run it, where these are not a region's
     pattern   how its zeros lie, such as "2:4"; empty where they lie anywhere
-    together  what the gain is of, if not of this product alone: "the chain", "the graph"
     """
 
     name: str
@@ -59,13 +58,11 @@ class Decision:
     picture: str = ""
     kernels: tuple[str, ...] = ()
     pattern: str = ""
-    together: str = ""
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         what = f"sparse as {self.format} ({self.schedule})" if self.sparse else "dense"
-        found, whose = "measured" if self.measured else "predicted", f"{self.together} " if self.together else ""
-        gain = f", {whose}{found} {self.gain:.2g}x of dense" if self.gain is not None else ""
+        gain = f", {'measured' if self.measured else 'predicted'} {self.gain:.2g}x of dense" if self.gain is not None else ""
         pattern = f" in {self.pattern}" if self.pattern else ""
         return f"{self.name} {shape}, {self.density:.0%} nonzero{pattern}, {self.op}: {what}, {self.reason}{gain}"
 

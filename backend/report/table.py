@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.backend.report.options import SCHEDULES
-from gossamer.backend.report.report import NO_ZEROS, Decision, Report
+from gossamer.backend.report.report import FEW_ZEROS, NO_ZEROS, Decision, Report
 
 _WIDTH = 100
 _NAME = 32
@@ -59,8 +59,8 @@ def _advice(report: Report) -> str | None:
     """What to do where nothing became sparse because there was nothing."""
     if not report.decisions:
         return "torch.compile has traced no weight matrix, no mask, no edge list and no SparseTensor."
-    if all(decision.reason == NO_ZEROS for decision in report.decisions):
-        return "No weight has zeros. Prune the model first, for example by gossamer.prune(model, batches, sparsity=0.8)."
+    if all(decision.reason in (NO_ZEROS, FEW_ZEROS) for decision in report.decisions):
+        return "The model is not pruned. Prune it first, for example by gossamer.prune(model, batches, sparsity=0.8)."
     return None
 
 
@@ -81,8 +81,6 @@ def _table(decisions: Iterable[Decision]) -> Table:
         times = f" (x{len(group)})" if len(group) > 1 else ""
         gains = [d.gain for d in group if d.gain is not None]
         what = f"sparse {_kernel(first)}, {first.reason}" if first.sparse else f"dense: {first.reason}"
-        if first.together:
-            what += f"; gain of the {first.together}"
         table.add_row(
             _wrapped(f"{name}{times}"),
             first.op,
@@ -103,7 +101,7 @@ def _kernel(decision: Decision) -> str:
 def _kind(decision: Decision) -> object:
     """What decisions have in common that share a row."""
     d, pattern = decision, re.sub(r"(?<![^.])\d+(?![^.])", "*", decision.name)
-    return pattern, d.op, d.shape, d.sparse, d.format, d.schedule, d.reason, d.pattern, d.together
+    return pattern, d.op, d.shape, d.sparse, d.format, d.schedule, d.reason, d.pattern
 
 
 def _wrapped(name: str) -> str:

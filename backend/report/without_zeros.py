@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from torch import Tensor
 
 from gossamer.backend.graph.inputs import density
-from gossamer.backend.report.report import NO_ZEROS, Decision
+from gossamer.backend.report.report import FEW_ZEROS, NO_ZEROS, Decision
 from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
 _SMALLEST = 256
@@ -22,6 +22,6 @@ def without_zeros(parameters: Mapping[str, Tensor], told: Collection[str]) -> It
         if name in told or not plain or weight.dim() < 2 or weight.numel() < _SMALLEST or not weight.is_floating_point():
             continue
         share = density(weight.detach())
-        few = NO_ZEROS if share == 1 else "hardly any zeros"
+        few = NO_ZEROS if share == 1 else FEW_ZEROS
         reason = few if share > _MOST else "no sparse kernel for what it is used for"
         yield Decision(name, "-", tuple(weight.shape), share, None, None, False, reason, None)

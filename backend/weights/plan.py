@@ -2,14 +2,13 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import fx
 
 from gossamer.backend.chains.build_chain import build_chain
-from gossamer.backend.chains.chain_cost import chain_gain, chain_pays, chain_schedule, schedules_of
+from gossamer.backend.chains.chain_cost import chain_pays, chain_schedule, schedules_of
 from gossamer.backend.chains.find_chains import Chain, find_chains
 from gossamer.backend.graph.masked_matrix import arrangement_of, mask_of
 from gossamer.backend.graph.nodes import in_training
@@ -115,9 +114,6 @@ class _Planner:
             parts = zip(members, formats, schedules_of(chain), built.packed_bytes, strict=True)
             for contraction, format, schedule, size in parts:
                 self._decide(contraction, format, schedule or built.schedule, f"in a chain of {len(members)}", size)
-                if contraction.node in self.nearly:  # taken for what the chain gains, not for its own sake
-                    own = self.decisions[contraction.node]
-                    self.decisions[contraction.node] = replace(own, gain=chain_gain(chain), together="chain")
 
     def leave(self, contraction: Contraction) -> None:
         """No chain has taken it: it stays dense."""

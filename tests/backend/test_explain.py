@@ -270,10 +270,13 @@ def test_without_gradients_only_inference_is_looked_at() -> None:
 
 @pytest.mark.usefixtures("costly_gathering")
 def test_the_inference_of_a_model_in_eval_mode_is_in_the_report_whatever_the_grad_mode() -> None:
-    report = gossamer.explain(trained().eval(), torch.randn(8, 1024), options=DEFAULT)
-    assert report.other is not None and report.training != report.other.training
+    model, x = trained().eval(), torch.randn(8, 1024)
+    report = gossamer.explain(model, x, options=DEFAULT)
     inference = report.other if report.training else report
-    assert list(inference.layers.values()) == [True] * 3
+    assert inference is not None and list(inference.layers.values()) == [True] * 3
+    report = gossamer.explain(model, x, options=DEFAULT, both=True)
+    assert report.other is not None and report.training != report.other.training
+    assert not any(module.training for module in model.modules())
 
 
 def test_the_other_mode_is_left_out_on_request() -> None:
@@ -309,7 +312,7 @@ def test_weights_without_zeros_are_listed() -> None:
     report = gossamer.explain(lambda x: model[0](x) + model[1].weight.sum() + model[2].weight.sum(), torch.randn(4, 64))
     assert report.layers == {"model.0.weight": False, "model.1.weight": False}
     assert {decision.reason for decision in report.decisions} == {"it has no zeros"}
-    assert "2 left dense" in str(report) and "No weight has zeros. Prune the model first" in str(report)
+    assert "2 left dense" in str(report) and "The model is not pruned. Prune it first" in str(report)
 
 
 def test_a_model_that_a_merge_has_filled_is_not_passed_over() -> None:
@@ -324,7 +327,7 @@ def test_a_model_that_a_merge_has_filled_is_not_passed_over() -> None:
 def test_one_pruned_layer_beside_one_that_is_not() -> None:
     model = Layer(nn.Linear(64, 64), size=64)
     report = gossamer.explain(model, torch.randn(8, 64), options=DEFAULT)
-    assert set(report.layers) == {"fc.weight", "after.0.weight"} and "No weight has zeros" not in str(report)
+    assert set(report.layers) == {"fc.weight", "after.0.weight"} and "not pruned" not in str(report)
 
 
 def test_a_function_of_nothing_that_could_be_sparse_is_said_to_be_one() -> None:
@@ -355,17 +358,6 @@ def test_two_of_four_is_named() -> None:
 def test_schedules_are_named_as_the_option_takes_them(schedule: str) -> None:
     report = explained(Layer(), torch.randn(8, 64), options={**EAGER, "schedule": schedule})
     assert f"sparse ({schedule})," in str(report)
-
-
-@torch.no_grad()
-def test_a_layer_that_its_chain_pays_for_shows_the_gain_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = prune_(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)))
-    monkeypatch.setattr("gossamer.backend.regions.decide.predicted_gain", lambda *_: 0.95)
-    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: True)
-    monkeypatch.setattr("gossamer.backend.weights.plan.chain_gain", lambda *_: 1.7)
-    report = explained(model, torch.randn(128, 256), options=DEFAULT, sparse=2)
-    assert {(decision.gain, decision.together) for decision in report.decisions} == {(1.7, "chain")}
-    assert "0.95x" not in str(report) and "gain of the chain" in str(report).replace("\n", " ").replace("  ", "")
 
 
 # Names
@@ -442,6 +434,30 @@ def test_a_weight_of_integers_is_not_named_after_its_scale() -> None:
             return nn.functional.linear(x, self.weight.float() * self._scale_0)
 
     assert layer_names(Scaled(), torch.randn(8, 64)) == {"weight"}
+
+
+@torch.no_grad()
+def test_attention_is_named_by_its_module() -> None:
+    class Attending(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=MASK)
+
+    model, x = nn.Sequential(Attending(), nn.ModuleDict({"two": Attending()})["two"]), torch.randn(1, 2, 256, 16)
+    assert layer_names(model, x) == {"0", "1"}
+    decoder = nn.Sequential(Decoding(), Decoding())
+    past = torch.randn(2, 1, 2, 64, 16)
+    assert layer_names(decoder, (torch.randn(1, 2, 1, 16), past)) == {"0", "1"}
+
+
+MASK = torch.ones(256, 256, dtype=torch.bool).tril().triu(-16)
+
+
+class Decoding(nn.Module):
+    """Attention of one query over a cache."""
+
+    def forward(self, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        query, (keys, values) = given
+        return nn.functional.scaled_dot_product_attention(query, keys, values), given[1]
 
 
 @torch.no_grad()
