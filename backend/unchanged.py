@@ -3,8 +3,8 @@
     with unchanged(model, inputs):
         model(*inputs)          # batch statistics, caches, attributes, inputs that are written in place
 
-A walk over all that the objects hold notes what containers and attributes have in them, and copies tensors. Parameters are
-copied only on request, since forward passes hardly ever write to them.
+A walk over all that the objects hold notes what containers and attributes have in them, and copies tensors. Parameters and
+their gradients are copied only on request, since forward passes hardly ever write to them.
 """
 
 import collections
@@ -23,8 +23,8 @@ from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subcl
 
 _WITHOUT_CONTENT = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, torch.Size, ModuleType)
 _WITHOUT_CONTENT += (BuiltinFunctionType, CodeType, range, slice)
-_OF_OTHERS = ("torch._", "torch.fx", "torch.distributed", "torch.utils", "logging", "threading", "multiprocessing", "asyncio")
-"""Modules whose objects belong to torch or Python: they hold what was compiled, locks, and files."""
+_OF_OTHERS = ("torch._", "torch.fx", "torch.distributed", "torch.utils", "gossamer.", "logging", "threading", "multiprocessing")
+"""Modules whose objects are no state of a model's: they hold what was compiled, data sets, locks, and files."""
 
 Undo = Callable[[], object]
 
@@ -33,8 +33,8 @@ Undo = Callable[[], object]
 def unchanged(*objects: object) -> Iterator["Held"]:
     """Puts back what the block changes in these objects and all that they hold, and the states of random numbers.
 
-    Functions hold the variables that they capture, and the modules and tensors that they name. What cannot be put back: what
-    a generator or a file has given, and memory that nothing here leads to.
+    Functions hold the variables that they capture, and the modules, tensors and optimizers that they name. What cannot be put
+    back: what a generator or a file has given, and memory that nothing here leads to.
     """
     held = Held(objects)
     generators = (random.getstate(), np.random.get_state())
@@ -58,6 +58,7 @@ class Held:
         self.tensors: list[Tensor] = []
         self.modules: list[nn.Module] = []
         self._undo: list[Undo] = []
+        self._parameters: list[Tensor] = []
         self._seen: dict[int, object] = {}
         waiting = list(reversed(objects))
         waiting += [each for found in objects for each in _named(found)]
@@ -69,8 +70,9 @@ class Held:
             waiting += self._note(found)
 
     def copy_parameters(self) -> None:
-        """Has parameters put back, too, from now on."""
-        self._undo += [_values(each) for each in self.tensors if isinstance(each, nn.Parameter) and _is_memory(each)]
+        """Has parameters and gradients put back, too, from now on."""
+        self._undo += [_values(each) for each in self._parameters if _is_memory(each)]
+        self._parameters = []
 
     def put_back(self) -> None:
         """Makes everything what it was when it was noted; the copies are then gone."""
@@ -104,13 +106,21 @@ class Held:
             return inside
         return [*inside, *self._note_slots(found), getattr(found, "__dict__", None)]
 
-    def _note_tensor(self, tensor: Tensor) -> list[Any]:
+    def _note_tensor(self, tensor: Tensor, of_parameter: bool = False) -> list[Any]:
         self.tensors.append(tensor)
+        self._seen[id(tensor)] = tensor
+        late = of_parameter or isinstance(tensor, nn.Parameter)
+        if tensor.is_leaf and tensor.requires_grad:
+            self._undo.append(partial(_set_gradient, tensor, tensor.grad))
+            self._parameters += [tensor.grad] if tensor.grad is not None else []
         if is_traceable_wrapper_subclass(tensor):
-            return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            arrays = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            return [each for array in arrays if id(array) not in self._seen for each in self._note_tensor(array, late)]
         if _is_memory(tensor):
             self._undo.append(partial(_set_memory, tensor, tensor.detach()))
-            if not isinstance(tensor, nn.Parameter):
+            if late:
+                self._parameters.append(tensor)
+            else:
                 self._undo.append(_values(tensor))
         return [vars(tensor)]  # Dynamo marks parameters there
 
@@ -158,17 +168,17 @@ def _refill(found: Any, kind: Any, content: list[Any]) -> None:
 
 
 def _named(found: object) -> Iterator[object]:
-    """The modules and tensors that a function reads as globals."""
+    """The modules, tensors, and optimizers that a function reads as globals."""
     function = getattr(found, "__func__", found)
     if isinstance(function, FunctionType):
         values = (function.__globals__.get(name) for name in function.__code__.co_names)
-        yield from (value for value in values if isinstance(value, nn.Module | Tensor))
+        yield from (value for value in values if isinstance(value, nn.Module | Tensor | torch.optim.Optimizer))
 
 
 def _is_memory(tensor: Tensor) -> bool:
     """Whether a tensor is memory that can be written to."""
     plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
-    return plain and not is_fake(tensor) and not nn.parameter.is_lazy(tensor)
+    return plain and not is_fake(tensor) and not nn.parameter.is_lazy(tensor) and tensor.untyped_storage().size() > 0
 
 
 def _values(tensor: Tensor) -> Undo:
@@ -191,6 +201,10 @@ def _equal(a: Tensor, b: Tensor) -> bool:
         return torch.equal(a, b)
     except (RuntimeError, NotImplementedError):  # types without a comparison
         return False
+
+
+def _set_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
+    tensor.grad = gradient
 
 
 def _set_memory(tensor: Tensor, alias: Tensor) -> None:
