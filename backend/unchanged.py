@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass
 
-_WITHOUT_CONTENT = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, torch.Size, ModuleType)
-_WITHOUT_CONTENT += (BuiltinFunctionType, CodeType, range, slice)
+_NUMBERS = (int, float, complex, torch.dtype, torch.device, torch.Size)
+_WITHOUT_CONTENT = (*_NUMBERS, str, bytes, range, slice, type(None), type, ModuleType, BuiltinFunctionType, CodeType)
 _OF_OTHERS = ("torch._", "torch.fx", "torch.distributed", "torch.utils", "gossamer.", "logging", "threading", "multiprocessing")
 """Modules whose objects are no state of a model's: they hold what was compiled, data sets, locks, and files."""
 
@@ -114,7 +114,7 @@ class Held:
             self._undo.append(partial(_set_gradient, tensor, tensor.grad))
             self._parameters += [tensor.grad] if tensor.grad is not None else []
         if is_traceable_wrapper_subclass(tensor):
-            arrays = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            arrays = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # type: ignore[attr-defined]
             return [each for array in arrays if id(array) not in self._seen for each in self._note_tensor(array, late)]
         if _is_memory(tensor):
             self._undo.append(partial(_set_memory, tensor, tensor.detach()))
