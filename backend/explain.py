@@ -14,11 +14,11 @@ from gossamer.backend.dense import check_mode
 from gossamer.backend.entry import sparse
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.names import paths
+from gossamer.backend.graph.without_zeros import without_zeros
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.report.graph_breaks import collect_breaks, is_whole, watch_for_sparse
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Collector, Report, collect
-from gossamer.backend.report.without_zeros import without_zeros
 from gossamer.backend.unchanged import Held, unchanged
 from gossamer.runtime.torch_internals import known_off
 

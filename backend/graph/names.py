@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.runtime.torch_internals import InstructionTranslator
+from gossamer.backend.report.graph_breaks import compiled_frame
 
 _HIDDEN = {"_modules", "_parameters", "_buffers", "__dict__", "_orig_mod", "__self__"}
 """Parts of a path that belong to torch and Python."""
+
+_TOP = ("self", "fn")
+"""Variables of a compiled module: Python's habit, and torch's own name."""
 
 
 class Names:
@@ -27,7 +30,7 @@ class Names:
     """
 
     def __init__(self) -> None:
-        frame = getattr(getattr(InstructionTranslator.current_tx(), "output", None), "root_tx", None)
+        frame = compiled_frame()
         self._code = getattr(frame, "f_code", None)
         self._scope = {"G": getattr(frame, "f_globals", {}), "L": getattr(frame, "f_locals", {})}
         self._values: dict[Any, Any] = {}
@@ -67,7 +70,8 @@ class Names:
         codes = [getattr(getattr(type(module), each, None), "__code__", None) for each in (called, "forward")]
         methods = [code for code in codes if code is not None and code.co_name == called]
         own = any(name is not None and method.co_varnames[:1] == (name[1],) for method in methods)
-        return "" if own else user_name(variable).removeprefix("self").removeprefix("fn")
+        prefix = user_name(variable)
+        return "" if own or prefix in _TOP else prefix
 
 
 def paths(module: torch.nn.Module) -> dict[int, str]:
@@ -81,7 +85,7 @@ def paths(module: torch.nn.Module) -> dict[int, str]:
 def user_name(source: str) -> str:
     """The same of the text of a source, or of a qualified name, alone."""
     names = _parts(source)
-    if len(names) > 1 and names[0] in ("self", "fn"):
+    if len(names) > 1 and names[0] in _TOP:
         names = names[1:]
     if names and names[0].startswith("___stack"):
         return "a value between two graphs"

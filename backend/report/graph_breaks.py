@@ -77,7 +77,7 @@ def is_whole(graph: fx.GraphModule, function: Any) -> bool:
     Where nobody can tell, such as for modules whose hooks run beside the graph, the answer is False.
     """
     reason = getattr(graph, "compile_subgraph_reason", None)
-    frame = getattr(getattr(InstructionTranslator.current_tx(), "output", None), "root_tx", None)
+    frame = compiled_frame()
     if frame is None or getattr(reason, "graph_break", True):
         return False
     if frame.f_code.co_filename == getattr(external_utils, "__file__", None):  # torch's own frame around a call
@@ -87,6 +87,14 @@ def is_whole(graph: fx.GraphModule, function: Any) -> bool:
             return False
         function = function.forward
     return frame.f_code is getattr(getattr(function, "__func__", function), "__code__", None)
+
+
+def compiled_frame() -> Any:
+    """What Dynamo knows of the frame that it is compiling; None if it is compiling none."""
+    try:
+        return InstructionTranslator.current_tx().output.root_tx
+    except AttributeError:
+        return None
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

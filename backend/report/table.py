@@ -93,9 +93,10 @@ def _table(decisions: Iterable[Decision]) -> Table:
 
 
 def _kernel(decision: Decision) -> str:
-    """The schedule, as the option of that name takes it; where it is no option, the format."""
-    schedules = (decision.schedule or "").split(", ")
-    return f"({decision.schedule})" if all(each in SCHEDULES for each in schedules) else str(decision.format)
+    """The schedule, as the option of that name takes it; where users cannot ask for it, the format if that is a plain name."""
+    schedules, format = (decision.schedule or "").split(", "), str(decision.format)
+    named = "(" in format or all(each in SCHEDULES for each in schedules)
+    return f"({decision.schedule})" if named else format
 
 
 def _kind(decision: Decision) -> object:
