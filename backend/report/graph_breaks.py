@@ -81,7 +81,7 @@ def is_whole(graph: fx.GraphModule, function: Any) -> bool:
     if frame is None or getattr(reason, "graph_break", True):
         return False
     if frame.f_code.co_filename == getattr(external_utils, "__file__", None):  # torch's own frame around a call
-        return True
+        return frame.f_locals.get("fn") is function
     if isinstance(function, nn.Module):
         if any(getattr(function, name) for name in _HOOKS):
             return False

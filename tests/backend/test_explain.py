@@ -236,6 +236,30 @@ def test_a_model_in_one_graph_is_not_run() -> None:
 
     explained(Hooked(), torch.randn(8, 64))
     assert ran == []
+    linear = prune_(nn.Linear(64, 64))  # torch puts a frame of its own around modules of torch
+    linear.register_forward_hook(lambda *_: COUNTED.append(1))
+    explained(linear, torch.randn(8, 64))
+    assert COUNTED == []
+
+
+COUNTED = list[int]()
+
+
+def test_a_part_in_one_graph_does_not_end_the_call() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = torch.compile(prune_(nn.Linear(64, 64)), backend="sparse", options=EAGER)
+            self.two = Layer()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in (self.one, self.two):
+                with torch.autograd.profiler.record_function(str(id(x))):
+                    torch._dynamo.graph_break()
+                    x = part(x)
+            return x
+
+    assert set(explained(Parts(), torch.randn(8, 64), sparse=2).layers) == {"one.weight", "two.fc.weight"}
 
 
 @both
