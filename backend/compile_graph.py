@@ -18,6 +18,7 @@ from torch import fx
 from gossamer.backend.calls import mask_ops, message_ops, region_op
 from gossamer.backend.calls.lifetime import kept
 from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.snapshot import Snapshot
 from gossamer.backend.graph_cache import Rewritten
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
@@ -49,7 +50,7 @@ def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
     kernels += [key for decision in decisions for key in decision.kernels]
     structures = {**message_ops.used_in(graph), **mask_ops.used_in(graph)}
     modules = sorted({defined_in(name) for name in _operations(graph) & KERNELS.keys()})
-    return Rewritten(regions, structures, modules, decisions, kernels, seconds, lasting)
+    return Rewritten(regions, structures, modules, decisions, kernels, seconds, lasting, in_training(graph))
 
 
 def _operations(graph: fx.Graph) -> set[str]:

@@ -9,11 +9,11 @@ from torch import fx
 
 from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.dense import eagerly, has_cpp_compiler, has_triton_for, with_inductor
-from gossamer.runtime.modules.given_back import give_back
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.dialects.errors import GossamerError
+from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.torch_internals import INDUCTOR, off
 
 

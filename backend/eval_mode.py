@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.backend.report.graph_breaks import compiled_frame
 from gossamer.runtime.torch_internals import (
     EVAL,
     AttrSource,
     GuardBuilder,
-    InstructionTranslator,
     dynamo_config,
     install_guard,
     is_fake,
@@ -47,8 +47,7 @@ def in_eval_mode(graph: fx.Graph, inputs: Sequence[Any]) -> bool:
 
 def _modules(graph: fx.Graph) -> dict[str, tuple[Any, torch.nn.Module]]:
     """The modules that the inputs of a graph lie in, at any depth, each by its source's name and with its source."""
-    translator = InstructionTranslator.current_tx()
-    frame = getattr(getattr(translator, "output", None), "root_tx", None)
+    frame = compiled_frame()
     found, cache = dict[str, tuple[Any, torch.nn.Module]](), dict[Any, Any]()
     if frame is None:  # not a graph of Dynamo's
         return found

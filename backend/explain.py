@@ -1,16 +1,25 @@
 """`gossamer.explain`: compiles a model as `backend="sparse"` would, and reports what was decided."""
 
-from collections.abc import Callable, Mapping
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor, fx, nn
 
 from gossamer.backend.dense import check_mode
 from gossamer.backend.entry import sparse
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.names import paths
+from gossamer.backend.graph.without_zeros import without_zeros
 from gossamer.backend.graph_passes import check_disabled
-from gossamer.backend.report.graph_breaks import collect_breaks, watch_graph_breaks
+from gossamer.backend.report.graph_breaks import collect_breaks, is_whole, watch_graph_breaks
 from gossamer.backend.report.options import Options
-from gossamer.backend.report.report import Report, collect
+from gossamer.backend.report.report import Collector, Report, collect
+from gossamer.backend.unchanged import Held, unchanged
 from gossamer.runtime.torch_internals import known_off
 
 
@@ -19,32 +28,154 @@ def explain(
     *inputs: Any,
     options: Mapping[str, Any] | Options | None = None,
     mode: str | None = None,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    both: bool | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Compiles and runs `model(*inputs, **kwargs)` once and returns what was decided for every weight.
+    """Compiles `model(*inputs, **kwargs)` and returns what was decided for every weight.
 
-    model          a module or function, compiled already or not
-    inputs         what it is called with; the number of tokens in them enters the prediction
-    options, mode  as for torch.compile(model, backend="sparse")
+    model                    a module or function, compiled already or not
+    inputs                   what it is called with; the number of tokens in them enters the prediction
+    options, mode, fullgraph, dynamic
+                             as for torch.compile(model, backend="sparse")
+    both                     whether to look at the other mode, too, where gradients are enabled (`Report.other`); by default
+                             at inference beside training, and not at training beside inference, which takes longer
 
-    Gradients are included if they are enabled and the model or an input requires them. As torch._dynamo.explain does,
-    it resets Dynamo before and after, so compiled functions are compiled again when they are next called.
+    The report is about what compiling the model now would give: `Report.training` says whether that has gradients.
 
-    Raises OptionError for an unknown option or mode.
+    Nothing is left behind: a model in one graph is not run at all. Where the graph breaks, the model runs, and its state and
+    its inputs are put back, for which a copy of its parameters is made. As torch._dynamo.explain does, it resets Dynamo before
+    and after, so compiled functions are compiled again when they are next called.
+
+    Raises OptionError for an unknown option or mode; with `fullgraph`, torch's error where the graph breaks.
     """
     parsed = Options.parse(options)
     check_mode(mode)
     check_disabled(parsed.disable)
-    function = _uncompiled(model)
-    torch.compiler.reset()
+    call = _Call(_uncompiled(model), inputs, kwargs, mode, fullgraph, dynamic)
+    report, held = call.explained(parsed)
+    wanted = report.training if both is None else both
+    if wanted and torch.is_grad_enabled() and any(each.requires_grad for each in held.tensors):
+        report.other = _other(call, report, held, parsed)
+    return report
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a model, and how it is to be compiled."""
+
+    function: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    mode: str | None
+    fullgraph: bool
+    dynamic: bool | None
+
+    def explained(self, options: Options) -> tuple[Report, Held]:
+        """The report about it, and what it holds."""
+        torch.compiler.reset()
+        try:
+            with unchanged(self.function, self.inputs, self.kwargs) as held, collect() as found, collect_breaks() as breaks:
+                backend = _Backend(self, options, held, found)
+                _uncompile(held.modules)
+                compiled = torch.compile(self.function, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
+                with suppress(_Finished):
+                    compiled(*self.inputs, **self.kwargs)
+        finally:
+            torch.compiler.reset()  # which forgets who watches, too
+            watch_graph_breaks(sparse)
+        decisions = [*found.decisions, *without_zeros(backend.parameters, {each.name for each in found.decisions})]
+        return Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training), held
+
+
+class _Finished(BaseException):
+    """Ends the call of a model whose only graph is compiled. Nobody who handles errors takes it for one."""
+
+
+def _finish(*_: Any) -> Any:
+    raise _Finished
+
+
+@dataclass(repr=False)
+class _Backend:
+    """The backend, for one call.
+
+    found       what was decided about all graphs
+    parameters  of the graphs, by their names
+    """
+
+    call: _Call
+    options: Options
+    held: Held
+    found: Collector
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+
+    __name__ = "sparse"
+    compiler_fn = staticmethod(sparse)  # who it compiles for, as torch's own wrappers of backends say it
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        decisions = self.found.decisions
+        start = len(decisions)
+        compiled = sparse(gm, example_inputs, mode=self.call.mode, options=self.options)
+        inputs, own = Inputs.of(gm, example_inputs), _paths(self.call.function)
+        names = {name: own.get(id(inputs.values[index]), name) for index, name in inputs.names.items()}
+        decisions[start:] = [replace(each, name=names.get(each.name, each.name)) for each in decisions[start:]]
+        parameters = {index: inputs.values[index] for index in inputs.statics if isinstance(inputs.values[index], nn.Parameter)}
+        self.parameters |= {names[inputs.names[index]]: each for index, each in parameters.items()}
+        if is_whole(gm, self.call.function):
+            return _finish
+        self.held.copy_parameters()
+        return compiled
+
+
+def _paths(function: Callable[..., Any]) -> dict[int, str]:
+    """The names that tensors of a model, or of those that a function uses, have in graphs of their parts, too."""
+    owner = getattr(function, "__self__", function)
+    if isinstance(owner, nn.parallel.DistributedDataParallel):
+        owner = owner.module
+    if isinstance(owner, nn.Module):
+        return paths(owner)
+    variables = inspect.getclosurevars(function) if inspect.isfunction(function) else None
+    used = {**variables.globals, **variables.nonlocals} if variables is not None else {}
+    modules = {name: paths(value) for name, value in used.items() if isinstance(value, nn.Module)}
+    return {tensor: f"{name}.{path}" for name, found in modules.items() for tensor, path in found.items()}
+
+
+def _other(call: _Call, report: Report, held: Held, options: Options) -> Report | None:
+    """The report about inference beside that about training, or the other way round; None if the model fails there.
+
+    What is dense runs op by op: no time goes into code that is not going to be used.
+    """
+    training = not report.training
+    with warnings.catch_warnings(), _in_mode(held.modules, training), torch.enable_grad() if training else torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            return call.explained(replace(options, dense="eager", dump_ir=None, strict=False))[0]
+        except Exception:  # whatever a model raises in a mode that it was not called in
+            return None
+
+
+@contextmanager
+def _in_mode(modules: list[nn.Module], training: bool) -> Iterator[None]:
+    """The modules in train() or eval() mode, without calling them: some change their weights then."""
+    before = [module.training for module in modules]
+    for module in modules:
+        module.training = training
     try:
-        with collect() as collected, collect_breaks() as breaks:
-            compiled = torch.compile(function, backend=lambda gm, ex: sparse(gm, ex, mode=mode, options=parsed))
-            compiled(*inputs, **kwargs)
+        yield
     finally:
-        torch.compiler.reset()  # which forgets who watches, too
-        watch_graph_breaks(sparse)
-    return Report(collected.decisions, breaks, len(collected.kernels), collected.seconds, known_off())
+        for module, value in zip(modules, before, strict=True):
+            module.training = value
+
+
+def _uncompile(modules: list[nn.Module]) -> None:
+    """Makes modules that are compiled in place, or hold a compiled forward, what they were. Not for good: see `unchanged`."""
+    for module in modules:
+        attributes = vars(module)  # beside torch's wrapper of compiled modules, which sets attributes of another one
+        attributes.pop("_compiled_call_impl", None)
+        if "forward" in attributes:
+            attributes["forward"] = _uncompiled(attributes["forward"])
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

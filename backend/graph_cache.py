@@ -45,6 +45,7 @@ class Rewritten:
     decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
     lasting     whether it would come to the same in another process
     impurity    why the graph may be computed once only (see `purity`); None if it may be computed twice
+    training    whether the graph has gradients
     """
 
     regions: Mapping[str, Callee]
@@ -55,6 +56,7 @@ class Rewritten:
     seconds: Mapping[str, float]
     lasting: bool
     impurity: str | None = None
+    training: bool = False
 
 
 def version() -> str:
@@ -135,7 +137,7 @@ def restore(found: Rewritten) -> list[object]:
         import_module(module)
     called: list[object] = [region_op.add(key, region) for key, region in found.regions.items()]
     called += [structure.shared(key) for key, structure in found.structures.items()]
-    record(found.decisions, found.kernels, {})
+    record(found.decisions, found.kernels, {}, found.training)
     return called
 
 

@@ -61,7 +61,7 @@ class SparseRewrite(CustomGraphPass):
             return
         rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, self._measuring))
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
-        record(rewritten.decisions, rewritten.kernels, rewritten.seconds)
+        record(rewritten.decisions, rewritten.kernels, rewritten.seconds, rewritten.training)
         if self.fingerprint is not None and rewritten.lasting:
             graph_cache.remember(self.fingerprint, replace(rewritten, impurity=self._impurity))
 

@@ -247,6 +247,7 @@ PRIVATE = {
     "get_compilation_metrics": Private("torch._dynamo.utils:get_compilation_metrics", "what failed", BREAKS, lambda: []),
     "Unsupported": Private("torch._dynamo.exc:Unsupported", "that a function cannot be traced", BREAKS, Absent),
     "OptimizedModule": Private("torch._dynamo.eval_frame:OptimizedModule", "methods that stay uncompiled", BREAKS, Absent),
+    "external_utils": Private("torch._dynamo:external_utils", "the file of its frames around calls", BREAKS, SimpleNamespace()),
     "callback_handler": Private(
         "torch._dynamo.callback:callback_handler", "when a compilation ends", BREAKS,
         SimpleNamespace(end_callbacks=[], register_end_callback=lambda _: None),

@@ -18,6 +18,7 @@ from torch import fx
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.layout import Layout, follow, merged, path, spans
+from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import equal, hint, in_training
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
@@ -94,7 +95,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
     except CompileError:
         if context.options.strict:
             raise
-        return Decision(str(node), "attention", size, 1.0, None, None, False, FAILED, None)
+        return Decision(place_of(node), "attention", size, 1.0, None, None, False, FAILED, None)
     emit = Emitter(node)
     if appends:
         (past_k, new_k), (past_v, new_v) = appended  # type: ignore[misc]
@@ -109,7 +110,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
     reason = f"{heads.group} heads at a time read keys and values" if heads.group > 1 else "keys and values are read once"
     reason += ", new ones are put behind past ones" if appends else ""
     reason += ", those that the mask hides are left out" if mask is not None else ""
-    return Decision(str(node), "attention", size, 1.0, "cache", "cache", True, reason, None, kernels=(kernel.key,))
+    return Decision(place_of(node), "attention", size, 1.0, "cache", "cache", True, reason, None, kernels=(kernel.key,))
 
 
 def _shared(node: Any) -> fx.Node:

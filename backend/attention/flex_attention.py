@@ -27,6 +27,7 @@ from gossamer.backend.graph.emit import Emitter, take_place
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
+from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import ancestors, equal_sizes, hint, same
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
@@ -71,7 +72,17 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         share, picture = (1.0, "") if table is None else (table.share(size[1]), table.picture(size[1]))
         schedule = "blocks" if sparse else None
         return Decision(
-            node.name, "attention", size, share, kind, schedule, sparse, reason, None, picture=picture, kernels=tuple(kernels)
+            place_of(node),
+            "attention",
+            size,
+            share,
+            kind,
+            schedule,
+            sparse,
+            reason,
+            None,
+            picture=picture,
+            kernels=tuple(kernels),
         )
 
     backward = _backward_of(node)

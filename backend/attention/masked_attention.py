@@ -21,6 +21,7 @@ from gossamer.backend.graph.emit import Emitter, constant, take_place
 from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
+from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import COPIES, ancestors, hint, same
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
@@ -67,12 +68,19 @@ class MaskedAttention:
                 continue
             mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else node.args[3]
             if isinstance(mask, fx.Node) and node.target is cpu_attention and (reason := _unsupported(node, mask)):
-                decisions.append(Decision(str(mask), "attention", _sizes(mask), 1.0, None, None, False, reason, None))
+                decisions.append(
+                    Decision(_named(node, mask, context), "attention", _sizes(mask), 1.0, None, None, False, reason, None)
+                )
             elif isinstance(mask, fx.Node) or node.target is attend_masked:
                 decisions.append(_replace(node, mask, constants, tables, context))
         if any(decision.sparse for decision in decisions):
             graph.eliminate_dead_code()
         return decisions
+
+
+def _named(node: fx.Node, mask: fx.Node | None, context: GraphContext) -> str:
+    """The mask as the user calls it, or the module that attends."""
+    return context.inputs.name(mask) if mask is not None and mask.op == "placeholder" else place_of(node)
 
 
 def _unsupported(node: fx.Node, mask: fx.Node) -> str | None:
@@ -125,7 +133,7 @@ def _replace(
         schedule = "blocks" if sparse else None
         keys = tuple(kernels) if sparse else ()
         return Decision(
-            str(mask if mask is not None else node),
+            _named(node, mask, context),
             "attention",
             size,
             share,

@@ -23,9 +23,11 @@ def trace_flex_gradients(backend: object) -> None:
 
     @torch.compiler.assume_constant_result
     def is_traced_by_us() -> bool:
-        translator = InstructionTranslator.current_tx()
-        compiler = getattr(translator.output, "compiler_fn", None)
-        return getattr(compiler, "compiler_fn", compiler) is backend
+        compiler = getattr(InstructionTranslator.current_tx().output, "compiler_fn", None)
+        compiler = getattr(getattr(compiler, "__self__", None), "backend_compile_fn", compiler)  # DDP splits graphs before
+        while compiler is not backend and (inner := getattr(compiler, "compiler_fn", None)) is not None:
+            compiler = inner
+        return compiler is backend
 
     @torch.compiler.substitute_in_graph(validate_flex_device)
     def _validate_device(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -22,6 +22,7 @@ from gossamer.backend.chains.masks import Constants
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import zero_heavy
+from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import equal, hint
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD
@@ -89,7 +90,7 @@ class WrittenAttention:
 
 def _dense(node: fx.Node, reason: str) -> Decision:
     size = tuple(hint(n) or 0 for n in node.meta["val"].shape[-2:])
-    return Decision(node.name, "attention", size, 1.0, None, None, False, reason, None)
+    return Decision(place_of(node), "attention", size, 1.0, None, None, False, reason, None)
 
 
 def _check(written: Written, lowered: bool, context: GraphContext) -> None:

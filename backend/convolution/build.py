@@ -140,4 +140,5 @@ def _told(
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
     return Decision(
         name, found.op, weight.shape, found.density, format, schedule, True, fused, gain, False, dense_bytes, packed_bytes,
+        pattern=weight.pattern.label,
     )  # fmt: skip

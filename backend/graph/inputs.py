@@ -6,14 +6,15 @@ Where Dynamo splits a graph before (DistributedDataParallel), the tensors are fa
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import fx
 
+from gossamer.backend.graph.names import Names, user_name
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.report.options import Verify
 from gossamer.runtime.foreseen import foreseen
@@ -56,29 +57,34 @@ class Inputs:
     values   real tensors where they can be had: between the parts of a split graph there are fake ones
     statics  by the number of the input; all of them are real
     unknown  names and shapes of static tensors whose content nobody knows
+    names    what a user calls them, by the number of the input
     """
 
     module: fx.GraphModule
     values: Sequence[Any]
     statics: dict[int, Static]
     unknown: Sequence[tuple[str, tuple[int, ...]]] = ()
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, module: fx.GraphModule, values: Sequence[Any]) -> "Inputs":
         """`values` are the example inputs that Dynamo passed with `module`, one for each placeholder."""
         statics, unknown, found = dict[int, Static](), list[tuple[str, tuple[int, ...]]](), list(values)
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        namer, names = Names(), dict[int, str]()
         for index, (node, given) in enumerate(zip(placeholders, values, strict=False)):
             value = found[index] = _real(given, node)
             source = getattr(node.meta.get("grapharg"), "source", None)
-            if not isinstance(value, torch.Tensor) or not _is_static(source, value):
+            if not isinstance(value, torch.Tensor):
                 continue
-            name = user_name(source.name if source else node.name)
+            name = names[index] = namer.of(source, value) if source else user_name(node.name)
+            if not _is_static(source, value):
+                continue
             if is_fake(value):
                 unknown.append((name, tuple(value.shape)))
             else:
                 statics[index] = Static(name, foreseen(value))
-        return cls(module, found, statics, unknown)
+        return cls(module, found, statics, unknown, names)
 
     def is_whole(self, graph: fx.Graph) -> bool:
         """Whether `graph` is the whole traced graph; the bodies of branches and loops carry no descriptors."""
@@ -127,11 +133,7 @@ class Inputs:
             desc = desc.base
         if isinstance(desc, ParamAOTInput | BufferAOTInput):
             return user_name(desc.target)
-        placeholders = [n for n in self.module.graph.nodes if n.op == "placeholder"]
-        if not isinstance(desc, PlainAOTInput) or desc.idx >= len(placeholders):
-            return node.name
-        source = getattr(placeholders[desc.idx].meta.get("grapharg"), "source", None)
-        return user_name(source.name) if source else node.name
+        return self.names.get(desc.idx, node.name) if isinstance(desc, PlainAOTInput) else node.name
 
     def _resolve(self, desc: object) -> tuple[Static | None, object]:
         """The static (if it is one) and the real value that a descriptor of AOTAutograd stands for."""
@@ -180,24 +182,6 @@ def zero_heavy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
         and tensor.numel() >= 256
         and density(tensor) <= 0.9
     )
-
-
-def user_name(source: str) -> str:
-    """A Dynamo source or a qualified name, as the user would write it.
-
-    L['self']._modules['fc']._parameters['weight']     → fc.weight
-    L['self'].fc.parametrizations.weight.original      → fc.weight
-    G['adjacency']                                     → adjacency
-    """
-    parts = re.findall(r"\['?([^'\]]*)'?\]|([A-Za-z_]\w*)", source)
-    names = [a or b for a, b in parts if (a or b) not in ("_modules", "_parameters", "_buffers")]
-    if names and names[0] in ("L", "G"):
-        names = names[1:]
-    if len(names) > 1 and names[0] in ("self", "fn"):  # fn is torch's own name for a compiled module
-        names = names[1:]
-    name = ".".join(names)
-    name = re.sub(r"(^|\.)parametrizations\.(\w+)\.original\d*$", r"\1\2", name)
-    return re.sub(r"_(orig|handle)$", "", name) or source
 
 
 def _real(value: Any, placeholder: fx.Node) -> Any:

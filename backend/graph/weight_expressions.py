@@ -32,7 +32,7 @@ class Weight:
     """A matrix that depends on static inputs only.
 
     leaves      the placeholders and constants it is computed from, in the order `evaluate` takes their values
-    main        the leaf that gives the weight its name: a parameter if there is one, the largest
+    main        the leaf that gives the weight its name: a parameter if there is one, the largest, no scale or mask
     evaluate    leaf values → the matrix as it is stored, rows first
     transposed  whether the graph uses the transpose of the stored matrix
     key         content hash of the expression and of its leaves' types
@@ -116,5 +116,5 @@ def run(evaluate: Callable[..., T], values: Sequence[torch.Tensor]) -> T:
         return evaluated(evaluate, values)
 
 
-def _prominence(leaf: torch.Tensor) -> tuple[bool, bool, int]:
-    return isinstance(leaf, torch.nn.Parameter), leaf.is_floating_point(), leaf.numel()
+def _prominence(leaf: torch.Tensor) -> tuple[bool, int, bool]:
+    return isinstance(leaf, torch.nn.Parameter), leaf.numel(), leaf.is_floating_point()

@@ -74,6 +74,15 @@ class Pattern:
         return cls(density, block, fill, _lines(mask, density), _lines(mask.t().contiguous(), density))
 
     @property
+    def label(self) -> str:
+        """What users call it, such as "2:4" or "blocks of 16x16"; empty where the nonzeros lie anywhere."""
+        for lines, along in ((self.rows, ""), (self.columns, " in columns")):
+            numbers = lines.vnm or lines.nm
+            if numbers is not None:
+                return ":".join(map(str, numbers)) + along
+        return f"blocks of {self.block[0]}x{self.block[1]}" if self.block is not None else ""
+
+    @property
     def transposed(self) -> "Pattern":
         """The pattern of the transposed matrix."""
         block = self.block and (self.block[1], self.block[0])

@@ -43,7 +43,8 @@ def judge(contraction: Contraction, options: Options, renewed: float = 0.0) -> t
     if gain >= options.min_gain:
         if renewed and not renewing_pays(contraction, options.min_gain, renewed):
             return (
-                "trained dense: to gather its values at every step takes longer than sparse saves (see gossamer.store_sparse)",
+                "gathering its new values at every step of training takes longer than sparse saves; "
+                "gossamer.store_sparse needs no gathering",
                 gain,
             )
         return None, gain
@@ -61,7 +62,7 @@ def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | 
     weight = contraction.weight
     return Decision(
         name, contraction.op, weight.shape, weight.density, None, None, False, with_times(reason, contraction), gain,
-        bool(contraction.times),
+        bool(contraction.times), pattern=weight.pattern.label,
     )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def taken(
     dense_bytes = weight.shape[0] * weight.shape[1] * contraction.given.itemsize
     return Decision(
         name, contraction.op, weight.shape, weight.density, format, schedule, True, with_times(reason, contraction), gain,
-        bool(contraction.times), dense_bytes, packed_bytes,
+        bool(contraction.times), dense_bytes, packed_bytes, pattern=weight.pattern.label,
     )  # fmt: skip
 
 

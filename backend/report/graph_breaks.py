@@ -8,15 +8,21 @@ warning and the report say which: Dynamo reads its settings before it calls a ba
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import FrameSummary
 from typing import Any
 
+from torch import fx, nn
+
 from gossamer.runtime.torch_internals import (
+    InstructionTranslator,
     Unsupported,
     callback_handler,
     compilation_in_progress,
+    counters,
+    external_utils,
     get_compilation_metrics,
     graph_break_reasons,
 )
@@ -48,22 +54,62 @@ _REMEDIES = {
 _known: Any = None  # the last reason that was there when a compilation ended
 _told = set[tuple[str, int | None, str]]()
 
+_AROUND_MODELS = ("set_runtime_stats_and_log", "_inside_ddp_forward")
+"""Where DistributedDataParallel itself breaks the graph, before it calls the model."""
+
 
 @contextmanager
 def collect_breaks() -> Iterator[list[str]]:
-    """Collects the graph breaks of what is compiled in the block, each with the user's line, when the block ends."""
+    """Collects the graph breaks of what is compiled in the block, each with the user's line, when the block ends.
+
+    Torch's counters are then what they were before.
+    """
     found: list[str] = []
+    counted = {name: Counter(counts) for name, counts in counters.items()}
     reasons, frames = list(graph_break_reasons), list(get_compilation_metrics())
     try:
         yield found
     finally:
         new = [r for r in graph_break_reasons if not any(r is old for old in reasons)]
+        new = [r for r in new if not any(part in r.reason for part in _AROUND_MODELS)]
         places = [r.user_stack[-1] if r.user_stack else None for r in new]
         lines = [_line(r.reason, p and p.filename, p and p.lineno) for r, p in zip(new, places, strict=True)]
         # A frame that breaks at its first instruction leaves no reason, only a failed compilation.
         failed = [f for f in get_compilation_metrics() if f.fail_type and not any(f is old for old in frames)]
         lines += [_line(f.fail_reason, f.fail_user_frame_filename, f.fail_user_frame_lineno) for f in failed]
         found += dict.fromkeys(lines)
+        for name in list(counters):
+            counters[name].clear()
+            counters[name].update(counted.get(name, {}))
+
+
+def is_whole(graph: fx.GraphModule, function: Any) -> bool:
+    """Whether a graph that Dynamo has just traced is all that a call of a function or module does.
+
+    Where nobody can tell, such as for modules whose hooks run beside the graph, the answer is False.
+    """
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    frame = compiled_frame()
+    if frame is None or getattr(reason, "graph_break", True):
+        return False
+    if frame.f_code.co_filename == getattr(external_utils, "__file__", None):  # torch's own frame around a call
+        return frame.f_locals.get("fn") is function
+    if isinstance(function, nn.Module):
+        if any(getattr(function, name) for name in _HOOKS):
+            return False
+        function = function.forward
+    return frame.f_code is getattr(getattr(function, "__func__", function), "__code__", None)
+
+
+def compiled_frame() -> Any:
+    """What Dynamo knows of the frame that it is compiling; None if it is compiling none."""
+    try:
+        return InstructionTranslator.current_tx().output.root_tx
+    except AttributeError:
+        return None
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def watch_graph_breaks(backend: object) -> None:

@@ -18,6 +18,9 @@ log = logging.getLogger("gossamer")
 FAILED = "it failed to compile"
 """The reason of a Decision that a compiler of ours is to blame for."""
 
+NO_ZEROS, FEW_ZEROS = "it has no zeros", "it has hardly any zeros"
+"""The reasons of Decisions about weights that nobody has pruned."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -37,6 +40,7 @@ class Decision:
               size of the weight as it was and as it is packed for the usual number of tokens; 0 if it stays dense
     picture   of a mask, in characters: how much of it is computed; empty where there is none
     kernels   keys of the kernels that run it, where these are not a region's
+    pattern   how its zeros lie, such as "2:4"; empty where they lie anywhere
     """
 
     name: str
@@ -53,23 +57,27 @@ class Decision:
     packed_bytes: int = 0
     picture: str = ""
     kernels: tuple[str, ...] = ()
+    pattern: str = ""
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         what = f"sparse as {self.format} ({self.schedule})" if self.sparse else "dense"
         gain = f", {'measured' if self.measured else 'predicted'} {self.gain:.2g}x of dense" if self.gain is not None else ""
-        return f"{self.name} {shape}, {self.density:.0%} nonzero, {self.op}: {what}, {self.reason}{gain}"
+        pattern = f" in {self.pattern}" if self.pattern else ""
+        return f"{self.name} {shape}, {self.density:.0%} nonzero{pattern}, {self.op}: {what}, {self.reason}{gain}"
 
 
 @dataclass
 class Report:
     """Everything that one compilation decided.
 
-    decisions     in the order of the graph, forward before backward
+    decisions     in the order of the graph, forward before backward; in the end, weights without zeros
     graph_breaks  why Dynamo split the model, each with the user's line; a sparse region never crosses a break
     kernels       number of distinct kernels behind the sparse decisions
     seconds       what each graph pass took, over all graphs; nothing where a graph was in the cache on disk
     off           what this torch has no way to, each as a sentence
+    training      whether gradients are among what was compiled
+    other         what is decided in the other of the two modes, inference and training; None if nobody looked
     """
 
     decisions: list[Decision] = field(default_factory=list)
@@ -77,6 +85,14 @@ class Report:
     kernels: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     off: list[str] = field(default_factory=list)
+    training: bool = False
+    other: "Report | None" = None
+
+    @property
+    def layers(self) -> dict[str, bool]:
+        """What was decided about, by name, and whether a sparse kernel took any use of it."""
+        taken = {decision.name for decision in self.sparse}
+        return {decision.name: decision.name in taken for decision in self.decisions}
 
     @property
     def sparse(self) -> list[Decision]:
@@ -106,6 +122,7 @@ class Collector:
     decisions: list[Decision] = field(default_factory=list)
     kernels: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=dict)
+    training: bool = False
 
 
 _open: ContextVar[tuple[Collector, ...]] = ContextVar("gossamer_collectors", default=())
@@ -122,9 +139,9 @@ def collect() -> Iterator[Collector]:
         _open.reset(token)
 
 
-def record(decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float]) -> None:
+def record(decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float], training: bool = False) -> None:
     """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses,
-    `seconds` what each graph pass took."""
+    `seconds` what each graph pass took, `training` whether it has gradients."""
     decisions, kernels = list(decisions), set(kernels)
     for decision in decisions:
         log.info("%s", decision)
@@ -134,6 +151,7 @@ def record(decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mappi
     for collector in _open.get():
         collector.decisions += decisions
         collector.kernels |= kernels
+        collector.training |= training
         for name, taken in seconds.items():
             collector.seconds[name] = collector.seconds.get(name, 0.0) + taken
 

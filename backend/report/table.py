@@ -9,21 +9,24 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.backend.report.report import Decision, Report
+from gossamer.backend.report.options import SCHEDULES
+from gossamer.backend.report.report import FEW_ZEROS, NO_ZEROS, Decision, Report
 
 _WIDTH = 100
 _NAME = 32
 
 
 def render(report: Report) -> str:
-    """A summary, the sparse and the dense weights, and the graph breaks, as text."""
+    """The mode, a summary, the sparse and the dense weights, and the graph breaks, as text."""
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, markup=False)
-    sparse = len(report.sparse)
-    dense = len(report.decisions) - sparse
-    console.print(f"gossamer: {sparse} sparse on {_count(report.kernels, 'kernel')}, {dense} left dense")
+    console.print(f"gossamer, {_mode(report)}: {_summary(report)}")
     if report.packed_bytes:
         share = report.packed_bytes / report.dense_bytes
-        console.print(f"{_megabytes(report.dense_bytes)} of weights packed in {_megabytes(report.packed_bytes)} ({share:.0%})")
+        console.print(f"{_bytes(report.dense_bytes)} of weights packed in {_bytes(report.packed_bytes)} ({share:.0%})")
+    if report.other is not None and (report.other.layers, report.other.kernels) != (report.layers, report.kernels):
+        console.print(f"{_HOW[report.other.training]}: {_summary(report.other)}")
+    if (advice := _advice(report)) is not None:
+        console.print(advice)
     if report.decisions:
         console.print(_table(report.decisions))
     pictures = {decision.picture: decision for decision in report.sparse if decision.picture}
@@ -37,6 +40,28 @@ def render(report: Report) -> str:
         console.print(sentence)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+_HOW = {False: "In inference, that is in eval() mode or under torch.no_grad()", True: "In training, that is in train() mode"}
+
+
+def _mode(report: Report) -> str:
+    return "training" if report.training else "inference"
+
+
+def _summary(report: Report) -> str:
+    """How many weights are sparse: each counts once, however often it is used, and is sparse if any of its uses is."""
+    sparse = sum(report.layers.values())
+    return f"{sparse} sparse on {_count(report.kernels, 'kernel')}, {len(report.layers) - sparse} left dense"
+
+
+def _advice(report: Report) -> str | None:
+    """What to do where nothing became sparse because there was nothing."""
+    if not report.decisions:
+        return "torch.compile has traced no weight matrix, no mask, no edge list and no SparseTensor."
+    if all(decision.reason in (NO_ZEROS, FEW_ZEROS) for decision in report.decisions):
+        return "The model is not pruned. Prune it first, for example by gossamer.prune(model, batches, sparsity=0.8)."
+    return None
 
 
 def _table(decisions: Iterable[Decision]) -> Table:
@@ -55,22 +80,29 @@ def _table(decisions: Iterable[Decision]) -> Table:
         name = _names([d.name for d in group])
         times = f" (x{len(group)})" if len(group) > 1 else ""
         gains = [d.gain for d in group if d.gain is not None]
-        what = f"sparse {first.format}, {first.reason}" if first.sparse else f"dense: {first.reason}"
+        what = f"sparse {_kernel(first)}, {first.reason}" if first.sparse else f"dense: {first.reason}"
         table.add_row(
             _wrapped(f"{name}{times}"),
             first.op,
             "x".join(map(str, first.shape)),
-            _range([100 * d.density for d in group], "{:.0f}", "%"),
+            _range([100 * d.density for d in group], "{:.0f}", "%") + (f"\n{first.pattern}" if first.pattern else ""),
             _range(gains, "{:.2g}", "x"),
             what,
         )
     return table
 
 
+def _kernel(decision: Decision) -> str:
+    """The schedule, as the option of that name takes it; where users cannot ask for it, the format if that is a plain name."""
+    schedules, format = (decision.schedule or "").split(", "), str(decision.format)
+    named = "(" in format or all(each in SCHEDULES for each in schedules)
+    return f"({decision.schedule})" if named else format
+
+
 def _kind(decision: Decision) -> object:
     """What decisions have in common that share a row."""
-    pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", decision.name)
-    return pattern, decision.op, decision.shape, decision.sparse, decision.format, decision.schedule, decision.reason
+    d, pattern = decision, re.sub(r"(?<![^.])\d+(?![^.])", "*", decision.name)
+    return pattern, d.op, d.shape, d.sparse, d.format, d.schedule, d.reason, d.pattern
 
 
 def _wrapped(name: str) -> str:
@@ -104,8 +136,8 @@ def _range(values: list[float], form: str, unit: str) -> str:
     return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
 
 
-def _megabytes(number: int) -> str:
-    return f"{number / 1e6:.{1 if number < 1e7 else 0}f} MB"
+def _bytes(number: int) -> str:
+    return f"{number / 1e6:.{1 if number < 1e7 else 0}f} MB" if number >= 1e5 else f"{max(1, round(number / 1e3))} kB"
 
 
 def _count(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.graph.inputs import user_name
+from gossamer.backend.graph.names import user_name
 from gossamer.backend.report.report import Decision
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 

@@ -1,0 +1,235 @@
+"""Objects that stay as they are although they are called: what a block changes in them is put back when it ends.
+
+    with unchanged(model, inputs):
+        model(*inputs)          # batch statistics, caches, attributes, inputs that are written in place
+
+A walk over all that the objects hold notes what containers and attributes have in them, and copies tensors. Parameters and
+their gradients are copied only on request, since forward passes hardly ever write to them.
+"""
+
+import collections
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass
+
+_NUMBERS = (int, float, complex, torch.dtype, torch.device, torch.Size)
+_WITHOUT_CONTENT = (*_NUMBERS, str, bytes, range, slice, type(None), type, ModuleType, BuiltinFunctionType, CodeType)
+_OF_OTHERS = ("torch._", "torch.fx", "torch.distributed", "torch.utils", "gossamer.", "logging", "threading", "multiprocessing")
+"""Modules whose objects are no state of a model's: they hold what was compiled, data sets, locks, and files."""
+
+Undo = Callable[[], object]
+
+
+@contextmanager
+def unchanged(*objects: object) -> Iterator["Held"]:
+    """Puts back what the block changes in these objects and all that they hold, and the states of random numbers.
+
+    Functions hold the variables that they capture, and the modules, tensors and optimizers that they name. What cannot be put
+    back: what a generator or a file has given, and memory that nothing here leads to.
+    """
+    held = Held(objects)
+    generators = (random.getstate(), np.random.get_state())
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield held
+    finally:
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+        held.put_back()
+
+
+class Held:
+    """All that objects hold.
+
+    tensors, modules  those among it
+    """
+
+    def __init__(self, objects: tuple[object, ...]) -> None:
+        self.tensors: list[Tensor] = []
+        self.modules: list[nn.Module] = []
+        self._undo: list[Undo] = []
+        self._parameters: list[Tensor] = []
+        self._seen: dict[int, object] = {}
+        waiting = list(reversed(objects))
+        waiting += [each for found in objects for each in _named(found)]
+        while waiting:
+            found = waiting.pop()
+            if isinstance(found, _WITHOUT_CONTENT) or id(found) in self._seen:
+                continue
+            self._seen[id(found)] = found
+            waiting += self._note(found)
+
+    def copy_parameters(self) -> None:
+        """Has parameters and gradients put back, too, from now on."""
+        self._undo += [_values(each) for each in self._parameters if _is_memory(each)]
+        self._parameters = []
+
+    def put_back(self) -> None:
+        """Makes everything what it was when it was noted; the copies are then gone."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        self._seen.clear()
+
+    def _note(self, found: Any) -> list[Any]:
+        """Notes what an object is made of, and returns it."""
+        if isinstance(found, Tensor):
+            return self._note_tensor(found)
+        if isinstance(found, np.ndarray):
+            self._undo.append(partial(_write_array, found, found.copy()))
+            return []
+        if isinstance(found, torch.Generator):
+            self._undo.append(partial(found.set_state, found.get_state()))
+            return []
+        if isinstance(found, FunctionType):
+            return self._note_cells(found)
+        if isinstance(found, MethodType):
+            return [found.__self__, found.__func__]
+        if isinstance(found, partial):
+            return [found.func, found.args, found.keywords]
+        if isinstance(found, tuple | frozenset):
+            return list(found)
+        inside = self._note_container(found)
+        if isinstance(found, nn.Module):
+            self.modules.append(found)
+        elif type(found).__module__.startswith(_OF_OTHERS):
+            return inside
+        return [*inside, *self._note_slots(found), getattr(found, "__dict__", None)]
+
+    def _note_tensor(self, tensor: Tensor, of_parameter: bool = False) -> list[Any]:
+        self.tensors.append(tensor)
+        self._seen[id(tensor)] = tensor
+        late = of_parameter or isinstance(tensor, nn.Parameter)
+        if tensor.is_leaf and tensor.requires_grad:
+            self._undo.append(partial(_set_gradient, tensor, tensor.grad))
+            self._parameters += [tensor.grad] if tensor.grad is not None else []
+        if is_traceable_wrapper_subclass(tensor):
+            arrays = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # type: ignore[attr-defined]
+            return [each for array in arrays if id(array) not in self._seen for each in self._note_tensor(array, late)]
+        if _is_memory(tensor):
+            self._undo.append(partial(_set_memory, tensor, tensor.detach()))
+            if late:
+                self._parameters.append(tensor)
+            else:
+                self._undo.append(_values(tensor))
+        return [vars(tensor)]  # Dynamo marks parameters there
+
+    def _note_container(self, found: Any) -> list[Any]:
+        kind = next((each for each in _CONTAINERS if isinstance(found, each)), None)
+        if kind is None:
+            return []
+        content = _content(found, kind)
+        self._undo.append(partial(_refill, found, kind, content))
+        return content
+
+    def _note_slots(self, found: Any) -> list[Any]:
+        slots = {n for cls in type(found).__mro__ for n in _as_names(getattr(cls, "__slots__", ())) if hasattr(found, n)}
+        values = {name: getattr(found, name) for name in slots - {"__dict__", "__weakref__"}}
+        self._undo += [partial(_set_slot, found, name, value) for name, value in values.items()]
+        return list(values.values())
+
+    def _note_cells(self, function: FunctionType) -> list[Any]:
+        filled = [cell for cell in function.__closure__ or () if _is_filled(cell)]
+        self._undo += [partial(setattr, cell, "cell_contents", cell.cell_contents) for cell in filled]
+        return [cell.cell_contents for cell in filled]
+
+
+_CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque)
+
+
+def _content(found: Any, kind: Any) -> list[Any]:
+    """What is in a container, in order; the keys and values of a mapping."""
+    return [part for pair in kind.items(found) for part in pair] if issubclass(kind, dict) else list(found)
+
+
+def _refill(found: Any, kind: Any, content: list[Any]) -> None:
+    """Fills a container again with what it held; nothing happens where it holds just that."""
+    now = _content(found, kind)
+    if len(now) == len(content) and all(a is b for a, b in zip(now, content, strict=True)):
+        return
+    kind.clear(found)
+    if issubclass(kind, dict):
+        for key, value in zip(content[::2], content[1::2], strict=True):
+            kind.__setitem__(found, key, value)
+    elif kind is set:
+        set.update(found, content)
+    else:
+        kind.extend(found, content)
+
+
+def _named(found: object) -> Iterator[object]:
+    """The modules, tensors, and optimizers that a function reads as globals."""
+    function = getattr(found, "__func__", found)
+    if isinstance(function, FunctionType):
+        values = (function.__globals__.get(name) for name in function.__code__.co_names)
+        yield from (value for value in values if isinstance(value, nn.Module | Tensor | torch.optim.Optimizer))
+
+
+def _is_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is memory that can be written to."""
+    plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+    return plain and not is_fake(tensor) and not nn.parameter.is_lazy(tensor) and tensor.untyped_storage().size() > 0
+
+
+def _values(tensor: Tensor) -> Undo:
+    return partial(_write, tensor.detach(), tensor.detach().clone())
+
+
+@torch.no_grad()
+def _write(tensor: Tensor, values: Tensor) -> None:
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        with torch.inference_mode():
+            _write(tensor, values)
+    elif not _equal(tensor, values):
+        once = [0 if stride == 0 else slice(None) for stride in tensor.stride()]  # expanded: each element is written once
+        tensor[tuple(once)].copy_(values[tuple(once)])
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one type have the same bits in all elements, as far as a comparison can tell."""
+    try:
+        return torch.equal(a, b)
+    except (RuntimeError, NotImplementedError):  # types without a comparison
+        return False
+
+
+def _set_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
+    tensor.grad = gradient
+
+
+def _set_memory(tensor: Tensor, alias: Tensor) -> None:
+    """Makes a tensor the same memory again, if it was given another by `.data`, `set_` or `resize_`."""
+    if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (alias.data_ptr(), alias.shape, alias.stride()):
+        tensor.data = alias
+
+
+def _write_array(array: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]") -> None:
+    if array.flags.writeable:
+        array[...] = values
+
+
+def _as_names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _set_slot(found: Any, name: str, value: object) -> None:
+    if getattr(found, name, None) is not value:
+        object.__setattr__(found, name, value)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
