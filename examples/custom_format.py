@@ -21,7 +21,7 @@ try:
     import gossamer
     from gossamer import Format, SparseTensor
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer scikit-learn")
+    sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
 
 
 def fill_rows(format: Format, shape: tuple[int, ...], at: list[Tensor], values: Tensor) -> tuple[list[Tensor], Tensor]:

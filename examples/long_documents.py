@@ -4,7 +4,7 @@ The mask is a window of 64 tokens to each side and one token that sees all and i
 "Longformer", 2020); it is written as anybody writes it, with positions, and given to scaled_dot_product_attention. Weights are
 random: what is shown is time and memory, beside torch's own attention and its FlexAttention, and that the results are the same.
 
-    pip install gossamer[examples]
+    pip install '.[examples]'
     python examples/long_documents.py --lengths 4096,8192,16384 --plot attention.png
 """
 
@@ -26,9 +26,9 @@ try:
 
     import gossamer
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer[examples]")
+    sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
 
-import wordnet  # type: ignore[import-not-found]  # beside this file
+from sources import wordnet  # type: ignore[import-not-found]
 
 WINDOW, WIDTH, HEADS, LAYERS = 64, 256, 8, 2
 

@@ -5,7 +5,7 @@ and labelled by shape. The network sees nothing but which voxels are taken, so i
 modules have spconv's names and arguments. Graham et al., "3D semantic segmentation with submanifold sparse convolutional
 networks", 2018.
 
-    pip install gossamer
+    pip install .
     python examples/point_cloud.py --seconds 90
 """
 
@@ -25,7 +25,7 @@ try:
 
     import gossamer.nn as spconv
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer")
+    sys.exit(f"This example needs the package '{missing.name}': pip install . in the repository")
 
 SHAPES = ("sphere", "torus", "box", "cylinder")
 SIZE = 40  # voxels along each side of a scene

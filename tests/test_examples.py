@@ -33,7 +33,7 @@ def test_wordnet_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     verb = "00000001 30 v 01 be 0 000 01 + 02 00 | have the quality of being\n"
     for part, text in (("noun", GLOSSES), ("verb", verb), ("adj", ""), ("adv", "")):
         (tmp_path / f"data.{part}").write_text(text)
-    graph = example("wordnet", monkeypatch).load(tmp_path)
+    graph = example("sources.wordnet", monkeypatch).load(tmp_path)
     assert graph.edge_index.tolist() == [[0, 0, 1], [1, 2, 0]]
     assert graph.classes.tolist() == [3, 4, 30]
     assert graph.glosses[0] == "that which exists"
@@ -116,7 +116,7 @@ def test_a_point_cloud_is_segmented(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_definitions_find_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    dictionary = example("reverse_dictionary", monkeypatch)
+    dictionary = example("sources.reverse_dictionary", monkeypatch)
     words, definitions = dictionary.held_out()
     assert len(words) == len(definitions) == dictionary.SYNSETS and all(15 < len(each) < 200 for each in definitions)
     own = torch.eye(dictionary.SYNSETS)
@@ -129,7 +129,7 @@ def test_definitions_find_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_quality_of_sections_is_that_of_nearest_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    packages = example("package_sections", monkeypatch)
+    packages = example("sources.package_sections", monkeypatch)
     sections, descriptions = packages.installed()
     assert len(sections) == len(descriptions) == len(set(descriptions))  # none where there is no dpkg
     rows = torch.nn.functional.normalize(torch.tensor([[1, 0.1], [1, 0], [0, 1], [0.1, 1], [1, 0.3]]), dim=1)
@@ -141,7 +141,7 @@ def test_the_quality_of_sections_is_that_of_nearest_neighbours(monkeypatch: pyte
 
 
 def test_the_stored_layers_are_sparse_and_near_the_dense_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    demo, encoders = example("pruned_transformer", monkeypatch), example("sentence_encoder", monkeypatch)
+    demo, encoders = example("pruned_transformer", monkeypatch), example("sources.sentence_encoder", monkeypatch)
     dense, tokenizer = encoders.load_encoder()
     sparse = copy.deepcopy(dense)
     gossamer.load(sparse.bert.encoder, demo.STORED)
