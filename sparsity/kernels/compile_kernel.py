@@ -9,6 +9,7 @@ from gossamer.passes import pipelines
 from gossamer.passes.finish.emit_entry import ENTRY
 from gossamer.runtime import disk_cache, jit
 from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.labelled import labelled
 from gossamer.runtime.recall import Note
 from gossamer.runtime.region_kernel import RegionKernel, find, full, made
 from gossamer.runtime.target import Target, host
@@ -68,7 +69,7 @@ def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Obse
     module = jit.optimize(lowered.llvm_ir, target)
     if observer is not None:
         observer("llvm", "ll", str(module))
-        observer("assembly", "s", jit.assembly(module, target))
+        observer("assembly", "s", labelled(jit.assembly(module, target, comments=True), plan.text, plan.schedule))
     call = {
         "entry": ENTRY, "words": lowered.words, "workspace": lowered.workspace, "tile_workspace": lowered.tile_workspace,
     }  # fmt: skip
