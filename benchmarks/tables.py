@@ -155,7 +155,8 @@ def failures(cases: Sequence[Record]) -> list[str]:
 def machine_name(report: Record) -> str:
     """What its machine is called: makers have one name for several microarchitectures."""
     machine = report["machine"]
-    return f"{machine['cpu']} ({machine['architecture']})" if "architecture" in machine else str(machine["cpu"])
+    cpu = re.sub(r"\((R|TM)\)| Processor\b", "", str(machine["cpu"]))
+    return f"{cpu} ({machine['architecture']})" if "architecture" in machine else cpu
 
 
 def footer(report: Record) -> str:
