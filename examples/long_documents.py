@@ -1,4 +1,4 @@
-"""Attention over long documents: an encoder like Longformer's reads WordNet's glosses, and each token sees its neighbours.
+"""Attention over long documents: an encoder like Longformer's reads Python's manual, and each token sees its neighbours.
 
 The mask is a window of 64 tokens to each side, and one token that sees all and is seen by all (Beltagy, Peters and Cohan,
 "Longformer", 2020). The model computes it from positions and gives it to scaled_dot_product_attention. The example compares
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from pydoc_data.topics import topics
 
 try:
     import torch
@@ -28,8 +29,6 @@ try:
     import gossamer
 except ModuleNotFoundError as missing:
     sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
-
-from sources import wordnet  # type: ignore[import-not-found]
 
 WINDOW, WIDTH, HEADS, LAYERS = 64, 256, 8, 2
 DENSE = "dense attention"
@@ -76,14 +75,10 @@ class Encoder(nn.Module):
 
 
 def document(length: int) -> Tensor:
-    """The first words of WordNet's glosses, one after the other, as numbers [1, length]."""
+    """The first words of the topics of Python's manual, one after the other, as numbers [1, length]."""
     numbers: dict[str, int] = {"": 0}  # the token that sees all
-    text = [0]
-    for gloss in wordnet.load().glosses:
-        text += [numbers.setdefault(word, len(numbers)) for word in gloss.split()]
-        if len(text) >= length:
-            break
-    return torch.tensor([text[:length]])
+    words = "\n".join(topics.values()).split()[: length - 1]
+    return torch.tensor([[0, *(numbers.setdefault(word, len(numbers)) for word in words)]])
 
 
 def milliseconds(call: Callable[[], object], times: int = 3) -> float:
@@ -154,7 +149,7 @@ def main() -> None:
             torch.compiler.reset()
         words = document(lengths[0])
         model = Encoder(int(words.max()) + 1).eval()
-        print(f"the encoder, {LAYERS} layers of {WIDTH}, on {words.shape[1]:,} words of WordNet's glosses:")
+        print(f"the encoder, {LAYERS} layers of {WIDTH}, on {words.shape[1]:,} words of Python's manual:")
         print(gossamer.explain(model, words))
         ours = torch.compile(model, backend="sparse")
         error = float((ours(words) - model(words)).abs().max())

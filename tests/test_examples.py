@@ -4,7 +4,7 @@ import copy
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -83,9 +83,38 @@ def test_digits_are_learned_sparse(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [line[3] for line in final] == ["1", "3"] and all(0 < float(line[4]) < 0.5 for line in final)
 
 
+def test_each_example_is_a_script_with_help() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "argparse.ArgumentParser" in text and "print(" in text and 'if __name__ == "__main__":' in text, path
+
+
+def test_one_layer_shows_every_stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    layer = example("one_layer", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["one_layer.py", "--ir", str(tmp_path)])
+    torch._dynamo.reset()
+    layer.main()  # exits where results differ
+    text = capsys.readouterr().out
+    assert "1 sparse on 1 kernel" in text and "assembly.s" in text
+    (assembly,) = tmp_path.glob("*assembly.s")
+    assert "inner loop" in assembly.read_text()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 4e6
+
+
+def test_attention_over_documents_is_compared_with_dense_attention(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = example("long_documents", monkeypatch)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda q, k, v: 0 * v)
+    with pytest.raises(SystemExit, match="the results differ"):
+        documents.measured(128)
+    assert "Gossamer" in capsys.readouterr().out
+
+
 def test_long_documents(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     documents = example("long_documents", monkeypatch)
-    monkeypatch.setattr(documents.wordnet, "load", lambda: SimpleNamespace(glosses=["that which exists"] * 100))
     monkeypatch.setattr(documents, "measured", lambda length: {})  # three compilers
     monkeypatch.setattr(documents, "LAYERS", 1)
     monkeypatch.setattr(entry, "has_cpp_compiler", lambda: False)
