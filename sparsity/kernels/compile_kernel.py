@@ -9,11 +9,11 @@ from gossamer.passes import pipelines
 from gossamer.passes.finish.emit_entry import ENTRY
 from gossamer.runtime import disk_cache, jit
 from gossamer.runtime.data_cache import first_level_bytes
-from gossamer.runtime.labelled import labelled
 from gossamer.runtime.recall import Note
 from gossamer.runtime.region_kernel import RegionKernel, find, full, made
 from gossamer.runtime.target import Target, host
 from gossamer.runtime.versions import compiler
+from gossamer.sparsity.kernels.labelled import labelled
 
 _lock = threading.Lock()
 _by_contract: WeakValueDictionary[tuple[str, str, Target], RegionKernel] = WeakValueDictionary()

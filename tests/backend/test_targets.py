@@ -9,10 +9,10 @@ import torch
 from gossamer.dialects.errors import CompileError
 from gossamer.passes import pipelines
 from gossamer.runtime import jit
-from gossamer.runtime.labelled import labelled
 from gossamer.runtime.packing import pack
 from gossamer.runtime.target import Target, host
 from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.labelled import labelled
 from tests.contracts import Region, assert_near
 
 TARGETS = ["avx2", "avx512", "amx", "neon"]
