@@ -33,8 +33,8 @@ def main() -> None:
     with torch.no_grad():
         layer.weight *= torch.rand_like(layer.weight) > ZEROS
         print(gossamer.explain(layer, x))
-        options = {"dump_ir": str(args.ir)} if args.ir else {}
-        result, expected = torch.compile(layer, backend="sparse", options=options)(x), layer(x)
+        compiled = torch.compile(layer, backend="sparse", options={"dump_ir": args.ir and str(args.ir)})
+        result, expected = compiled(x), layer(x)
     difference = float((result - expected).abs().max())
     print(f"largest difference from dense PyTorch: {difference:.0e}")
     if args.ir:
