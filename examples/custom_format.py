@@ -56,7 +56,7 @@ def main() -> None:
     graph = SparseTensor.from_scipy((graph / graph.sum(1)).tocsr().astype("float32"))
     adjacency = graph.to_format(ELL)
     print(f"{graph}, in the format of this file {adjacency}")
-    print(f"each row has {adjacency.nnz // len(adjacency)} entries, in all {adjacency.nnz / graph.nnz:.2f} times as many as in CSR")
+    print(f"each row has {adjacency.nnz // len(adjacency)} entries: {adjacency.nnz / graph.nnz:.2f} times as many as in CSR")
 
     targets = torch.from_numpy(digits.target)
     known = torch.arange(targets.numel()) % 20 == 0
