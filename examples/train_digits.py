@@ -1,6 +1,6 @@
 """Train an MLP and a convolutional net on scikit-learn's digits, sparse by every recipe of `gossamer.train_sparse`.
 
-    pip install gossamer[examples] scikit-learn
+    pip install '.[examples]'
     python examples/train_digits.py --network mlp --seeds 5 --csv digits.csv
     python examples/train_digits.py --recipes dense rigl gradual --compile
 
@@ -25,7 +25,7 @@ try:
 
     import gossamer
 except ModuleNotFoundError as missing:
-    sys.exit(f"This example needs the package '{missing.name}': pip install gossamer[examples] scikit-learn")
+    sys.exit(f"This example needs the package '{missing.name}': pip install '.[examples]' in the repository")
 
 TESTED, BATCH = 360, 64  # of 1797 images
 

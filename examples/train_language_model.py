@@ -1,6 +1,6 @@
 """Train a small transformer on Python's own manual, letter by letter: dense, sparse by RigL, 2:4 by STEP.
 
-    pip install gossamer[examples] scikit-learn
+    pip install '.[examples]'
     python examples/train_language_model.py --steps 1000 --compile --csv losses.csv
     python examples/train_language_model.py --recipes dense rigl --sparsity 0.8
 

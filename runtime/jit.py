@@ -48,10 +48,12 @@ def optimize(llvm_ir: str, target: Target) -> llvm.ModuleRef:
         return module
 
 
-def assembly(module: llvm.ModuleRef, target: Target) -> str:
-    """The assembly of an optimised module."""
+def assembly(module: llvm.ModuleRef, target: Target, comments: bool = False) -> str:
+    """The assembly of an optimised module; LLVM's comments say where loops are, and what shuffles do."""
     with _LLVM:
-        return target.machine().emit_assembly(module)
+        machine = target.machine()
+        machine.set_asm_verbosity(comments)
+        return machine.emit_assembly(module)
 
 
 def object_code(module: llvm.ModuleRef, target: Target) -> bytes:

@@ -4,7 +4,7 @@ import copy
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_wordnet_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     verb = "00000001 30 v 01 be 0 000 01 + 02 00 | have the quality of being\n"
     for part, text in (("noun", GLOSSES), ("verb", verb), ("adj", ""), ("adv", "")):
         (tmp_path / f"data.{part}").write_text(text)
-    graph = example("wordnet", monkeypatch).load(tmp_path)
+    graph = example("sources.wordnet", monkeypatch).load(tmp_path)
     assert graph.edge_index.tolist() == [[0, 0, 1], [1, 2, 0]]
     assert graph.classes.tolist() == [3, 4, 30]
     assert graph.glosses[0] == "that which exists"
@@ -83,9 +83,38 @@ def test_digits_are_learned_sparse(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [line[3] for line in final] == ["1", "3"] and all(0 < float(line[4]) < 0.5 for line in final)
 
 
+def test_each_example_is_a_script_with_help() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "argparse.ArgumentParser" in text and "print(" in text and 'if __name__ == "__main__":' in text, path
+
+
+def test_one_layer_shows_every_stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    layer = example("one_layer", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["one_layer.py", "--ir", str(tmp_path)])
+    torch._dynamo.reset()
+    layer.main()  # exits where results differ
+    text = capsys.readouterr().out
+    assert "1 sparse on 1 kernel" in text and "assembly.s" in text
+    (assembly,) = tmp_path.glob("*assembly.s")
+    assert "inner loop" in assembly.read_text()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 4e6
+
+
+def test_attention_over_documents_is_compared_with_dense_attention(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = example("long_documents", monkeypatch)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda q, k, v: 0 * v)
+    with pytest.raises(SystemExit, match="the results differ"):
+        documents.measured(128)
+    assert "Gossamer" in capsys.readouterr().out
+
+
 def test_long_documents(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     documents = example("long_documents", monkeypatch)
-    monkeypatch.setattr(documents.wordnet, "load", lambda: SimpleNamespace(glosses=["that which exists"] * 100))
     monkeypatch.setattr(documents, "measured", lambda length: {})  # three compilers
     monkeypatch.setattr(documents, "LAYERS", 1)
     monkeypatch.setattr(entry, "has_cpp_compiler", lambda: False)
@@ -116,7 +145,7 @@ def test_a_point_cloud_is_segmented(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_definitions_find_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    dictionary = example("reverse_dictionary", monkeypatch)
+    dictionary = example("sources.reverse_dictionary", monkeypatch)
     words, definitions = dictionary.held_out()
     assert len(words) == len(definitions) == dictionary.SYNSETS and all(15 < len(each) < 200 for each in definitions)
     own = torch.eye(dictionary.SYNSETS)
@@ -129,7 +158,7 @@ def test_definitions_find_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_quality_of_sections_is_that_of_nearest_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    packages = example("package_sections", monkeypatch)
+    packages = example("sources.package_sections", monkeypatch)
     sections, descriptions = packages.installed()
     assert len(sections) == len(descriptions) == len(set(descriptions))  # none where there is no dpkg
     rows = torch.nn.functional.normalize(torch.tensor([[1, 0.1], [1, 0], [0, 1], [0.1, 1], [1, 0.3]]), dim=1)
@@ -141,7 +170,7 @@ def test_the_quality_of_sections_is_that_of_nearest_neighbours(monkeypatch: pyte
 
 
 def test_the_stored_layers_are_sparse_and_near_the_dense_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    demo, encoders = example("pruned_transformer", monkeypatch), example("sentence_encoder", monkeypatch)
+    demo, encoders = example("pruned_transformer", monkeypatch), example("sources.sentence_encoder", monkeypatch)
     dense, tokenizer = encoders.load_encoder()
     sparse = copy.deepcopy(dense)
     gossamer.load(sparse.bert.encoder, demo.STORED)

@@ -26,23 +26,10 @@ def missing() -> str | None:
     return None
 
 
-def grouped(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
-    """The decisions as JSON; those that differ in the name and a little in density and gain are one, with their number."""
-    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for found in decisions:
-        layer = {
-            "op": found.op,
-            "shape": "x".join(map(str, found.shape)),
-            "density": round(found.density, 2),
-            "format": found.format,
-            "schedule": found.schedule,
-            "sparse": found.sparse,
-            "reason": found.reason,
-            "gain": found.gain and float(f"{found.gain:.2g}"),
-            "measured": found.measured,
-        }
-        groups.setdefault(tuple(layer.values()), layer | {"count": 0})["count"] += 1
-    return list(groups.values())
+def chosen(decisions: Sequence[Decision]) -> dict[str, Any]:
+    """How many contractions became sparse, and by which schedules."""
+    sparse = [found for found in decisions if found.sparse]
+    return {"sparse": len(sparse), "schedules": sorted({str(found.schedule) for found in sparse})}
 
 
 def noted(decisions: Sequence[Decision], problem: PrunedModel) -> dict[str, Any]:
@@ -53,9 +40,7 @@ def noted(decisions: Sequence[Decision], problem: PrunedModel) -> dict[str, Any]
     linears = [module for module in problem.model.modules() if isinstance(module, torch.nn.Linear)]
     dense = sum(parameter.nbytes for linear in linears for parameter in linear.parameters())
     return {
-        "contractions": len(decisions),
-        "sparse": len(report.sparse),
-        "layers": grouped(decisions),
+        **chosen(decisions),
         "dense_bytes": report.dense_bytes,
         "packed_bytes": report.packed_bytes,
         "weight_bytes": dense - report.dense_bytes + report.packed_bytes,

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.arguments import DTYPES, add_dtype, add_list, sizes, some_of
 from benchmarks.attention import Attention, Rule
-from benchmarks.contenders.sparse import grouped, missing
+from benchmarks.contenders.sparse import chosen, missing
 from benchmarks.registry import Case, Contender, Prepared, Unsupported, Workload
 
 WINDOWS = (64, 256, 512, 1024)
@@ -145,7 +145,7 @@ def sparse(problem: Attention) -> Prepared:
     with collect() as collected:
         call()
     decisions = list(collected.decisions)
-    return Prepared(call, lambda: {"layers": grouped(decisions), "sparse": sum(d.sparse for d in decisions)})
+    return Prepared(call, lambda: chosen(decisions))
 
 
 def contenders() -> Mapping[str, Contender]:

@@ -87,7 +87,7 @@ def choice(results: Mapping[str, Any]) -> tuple[str, float] | None:
     times = {name: result["median_ms"] for name, result in results.items() if "median_ms" in result}
     if AUTO not in times or len(times) == 1:
         return None
-    schedules = [layer["schedule"] for layer in results[AUTO]["notes"]["layers"] if layer["sparse"]]
+    schedules = results[AUTO]["notes"]["schedules"]
     return schedules[0] if schedules else DENSE, times[AUTO] / min(times.values())
 
 

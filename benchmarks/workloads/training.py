@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from benchmarks.arguments import add_list, shares, some_of
-from benchmarks.contenders.sparse import grouped, missing
+from benchmarks.contenders.sparse import chosen, missing
 from benchmarks.models import largest_error
 from benchmarks.pruning import prune_linears
 from benchmarks.registry import Case, Contender, Prepared, Unsupported, Work, Workload
@@ -265,7 +265,7 @@ def ours(how: str, problem: Training) -> Prepared:
     decisions = list(collected.decisions)
     if not decisions:  # it runs the code that was compiled for another contender's model of these types and shapes
         return prepared
-    return Prepared(prepared.call, lambda: {"layers": grouped(decisions), "sparse": sum(d.sparse for d in decisions)})
+    return Prepared(prepared.call, lambda: chosen(decisions))
 
 
 def _kept(weight: Tensor) -> Any:

@@ -14,6 +14,7 @@ from gossamer.runtime.recall import Note
 from gossamer.runtime.region_kernel import RegionKernel, find, full, made
 from gossamer.runtime.target import Target, host
 from gossamer.runtime.versions import compiler
+from gossamer.sparsity.kernels.labelled import labelled
 
 _lock = threading.Lock()
 _by_contract: WeakValueDictionary[tuple[str, str, Target], RegionKernel] = WeakValueDictionary()
@@ -70,7 +71,7 @@ def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Obse
     module = jit.optimize(lowered.llvm_ir, target)
     if observer is not None:
         observer("llvm", "ll", str(module))
-        observer("assembly", "s", jit.assembly(module, target))
+        observer("assembly", "s", labelled(jit.assembly(module, target, comments=True), plan.text, plan.schedule))
     call = {
         "entry": ENTRY, "words": lowered.words, "workspace": lowered.workspace, "tile_workspace": lowered.tile_workspace,
     }  # fmt: skip

@@ -12,6 +12,7 @@ from gossamer.runtime import jit
 from gossamer.runtime.packing import pack
 from gossamer.runtime.target import Target, host
 from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.labelled import labelled
 from tests.contracts import Region, assert_near
 
 TARGETS = ["avx2", "avx512", "amx", "neon"]
@@ -179,3 +180,17 @@ def check(region: Region, schedule: str, target: Target) -> None:
         assert kernel.formats[1] is not None
         kernel([x, pack(w, kernel.formats[1]), *extras], out)
         assert_near(out, region.reference(x, w, extras))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_dump_labels_the_inner_loops_that_multiply_with_their_schedule(name: str) -> None:
+    target, region = Target.named(name), Region(100, 400, epilogue=("bias",))
+    plan = pipelines.plan(region.text(), "kblock", target.vector_bits, features=target.instructions)
+    module = jit.optimize(pipelines.lower(plan, target.rounds_to_bf16).llvm_ir, target)
+    plain, text = jit.assembly(module, target), labelled(jit.assembly(module, target, comments=True), plan.text, plan.schedule)
+    assert 'schedule = "kblock"' in text.partition("\n\t.file")[0]
+    functions = [line.partition(":")[0] for line in plain.split("\n") if re.match(r"region\w*:", line)]
+    loops = [loop for function in functions for loop in innermost_loops(plain, function)]
+    counts = [sum(bool(re.search(FMA[name], line)) for line in loop) for loop in loops]
+    found = re.findall(r"^(?:#|//) kblock: inner loop, (\d+) multiply-adds\n\.L", text, re.MULTILINE)
+    assert sorted(map(int, found)) == sorted(count for count in counts if count)

@@ -56,8 +56,7 @@ def test_gossamer_says_what_it_made_sparse(name: str) -> None:
     problem = linear.build((384, 768), "unstructured", 0.9, 64)
     found = race(problem, {name: registry.contender(name)}, settings=QUICK)[name]
     notes = found["notes"]
-    assert (notes["contractions"], notes["sparse"]) == (1, 1)
-    assert notes["layers"][0]["schedule"] and notes["layers"][0]["shape"] == "768x384"
+    assert notes["sparse"] == len(notes["schedules"]) == 1
     assert 0 < notes["packed_bytes"] < notes["dense_bytes"] == 4 * 384 * 768
     assert notes["weight_bytes"] == notes["packed_bytes"] + 4 * 768
 
@@ -74,15 +73,15 @@ def test_prediction_measures_schedules_and_skips_those_that_refuse() -> None:
     chosen = {name: everyone[name] for name in ("dense", "auto", "kblock", "block")}
     found = race(linear.build((384, 768), "unstructured", 0.9, 32), chosen, settings=QUICK)
     assert found["dense"]["notes"]["sparse"] == 0
-    assert found["kblock"]["notes"]["layers"][0]["schedule"] == "kblock"
+    assert found["kblock"]["notes"]["schedules"] == ["kblock"]
     assert found["block"] == {"skipped": "it has no way to compute this"}
     assert prediction.choice(found) is not None
 
 
 def results(auto: float, schedule: str | None, **others: float) -> dict[str, dict[str, object]]:
-    layers = [{"schedule": schedule, "sparse": schedule is not None}]
+    schedules = [schedule] if schedule else []
     timed: dict[str, dict[str, object]] = {name: {"median_ms": ms} for name, ms in others.items()}
-    return timed | {"auto": {"median_ms": auto, "notes": {"layers": layers}}}
+    return timed | {"auto": {"median_ms": auto, "notes": {"schedules": schedules}}}
 
 
 def test_prediction_is_judged_by_the_best_of_all() -> None:

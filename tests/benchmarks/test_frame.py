@@ -153,7 +153,7 @@ def test_the_roof_is_the_peak_or_the_bandwidth_where_the_bytes_lie() -> None:
     near, far = placed(1.0, work, 10, "f32", machine), placed(1.0, work, 90, "f32", machine)
     assert near["intensity"] == pytest.approx(48 / (10 + 56)) and near["roof_gflops"] == pytest.approx(480 / 66)
     assert far["roof_gflops"] == pytest.approx(48 / (90 + 56))
-    assert near["useful_gflops"] == pytest.approx(48e-6) and near["of_roof"] == pytest.approx(48e-6 / (480 / 66))
+    assert near["useful_gflops"] == pytest.approx(48e-6)
 
 
 def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,8 @@ def test_command_line_measures_and_writes_what_tables_read(tmp_path: Path) -> No
     assert [case["name"] for case in report["cases"]] == ["16x8 50% 1 token", "16x8 50% 4 tokens"]
     assert report["cases"][0]["parameters"] == {"shape": "16x8", "pattern": "unstructured", "sparsity": 0.5, "tokens": 1}
     assert {"cpu", "features", "cores"} <= set(report["machine"]) and "torch" in report["versions"]
-    assert {"median_ms", "min_ms", "iqr_ms", "inner", "compile_s"} <= set(report["cases"][0]["results"]["csr"])
+    assert set(report["cases"][0]["results"]["csr"]) == {"median_ms", "iqr_ms", "samples"}
+    assert len(out.read_text().splitlines()) == 12  # one for each case
     assert "| 16x8 50% 4 tokens" in render(report)
 
 

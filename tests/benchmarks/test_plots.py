@@ -31,11 +31,10 @@ def test_figures_of_a_race(report: dict[str, Any], tmp_path: Path) -> None:
 
 def test_figures_of_prediction_and_startup(report: dict[str, Any], tmp_path: Path) -> None:
     prediction, startup = copy.deepcopy(report), copy.deepcopy(report)
-    layers = [{"schedule": "kblock", "sparse": True}]
     results = {
         "dense": {"median_ms": 2.0},
         "kblock": {"median_ms": 1.0},
-        "auto": {"median_ms": 1.0, "notes": {"layers": layers}},
+        "auto": {"median_ms": 1.0, "notes": {"schedules": ["kblock"]}},
     }
     prediction["cases"] = [{**report["cases"][0], "workload": "prediction", "results": results}]
     assert "100% within 10 %" in written(prediction, tmp_path, "prediction")["-prediction-1T.svg"]

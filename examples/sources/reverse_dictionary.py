@@ -1,6 +1,6 @@
 """A reverse dictionary: which of 3,000 words does a definition mean? Synsets of WordNet 3.1 that are held out.
 
-python examples/reverse_dictionary.py      draws the synsets anew (examples/wordnet.py says where from)
+python examples/sources/reverse_dictionary.py      draws the synsets anew (wordnet.py says where from)
 """
 
 from __future__ import annotations
