@@ -1,6 +1,7 @@
 """The torch.compile backend: `torch.compile(model, backend="sparse")`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -17,6 +18,7 @@ from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_for_sparse
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.backend.smaller.compile import compile_smaller
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import INDUCTOR, off
 
@@ -44,8 +46,13 @@ def sparse(
     parsed = Options.parse(options)
     check_mode(mode)
     check_disabled(parsed.disable)
+    calibrate_at_first_use(Inputs.of(gm, example_inputs))
+    return compile_smaller(gm, example_inputs, parsed, partial(_compiled, mode=mode, parsed=parsed))
+
+
+def _compiled(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None, parsed: Options) -> Callable[..., Any]:
+    """A graph, compiled with all passes over what AOTAutograd makes of it."""
     inputs = Inputs.of(gm, example_inputs)
-    calibrate_at_first_use(inputs)
     rewrite = SparseRewrite(inputs, parsed, measuring=parsed.max_autotune or mode in MEASURING)
     wanted = parsed.dense == "inductor" or (parsed.dense == "auto" and has_cpp_compiler() and has_triton_for(example_inputs))
     try:

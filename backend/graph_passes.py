@@ -13,6 +13,9 @@ from gossamer.dialects.errors import OptionError
 if TYPE_CHECKING:
     from gossamer.backend.graph.graph_pass import GraphPass
 
+SMALLER_LAYERS = "smaller-layers"
+"""What makes Dynamo's graph smaller before any other (see smaller/compile.py)."""
+
 GRAPH_PASSES = {
     "tangent-sizes": "operations.tangent_sizes:TangentSizes",
     "drop-copies": "operations.drop_copies:DropCopies",
@@ -48,7 +51,9 @@ def graph_pass(name: str) -> "GraphPass":
 
 def check_disabled(names: Sequence[str]) -> None:
     """OptionError for a name in the option `disable` that is none of a pass."""
+    known = [SMALLER_LAYERS, *GRAPH_PASSES]
     for name in names:
-        if name not in GRAPH_PASSES:
-            hint = did_you_mean(name, GRAPH_PASSES)
-            raise OptionError(f"option disable names {name!r}{hint}; the graph passes are {', '.join(GRAPH_PASSES)}")
+        if name not in known:
+            raise OptionError(
+                f"option disable names {name!r}{did_you_mean(name, known)}; the graph passes are {', '.join(known)}"
+            )

@@ -36,6 +36,7 @@ MARKS = "calls without marks for profilers"
 LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
+SMALLER = "another graph for layers whose empty rows have changed"
 BREAKS = "graph breaks in reports, and the warning at torch.sparse tensors"
 ANEW = "compiling anew what a recipe has made sparse"
 COUNTERS = "our part of torch._dynamo.utils.counters"
@@ -287,6 +288,9 @@ PRIVATE = {
     "dynamo_config": Private("torch._dynamo:config", "whether Dynamo's code marks what it does", MARKS),
     "dynamo_callbacks": Private("torch._dynamo.callback:callback_handler", "when a frame is compiled", MARKS),
     "CompileContext": Private("torch._guards:CompileContext", "whether one is being compiled", MARKS, Absent),
+    "TracingContext": Private("torch._guards:TracingContext", "what a graph was compiled in", SMALLER, Absent),
+    "tracing": Private("torch._guards:tracing", "compiling it again in that", SMALLER, nullcontext),
+    "compile_context": Private("torch._guards:compile_context", "likewise", SMALLER, nullcontext),
     "profiler": Private(
         "torch.autograd.profiler:_is_profiler_enabled", "whether a profiler watches", SHORT_WAY,
         SimpleNamespace(_is_profiler_enabled=True), changing=True,

@@ -19,7 +19,7 @@ BELOW = {
 }
 INSIDE = {
     "backend": [
-        "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions", "calls",
+        "smaller", "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions", "calls",
         "graph", "devices", "report",
     ],
     "runtime": ["packers"],

@@ -122,13 +122,13 @@ def collect() -> Iterator[Collector]:
         _open.reset(token)
 
 
-def record(decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float]) -> None:
+def record(decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float], graphs: int = 1) -> None:
     """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses,
-    `seconds` what each graph pass took."""
+    `seconds` what each graph pass took; `graphs` is 0 where others about the same graph follow."""
     decisions, kernels = list(decisions), set(kernels)
     for decision in decisions:
         log.info("%s", decision)
-    counters["gossamer"]["graphs"] += 1
+    counters["gossamer"]["graphs"] += graphs
     counters["gossamer"]["regions"] += sum(d.sparse for d in decisions)
     counters["gossamer"]["dense"] += sum(not d.sparse for d in decisions)
     for collector in _open.get():

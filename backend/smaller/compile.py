@@ -1,0 +1,133 @@
+"""Compiles the smaller graph of one of Dynamo's, where there is one, with what compiles graphs otherwise.
+
+gm(x, w1, b1, w2, b2)    →    gm'(x, smaller_0, smaller_1, smaller_2, smaller_3), called with rows and columns of w1 and w2
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import record
+from gossamer.backend.smaller.call import SmallerCall, Variant
+from gossamer.backend.smaller.plan import Plan, plan
+from gossamer.backend.smaller.recipe import unchecked
+from gossamer.runtime.torch_internals import (
+    CompileContext,
+    TracingContext,
+    compile_context,
+    detect_fake_mode,
+    is_fake,
+    tracing,
+)
+
+Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Options, compile_: Compile) -> Callable[..., Any]:
+    """What `compile_` makes of one of Dynamo's graphs, or of a smaller one that computes the same.
+
+    values  as Dynamo passes them with the module
+    """
+    inputs = Inputs.of(module, values)
+    statics = {n: static.name for n, static in inputs.statics.items() if static.tensor is inputs.values[n]}
+    found = plan(module.graph, statics, inputs.values, options)
+    if found is None:
+        return compile_(module, values)
+    record(found.decisions, [], {}, graphs=0)
+    source = _Source(module, [*statics], compile_)
+
+    def another(args: Sequence[Any]) -> Variant | None:
+        with source.at_work():
+            found = plan(source.module.graph, statics, args, options)
+            return None if found is None else source.compiled(found, args, source.fakes(args))
+
+    def whole(args: Sequence[Any]) -> Callable[..., Any]:
+        with source.at_work():
+            return source.whole(args)
+
+    call = SmallerCall(
+        source.compiled(found, values, values), another, whole, "all" if options.verify == "full" else "uncounted"
+    )
+    return lambda *args: call(args)
+
+
+class _Source:
+    """One of Dynamo's graphs, kept to be compiled again when weights have changed.
+
+    statics  the numbers of its static inputs
+    """
+
+    def __init__(self, module: fx.GraphModule, statics: Sequence[int], compile_: Compile) -> None:
+        self._statics, self._compile = statics, compile_
+        self.module = self._module(_copied(module.graph), module)
+        self._tracing, self._compiling = TracingContext.try_get(), CompileContext.try_get()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """To be entered where something is compiled at a call, as Dynamo has it when it compiles."""
+        with tracing(self._tracing), compile_context(self._compiling):
+            yield
+
+    def fakes(self, args: Sequence[Any]) -> list[Any]:
+        """Inputs of the sizes that the graph is for, some of which are open. Dynamo's notes tell the real static ones."""
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        return [node.meta.get("example_value", value) for node, value in zip(placeholders, args, strict=True)]
+
+    def whole(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """The whole graph, compiled."""
+        module = self._module(_copied(self.module.graph), self.module)
+        self._note(module.graph.find_nodes(op="placeholder"), args)
+        return self._compile(module, self.fakes(args))
+
+    def compiled(self, found: Plan, args: Sequence[Any], values: Sequence[Any]) -> Variant:
+        """A smaller graph, compiled; `values` are what it is compiled for."""
+        smaller = found.smaller
+        module = self._module(smaller.graph, self.module)
+        placeholders = module.graph.find_nodes(op="placeholder")
+        self._note([None if n not in smaller.taken else placeholders[smaller.taken.index(n)] for n in range(len(args))], args)
+        mode = detect_fake_mode([node.meta.get("example_value") for node in placeholders])
+        given = [values[n] for n in smaller.taken]
+        old = self.module.graph.find_nodes(op="placeholder")
+        for node, n in zip(placeholders, smaller.taken, strict=False):
+            node._dynamo_source = old[n]._dynamo_source
+        for node, (value, _, leaf) in zip(placeholders[len(given) :], smaller.inputs, strict=True):
+            fake = mode.from_tensor(value, static_shapes=True) if mode is not None else value
+            source = leaf.meta["grapharg"].source if leaf is not None and "grapharg" in leaf.meta else None
+            node.meta = {"example_value": fake, "grapharg": SimpleNamespace(source=source, example=value.detach())}
+            node._dynamo_source = None  # type: ignore[attr-defined]
+            given.append(fake)
+        trained = frozenset(n for n in smaller.leaves if args[n].requires_grad) if torch.is_grad_enabled() else frozenset()
+        compiled = self._compile(module, given)
+        return Variant(compiled, smaller.taken, smaller.leaves, smaller.recipe, unchecked(smaller.recipe), trained)
+
+    def _note(self, placeholders: Sequence[fx.Node | None], args: Sequence[Any]) -> None:
+        for n in self._statics:
+            node = placeholders[n]
+            if node is not None and isinstance(args[n], Tensor) and not is_fake(args[n]):
+                node.meta["grapharg"] = SimpleNamespace(source=node.meta["grapharg"].source, example=args[n])
+
+    def _module(self, graph: fx.Graph, like: fx.GraphModule) -> fx.GraphModule:
+        """A module of a graph, with what Dynamo tells about this one."""
+        module = fx.GraphModule(like, graph)
+        module.meta = dict(like.meta)
+        for name in ("_param_name_to_source", "_backend_id"):
+            if hasattr(like, name):
+                setattr(module, name, getattr(like, name))
+        return module
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    """A copy of Dynamo's graph, without what its notes hold of tensors."""
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    for old, new in zip(graph.find_nodes(op="placeholder"), copy.find_nodes(op="placeholder"), strict=True):
+        new._dynamo_source = getattr(old, "_dynamo_source", None)  # type: ignore[attr-defined]
+        if "grapharg" in old.meta:
+            new.meta["grapharg"] = SimpleNamespace(source=old.meta["grapharg"].source, example=None)
+    return copy
