@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from gossamer.backend.calls.lines import pick_lines, spread_lines
 from gossamer.backend.smaller.analysis import Analysis
 from gossamer.backend.smaller.channels import Channels
 from gossamer.backend.smaller.recipe import Known
@@ -82,31 +83,42 @@ class Builder:
         if channels is None or bool((lines := self.kept(channels)).all()):
             return self._env[node]
         if node not in self._full:
-            dims = node.meta["example_value"].dim()
-            places = (lines.cumsum(0) - 1).clamp(min=0)
-            index = self.input(self.recipe.constant(places))
-            gathered = self.graph.call_function(torch.index_select, (self._env[node], channels.dim, index))
-            mask = self.input(self.recipe.constant(lines.reshape([-1 if n == channels.dim else 1 for n in range(dims)])))
-            other: fx.Node | float = 0.0
-            if channels.fill is not None:
-                order = sorted(range(len(channels.dims)), key=lambda n: channels.dims[n])
-                sizes = dict(zip(channels.dims, channels.ids.shape, strict=True))
-                fill = self.recipe(torch.permute, channels.fill, order)
-                fill = self.recipe(torch.reshape, fill, [sizes.get(n, 1) for n in range(dims)])
-                other = self.input(self.recipe(Tensor.to, fill, node.meta["example_value"].dtype))
-            self._full[node] = self.graph.call_function(torch.where, (mask, gathered, other))
+            value = node.meta["example_value"]
+            fill = None if channels.fill is None else self._spelled(channels, channels.fill, value)
+            self._full[node] = self._spread(self._env[node], channels.dim, lines, fill, value.dim())
         return self._full[node]
+
+    def _spelled(self, channels: Channels, fill: Known, value: Tensor) -> fx.Node:
+        """Constants in the dimensions of a value."""
+        order = sorted(range(len(channels.dims)), key=lambda n: channels.dims[n])
+        sizes = dict(zip(channels.dims, channels.ids.shape, strict=True))
+        turned = self.recipe(torch.permute, fill, order)
+        turned = self.recipe(torch.reshape, turned, [sizes.get(n, 1) for n in range(value.dim())])
+        return self.input(self.recipe(Tensor.to, turned, value.dtype))
+
+    def _spread(self, small: fx.Node, dim: int, lines: Tensor, fill: fx.Node | None, dims: int) -> fx.Node:
+        """The lines of a smaller value where they belong, and constants elsewhere; with gradients, by what torch has some for."""
+        if not self._analysis.training:
+            index = self.input(self.recipe.constant(lines.nonzero().flatten()))
+            return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim))
+        index = self.input(self.recipe.constant((lines.cumsum(0) - 1).clamp(min=0)))
+        mask = self.input(self.recipe.constant(lines.reshape([-1 if n == dim else 1 for n in range(dims)])))
+        whole = self.graph.call_function(torch.index_select, (small, dim, index))
+        return self.graph.call_function(torch.where, (mask, whole, 0.0 if fill is None else fill))
 
     def gathered(self, node: fx.Node, channels: Channels) -> fx.Node:
         """Those of a whole value that some product takes."""
-        kept = self.kept(channels)
+        kept, dim = self.kept(channels), channels.dim
         if bool(kept.all()):
             return self.full(node)
-        if (node, channels.dim) not in self._gathered:
-            index = self.input(self.recipe.constant(kept.nonzero().flatten()))
-            taken = self.graph.call_function(torch.index_select, (self.full(node), channels.dim, index))
-            self._gathered[node, channels.dim] = taken
-        return self._gathered[node, channels.dim]
+        if (node, dim) not in self._gathered:
+            index, whole = self.input(self.recipe.constant(kept.nonzero().flatten())), self.full(node)
+            if self._analysis.training:
+                made = self.graph.call_function(torch.index_select, (whole, dim, index))
+            else:
+                made = self.graph.call_function(pick_lines, (whole, index, dim))
+            self._gathered[node, dim] = made
+        return self._gathered[node, dim]
 
     def kept(self, channels: Channels) -> Tensor:
         """Which indices stay in the dimension that gets shorter."""

@@ -12,19 +12,26 @@ from math import prod
 import torch
 from torch import Tensor, fx
 
-from gossamer.backend.devices.cpu import CPU
-from gossamer.backend.devices.device import device_of
+from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.graph.inputs import density
 from gossamer.backend.smaller.analysis import Analysis, Product
 from gossamer.backend.smaller.channels import Channels
-from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import WEIGHTS
 
-_FREE_GAIN = 1.02
-"""What is enough where nothing has to be copied."""
+_LEAST = 1.1
+"""The gain that is enough, if a user is content with less."""
+
+_FREE = 0.9
+"""Share of channels below which no gain is asked for where nothing has to be copied: kernels for sparse weights gain, too."""
 
 _SPARSE = 0.7
 """Density of what is left below which a kernel for sparse weights may take it."""
+
+_UNKNOWN_TOKENS = 32
+"""Assumed for sizes that are not known at compile time."""
+
+_COPIED, _COPY_CALL_US = 9e3, 6.0
+"""Bytes of a whole value a microsecond, where lines of it are picked or put back, and microseconds for a call of that."""
 
 _CALL_US = 4.0
 """What a look at the inputs takes at every call."""
@@ -72,7 +79,8 @@ def judge(analysis: Analysis, min_gain: float) -> list[Judged]:
     for channels, us in _copies(analysis, kept):
         copies[family[id(channels)]] += us
     gains = {each: before[each] / max(after[each] + copies[each] + _CALL_US, 1e-9) for each in before}
-    enough = {each: gain >= (max(min_gain, 1.1) if copies[each] else _FREE_GAIN) for each, gain in gains.items()}
+    free = {each for each in gains if not copies[each] and float(kept[torch.from_numpy(label == each)].float().mean()) < _FREE}
+    enough = {each: each in free or gain >= max(min_gain, _LEAST) for each, gain in gains.items()}
     for channels in analysis.all_channels():
         if not enough.get(family[id(channels)], False):
             analysis.atoms.need(channels.ids, torch.ones_like(channels.const))
@@ -89,13 +97,11 @@ def _small(product: Product, kept: Tensor) -> Tensor:
 
 
 def _cost(product: Product, weight: Tensor, sparse: bool) -> float:
-    """Microseconds of a product with a weight, dense or, if that is the faster, sparse."""
-    device = device_of(weight.device)
+    """Microseconds of a product with a weight, dense; of a sparse one, its nonzeros' share of them."""
     m, k = weight.shape[0], prod(weight.shape[1:])
-    share = density(weight)
-    matrix = Matrix(m, k, 1, WEIGHTS[weight.dtype], device.bits, min(share, 1.0), features=device.features)
-    found = device.predict(matrix, product.tokens)
-    return min(found.dense_us, found.sparse_us) if sparse else found.dense_us
+    speed = this_machine().speeds[WEIGHTS[weight.dtype]]
+    us = speed.dense_us(m * k, weight.dtype.itemsize, product.tokens or _UNKNOWN_TOKENS) / torch.get_num_threads()
+    return us * density(weight) if sparse else us
 
 
 def _copies(analysis: Analysis, kept: Tensor) -> Iterator[tuple[Channels, float]]:
@@ -112,6 +118,6 @@ def _copies(analysis: Analysis, kept: Tensor) -> Iterator[tuple[Channels, float]
 
 
 def _us(node: fx.Node, share: float) -> float:
-    sizes = [n if isinstance(n, int) else 32 for n in node.meta["example_value"].shape]
+    sizes = [n if isinstance(n, int) else _UNKNOWN_TOKENS for n in node.meta["example_value"].shape]
     size = prod(sizes) * node.meta["example_value"].dtype.itemsize
-    return CPU.transpose_us(int(size * share)) / torch.get_num_threads()
+    return _COPY_CALL_US + size * share / _COPIED / torch.get_num_threads()
