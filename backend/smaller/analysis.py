@@ -105,9 +105,10 @@ class Analysis:
 
     def run(self, rules: Mapping[Any, Rule]) -> None:
         """Asks the rules, by the target of a node, and finds what is needed."""
+        live = _live(self.graph)
         for node in self.graph.nodes:
             rule = rules.get(node.target) if node.op in ("call_function", "call_method") else None
-            step = rule(self, node) if rule is not None and self.recipe.of(node) is None else None
+            step = rule(self, node) if rule is not None and node in live and self.recipe.of(node) is None else None
             if step is not None and all(self._may_write(each) for each in writes(node)):
                 self.steps[node] = step
         for node in reversed(self.graph.nodes):
@@ -156,3 +157,12 @@ class Analysis:
         """Whether nobody sees the value of a node but the one that writes to it."""
         step = self.steps.get(node)
         return len(node.users) == 1 and step is not None and not step.alias
+
+
+def _live(graph: fx.Graph) -> set[fx.Node]:
+    """What results depend on, or what is written to."""
+    found = set[fx.Node]()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in found or writes(node):
+            found.update([node, *node.all_input_nodes])
+    return found

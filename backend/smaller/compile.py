@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import Options
-from gossamer.backend.report.report import record
+from gossamer.backend.report.report import collect, record
 from gossamer.backend.smaller.call import SmallerCall, Variant
 from gossamer.backend.smaller.plan import Plan, plan
 from gossamer.backend.smaller.recipe import unchecked
@@ -42,6 +42,11 @@ def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Opti
     record(found.decisions, [], {}, graphs=0)
     source = _Source(module, [*statics], compile_)
 
+    with collect() as others:
+        first = source.compiled(found, values, values)
+    sparse = {decision.name for decision in others.decisions if decision.sparse}
+    record([decision for decision in found.decisions if decision.name not in sparse], [], {}, graphs=0)
+
     def another(args: Sequence[Any]) -> Variant | None:
         with source.at_work():
             found = plan(source.module.graph, statics, args, options)
@@ -51,9 +56,7 @@ def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Opti
         with source.at_work():
             return source.whole(args)
 
-    call = SmallerCall(
-        source.compiled(found, values, values), another, whole, "all" if options.verify == "full" else "uncounted"
-    )
+    call = SmallerCall(first, another, whole, "all" if options.verify == "full" else "uncounted")
     return lambda *args: call(args)
 
 
