@@ -28,7 +28,9 @@ def _spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, dim: i
         out.zero_()
     else:
         out.copy_(fill)
-    return out.index_copy_(dim, index, small)
+    if dim != out.dim() - 1:
+        return out.index_copy_(dim, index, small)
+    return out.scatter_(dim, index.expand_as(small), small)  # twice as fast along the last dimension
 
 
 def _like(small: Tensor, size: int, dim: int) -> Tensor:
