@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -72,6 +73,10 @@ class Builder:
         if step is not None:
             made.meta.pop("example_value", None)
         return made
+
+    def mapped(self, arguments: Any) -> Any:
+        """Arguments of a node, such as open sizes, for one of the smaller graph."""
+        return fx.map_arg(arguments, self.full)
 
     def small(self, node: fx.Node) -> fx.Node:
         """The smaller value of a node."""

@@ -22,8 +22,8 @@ from gossamer.runtime.elements import WEIGHTS
 if TYPE_CHECKING:
     from gossamer.backend.smaller.build import Builder
 
-Make = Callable[[fx.Graph, fx.Node, fx.Node, fx.Node | None], fx.Node]
-"""A graph, the smaller x, weight [M, K] and bias → the node of their product."""
+Make = Callable[["Builder", fx.Node, fx.Node, fx.Node | None], fx.Node]
+"""A builder, the smaller x, weight [M, K] and bias → the node of their product."""
 
 
 def linear(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -42,8 +42,8 @@ def addmm(analysis: Analysis, node: fx.Node) -> Step | None:
     return _product(analysis, node, x, turned, bias, _linear)
 
 
-def _linear(graph: fx.Graph, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
-    return graph.call_function(F.linear, (x, weight, bias))
+def _linear(builder: "Builder", x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
+    return builder.graph.call_function(F.linear, (x, weight, bias))
 
 
 def _product(analysis: Analysis, node: fx.Node, x: object, weight: Known | None, bias: object, make: Make) -> Step | None:
@@ -87,9 +87,10 @@ def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
     results = [node.meta["example_value"].shape[n] for n in (0, *range(2, value.dim()))]
     pixels = prod(results) if all(isinstance(n, int) for n in results) else None
 
-    def make(graph: fx.Graph, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
+    def make(builder: "Builder", x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
         kwargs = {name: each for name, each in node.kwargs.items() if name not in ("input", "weight", "bias")}
-        return graph.call_function(node.target, (x, weight, bias, *node.args[3:]), kwargs)  # type: ignore[arg-type]
+        target: Any = node.target
+        return builder.graph.call_function(target, (x, weight, bias, *builder.mapped(node.args[3:])), builder.mapped(kwargs))
 
     return _summed(analysis, node, x, 1, weight, added, make, "convolution", pixels, padded)
 
@@ -150,7 +151,7 @@ def _summed(
         inputs = [builder.input(recipe(Tensor.contiguous, small))]
         if added is not None:
             inputs.append(builder.input(added))
-        return make(builder.graph, source, inputs[0], inputs[1] if len(inputs) == 2 else None)
+        return make(builder, source, inputs[0], inputs[1] if len(inputs) == 2 else None)
 
     main = recipe.main_leaf(weight)
     name = analysis.names[main] if main is not None else node.name
@@ -228,10 +229,10 @@ def _depthwise(analysis: Analysis, node: fx.Node, x: fx.Node, weight: Known, bia
         if padded and given.fill is not None:
             builder.zeros(builder.taken(given.fill, {0: dropped & settled}))
         inputs: list[Any] = [builder.input(builder.taken(each, {0: kept})) for each in (weight, bias) if each]
-        how = [argument(node, 3, "stride", 1), argument(node, 4, "padding", 0), argument(node, 5, "dilation", 1)]
+        how = (argument(node, 3, "stride", 1), argument(node, 4, "padding", 0), argument(node, 5, "dilation", 1))
         added = inputs[1] if len(inputs) == 2 else None
         target: Any = node.target
-        return builder.graph.call_function(target, (builder.small(x), inputs[0], added, *how, int(kept.sum())))
+        return builder.graph.call_function(target, (builder.small(x), inputs[0], added, *builder.mapped(how), int(kept.sum())))
 
     return Step(result, [x], back, build)
 
