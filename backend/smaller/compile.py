@@ -39,7 +39,6 @@ def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Opti
     found = plan(module.graph, statics, inputs.values, options)
     if found is None:
         return compile_(module, values)
-    record(found.decisions, [], {}, graphs=0)
     source = _Source(module, [*statics], compile_)
 
     with collect() as others:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from gossamer.backend.graph.inputs import density, zero_heavy
+from gossamer.backend.graph.inputs import density
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
 from gossamer.backend.smaller import attention, pointwise, products, views
@@ -74,13 +74,11 @@ def _planned(analysis: Analysis, options: Options) -> Plan | None:
 
 
 def _decisions(judged: Sequence[Judged]) -> Iterator[Decision]:
-    """One for each product whose weight is smaller, and dense; of one that has zeros still, others decide."""
+    """One for each product whose weight has empty rows or columns."""
     for each in judged:
         rows, columns = each.kept
         m, k = each.product.weight.shape[:2]
         small = each.small
-        if each.pays and zero_heavy(small):
-            continue
         weight, width = each.product.weight, each.product.weight.dtype.itemsize
         left_out = " and ".join(
             f"{all_ - kept} of {all_} {what}"

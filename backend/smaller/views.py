@@ -110,7 +110,7 @@ def reshaped(analysis: Analysis, node: fx.Node) -> Step | None:
         lines = builder.kept(result)
         if flat or bool(lines.all()) or sizes[result.dim] == -1:
             return builder.same(node)
-        smaller = builder.mapped(sizes)
+        smaller = list(builder.mapped(sizes))
         smaller[result.dim] = int(lines.sum())
         args = (builder.small(x), tuple(smaller)) if packed else (builder.small(x), *smaller)
         target: Any = node.target
