@@ -19,8 +19,8 @@ BELOW = {
 }
 INSIDE = {
     "backend": [
-        "smaller", "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions", "calls",
-        "graph", "devices", "report",
+        "smaller", "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
+        "calls", "graph", "devices", "report",
     ],
     "runtime": ["packers"],
     "sparsity": [

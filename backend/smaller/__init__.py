@@ -1,1 +1,1 @@
-"""Dynamo's graph made smaller: without rows, columns, filters and heads that are zeros altogether, before all else looks at it."""
+"""Makes Dynamo's graph smaller before all else looks at it: without rows, columns, filters and heads that are zeros."""

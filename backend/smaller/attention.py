@@ -13,7 +13,10 @@ from gossamer.backend.smaller.writes import argument
 
 
 def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
-    """scaled_dot_product_attention of as many heads of queries as of keys. The constants of values stay where no mask may hide all."""
+    """scaled_dot_product_attention of as many heads of queries as of keys.
+
+    The mean of a constant is the constant, unless a mask may hide all keys.
+    """
     operands = [argument(node, n, name) for n, name in enumerate(("query", "key", "value"))]
     found = [analysis.channels(each) for each in operands]
     mask, dropout = argument(node, 3, "attn_mask"), argument(node, 4, "dropout_p", 0.0)
@@ -40,7 +43,7 @@ def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
         if one.fill is not None and (mask is not None or dropout):
             lines = builder.kept(one)
             builder.zeros(builder.taken(one.fill, {0: ~lines & const.all(1)}))
-        return builder.same(node)  # type: ignore[no-any-return]
+        return builder.same(node)
 
     return Step(replace(one, const=const), operands, back, build)
 
@@ -91,7 +94,7 @@ def product(analysis: Analysis, node: fx.Node) -> Step | None:
     def build(builder: Any) -> fx.Node:
         if weighed and two.fill is not None:
             builder.zeros(builder.taken(two.fill, {0: ~builder.kept(two) & result.const.all(1)}))
-        return builder.same(node)  # type: ignore[no-any-return]
+        return builder.same(node)
 
     return Step(result, [a, b], back, build)
 

@@ -102,7 +102,7 @@ class Builder:
         return self.input(self.recipe(Tensor.to, turned, value.dtype))
 
     def _spread(self, small: fx.Node, dim: int, lines: Tensor, fill: fx.Node | None, dims: int) -> fx.Node:
-        """The lines of a smaller value where they belong, and constants elsewhere; with gradients, by what torch has some for."""
+        """The lines of a smaller value where they belong, and constants elsewhere; in training, by functions with gradients."""
         if not self._analysis.training:
             index = self.input(self.recipe.constant(lines.nonzero().flatten()))
             return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim))

@@ -33,7 +33,6 @@ class Variant:
     taken     the numbers of Dynamo's inputs that it takes
     leaves    the numbers of those that its other inputs are computed from
     recipe    leaves' values → (these inputs, [whether something is not the zeros that it has to be])
-    again     the same without the latter, for weights that are trained
     trained   the numbers of the leaves that have gradients
     """
 
@@ -41,17 +40,16 @@ class Variant:
     taken: Sequence[int]
     leaves: Sequence[int]
     recipe: fx.GraphModule
-    again: fx.GraphModule
     trained: frozenset[int]
 
     def looked_at(self, args: Sequence[Any]) -> list[Tensor]:
         """What must not have changed for inputs to be those that were computed."""
         return [args[n] for n in self.leaves if n not in self.trained] if self.trained else [args[n] for n in self.leaves]
 
-    def inputs(self, args: Sequence[Any], recipe: fx.GraphModule | None = None) -> tuple[list[Tensor], bool]:
+    def inputs(self, args: Sequence[Any]) -> tuple[list[Tensor], bool]:
         """The other inputs, and whether the graph may be used."""
         with torch.autocast("cpu", enabled=False), torch.inference_mode(False), torch.set_grad_enabled(bool(self.trained)):
-            inputs, nonzero = (recipe or self.recipe)(*[args[n] for n in self.leaves])
+            inputs, nonzero = self.recipe(*[args[n] for n in self.leaves])
             return inputs, not any(map(bool, nonzero))
 
 
@@ -95,20 +93,24 @@ class SmallerCall:
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The results of Dynamo's graph for its inputs."""
+        state = self._state(args)
+        variant, inputs = state.variant, state.inputs
+        if variant is not None and variant.trained:
+            inputs, fits = variant.inputs(args)
+            if not fits:
+                state = self._renewed(args)
+                variant, inputs = state.variant, state.variant and state.variant.inputs(args)[0]
+        state.calls += 1
+        if variant is None or inputs is None:
+            return self._of_all(args)(*args)
+        return variant.compiled(*[args[n] for n in variant.taken], *inputs)
+
+    def _state(self, args: Sequence[Any]) -> _State:
         for state in self._states:
             looked_at = state.leaves.looked_at(args)
             if state.made.is_current(looked_at) and state.places == [*map(Tensor.data_ptr, looked_at)]:
-                state = self._renewed(args) if state.pending else state
-                break
-        else:
-            state = self._renewed(args)
-        state.calls += 1
-        variant, inputs = state.variant, state.inputs
-        if variant is None:
-            return self._of_all(args)(*args)
-        return variant.compiled(
-            *[args[n] for n in variant.taken], *(variant.inputs(args, variant.again)[0] if inputs is None else inputs)
-        )
+                return self._renewed(args) if state.pending else state
+        return self._renewed(args)
 
     def _of_all(self, args: Sequence[Any]) -> Callable[..., Any]:
         with self._lock:
@@ -142,7 +144,7 @@ class SmallerCall:
         return _State(made, [*map(Tensor.data_ptr, looked_at)], None, leaves)
 
     def _fitting(self, args: Sequence[Any], old: _State | None) -> _State:
-        """With a graph that computes the same for these weights, and its inputs; the one that was used before if it still does."""
+        """With a graph that computes the same for these weights, and its inputs; the one used before if it still does."""
         before = [old.variant] if old is not None and old.variant is not None else []
         for variant in [*before, *[each for each in self._variants if each not in before]]:
             if (state := self._with(variant, args, old)) is not None:
@@ -177,7 +179,7 @@ def _forget(of: weakref.ref[SmallerCall]) -> None:
 
 
 def _written(old: Sequence[Tensor], new: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """New inputs in the memory of old ones, so that what was made of those is renewed; but weights that are taken as they are."""
+    """New inputs in the memory of old ones, so that packings of those are renewed; but weights that are taken as they are."""
     theirs = {leaf.untyped_storage()._cdata for leaf in leaves}
     with torch.inference_mode(False), torch.no_grad():
         return [

@@ -16,7 +16,6 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import collect, record
 from gossamer.backend.smaller.call import SmallerCall, Variant
 from gossamer.backend.smaller.plan import Plan, plan
-from gossamer.backend.smaller.recipe import unchecked
 from gossamer.runtime.torch_internals import (
     CompileContext,
     TracingContext,
@@ -106,7 +105,7 @@ class _Source:
             given.append(fake)
         trained = frozenset(n for n in smaller.leaves if args[n].requires_grad) if torch.is_grad_enabled() else frozenset()
         compiled = self._compile(module, given)
-        return Variant(compiled, smaller.taken, smaller.leaves, smaller.recipe, unchecked(smaller.recipe), trained)
+        return Variant(compiled, smaller.taken, smaller.leaves, smaller.recipe, trained)
 
     def _note(self, placeholders: Sequence[fx.Node | None], args: Sequence[Any]) -> None:
         for n in self._statics:

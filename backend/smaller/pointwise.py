@@ -154,12 +154,12 @@ def _with_static(
         lines = builder.kept(given)
         place = given.dim - (dims - known.value.dim())
         if bool(lines.all()) or whole[given.dim] == 1:
-            return builder.same(node)  # type: ignore[no-any-return]
+            return builder.same(node)
         small, source = builder.input(builder.taken(known, {place: lines})), builder.small(x)
         target: Any = node.target
         args = (source, small) if first else (small, source)
         make = builder.graph.call_method if node.op == "call_method" else builder.graph.call_function
-        return make(target, args)  # type: ignore[no-any-return]
+        return make(target, args)
 
     return Step(step.result, step.operands, step.back, build)
 
@@ -191,7 +191,7 @@ def _both(analysis: Analysis, node: fx.Node, function: Any, one: Channels, two: 
             for each, other in ((one, two), (two, one)):
                 if each.fill is not None and each.ids.dim() == 1:
                     builder.zeros(builder.taken(each.fill, {0: ~lines & each.const & ~other.const & const}))
-        return builder.same(node)  # type: ignore[no-any-return]
+        return builder.same(node)
 
     return Step(Channels(one.dims, one.ids, one.along, const, fill), [a, b], back, build)
 
@@ -220,13 +220,13 @@ def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
     def build(builder: Any) -> fx.Node:
         lines = builder.kept(given)
         if bool(lines.all()):
-            return builder.same(node)  # type: ignore[no-any-return]
+            return builder.same(node)
         if weight is not None:
             builder.zeros(builder.taken(weight, {0: ~lines & const & ~given.const}))
         small = [None if each is None else builder.input(builder.taken(each, {0: lines})) for each in known]
         momentum = argument(node, 6, "momentum", 0.1)
         args = (builder.small(x), *small, False, momentum, eps)
-        return builder.graph.call_function(F.batch_norm, args)  # type: ignore[no-any-return]
+        return builder.graph.call_function(F.batch_norm, args)
 
     return Step(Channels(given.dims, given.ids, given.along, const, fill), [x], back, build)
 

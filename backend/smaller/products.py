@@ -59,7 +59,7 @@ def _product(analysis: Analysis, node: fx.Node, x: object, weight: Known | None,
     ):
         return None
     assert isinstance(x, fx.Node)
-    leading = [n for n in value.shape[:-1]]
+    leading = list(value.shape[:-1])
     tokens = prod(leading) if all(isinstance(n, int) for n in leading) else None
     return _summed(analysis, node, x, value.dim() - 1, weight, added, make, "linear", tokens, False)
 
@@ -95,7 +95,7 @@ def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
     return _summed(analysis, node, x, 1, weight, added, make, "convolution", pixels, padded)
 
 
-def _static_or_none(analysis: Analysis, bias: object) -> Known | None | bool:
+def _static_or_none(analysis: Analysis, bias: object) -> Known | bool | None:
     """A bias, None for none, False for one that is not static."""
     return None if bias is None else analysis.recipe.of(bias) or False
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from gossamer.backend.smaller.writes import written
@@ -112,17 +111,6 @@ class Recipe:
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         function: Any = node.target
         return function(*args, **kwargs)
-
-
-def unchecked(recipe: fx.GraphModule) -> fx.GraphModule:
-    """A finished recipe that tells nothing about zeros."""
-    graph = fx.Graph()
-    result: object = graph.graph_copy(recipe.graph, {})
-    graph.output((result[0], []))  # type: ignore[index]
-    for node in reversed(graph.nodes):
-        if node.op not in ("placeholder", "output") and not node.users:
-            graph.erase_node(node)
-    return fx.GraphModule(recipe, graph)
 
 
 def _has_nonzeros(value: Tensor) -> Tensor:

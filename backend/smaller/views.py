@@ -163,7 +163,7 @@ def _same_number(one: Sequence[Any], two: Sequence[Any]) -> bool:
 
 
 def split(analysis: Analysis, node: fx.Node) -> Step | None:
-    """chunk and split along the channels, in pieces that may get shorter by themselves; or unbind along the parts of a product."""
+    """chunk and split along the channels, in pieces that get shorter each by itself; unbind along the parts of a product."""
     x = argument(node, 0, "input")
     given, values = analysis.channels(x), node.meta.get("example_value")
     if given is None or not isinstance(values, tuple | list) or not all(isinstance(each, Tensor) for each in values):

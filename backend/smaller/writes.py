@@ -1,4 +1,4 @@
-"""What the nodes of Dynamo's graph write to. This graph is not functional yet: `relu(x, inplace=True)`, `x += y`, `x.mul_(2)`."""
+"""What the nodes of Dynamo's graph write to. It is not functional yet: `relu(x, inplace=True)`, `x += y`, `x.mul_(2)`."""
 
 import operator
 from typing import Any
