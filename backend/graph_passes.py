@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gossamer.backend.report.options import did_you_mean
+from gossamer.backend.report.options import SMALLER_LAYERS, did_you_mean
 from gossamer.dialects.errors import OptionError
 
 if TYPE_CHECKING:
     from gossamer.backend.graph.graph_pass import GraphPass
-
-SMALLER_LAYERS = "smaller-layers"
-"""What makes Dynamo's graph smaller before any other (see smaller/compile.py)."""
 
 GRAPH_PASSES = {
     "tangent-sizes": "operations.tangent_sizes:TangentSizes",
@@ -51,7 +48,7 @@ def graph_pass(name: str) -> "GraphPass":
 
 def check_disabled(names: Sequence[str]) -> None:
     """OptionError for a name in the option `disable` that is none of a pass."""
-    known = [SMALLER_LAYERS, *GRAPH_PASSES]
+    known = [*GRAPH_PASSES, SMALLER_LAYERS]
     for name in names:
         if name not in known:
             raise OptionError(

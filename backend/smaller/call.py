@@ -99,7 +99,8 @@ class SmallerCall:
             inputs, fits = variant.inputs(args)
             if not fits:
                 state = self._renewed(args)
-                variant, inputs = state.variant, state.variant and state.variant.inputs(args)[0]
+                variant = state.variant
+                inputs = None if variant is None else variant.inputs(args)[0]
         state.calls += 1
         if variant is None or inputs is None:
             return self._of_all(args)(*args)

@@ -101,7 +101,7 @@ class _Source:
             fake = mode.from_tensor(value, static_shapes=True) if mode is not None else value
             source = leaf.meta["grapharg"].source if leaf is not None and "grapharg" in leaf.meta else None
             node.meta = {"example_value": fake, "grapharg": SimpleNamespace(source=source, example=value.detach())}
-            node._dynamo_source = None  # type: ignore[attr-defined]
+            node._dynamo_source = None
             given.append(fake)
         trained = frozenset(n for n in smaller.leaves if args[n].requires_grad) if torch.is_grad_enabled() else frozenset()
         compiled = self._compile(module, given)
@@ -128,7 +128,7 @@ def _copied(graph: fx.Graph) -> fx.Graph:
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     for old, new in zip(graph.find_nodes(op="placeholder"), copy.find_nodes(op="placeholder"), strict=True):
-        new._dynamo_source = getattr(old, "_dynamo_source", None)  # type: ignore[attr-defined]
+        new._dynamo_source = getattr(old, "_dynamo_source", None)
         if "grapharg" in old.meta:
             new.meta["grapharg"] = SimpleNamespace(source=old.meta["grapharg"].source, example=None)
     return copy

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from gossamer.backend.graph.inputs import density
-from gossamer.backend.report.options import Options
+from gossamer.backend.report.options import SMALLER_LAYERS, Options
 from gossamer.backend.report.report import Decision
 from gossamer.backend.smaller import attention, pointwise, products, views
 from gossamer.backend.smaller.analysis import Analysis
@@ -21,7 +21,6 @@ from gossamer.backend.smaller.writes import argument
 from gossamer.runtime.weight_store import store_of
 
 _RULES = {**products.RULES, **pointwise.RULES, **views.RULES, **attention.RULES}
-_NAME = "smaller-layers"
 _SHARE = 1 / 16
 """Of rows, columns or channels that have to be zeros for a graph to be looked at."""
 
@@ -41,7 +40,7 @@ def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], opt
     statics  names of the static inputs, by their numbers
     values   those of all inputs
     """
-    if options.schedule != "auto" or _NAME in options.disable:
+    if options.schedule != "auto" or SMALLER_LAYERS in options.disable:
         return None
     placeholders = graph.find_nodes(op="placeholder")
     known = {placeholders[n]: values[n] for n in statics if _is_plain(values[n])}
@@ -58,7 +57,7 @@ def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], opt
             raise
         warnings.warn(
             f"gossamer: the search for empty rows and columns failed ({type(error).__name__}: {error}). The graph is compiled "
-            f'without it; options={{"disable": ["{_NAME}"]}} does so from the start.',
+            f'without it; options={{"disable": ["{SMALLER_LAYERS}"]}} does so from the start.',
             stacklevel=2,
         )
         return None
