@@ -65,7 +65,7 @@ class Analysis:
     """What is known about a graph.
 
     names     of the static inputs, for the report
-    training  whether gradients for static inputs are asked for
+    gradients whether some are asked for, and `training` whether for static inputs
     zeros     what has to be zeros for the smaller graph to be the same
     entries   values that come from outside with all of their channels, and are gathered from, by dimension
     """
@@ -73,6 +73,7 @@ class Analysis:
     graph: fx.Graph
     recipe: Recipe
     names: Mapping[fx.Node, str]
+    gradients: bool
     training: bool
     atoms: Atoms = field(default_factory=Atoms)
     steps: dict[fx.Node, Step] = field(default_factory=dict)

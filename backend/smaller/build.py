@@ -102,8 +102,8 @@ class Builder:
         return self.input(self.recipe(Tensor.to, turned, value.dtype))
 
     def _spread(self, small: fx.Node, dim: int, lines: Tensor, fill: fx.Node | None, dims: int) -> fx.Node:
-        """The lines of a smaller value where they belong, and constants elsewhere; in training, by functions with gradients."""
-        if not self._analysis.training:
+        """The lines of a smaller value where they belong, and constants elsewhere; where gradients are asked for, by functions that have some."""
+        if not self._analysis.gradients:
             index = self.input(self.recipe.constant(lines.nonzero().flatten()))
             return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim))
         index = self.input(self.recipe.constant((lines.cumsum(0) - 1).clamp(min=0)))
@@ -118,7 +118,7 @@ class Builder:
             return self.full(node)
         if (node, dim) not in self._gathered:
             index, whole = self.input(self.recipe.constant(kept.nonzero().flatten())), self.full(node)
-            if self._analysis.training:
+            if self._analysis.gradients:
                 made = self.graph.call_function(torch.index_select, (whole, dim, index))
             else:
                 made = self.graph.call_function(pick_lines, (whole, index, dim))

@@ -47,10 +47,11 @@ def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], opt
     if not any(map(_has_empty_lines, known.values())) and not _has_zero_scales(graph, known):
         return None
     names = {placeholders[n]: name for n, name in statics.items()}
-    training = torch.is_grad_enabled() and any(each.requires_grad for each in known.values())
+    gradients = torch.is_grad_enabled()
+    training = gradients and any(each.requires_grad for each in known.values())
     try:
         with torch.autocast("cpu", enabled=False), torch.inference_mode(False), torch.set_grad_enabled(training):
-            analysis = Analysis(graph, Recipe(graph, known), names, training)
+            analysis = Analysis(graph, Recipe(graph, known), names, gradients, training)
             return _planned(analysis, options)
     except Exception as error:  # whatever a graph has that nobody thought of
         if options.strict:

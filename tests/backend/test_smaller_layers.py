@@ -153,6 +153,18 @@ def test_constants_go_into_the_bias_of_the_next_layer(between: Callable[[Tensor]
         assert_same(found, expected)
 
 
+def test_gradients_of_x_go_through_layers_that_are_made_whole_again() -> None:
+    """For one that reads some columns, and one that gives some rows."""
+    layers, x = nn.Sequential(nn.Linear(16, 32), nn.Softmax(-1), nn.Linear(32, 24)).requires_grad_(False), torch.randn(7, 16)
+    empty_(layers[0].weight, axis=1)
+    empty_(layers[2].weight, axis=0)
+    made = run(layers, x.requires_grad_(), grad=True)
+    assert smaller(made) == {"0.weight": "32x8", "2.weight": "12x32"}
+    weights = torch.randn(7, 24)
+    found, expected = (torch.autograd.grad((each * weights).sum(), x)[0] for each in (made.output, layers(x)))
+    assert_same(found, expected)
+
+
 def test_neurons_that_nobody_reads_are_left_out() -> None:
     pair, x = Pair(), torch.randn(7, 16)
     empty_(pair.second.weight, axis=1)
