@@ -102,8 +102,8 @@ class Builder:
         return self.input(self.recipe(Tensor.to, turned, value.dtype))
 
     def _spread(self, small: fx.Node, dim: int, lines: Tensor, fill: fx.Node | None, dims: int) -> fx.Node:
-        """The lines of a smaller value where they belong, and constants elsewhere; where gradients are asked for, by functions that have some."""
-        if not self._analysis.gradients:
+        """The lines of a smaller value where they belong, and constants elsewhere."""
+        if not self._analysis.gradients:  # which operations of ours have not
             index = self.input(self.recipe.constant(lines.nonzero().flatten()))
             return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim))
         index = self.input(self.recipe.constant((lines.cumsum(0) - 1).clamp(min=0)))
