@@ -9,7 +9,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,8 @@ from gossamer.backend.calls.recomputed import Recomputed
 from gossamer.backend.compile_module import Compiler
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.purity import Impure
-from gossamer.runtime.torch_internals import CompileContext, TracingContext, compile_context, set_grad_enabled, tracing
+from gossamer.backend.kept_graph import KeptGraph, copied
+from gossamer.runtime.torch_internals import set_grad_enabled
 
 
 def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler) -> Recomputed | None:
@@ -28,22 +28,23 @@ def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler) -> 
 
     To be called while Dynamo compiles the frame of `module`.
     """
-    once = _copy(module)
+    once = copied(module)
     for node in once.graph.find_nodes(op="call_function", target=set_grad_enabled):
         once.graph.erase_node(node)  # where gradients are off, Dynamo makes none
     try:
         with torch.no_grad():
-            inference = compiler.compile(once, replace(inputs, module=once), inputs.values, pure=True)
+            inference = compiler.compile(once, inputs.values, pure=True)
     except Impure:
         return None
     results = [node.meta.get("example_value") if isinstance(node, fx.Node) else None for node in _results(module.graph)]
     tensors = [(place, result) for place, result in enumerate(results) if isinstance(result, torch.Tensor)]
     places = [place for place, value in enumerate(inputs.values) if isinstance(value, torch.Tensor)]
     context = partial(_autocast, [(kind, *_autocast_state(kind)) for kind in _device_types(inputs)])
+    kept = KeptGraph(module, sorted(inputs.statics))
     return Recomputed(
         inference=inference,
-        training=_Training(_copy(module), compiler, context),
-        plain=module.forward,
+        training=_Training(kept, compiler, context),
+        plain=kept.module.forward,
         constant=[place for place, result in tensors if not result.requires_grad],
         static=sorted(inputs.statics),
         moving=[place for place in places if place not in inputs.statics],
@@ -59,9 +60,8 @@ class _Training:
     each call, and other sizes are computed by the module itself.
     """
 
-    def __init__(self, module: fx.GraphModule, compiler: Compiler, context: Callable[[], Any]) -> None:
-        self._module, self._compiler, self._context = module, compiler, context
-        self._tracing, self._compiling = TracingContext.try_get(), CompileContext.try_get()
+    def __init__(self, kept: KeptGraph, compiler: Compiler, context: Callable[[], Any]) -> None:
+        self._kept, self._compiler, self._context = kept, compiler, context
         self._compiled: Callable[..., Any] | None = None
         self._lock = threading.Lock()
         self._guard: Callable[[Sequence[Any]], bool] = lambda _: True
@@ -72,7 +72,7 @@ class _Training:
             with self._lock:
                 if self._compiled is None:  # else another thread was faster
                     self._compiled = self._compile_or_warn(inputs)
-        return self._compiled(*inputs) if self._guard(inputs) else self._module.forward(*inputs)
+        return self._compiled(*inputs) if self._guard(inputs) else self._kept.module.forward(*inputs)
 
     def _compile_or_warn(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
@@ -85,36 +85,19 @@ class _Training:
                 f"{problem}). They are computed as without torch.compile.",
                 stacklevel=2,
             )
-            return self._module.forward
+            return self._kept.module.forward
 
     def _compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        traced = [node.meta["example_value"] for node in self._module.graph.find_nodes(op="placeholder")]
-        shapes = getattr(self._tracing.fake_mode, "shape_env", None) if self._tracing is not None else None
+        shapes = self._kept.shapes
         known = len(shapes.guards) if shapes is not None else 0
-        with tracing(self._tracing), compile_context(self._compiling), self._context(), torch.enable_grad():
-            module = _copy(self._module)
-            compiled = self._compiler.compile(module, Inputs.of(module, inputs), traced)
+        module, traced = self._kept.again(inputs)
+        with self._kept.at_work(), self._context(), torch.enable_grad():
+            compiled = self._compiler.compile(module, traced)
         if shapes is not None and len(shapes.guards) > known:
             code = shapes.produce_guards_expression(traced, guards=shapes.guards[known:])
             if code is not None:
                 self._guard = partial(shapes.evaluate_guards_expression, code)
         return compiled
-
-
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
-    """A module that computes the same: compiling changes the graph. What Dynamo notes about its inputs is the copy's, too."""
-    graph, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
-    returned = graph.graph_copy(module.graph, nodes)
-    graph.output(returned)
-    for node, copied in nodes.items():
-        if hasattr(node, "_dynamo_source"):
-            copied._dynamo_source = node._dynamo_source
-    copy = fx.GraphModule(module, graph)
-    for name in ("_param_name_to_source", "_source_to_user_stacks"):
-        if hasattr(module, name):
-            setattr(copy, name, getattr(module, name))
-    copy.meta.update(module.meta)
-    return copy
 
 
 def _results(graph: fx.Graph) -> Sequence[Any]:

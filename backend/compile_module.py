@@ -3,6 +3,7 @@ op."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -12,6 +13,7 @@ from gossamer.backend.dense import eagerly, has_cpp_compiler, has_triton_for, wi
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.backend.smaller.compile import compile_smaller
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.torch_internals import INDUCTOR, off
@@ -24,27 +26,26 @@ class Compiler:
     options: Options
     mode: str | None
 
-    def compile(
-        self, module: fx.GraphModule, inputs: Inputs, traced: Sequence[Any], *, pure: bool = False
-    ) -> Callable[..., Any]:
+    def compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool = False) -> Callable[..., Any]:
         """A function of the placeholders' values that returns a sequence, as the module does.
 
-        inputs  of the module, with real tensors
-        traced  what the module is traced with: the same tensors, or fake ones
+        values  what the module is compiled for: real tensors, or fake ones where Dynamo's notes tell the real static ones
         pure    raise `Impure` for a graph whose results are not a function of the inputs alone
 
-        A graph that cannot be compiled, or traced by torch, runs as without torch.compile, with a warning. Under `strict`,
-        raises the error of what fails.
+        Layers with empty rows or columns are compiled as smaller ones. A graph that cannot be compiled, or traced by torch,
+        runs as without torch.compile, with a warning. Under `strict`, raises the error of what fails.
         """
-        options, mode = self.options, self.mode
+        return compile_smaller(module, values, self.options, partial(self._compile, pure=pure))
+
+    def _compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool) -> Callable[..., Any]:
+        options, mode, inputs = self.options, self.mode, Inputs.of(module, values)
         rewrite = SparseRewrite(inputs, options, measuring=options.max_autotune or mode in MEASURING, pure=pure)
-        inductor = options.dense == "auto" and has_cpp_compiler() and has_triton_for(inputs.values)
+        inductor = options.dense == "auto" and has_cpp_compiler() and has_triton_for(values)
         try:
             if (inductor or options.dense == "inductor") and not off(INDUCTOR):
-                mode = mode or (MEASURING[-1] if options.max_autotune else None)
-                compiled = with_inductor(module, traced, rewrite, mode)
+                compiled = with_inductor(module, values, rewrite, mode or (MEASURING[-1] if options.max_autotune else None))
             else:
-                compiled = eagerly(module, traced, rewrite)
+                compiled = eagerly(module, values, rewrite)
         except (GossamerError, ValueError) as error:  # what exists in eager code alone, or views that torch's tracer refuses
             if options.strict:
                 raise

@@ -51,7 +51,7 @@ def sparse(
     compiler = Compiler(parsed, mode)
     apart = split_static_results(gm, inputs)
     twice = compile_eval(gm, inputs, compiler) if in_eval_mode(gm.graph, inputs.values) else None
-    compiled = compiler.compile(gm, inputs, example_inputs) if twice is None else twice.__call__
+    compiled = compiler.compile(gm, example_inputs) if twice is None else twice.__call__
     return compiled if apart is None else apart.beside(compiled, twice is not None)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gossamer.backend.report.options import SMALLER_LAYERS
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import did_you_mean
 
@@ -48,7 +49,9 @@ def graph_pass(name: str) -> "GraphPass":
 
 def check_disabled(names: Sequence[str]) -> None:
     """OptionError for a name in the option `disable` that is none of a pass."""
+    known = [*GRAPH_PASSES, SMALLER_LAYERS]
     for name in names:
-        if name not in GRAPH_PASSES:
-            hint = did_you_mean(name, GRAPH_PASSES)
-            raise OptionError(f"option disable names {name!r}{hint}; the graph passes are {', '.join(GRAPH_PASSES)}")
+        if name not in known:
+            raise OptionError(
+                f"option disable names {name!r}{did_you_mean(name, known)}; the graph passes are {', '.join(known)}"
+            )

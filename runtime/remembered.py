@@ -68,6 +68,11 @@ class Made(Generic[T]):
         """Whether it was made of these tensors, whatever has been written to them since."""
         return all(map(operator.is_, map(_REFERENT, self._storages), map(Tensor.untyped_storage, tensors)))
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether one of the tensors' storages has died."""
+        return any(each() is None for each in self._storages)
+
     def is_current(self, tensors: Sequence[Tensor]) -> bool:
         """Whether it was made of these tensors as they are now, if it was made of some at these addresses."""
         return (

@@ -40,6 +40,7 @@ MARKS = "calls without marks for profilers"
 LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
+AGAIN = "compiling a graph again for gradients of models in eval mode, or when empty rows have changed"
 PACKAGES = "the warning at packages of AOTInductor, which are dense"
 BREAKS = "graph breaks in reports, and warnings of them"
 ANEW = "compiling anew what a recipe has made sparse"
@@ -326,9 +327,9 @@ PRIVATE = {
     "GuardBuilder": Private("torch._dynamo.guards:GuardBuilder", "that it stays", EVAL, Absent),
     "install_guard": Private("torch._dynamo.guards:install_guard", "that it stays", EVAL, lambda *_: None),
     "set_grad_enabled": Private("torch._C:_set_grad_enabled", "what graphs call", EVAL),
-    "TracingContext": Private("torch._guards:TracingContext", "what is known of open sizes", EVAL, Absent),
-    "tracing": Private("torch._guards:tracing", "tracing once more", EVAL, lambda _: nullcontext()),
-    "compile_context": Private("torch._guards:compile_context", "compiling once more", EVAL, lambda _: nullcontext()),
+    "TracingContext": Private("torch._guards:TracingContext", "what a graph was compiled in", AGAIN, Absent),
+    "tracing": Private("torch._guards:tracing", "compiling it again in that", AGAIN, nullcontext),
+    "compile_context": Private("torch._guards:compile_context", "likewise", AGAIN, nullcontext),
     "profiler": Private(
         "torch.autograd.profiler:_is_profiler_enabled", "whether a profiler watches", SHORT_WAY,
         SimpleNamespace(_is_profiler_enabled=True), changing=True,

@@ -20,8 +20,8 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions", "calls",
-        "graph", "devices", "report",
+        "smaller", "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
+        "calls", "graph", "devices", "report",
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [

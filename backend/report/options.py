@@ -16,6 +16,9 @@ from gossamer.passes.framework import by_name
 Dense = Literal["auto", "inductor", "eager"]
 Verify = Literal["version", "full"]
 SCHEDULES = ("auto", "reference", *by_name.schedules(*by_name.CPU_SCHEDULES), *by_name.schedules(*by_name.GPU_SCHEDULES))
+SMALLER_LAYERS = "smaller-layers"
+"""What the option `disable` calls the step before all graph passes, which leaves out empty rows and columns."""
+
 MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
 """The modes of torch.compile in which schedules are measured."""
 
@@ -36,7 +39,8 @@ class Options:
               mode="max-autotune" does, which torch.compile does not take beside options.
     dump_ir   directory for the text of every compilation stage; default: environment variable GOSSAMER_DUMP_IR.
     strict    raise when a region fails to compile, instead of warning and leaving it dense.
-    disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them.
+    disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them;
+              "smaller-layers" keeps rows, columns, filters and heads of zeros in.
     verify    how a changed weight is noticed: "version" compares data pointer, version counter and a few values; "full"
               compares every value on every call, and so sees all writes that torch does not count (`.data`, numpy).
     """

@@ -139,13 +139,15 @@ def collect() -> Iterator[Collector]:
         _open.reset(token)
 
 
-def record(decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float], training: bool = False) -> None:
-    """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses,
-    `seconds` what each graph pass took, `training` whether it has gradients."""
+def record(
+    decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float], training: bool = False, graphs: int = 1
+) -> None:
+    """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses, `seconds` what each graph
+    pass took, `training` whether it has gradients; `graphs` is 0 where others about the same graph follow."""
     decisions, kernels = list(decisions), set(kernels)
     for decision in decisions:
         log.info("%s", decision)
-    counters["gossamer"]["graphs"] += 1
+    counters["gossamer"]["graphs"] += graphs
     counters["gossamer"]["regions"] += sum(d.sparse for d in decisions)
     counters["gossamer"]["dense"] += sum(not d.sparse for d in decisions)
     for collector in _open.get():

@@ -1,0 +1,169 @@
+"""Which channels of which values of Dynamo's graph are needed.
+
+    forward     each rule says where the channels of a result lie, and which are constant: those of a row of zeros are its bias
+    backward    each rule says which channels of its operands are needed for those of the result that are
+
+What no rule takes gets the whole value, and so needs all channels that are not constant: those are filled in.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from gossamer.backend.smaller.channels import Atoms, Channels
+from gossamer.backend.smaller.recipe import Known, Recipe
+from gossamer.backend.smaller.writes import writes
+
+if TYPE_CHECKING:
+    from gossamer.backend.smaller.build import Builder
+
+Rule = Callable[["Analysis", fx.Node], "Step | None"]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product with a static weight [M, K, ...], for predictions and reports.
+
+    tokens  rows of x, or pixels; None where their number is open
+    taps    elements of the weight for each of M x K
+    """
+
+    name: str
+    op: str
+    weight: Tensor
+    rows: Channels
+    columns: Channels
+    tokens: int | None
+    taps: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """How a node goes on with channels.
+
+    result    the channels of its value, or of each of several
+    operands  the nodes that it takes without what is left out
+    back      which channels of the result are needed (of each) → says so of the operands, by `Analysis.want`
+    build     the node for the smaller values; None for the same call
+    product   the product that it is, if it is one
+    alias     whether the result may be over the memory of its operand
+    """
+
+    result: Channels | list[Channels]
+    operands: Sequence[fx.Node]
+    back: Callable[[Any], None]
+    build: "Callable[[Builder], fx.Node] | None" = None
+    product: Product | None = None
+    alias: bool = False
+
+
+@dataclass(eq=False)
+class Analysis:
+    """What is known about a graph.
+
+    names     of the static inputs, for the report
+    gradients whether some are asked for, and `training` whether for static inputs
+    zeros     what has to be zeros for the smaller graph to be the same
+    entries   values that come from outside with all of their channels, and are gathered from, by dimension
+    """
+
+    graph: fx.Graph
+    recipe: Recipe
+    names: Mapping[fx.Node, str]
+    gradients: bool
+    training: bool
+    atoms: Atoms = field(default_factory=Atoms)
+    steps: dict[fx.Node, Step] = field(default_factory=dict)
+    entries: dict[tuple[fx.Node, int], Channels] = field(default_factory=dict)
+    _wanted: dict[tuple[fx.Node, int], Tensor] = field(default_factory=dict)
+
+    def channels(self, node: object) -> Channels | None:
+        """Those of a value, if a rule has found some."""
+        step = self.steps.get(node) if isinstance(node, fx.Node) else None
+        return step.result if step is not None and isinstance(step.result, Channels) else None
+
+    def entry(self, node: fx.Node, dim: int, size: int) -> Channels:
+        """Channels of a value that no rule has made, which a product may gather from."""
+        if (node, dim) not in self.entries:
+            none = torch.zeros(size, dtype=torch.bool)
+            self.entries[node, dim] = Channels((dim,), self.atoms.new(size), 0, none, None)
+        return self.entries[node, dim]
+
+    def want(self, node: fx.Node, mask: Tensor, piece: int = 0) -> None:
+        """Says that these channels of a value are needed."""
+        known = self._wanted.get((node, piece))
+        self._wanted[node, piece] = mask if known is None else known | mask
+
+    def is_zero(self, fill: Known | None, const: Tensor) -> Tensor:
+        """Which constants are zeros, and have no gradient."""
+        if fill is None:
+            return const
+        trained = self.training and fill.value.requires_grad
+        return torch.zeros_like(const) if trained else const & (fill.value.detach() == 0)
+
+    def run(self, rules: Mapping[Any, Rule]) -> None:
+        """Asks the rules, by the target of a node, and finds what is needed."""
+        live = _live(self.graph)
+        for node in self.graph.nodes:
+            rule = rules.get(node.target) if node.op in ("call_function", "call_method") else None
+            step = rule(self, node) if rule is not None and node in live and self.recipe.of(node) is None else None
+            if step is not None and all(self._may_write(each) for each in writes(node)):
+                self.steps[node] = step
+        for node in reversed(self.graph.nodes):
+            self._back(node)
+        for (node, piece), mask in self._wanted.items():
+            self.atoms.need(self.pieces(node)[piece].ids, mask)
+        for node in self.steps:
+            for each in self.pieces(node):
+                self.atoms.tie_lines(each.ids, each.along)
+        kept = self.atoms.kept()
+        for each in self.all_channels():  # of what is needed nowhere something stays, so that no size is zero
+            if not bool(kept[each.ids].any()):
+                self.atoms.need(each.ids.flatten(), torch.arange(each.ids.numel()) == 0)
+                kept = self.atoms.kept()
+
+    def all_channels(self) -> list[Channels]:
+        """Those of all values."""
+        return [*self.entries.values(), *[each for node in self.steps for each in self.pieces(node)]]
+
+    def products(self) -> list[Product]:
+        """All products with static weights."""
+        return [step.product for step in self.steps.values() if step.product is not None]
+
+    def pieces(self, node: fx.Node) -> list[Channels]:
+        """The channels of a value, as a list."""
+        result = self.steps[node].result
+        return result if isinstance(result, list) else [result]
+
+    def _back(self, node: fx.Node) -> None:
+        step, changed = self.steps.get(node), writes(node)
+        for each in node.all_input_nodes:
+            if each in self.steps and (step is None or each not in step.operands):
+                for piece, channels in enumerate(self.pieces(each)):
+                    all_ = torch.ones_like(channels.const)
+                    several = isinstance(self.steps[each].result, list)
+                    self.want(each, all_ if several or each in changed else ~channels.const, piece)
+        if step is not None:
+            masks = [self._wanted.get((node, n)) for n in range(len(self.pieces(node)))]
+            found = [
+                torch.zeros_like(channels.const) if mask is None else mask
+                for mask, channels in zip(masks, self.pieces(node), strict=True)
+            ]
+            step.back(found if isinstance(step.result, list) else found[0])
+
+    def _may_write(self, node: fx.Node) -> bool:
+        """Whether nobody sees the value of a node but the one that writes to it."""
+        step = self.steps.get(node)
+        return len(node.users) == 1 and step is not None and not step.alias
+
+
+def _live(graph: fx.Graph) -> set[fx.Node]:
+    """What results depend on, or what is written to."""
+    found = set[fx.Node]()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in found or writes(node):
+            found.update([node, *node.all_input_nodes])
+    return found

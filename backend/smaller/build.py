@@ -1,0 +1,158 @@
+"""The smaller graph: the nodes of Dynamo's, for smaller values, and how its new inputs are computed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gossamer.backend.calls.lines import pick_lines, spread_lines
+from gossamer.backend.smaller.analysis import Analysis
+from gossamer.backend.smaller.channels import Channels
+from gossamer.backend.smaller.recipe import Known
+
+
+@dataclass(frozen=True, eq=False)
+class SmallerGraph:
+    """A graph with some inputs left out, and new ones at the end.
+
+    graph    it
+    taken    the numbers of the old inputs that it has
+    leaves   the numbers of the old inputs that new ones are computed from
+    recipe   values of leaves → (the new inputs, [whether something is not the zeros that it has to be])
+    inputs   values of the new inputs, their placeholders, and those of the static inputs that they are in place of
+    """
+
+    graph: fx.Graph
+    taken: Sequence[int]
+    leaves: Sequence[int]
+    recipe: fx.GraphModule
+    inputs: Sequence[tuple[Tensor, fx.Node, fx.Node | None]]
+
+
+class Builder:
+    """Copies a graph node by node, without the channels that do not stay."""
+
+    def __init__(self, analysis: Analysis, kept: Tensor) -> None:
+        self.graph, self.recipe = fx.Graph(), analysis.recipe
+        self._analysis, self._kept = analysis, kept
+        self._env, self._full = dict[fx.Node, fx.Node](), dict[fx.Node, fx.Node]()
+        self._gathered = dict[tuple[fx.Node, int], fx.Node]()
+        self._zeros, self._inputs = list[Known](), list[tuple[Known, fx.Node]]()
+        self._last: fx.Node | None = None
+
+    def run(self) -> SmallerGraph:
+        """The whole graph."""
+        placeholders = self._analysis.graph.find_nodes(op="placeholder")
+        for node in self._analysis.graph.nodes:
+            step = self._analysis.steps.get(node)
+            self._env[node] = self.same(node) if step is None or step.build is None else step.build(self)
+            if node.op == "placeholder":
+                self._last = self._env[node]
+        self.graph.eliminate_dead_code()
+        inputs = [known for known, _ in self._inputs]
+        named = [self.recipe.main_leaf(known) for known in inputs]
+        for node in placeholders:
+            if not self._env[node].users and isinstance(node.meta.get("example_value"), Tensor):
+                self.graph.erase_node(self._env.pop(node))
+        recipe, leaves = self.recipe.finish(inputs, self._zeros)
+        return SmallerGraph(
+            self.graph,
+            [n for n, node in enumerate(placeholders) if node in self._env],
+            [placeholders.index(leaf) for leaf in leaves],
+            recipe,
+            [(known.value, made, leaf) for (known, made), leaf in zip(self._inputs, named, strict=True)],
+        )
+
+    def same(self, node: fx.Node) -> fx.Node:
+        """The same call, with the smaller values that it takes."""
+        step = self._analysis.steps.get(node)
+        small = step.operands if step is not None else ()
+        made = self.graph.node_copy(node, lambda each: self._env[each] if each in small else self.full(each))
+        if step is not None:
+            made.meta.pop("example_value", None)
+        return made
+
+    def mapped(self, arguments: Any) -> Any:
+        """Arguments of a node, such as open sizes, for one of the smaller graph."""
+        return fx.map_arg(arguments, self.full)
+
+    def small(self, node: fx.Node) -> fx.Node:
+        """The smaller value of a node."""
+        return self._env[node]
+
+    def full(self, node: fx.Node) -> fx.Node:
+        """The whole value of a node: what was left out of it is constant."""
+        channels = self._analysis.channels(node)
+        if channels is None or bool((lines := self.kept(channels)).all()):
+            return self._env[node]
+        if node not in self._full:
+            value = node.meta["example_value"]
+            fill = None if channels.fill is None else self._spelled(channels, channels.fill, value)
+            self._full[node] = self._spread(self._env[node], channels.dim, lines, fill, value.dim())
+        return self._full[node]
+
+    def _spelled(self, channels: Channels, fill: Known, value: Tensor) -> fx.Node:
+        """Constants in the dimensions of a value."""
+        order = sorted(range(len(channels.dims)), key=lambda n: channels.dims[n])
+        sizes = dict(zip(channels.dims, channels.ids.shape, strict=True))
+        turned = self.recipe(torch.permute, fill, order)
+        turned = self.recipe(torch.reshape, turned, [sizes.get(n, 1) for n in range(value.dim())])
+        return self.input(self.recipe(Tensor.to, turned, value.dtype))
+
+    def _spread(self, small: fx.Node, dim: int, lines: Tensor, fill: fx.Node | None, dims: int) -> fx.Node:
+        """The lines of a smaller value where they belong, and constants elsewhere."""
+        if not self._analysis.gradients:  # which operations of ours have not
+            index = self.input(self.recipe.constant(lines.nonzero().flatten()))
+            return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim))
+        index = self.input(self.recipe.constant((lines.cumsum(0) - 1).clamp(min=0)))
+        mask = self.input(self.recipe.constant(lines.reshape([-1 if n == dim else 1 for n in range(dims)])))
+        whole = self.graph.call_function(torch.index_select, (small, dim, index))
+        return self.graph.call_function(torch.where, (mask, whole, 0.0 if fill is None else fill))
+
+    def gathered(self, node: fx.Node, channels: Channels) -> fx.Node:
+        """Those of a whole value that some product takes."""
+        kept, dim = self.kept(channels), channels.dim
+        if bool(kept.all()):
+            return self.full(node)
+        if (node, dim) not in self._gathered:
+            index, whole = self.input(self.recipe.constant(kept.nonzero().flatten())), self.full(node)
+            if self._analysis.gradients:
+                made = self.graph.call_function(torch.index_select, (whole, dim, index))
+            else:
+                made = self.graph.call_function(pick_lines, (whole, index, dim))
+            self._gathered[node, dim] = made
+        return self._gathered[node, dim]
+
+    def kept(self, channels: Channels) -> Tensor:
+        """Which indices stay in the dimension that gets shorter."""
+        return channels.lines(self._kept)
+
+    def taken(self, known: Known, masks: Mapping[int, Tensor]) -> Known:
+        """A tensor without what masks leave out, by dimension."""
+        for dim, mask in masks.items():
+            if not bool(mask.all()):
+                known = self.recipe(torch.index_select, known, dim, mask.nonzero().flatten())
+        return known
+
+    def zeros(self, known: Known) -> None:
+        """Has the smaller graph depend on this being zeros."""
+        if known.value.numel():
+            self._zeros.append(known)
+
+    def finite(self, known: Known) -> None:
+        """Has the smaller graph depend on this being finite."""
+        self.zeros(self.recipe(torch.logical_not, self.recipe(torch.isfinite, known)))
+
+    def input(self, known: Known) -> fx.Node:
+        """A new input."""
+        name = f"smaller_{len(self._inputs)}"
+        if self._last is None:
+            made = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(self._last):
+                made = self.graph.placeholder(name)
+        self._last = made
+        self._inputs.append((known, made))
+        return made

@@ -1,0 +1,189 @@
+"""Calls the compiled smaller graph, with inputs that are computed again when weights have changed.
+
+weights as they were                     the inputs as they are: a look at versions and samples, as everywhere
+new values, the same rows empty          the inputs are computed again, into the same memory
+at every call                            the whole graph, until they stay the same for two calls
+something in a row that was left out     another smaller graph, or the whole one, compiled then
+gradients for weights under masks        the inputs are computed at every call, with gradients; the masks are looked at
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gossamer.runtime.remembered import Compared, Made
+
+_RESTLESS = 3
+"""Changes in a row, each after a single call, by which weights count as changing at every call."""
+
+_MOST = 16
+"""Compiled graphs: layers of one class may share Dynamo's, and differ in what is empty."""
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A compiled graph.
+
+    compiled  it
+    taken     the numbers of Dynamo's inputs that it takes
+    leaves    the numbers of those that its other inputs are computed from
+    recipe    leaves' values → (these inputs, [whether something is not the zeros that it has to be])
+    trained   the numbers of the leaves that have gradients
+    """
+
+    compiled: Callable[..., Any]
+    taken: Sequence[int]
+    leaves: Sequence[int]
+    recipe: fx.GraphModule
+    trained: frozenset[int]
+
+    def looked_at(self, args: Sequence[Any]) -> list[Tensor]:
+        """What must not have changed for inputs to be those that were computed."""
+        return [args[n] for n in self.leaves if n not in self.trained] if self.trained else [args[n] for n in self.leaves]
+
+    def inputs(self, args: Sequence[Any]) -> tuple[list[Tensor], bool]:
+        """The other inputs, and whether the graph may be used."""
+        with torch.autocast("cpu", enabled=False), torch.inference_mode(False), torch.set_grad_enabled(bool(self.trained)):
+            inputs, nonzero = self.recipe(*[args[n] for n in self.leaves])
+            return inputs, not any(map(bool, nonzero))
+
+
+@dataclass(eq=False)
+class _State:
+    """What is known about some weights.
+
+    made     of what, and where in memory that lies; its value is not used
+    variant  that fits, None for the whole graph
+    inputs   of the variant; None where they are computed at every call
+    calls    since the weights have changed, which they did so many `changes` in a row after one call
+    pending  whether the weights change at every call, so that nothing was computed of them
+    """
+
+    made: Made[None]
+    places: list[int]
+    variant: Variant | None
+    leaves: Variant
+    inputs: list[Tensor] | None = None
+    calls: int = 0
+    changes: int = 0
+    pending: bool = False
+
+
+class SmallerCall:
+    """What Dynamo calls instead of a compiled graph.
+
+    first    the graph that was compiled for the weights as they are
+    another  inputs → one for other weights; None if none pays
+    whole    inputs → the compiled graph with all inputs
+    """
+
+    def __init__(
+        self, first: Variant, another: Callable[[Sequence[Any]], Variant | None],
+        whole: Callable[[Sequence[Any]], Callable[..., Any]], compared: Compared,
+    ) -> None:  # fmt: skip
+        self._variants, self._another, self._make_whole, self._compared = [first], another, whole, compared
+        self._whole: Callable[..., Any] | None = None
+        self._states = list[_State]()
+        self._lock = threading.RLock()
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """The results of Dynamo's graph for its inputs."""
+        state = self._state(args)
+        variant, inputs = state.variant, state.inputs
+        if variant is not None and variant.trained:
+            inputs, fits = variant.inputs(args)
+            if not fits:
+                state = self._renewed(args)
+                variant = state.variant
+                inputs = None if variant is None else variant.inputs(args)[0]
+        state.calls += 1
+        if variant is None or inputs is None:
+            return self._of_all(args)(*args)
+        return variant.compiled(*[args[n] for n in variant.taken], *inputs)
+
+    def _state(self, args: Sequence[Any]) -> _State:
+        for state in self._states:
+            looked_at = state.leaves.looked_at(args)
+            if state.made.is_current(looked_at) and state.places == [*map(Tensor.data_ptr, looked_at)]:
+                return self._renewed(args) if state.pending else state
+        return self._renewed(args)
+
+    def _of_all(self, args: Sequence[Any]) -> Callable[..., Any]:
+        with self._lock:
+            if self._whole is None:
+                self._whole = self._make_whole(args)
+            return self._whole
+
+    def _renewed(self, args: Sequence[Any]) -> _State:
+        """What is known about weights that are new, have changed, or have settled."""
+        with self._lock:
+            old = next((state for state in self._states if state.made.is_of(state.leaves.looked_at(args))), None)
+            changes = old.changes + 1 if old is not None and old.calls <= 1 and not old.pending else 0
+            if old is not None and old.pending and not old.made.is_current(old.leaves.looked_at(args)):
+                changes = old.changes
+            if old is not None:
+                self._states.remove(old)
+            if old is not None and changes >= _RESTLESS:
+                state = self._begun(old.leaves, args)
+                state.pending = True
+            else:
+                state = self._fitting(args, old)
+            state.changes = changes
+            self._states.insert(0, state)
+            return state
+
+    def _begun(self, leaves: Variant, args: Sequence[Any]) -> _State:
+        """A state of weights as they are, which is to be called before they are read."""
+        looked_at = leaves.looked_at(args)
+        of = weakref.ref(self)
+        made = Made[None](looked_at, self._compared, lambda _: _forget(of))
+        return _State(made, [*map(Tensor.data_ptr, looked_at)], None, leaves)
+
+    def _fitting(self, args: Sequence[Any], old: _State | None) -> _State:
+        """With a graph that computes the same for these weights, and its inputs; the one used before if it still does."""
+        before = [old.variant] if old is not None and old.variant is not None else []
+        for variant in [*before, *[each for each in self._variants if each not in before]]:
+            if (state := self._with(variant, args, old)) is not None:
+                return state
+        made = self._another(args) if len(self._variants) < _MOST else None
+        if made is not None:
+            self._variants.append(made)
+            if (state := self._with(made, args, None)) is not None:
+                return state
+        return self._begun(self._variants[0], args)
+
+    def _with(self, variant: Variant, args: Sequence[Any], old: _State | None) -> _State | None:
+        """With one graph, if it fits."""
+        state = self._begun(variant, args)
+        inputs, fits = variant.inputs(args)
+        if not fits:
+            return None
+        state.variant = variant
+        if not variant.trained:
+            before = old.inputs if old is not None and old.variant is variant else None
+            state.inputs = inputs if before is None else _written(before, inputs, [args[n] for n in variant.leaves])
+        return state
+
+    def forget_the_gone(self) -> None:
+        """Lets go of what belongs to weights that are there no more."""
+        self._states = [state for state in self._states if not state.made.is_gone]
+
+
+def _forget(of: weakref.ref[SmallerCall]) -> None:
+    if (call := of()) is not None:
+        call.forget_the_gone()
+
+
+def _written(old: Sequence[Tensor], new: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """New inputs in the memory of old ones, so that packings of those are renewed; but weights that are taken as they are."""
+    theirs = {leaf.untyped_storage()._cdata for leaf in leaves}
+    with torch.inference_mode(False), torch.no_grad():
+        return [
+            after if {before.untyped_storage()._cdata, after.untyped_storage()._cdata} & theirs else before.copy_(after)
+            for before, after in zip(old, new, strict=True)
+        ]

@@ -1,0 +1,105 @@
+"""Channels: what may be left out of a value, and how those of several values hang together.
+
+A product with a static weight begins new channels, one for each row. Elementwise work ties its operands' channels together,
+attention those of a head; a channel stays if one of those it is tied to is needed. Views only say where channels are found:
+
+    linear       [batch, tokens, 768]        dims (2,), ids [768]
+    .view(…)     [batch, tokens, 12, 64]     dims (2, 3), ids [12, 64], along 0: heads as a whole
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.backend.smaller.recipe import Known
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """The channels of a value.
+
+    dims   which of its dimensions they lie along
+    ids    which channel it is, by the indices in these dimensions
+    along  which of `dims` gets shorter; in the others, all channels of an index go together
+    const  which of them are the same number for any input, likewise
+    fill   these numbers, likewise; None for zeros. What it has for other channels is finite, and means nothing
+    """
+
+    dims: tuple[int, ...]
+    ids: Tensor
+    along: int
+    const: Tensor
+    fill: Known | None
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the value that gets shorter."""
+        return self.dims[self.along]
+
+    @property
+    def constant(self) -> Tensor:
+        """The channels that are constant and no zeros, as far as `fill` tells now."""
+        return self.const if self.fill is None else self.const & (self.fill.value.detach() != 0)
+
+    def lines(self, kept: Tensor) -> Tensor:
+        """Which indices along the dimension stay, if these channels do."""
+        return kept[self.ids].movedim(self.along, 0).flatten(1).any(1) if self.ids.dim() > 1 else kept[self.ids]
+
+    def moved(self, dims: Sequence[int]) -> "Channels":
+        """The same in other dimensions."""
+        return replace(self, dims=tuple(dims))
+
+
+class Atoms:
+    """All channels of a graph: which are tied together, and which are needed."""
+
+    def __init__(self) -> None:
+        self._count, self._ties, self._needed = 0, list[tuple[Tensor, Tensor]](), list[Tensor]()
+
+    def new(self, count: int) -> Tensor:
+        """The numbers of new channels."""
+        self._count += count
+        return torch.arange(self._count - count, self._count)
+
+    def tie(self, a: Tensor, b: Tensor) -> None:
+        """Has each of `a` stay if that of `b` does, and the other way round."""
+        self._ties.append((a.flatten(), b.expand_as(a).flatten()))
+
+    def tie_lines(self, ids: Tensor, along: int) -> None:
+        """Ties what has the same index in one dimension."""
+        if ids.dim() > 1:
+            lines = ids.movedim(along, 0).flatten(1)
+            self.tie(lines, lines[:, :1])
+
+    def need(self, ids: Tensor, mask: Tensor) -> None:
+        """Has those stay that a mask tells."""
+        self._needed.append(ids[mask])
+
+    def kept(self) -> Tensor:
+        """Whether each of them stays."""
+        label = self._labels(self._ties)
+        needed = np.zeros(self._count, dtype=bool)
+        for ids in self._needed:
+            needed[label[ids.numpy()]] = True
+        return torch.from_numpy(needed[label])
+
+    def families(self, members: Sequence[Tensor]) -> np.ndarray:
+        """A label for each channel: the same for all that are tied, or in one of `members`."""
+        return self._labels([*self._ties, *[(ids.flatten(), ids.flatten()[:1].expand(ids.numel())) for ids in members]])
+
+    def _labels(self, ties: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:
+        label = np.arange(self._count)
+        pairs = [np.concatenate([each[side].numpy() for each in ties]) for side in (0, 1)] if ties else None
+        while pairs is not None:
+            least = np.minimum(label[pairs[0]], label[pairs[1]])
+            before = label.copy()
+            for side in pairs:
+                np.minimum.at(label, side, least)
+                np.minimum.at(label, before[side], least)
+            label = label[label]
+            if np.array_equal(before, label):
+                break
+        return label

@@ -1,0 +1,102 @@
+"""Compiles the smaller graph of one of Dynamo's, where there is one, with what compiles graphs otherwise.
+
+gm(x, w1, b1, w2, b2)    →    gm'(x, smaller_0, smaller_1, smaller_2, smaller_3), called with rows and columns of w1 and w2
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.kept_graph import KeptGraph, module_of
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import collect, record
+from gossamer.backend.smaller.call import SmallerCall, Variant
+from gossamer.backend.smaller.plan import Plan, plan
+from gossamer.runtime.torch_internals import detect_fake_mode
+
+Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Options, compile_: Compile) -> Callable[..., Any]:
+    """What `compile_` makes of one of Dynamo's graphs, or of a smaller one that computes the same.
+
+    values  as Dynamo passes them with the module
+    """
+    inputs = Inputs.of(module, values)
+    statics = {n: static.name for n, static in inputs.statics.items() if static.tensor is inputs.values[n]}
+    found = plan(module.graph, statics, inputs.values, options)
+    if found is None:
+        return compile_(module, values)
+    source = _Source(module, [*statics], compile_)
+
+    with collect() as others:
+        first = source.compiled(found, values, values)
+    sparse = {decision.name for decision in others.decisions if decision.sparse}
+    record([decision for decision in found.decisions if decision.name not in sparse], [], {}, graphs=0)
+
+    def another(args: Sequence[Any]) -> Variant | None:
+        with source.at_work():
+            found = plan(source.graph, statics, args, options)
+            return None if found is None else source.compiled(found, args, source.fakes(args))
+
+    def whole(args: Sequence[Any]) -> Callable[..., Any]:
+        with source.at_work():
+            return source.whole(args)
+
+    call = SmallerCall(first, another, whole, "all" if options.verify == "full" else "uncounted")
+    return lambda *args: call(args)
+
+
+class _Source:
+    """One of Dynamo's graphs, kept to be compiled again when weights have changed.
+
+    statics  the numbers of its static inputs
+    """
+
+    def __init__(self, module: fx.GraphModule, statics: Sequence[int], compile_: Compile) -> None:
+        self._compile, self._kept = compile_, KeptGraph(module, statics)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph."""
+        return self._kept.module.graph
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """To be entered where something is compiled at a call."""
+        return self._kept.at_work()
+
+    def fakes(self, args: Sequence[Any]) -> list[Any]:
+        """Inputs of the sizes that the graph is for, some of which are open."""
+        return self._kept.again(args)[1]
+
+    def whole(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """The whole graph, compiled."""
+        return self._compile(*self._kept.again(args))
+
+    def compiled(self, found: Plan, args: Sequence[Any], values: Sequence[Any]) -> Variant:
+        """A smaller graph, compiled; `values` are what it is compiled for."""
+        smaller = found.smaller
+        module = module_of(smaller.graph, self._kept.module)
+        placeholders = module.graph.find_nodes(op="placeholder")
+        self._kept.note(
+            [None if n not in smaller.taken else placeholders[smaller.taken.index(n)] for n in range(len(args))], args
+        )
+        mode = detect_fake_mode([node.meta.get("example_value") for node in placeholders])
+        given = [values[n] for n in smaller.taken]
+        old = self.graph.find_nodes(op="placeholder")
+        for node, n in zip(placeholders, smaller.taken, strict=False):
+            node._dynamo_source = old[n]._dynamo_source
+        for node, (value, _, leaf) in zip(placeholders[len(given) :], smaller.inputs, strict=True):
+            fake = mode.from_tensor(value, static_shapes=True) if mode is not None else value
+            source = leaf.meta["grapharg"].source if leaf is not None and "grapharg" in leaf.meta else None
+            node.meta = {"example_value": fake, "grapharg": SimpleNamespace(source=source, example=value.detach())}
+            node._dynamo_source = None
+            given.append(fake)
+        trained = frozenset(n for n in smaller.leaves if args[n].requires_grad) if torch.is_grad_enabled() else frozenset()
+        compiled = self._compile(module, given)
+        return Variant(compiled, smaller.taken, smaller.leaves, smaller.recipe, trained)

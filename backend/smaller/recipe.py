@@ -1,0 +1,131 @@
+"""Tensors that are computed from the static inputs of a graph alone: now, and again whenever those change.
+
+known = recipe.of(node)                              a weight, maybe masked, as Dynamo's graph computes it
+small = recipe(torch.index_select, known, 0, rows)   evaluated at once, and noted
+module, leaves = recipe.finish([small], zeros)       leaves' values → the small tensors, and whether `zeros` still are
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from gossamer.backend.smaller.writes import written
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A tensor that is computed from static inputs: its node in the recipe, and its value now."""
+
+    node: fx.Node
+    value: Tensor
+
+
+class Recipe:
+    """How tensors are computed from static inputs.
+
+    statics  placeholders of Dynamo's graph, with their values
+    """
+
+    def __init__(self, graph: fx.Graph, statics: Mapping[fx.Node, Tensor]) -> None:
+        self._root, self._graph, self._constants = nn.Module(), fx.Graph(), 0
+        self._known = dict[fx.Node, Known]()
+        self._leaves = list[fx.Node]()
+        self._statics = dict(statics)
+        self._static = set(statics)
+        changed = written(graph)
+        for node in graph.nodes:
+            inputs = node.all_input_nodes
+            if node.op in ("call_function", "call_method") and inputs and all(each in self._static for each in inputs):
+                self._static.add(node)
+        self._static -= _with_all_around(graph, changed & self._static)
+
+    def of(self, node: object) -> Known | None:
+        """The tensor of a node of Dynamo's graph; None if it depends on more than static inputs."""
+        if not isinstance(node, fx.Node) or node not in self._static:
+            return None
+        if node not in self._known:
+            if node.op == "placeholder":
+                made = self._graph.placeholder(node.name)
+                self._leaves.append(node)
+                self._known[node] = Known(made, self._statics[node])
+            else:
+                inputs = {each: self.of(each) for each in node.all_input_nodes}
+                if any(each is None for each in inputs.values()):
+                    return None
+                made = self._graph.node_copy(node, lambda each: inputs[each].node)  # type: ignore[union-attr]
+                value = self._run(node, {each: known.value for each, known in inputs.items() if known is not None})
+                if not isinstance(value, Tensor):
+                    return None
+                self._known[node] = Known(made, value)
+        return self._known[node]
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Known:
+        """What a function returns for arguments, some of which are known; other tensors among them are constants."""
+        noted = [self.constant(each) if isinstance(each, Tensor) else each for each in args]
+        nodes = [each.node if isinstance(each, Known) else each for each in noted]
+        values = [each.value if isinstance(each, Known) else each for each in noted]
+        return Known(self._graph.call_function(function, tuple(nodes), kwargs), function(*values, **kwargs))
+
+    def constant(self, value: Tensor) -> Known:
+        """A tensor that depends on nothing."""
+        name = f"constant_{self._constants}"
+        self._constants += 1
+        self._root.register_buffer(name, value)
+        return Known(self._graph.get_attr(name), value)
+
+    def leaves_of(self, known: Known) -> list[fx.Node]:
+        """The static inputs that a tensor is computed from."""
+        found, pending = set[fx.Node](), [known.node]
+        while pending:
+            node = pending.pop()
+            if node not in found:
+                found.add(node)
+                pending += node.all_input_nodes
+        return [leaf for leaf in self._leaves if self._known[leaf].node in found]
+
+    def main_leaf(self, known: Known) -> fx.Node | None:
+        """The one that it has its name from: a parameter if there is one, the largest."""
+        leaves = [(self._statics[leaf], leaf) for leaf in self.leaves_of(known)]
+        return max(leaves, key=lambda each: (isinstance(each[0], nn.Parameter), each[0].numel()))[1] if leaves else None
+
+    def value(self, leaf: fx.Node) -> Tensor:
+        """That of a static input."""
+        return self._statics[leaf]
+
+    def finish(self, outputs: Sequence[Known], zeros: Sequence[Known]) -> tuple[fx.GraphModule, list[fx.Node]]:
+        """A module that computes (outputs, [whether one of `zeros` is not]) from the leaves that it needs, and these."""
+        nonzero = [self._graph.call_function(_has_nonzeros, (each.node,)) for each in zeros]
+        self._graph.output(([each.node for each in outputs], nonzero))
+        self._graph.eliminate_dead_code()
+        for leaf in self._leaves:
+            if not self._known[leaf].node.users:
+                self._graph.erase_node(self._known[leaf].node)
+        leaves = [leaf for leaf in self._leaves if self._known[leaf].node.users]
+        return fx.GraphModule(self._root, self._graph), leaves
+
+    def _run(self, node: fx.Node, values: Mapping[fx.Node, Tensor]) -> Any:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: values[each])
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        function: Any = node.target
+        return function(*args, **kwargs)
+
+
+def _has_nonzeros(value: Tensor) -> Tensor:
+    return (value.detach() != 0).any()  # a NaN is one
+
+
+def _with_all_around(graph: fx.Graph, nodes: set[fx.Node]) -> set[fx.Node]:
+    """Nodes, what they are computed from, and what is computed from that."""
+    found, pending = set[fx.Node](), list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += [*node.all_input_nodes]
+    for node in graph.nodes:
+        if any(each in found for each in node.all_input_nodes):
+            found.add(node)
+    return found
