@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.kept_graph import KeptGraph, module_of
+from gossamer.backend.graph.kept_graph import KeptGraph, module_of
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import collect, record
 from gossamer.backend.smaller.call import SmallerCall, Variant
