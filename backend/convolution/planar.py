@@ -14,7 +14,8 @@ from math import prod
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.convolution import Judgement, dense_us, innermost_us, ours_us, planar_us
+from gossamer.backend.convolution.convolution import dense_us, innermost_us, ours_us, planar_us
+from gossamer.backend.convolution.judgement import Judgement
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.nodes import hint
@@ -33,7 +34,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     others = {node for node in graph.nodes if node.target is aten.convolution.default and node.users}
     others -= {each.found.node for each in able}
     dense, ours = 0.0, sum(map(_longer_us, others))
-    taken = set[fx.Node]()
+    taken = dict[fx.Node, float]()
     for each in able:
         found = each.found
         reordering, here = _reordering_us(found.node), ours_us(found)
@@ -46,24 +47,25 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
             here += reordering
         dense, ours = dense + alone, ours + min(here, apart)
         if here <= apart:
-            taken.add(found.node)
+            taken[found.node] = apart / here
     gated = sum(map(_of_single_pixels, {*others, *(each.found.node for each in able)})) >= _GATES
     wanted = min_gain * (_GATED if gated else 1.0)
     pays = dense > wanted * ours and any(each.reason is None and not each.found.depthwise for each in able)
     against = f"too little for its graph, whose convolutions together would gain {dense / max(ours, 1):.2g}x"
     if gated:
         against += f", of {wanted:.2g}x for one with gates (squeeze-and-excite)"
-    return [_judged_again(each, None if pays else against, each.found.node in taken) for each in judged]
+    return [_judged_again(each, None if pays else against, taken.get(each.found.node)) for each in judged]
 
 
-def _judged_again(judgement: Judgement, against: str | None, taken: bool) -> Judgement:
+def _judged_again(judgement: Judgement, against: str | None, gain: float | None) -> Judgement:
+    """`gain` is over what it takes dense in this graph, None where that is faster."""
     if not judgement.able:
         return judgement
     if against is not None:
         return replace(judgement, reason=judgement.reason or against)
-    if not taken:
+    if gain is None:
         return replace(judgement, reason=judgement.reason or "dense and reordered it is faster")
-    return replace(judgement, reason=None)
+    return replace(judgement, reason=None, gain=gain if judgement.gain is None else max(judgement.gain, gain))
 
 
 def _of_single_pixels(node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gossamer.backend.measuring.kept import kept
-from gossamer.backend.measuring.measure import fastest, random
+from gossamer.backend.measuring.measure import Call, fastest, random
 from gossamer.dialects.settings import CALIBRATE
 from gossamer.runtime.elements import FLOATS
 
@@ -32,6 +32,18 @@ def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: objec
     return images * _of_one_image(tuple(image), tuple(w), dtype, _lists(how), torch.get_num_threads(), planar)
 
 
+def torch_call(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: Any, planar: bool = False) -> Call:
+    """What `torch_us` times."""
+    images, weight = _images(x, dtype), random(*w, dtype=dtype)
+    images = images.contiguous() if planar else images
+
+    def run() -> torch.Tensor:
+        result = torch.ops.aten.convolution(images, weight, None, *how).relu_()
+        return result.contiguous() if planar else result
+
+    return run
+
+
 def filter_gradient_us(g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object) -> float | None:
     """Microseconds for the gradient of kernels of this shape, for g and images of those; `how` is stride, padding, dilation and
     groups. None where nothing may be measured."""
@@ -49,15 +61,8 @@ def _of_one_image(
     image: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[object, ...], threads: int, planar: bool
 ) -> float:
     def measure() -> float:
-        x, weight = _images((1, *image), dtype), random(*w, dtype=dtype)
-        x = x.contiguous() if planar else x
-
-        def run() -> torch.Tensor:
-            result = torch.ops.aten.convolution(x, weight, None, *how).relu_()
-            return result.contiguous() if planar else result
-
         with torch.no_grad():
-            return _undisturbed(run, threads)
+            return _undisturbed(torch_call((1, *image), w, dtype, *how, planar=planar), threads)
 
     return kept("planar-convolution" if planar else "convolution", [image, w, FLOATS[dtype], how, threads], measure)
 
