@@ -37,7 +37,7 @@ LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
 BREAKS = "graph breaks in reports, and the warning at torch.sparse tensors"
-ANEW = "compiling anew what a recipe has made sparse"
+ANEW = "compiling anew what has become sparse, or dense again"
 COUNTERS = "our part of torch._dynamo.utils.counters"
 SPARSE_TENSORS = "gossamer.SparseTensor"
 COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
@@ -193,7 +193,7 @@ PRIVATE = {
         f"{_CODEGEN}.custom_extern_kernel_codegen:CustomCodegen", "that we do", DIRECT_CALLS, lambda **_: None
     ),
     "V": Private("torch._inductor.virtualized:V", "what Inductor writes into", DIRECT_CALLS),
-    "mark_static": Private("torch._dynamo:mark_static", "code for what has become sparse", ANEW, lambda *_: None),
+    "mark_static": Private("torch._dynamo:mark_static", "code for what has become sparse or dense", ANEW, lambda *_: None),
     "set_version_counter": Private(
         "torch._C._autograd:_unsafe_set_version_counter", "what it has written", DIRECT_CALLS, lambda *_: None
     ),
