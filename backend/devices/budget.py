@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from gossamer.backend.devices.others import Others
@@ -33,13 +33,13 @@ class Budget:
     """What may be measured for one graph.
 
     everything  whether all that is promising is measured (mode="max-autotune")
-    seconds     that are left
+    seconds     of this thread's work that are left: more pass where it has to wait for others
     settled     whether all that was close has been measured, and nobody else used the machine: then another process would
                 decide alike
     """
 
     everything: bool = False
-    seconds: float = _SECONDS
+    seconds: float = field(default_factory=lambda: _SECONDS)
     settled: bool = True
 
     @classmethod
@@ -62,9 +62,9 @@ class Budget:
     @contextmanager
     def spend(self) -> Iterator[None]:
         """What is done in here takes from the time, and is not settled if others use the machine meanwhile."""
-        began, others = time.perf_counter(), Others()
+        began, others = time.thread_time(), Others()
         try:
             yield
         finally:
-            self.seconds -= time.perf_counter() - began
+            self.seconds -= time.thread_time() - began
             self.settled &= not others.disturb
