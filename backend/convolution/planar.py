@@ -10,6 +10,7 @@ after two convolutions of single pixels, which neither sum has.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,6 +20,8 @@ from gossamer.backend.convolution.judgement import Judgement
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.nodes import hint
+from gossamer.backend.measuring.convolution_times import filter_gradient_us
+from gossamer.runtime.elements import FLOATS
 
 aten = torch.ops.aten
 
@@ -33,7 +36,8 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     able = [each for each in judged if each.able]
     others = {node for node in graph.nodes if node.target is aten.convolution.default and node.users}
     others -= {each.found.node for each in able}
-    dense, ours = 0.0, sum(map(_longer_us, others))
+    gradients = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    dense, ours = 0.0, sum(map(_longer_us, others)) + sum(map(_longer_gradient_us, gradients))
     taken = dict[fx.Node, float]()
     for each in able:
         found = each.found
@@ -76,6 +80,22 @@ def _longer_us(node: fx.Node) -> float:
     """Microseconds that a convolution which stays dense takes more with pixels innermost."""
     planar, innermost = planar_us(node), innermost_us(node)
     return _reordering_us(node) if planar is None or innermost is None else max(0.0, planar - innermost)
+
+
+def _longer_gradient_us(node: fx.Node) -> float:
+    """The same of the gradient of a kernel, whose images and gradients have pixels innermost, too."""
+    g, x, w = (value.meta["val"] for value in node.all_input_nodes[:3])
+    given: Any = node.args
+    *_, stride, padding, dilation, transposed, _, groups, wanted = given
+    sizes = [[hint(n) for n in value.shape] for value in (g, x)]
+    if transposed or not wanted[1] or not g.is_cpu or g.dtype not in FLOATS or any(None in each for each in sizes):
+        return 0.0
+    shapes = [[n or 1 for n in each] for each in sizes]
+    how = stride, padding, dilation, groups
+    planar, innermost = (
+        filter_gradient_us(*shapes, tuple(map(int, w.shape)), g.dtype, *how, planar=planar) for planar in (True, False)
+    )
+    return 0.0 if planar is None or innermost is None else max(0.0, planar - innermost)
 
 
 def _following_us(node: fx.Node) -> float:

@@ -44,12 +44,14 @@ def torch_call(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: Any
     return run
 
 
-def filter_gradient_us(g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object) -> float | None:
+def filter_gradient_us(
+    g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object, planar: bool = False
+) -> float | None:
     """Microseconds for the gradient of kernels of this shape, for g and images of those; `how` is stride, padding, dilation and
-    groups. None where nothing may be measured."""
+    groups, and `planar` as above. None where nothing may be measured."""
     if not CALIBRATE.get():
         return None
-    return _of_filters(tuple(g), tuple(x), tuple(w), dtype, _lists(how), torch.get_num_threads())
+    return _of_filters(tuple(g), tuple(x), tuple(w), dtype, _lists(how), torch.get_num_threads(), planar)
 
 
 def _lists(how: Sequence[object]) -> tuple[object, ...]:
@@ -69,11 +71,19 @@ def _of_one_image(
 
 @lru_cache(maxsize=1024)
 def _of_filters(
-    g: tuple[int, ...], x: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[Any, ...], threads: int
+    g: tuple[int, ...],
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    dtype: torch.dtype,
+    how: tuple[Any, ...],
+    threads: int,
+    planar: bool,
 ) -> float:
     def measure() -> float:
         stride, padding, dilation, groups = how
         given, images, weight = _images(g, dtype), _images(x, dtype), random(*w, dtype=dtype)
+        if planar:
+            given, images = given.contiguous(), images.contiguous()
         more, wanted = [0] * len(stride), [False, True, False]
 
         def run() -> tuple[torch.Tensor, ...]:
@@ -84,7 +94,7 @@ def _of_filters(
         with torch.no_grad():
             return _undisturbed(run, threads)
 
-    return kept("filter-gradient", [g, x, w, FLOATS[dtype], how, threads], measure)
+    return kept("planar-filter-gradient" if planar else "filter-gradient", [g, x, w, FLOATS[dtype], how, threads], measure)
 
 
 def _undisturbed(run: Callable[[], object], threads: int) -> float:
