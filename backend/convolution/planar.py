@@ -90,11 +90,10 @@ def _longer_gradient_us(node: fx.Node) -> float:
     sizes = [[hint(n) for n in value.shape] for value in (g, x)]
     if transposed or not wanted[1] or not g.is_cpu or g.dtype not in FLOATS or any(None in each for each in sizes):
         return 0.0
-    shapes = [[n or 1 for n in each] for each in sizes]
-    how = stride, padding, dilation, groups
-    planar, innermost = (
-        filter_gradient_us(*shapes, tuple(map(int, w.shape)), g.dtype, *how, planar=planar) for planar in (True, False)
-    )
+    given_g, given_x = ([n or 1 for n in each] for each in sizes)
+    kernel, how = tuple(map(int, w.shape)), (stride, padding, dilation, groups)
+    planar = filter_gradient_us(given_g, given_x, kernel, g.dtype, *how, planar=True)
+    innermost = filter_gradient_us(given_g, given_x, kernel, g.dtype, *how)
     return 0.0 if planar is None or innermost is None else max(0.0, planar - innermost)
 
 

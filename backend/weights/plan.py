@@ -148,7 +148,7 @@ class _Planner:
             self._take_over(region, built)
             fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
             fused += ", 2 results" if region.second is not None else ""
-            self._decide(contraction, built.format, built.schedule, fused, *built.packed_bytes)
+            self._decide(contraction, built.format, built.schedule, fused, sum(built.packed_bytes))
         else:
             gain = self._gains[contraction.node]
             self.decisions[contraction.node] = stays_dense(contraction, name, FAILED, gain)
