@@ -86,6 +86,15 @@ def test_what_is_in_doubt(gain: float, dense_us: float, density: float, doubted:
     assert Budget().doubts(gain, dense_us, density) is doubted
 
 
+def test_predictions_by_a_calibration_that_is_in_doubt_are_believed_less() -> None:
+    certain = Budget.of(False)
+    calibrated.doubt()
+    uncertain = Budget.of(False)
+    assert certain is not None and uncertain is not None
+    for gain, doubts in ((0.4, (False, True)), (3.0, (False, True)), (0.2, (False, False)), (5.0, (False, False))):
+        assert (certain.doubts(gain, 1e3, 0.3), uncertain.doubts(gain, 1e3, 0.3)) == doubts
+
+
 @pytest.mark.parametrize(("dense", "sparse"), [(90.0, False), (1000.0, True)])
 def test_a_product_in_doubt_is_decided_by_its_times(
     stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch, dense: float, sparse: bool
