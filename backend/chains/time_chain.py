@@ -41,9 +41,10 @@ def measured_costs(
     `leaves` are the values that each weight is computed from.
     """
     contractions = chain.contractions
-    if not all(device_of(c.weight.device).measures and not c.quantized for c in contractions) or _sizes(chain) is None:
+    sizes, threads = _sizes(chain), torch.get_num_threads()
+    if sizes is None or not all(device_of(c.weight.device).measures and not c.quantized for c in contractions):
         return predicted
-    threads, (batch, length) = torch.get_num_threads(), _sizes(chain) or (1, 1)
+    batch, length = sizes
     pattern = [c.weight.density for c in contractions]
     key = [content_hash(signature_of(chain), json.dumps(pattern)), batch, length, threads]
 
@@ -63,11 +64,12 @@ def measured_costs(
 
 
 def _sizes(chain: Chain) -> tuple[int, int] | None:
-    """Sequences and their length, where these are known or expected; a single one where there is no attention."""
+    """Sequences and their length, where these are known or expected and not zero; one sequence where there is no attention."""
     if chain.attention is None:
-        return 1, usual_tokens(chain.contractions[0])
+        tokens = usual_tokens(chain.contractions[0])
+        return (1, tokens) if tokens else None
     batch, length = (hint(n.meta["val"] if isinstance(n, fx.Node) else n) for n in chain.attention.sizes)
-    return None if batch is None or length is None else (batch, length)
+    return (batch, length) if batch and length else None
 
 
 def _operands(chain: Chain, leaves: Sequence[Sequence[torch.Tensor]], batch: int, length: int) -> list[torch.Tensor]:

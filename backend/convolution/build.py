@@ -139,6 +139,6 @@ def _told(
         return Decision(name, found.op, weight.shape, found.density, None, None, False, reason, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
     return Decision(
-        name, found.op, weight.shape, found.density, format, schedule, True, fused, gain, found.kernel_us is not None,
+        name, found.op, weight.shape, found.density, format, schedule, True, fused, gain, found.measured,
         dense_bytes, packed_bytes,
     )  # fmt: skip

@@ -49,7 +49,8 @@ class Convolution(Contraction):
     instead    what of torch's it stands for, if that is no convolution
     occupied   how many filters, and how many of their channels, are not zeros altogether; None where that is not asked
     compact    whether the others are left out, and what is left is dense
-    kernel_us  microseconds that a call of its kernel takes, if that was measured
+    kernel_us  microseconds that a call of its kernel takes, if that is known better than by prediction
+    measured   whether that was measured, not concluded from others
     """
 
     window: Window = field(default_factory=Window)
@@ -59,6 +60,7 @@ class Convolution(Contraction):
     occupied: tuple[int, int] | None = None
     compact: bool = False
     kernel_us: float | None = None
+    measured: bool = False
 
     @property
     def source(self) -> fx.Node:

@@ -45,7 +45,7 @@ def timed(judged: Sequence[Judgement], values: Values, budget: Budget, min_gain:
         if us is None:
             left.append(n)
         else:
-            found[n] = replace(convolution, kernel_us=us)
+            found[n] = replace(convolution, kernel_us=us, measured=True)
             logs.append(math.log(us / kernel_us_of(convolution)))
     wrong = math.exp(sum(logs) / len(logs)) if logs else 1.0
     found |= {n: replace(judged[n].found, kernel_us=wrong * kernel_us_of(judged[n].found)) for n in left if logs}

@@ -128,7 +128,7 @@ def _keys(contraction: Contraction, budget: Budget) -> dict[Key, int]:
 
 
 def _promising(contraction: Contraction, options: Options, budget: Budget) -> bool:
-    if not _measurable(contraction):
+    if not _measurable(contraction) or usual_tokens(contraction) == 0:
         return False
     if not budget.everything:
         density, dense_us = contraction.weight.density, predicted(contraction, usual_tokens(contraction)).dense_us

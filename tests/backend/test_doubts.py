@@ -215,6 +215,12 @@ def test_chains_with_attention_are_measured_with_inputs_of_their_sizes(
     assert any("chain" in asked for asked in stopwatch.asked)
 
 
+def test_no_tokens_are_not_measured(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    doubt_all(monkeypatch)
+    explained(nn.Sequential(layer(), nn.GELU(), layer()), torch.randn(0, 512))
+    assert stopwatch.asked == []
+
+
 def network(density: float = 0.7) -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -276,7 +282,7 @@ def test_convolutions_for_which_there_is_no_time_are_as_wrong_as_the_others(
     monkeypatch.setattr("gossamer.backend.rewrite.Budget.of", lambda _: left)
     found = explained(network(0.1), IMAGES)
     assert len(convolving.asked) == 1 and not left.settled
-    assert not any(decision.sparse for decision in found)
+    assert not any(decision.sparse or decision.measured for decision in found)
 
 
 def test_layers_that_are_taken_for_the_sake_of_their_neighbours_say_what_they_gain_there(
