@@ -4,6 +4,9 @@ AOTAutograd's cache spares the tracing of a graph, and with it our rewriting. It
 nor our decisions, so a `fingerprint` of all that we decide by becomes part of it (the `uuid` of our pass). What the rewriting
 came to is stored under the same fingerprint: the regions by their keys, and the decisions for the report. A fingerprint that
 misses something costs speed only: a region notices by itself that a weight is not the one it was compiled for.
+
+Decisions by measurements that other processes disturbed, or for which the time was too short, are not stored. The next process
+compiles the graph again, a few times at most, and under another fingerprint, because torch has stored its part.
 """
 
 import hashlib
@@ -25,7 +28,7 @@ from gossamer.backend.devices.kernel import keeps_kernels
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
-from gossamer.runtime import cache_files, disk_cache
+from gossamer.runtime import cache_files, disk_cache, records
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.packers.nonzeros import nonzero_mask
 from gossamer.runtime.target import host
@@ -33,6 +36,9 @@ from gossamer.runtime.torch_internals import CACHE, is_traceable_wrapper_subclas
 from gossamer.runtime.versions import compiler, source_hash
 
 log = logging.getLogger("gossamer")
+
+_DIGITS = 32
+_TRIES, _MOST_TRIES = "graphs-to-decide-anew", 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,18 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
         elif tensor.dim() > 1:
             found.update(np.packbits(nonzero_mask(tensor).numpy()).tobytes())
     found.update(f"{[_open_sizes(node) for node in inputs.module.graph.find_nodes(op='placeholder')]}".encode())
-    return found.hexdigest()[:32]
+    base = found.hexdigest()[:_DIGITS]
+    return f"{base}-{tries}" if (tries := records.lines(_TRIES).count(base)) else base
+
+
+def try_again(fingerprint: str) -> None:
+    """Has the next process decide anew about a graph."""
+    records.append(_TRIES, fingerprint[:_DIGITS])
+
+
+def is_last_try(fingerprint: str) -> bool:
+    """Whether what is decided about a graph now is stored in any case."""
+    return records.lines(_TRIES).count(fingerprint[:_DIGITS]) >= _MOST_TRIES
 
 
 def _described(value: Any) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from gossamer.backend import graph_cache
+from gossamer.backend.devices.budget import Budget
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.graph.purity import Impure, impurity
@@ -26,7 +27,7 @@ class SparseRewrite(CustomGraphPass):
 
     fingerprint  a hash of what they depend on, once `keep` has been called; None if they are not kept on disk
 
-    With `measuring` (mode="max-autotune"), decisions are made by measurement where the tuning database does not know better.
+    What is in doubt is measured, where that is allowed; with `measuring` (mode="max-autotune") all that promises something.
     With `pure`, raises Impure for a graph that may not be computed a second time.
     """
 
@@ -59,15 +60,19 @@ class SparseRewrite(CustomGraphPass):
         except Unmatched as problem:
             _give_up(inputs, str(problem))
             return
-        rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, self._measuring))
+        budget = Budget.of(self._measuring)
+        rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget))
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         record(rewritten.decisions, rewritten.kernels, rewritten.seconds, rewritten.training)
         if self.fingerprint is not None and rewritten.lasting:
-            graph_cache.remember(self.fingerprint, replace(rewritten, impurity=self._impurity))
+            if budget is None or budget.settled or graph_cache.is_last_try(self.fingerprint):
+                graph_cache.remember(self.fingerprint, replace(rewritten, impurity=self._impurity))
+            else:
+                graph_cache.try_again(self.fingerprint)
 
     def keep(self) -> bool:
         """Has torch keep the rewritten graph on disk, and keeps its regions there; False if that is not to be."""
-        if self._inputs is not None and not self._measuring:  # what is measured may turn out otherwise next time
+        if self._inputs is not None and not self._measuring:  # a user who asks for measurements gets them
             self.fingerprint = graph_cache.fingerprint(self._inputs, self._options)
         return self.fingerprint is not None
 

@@ -40,6 +40,6 @@ def _cache_directory(text: str | None) -> Path | None:
 CACHE_DIR = Setting("GOSSAMER_CACHE_DIR", "directory of the cache, usually ~/.cache/gossamer; empty: none", _cache_directory)
 DUMP_IR = Setting("GOSSAMER_DUMP_IR", "directory for the text of every compilation stage", lambda text: text or None)
 
-CALIBRATE = Setting("GOSSAMER_CALIBRATE", "0: the first compilation does not measure this machine", lambda text: text != "0")
+CALIBRATE = Setting("GOSSAMER_CALIBRATE", "0: compilations measure nothing, predictions decide", lambda text: text != "0")
 
 SETTINGS = (CACHE_DIR, DUMP_IR, CALIBRATE)

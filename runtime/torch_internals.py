@@ -43,7 +43,7 @@ STREAMS = "the short way to CUDA's current stream"
 AGAIN = "compiling a graph again for gradients of models in eval mode, or when empty rows have changed"
 PACKAGES = "the warning at packages of AOTInductor, which are dense"
 BREAKS = "graph breaks in reports, and warnings of them"
-ANEW = "compiling anew what a recipe has made sparse"
+ANEW = "compiling anew what has become sparse, or dense again"
 COUNTERS = "our part of torch._dynamo.utils.counters"
 SPARSE_TENSORS = "gossamer.SparseTensor"
 COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
@@ -225,7 +225,7 @@ PRIVATE = {
         f"{_CODEGEN}.custom_extern_kernel_codegen:CustomCodegen", "that we do", DIRECT_CALLS, lambda **_: None
     ),
     "V": Private("torch._inductor.virtualized:V", "what Inductor writes into", DIRECT_CALLS),
-    "mark_static": Private("torch._dynamo:mark_static", "code for what has become sparse", ANEW, lambda *_: None),
+    "mark_static": Private("torch._dynamo:mark_static", "code for what has become sparse or dense", ANEW, lambda *_: None),
     "set_version_counter": Private(
         "torch._C._autograd:_unsafe_set_version_counter", "what it has written", DIRECT_CALLS, lambda *_: None
     ),

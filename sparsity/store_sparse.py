@@ -4,6 +4,7 @@ layer.parametrizations.weight = [Mask(mask)], original    →    layer.weight = 
 layer.weight, dense, with zeros                           →    layer.weight = Parameter(SparseTensor, CSR)
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
@@ -20,6 +21,9 @@ from gossamer.sparsity.tensor.sparse_tensor import from_entries
 
 Model = TypeVar("Model", bound=nn.Module)
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NAMED = 4  # in a message
+
 
 def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None = None, skip: Layers = ()) -> Model:
     """Make the pruned weights of a model's linear layers SparseTensor parameters, in place, and return it.
@@ -32,10 +36,14 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     32-bit integers: 8 bytes an element instead of 4. Linear layers that share a weight go on sharing it. Weights denser
     than `densest`, a fraction, stay as they are, as do those that something else has, too (an embedding). `only` and `skip`
     choose among the layers, as for `sparsify`. OptionError where nothing is stored sparse.
+
+    Convolutions keep plain weights; a warning names those that are pruned.
     """
     parametrize_pruned(model)
     stored = 0
-    chosen = [layer for layer in chosen_layers(model, only, skip, tied=True) if isinstance(layer, nn.Linear)]
+    layers = chosen_layers(model, only, skip, _CONVOLUTIONS, tied=True)
+    chosen = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    plain = _pruned_convolutions(model, layers, densest)
     uses, among_chosen = _uses(model.modules()), _uses(chosen)
     shared: dict[int, nn.Parameter] = {}
     for layer in chosen:
@@ -63,11 +71,29 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
             shared[id(own)] = made
         stored += 1
     if not stored:
+        of_others = f"; convolutions cannot be stored, and keep plain weights ({plain})" if plain else ""
         raise OptionError(
             f"no linear layer has {1 - densest:.0%} of zeros or more, so nothing is stored sparse: prune the model first "
-            "(gossamer.prune or gossamer.sparsify), or give a larger `densest`"
+            f"(gossamer.prune or gossamer.sparsify), or give a larger `densest`{of_others}"
+        )
+    if plain:
+        warnings.warn(
+            f"gossamer.store_sparse stores linear layers alone. Pruned convolutions keep plain weights: {plain}. "
+            "Masks hold their zeros in training (gossamer.sparsify or torch.nn.utils.prune).",
+            stacklevel=2,
         )
     return model
+
+
+def _pruned_convolutions(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> str:
+    """The names of those of the layers that are convolutions with as many zeros as a linear layer would be stored with."""
+    names = {module: name for name, module in model.named_modules()}
+    found = [
+        names.get(layer, type(layer).__name__)
+        for layer in layers
+        if isinstance(layer, _CONVOLUTIONS) and count_nonzeros(layer.weight.detach()) <= densest * layer.weight.numel()
+    ]
+    return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
 def _uses(modules: Iterable[nn.Module]) -> Counter[int]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.backend.calls.convolved_region import slid_over
+from gossamer.backend.calls.lost_zeros import ran_densely
 from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.window import Window
@@ -76,6 +77,8 @@ class CompactRegion:
     def __call__(self, operands: list[Tensor]) -> Tensor:
         x, leaves = operands[0], operands[1:]
         made = self._compacts.get(leaves, (), partial(self._compact, leaves))  # type: ignore[attr-defined]
+        if made.rows is None and made.channels is None:
+            ran_densely(leaves, lambda: True)
         out = x.new_zeros(self.shape(x), dtype=self.dtype)
         if made.filters.numel() == 0 or out.numel() == 0:
             return out

@@ -8,7 +8,7 @@ old tensor), data pointers, version counters and a few of their values. When a v
     new pattern                        it is packed again
     new pattern at every call          dense, until it stays the same for two calls
     new values at every call           the same, where gathering them costs more than sparse saves
-    too dense for sparse to pay        dense, until it changes
+    too dense for sparse to pay        dense, until it changes; after some calls its graph is compiled anew (see lost_zeros.py)
     not what the format can hold       the same
     new while a CUDA graph is captured dense in that graph
 
@@ -29,6 +29,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
+from gossamer.backend.calls.lost_zeros import ran_densely
 from gossamer.backend.graph.masked_matrix import arrangement_of, mask_of
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.errors import FormatError
@@ -148,7 +149,15 @@ class Packings(Remembered[_Weight]):
         weight.calls += 1
         if weight.calls == _SETTLED:
             self._unsettled = 0
-        return packed if weight.density <= densest else None
+        if packed is None or weight.density > densest:
+            if not (weight.refused or self._stored is not None or _capturing(leaves)):
+                ran_densely(leaves, lambda: self._density(leaves) > densest)
+            return None
+        return packed
+
+    def _density(self, leaves: Sequence[torch.Tensor]) -> float:
+        value = run(self.evaluate, leaves)
+        return count_nonzeros(value) / value.numel()
 
     def verified(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
         """As `current`, but every value is compared, so that writes which no version counter shows are seen."""

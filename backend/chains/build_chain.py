@@ -36,7 +36,7 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
     contractions = chain.contractions
     name = f"{names[0]} to {names[-1]}"
     with _lock:
-        request = _signature(chain)
+        request = signature_of(chain)
         kernel = _kernels.get(request)
         if kernel is None or (dump is not None and request not in dump.written):
             kernel = _kernels[request] = _compile(chain, name, request, dump)
@@ -86,7 +86,7 @@ def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> Reg
         raise CompileError(f"chain {name}: {error}{where}") from error
 
 
-def _signature(chain: Chain) -> str:
+def signature_of(chain: Chain) -> str:
     """All that the chain's kernel depends on."""
     numbers = {i.node: f"input {n}" for n, i in enumerate(chain.inputs)}
     numbers |= {s.output: f"stage {n}" for n, s in enumerate(chain.stages)}

@@ -1,6 +1,7 @@
 """Whether a chain pays: its products together, with what lies between, against one by one."""
 
 import math
+from dataclasses import dataclass
 
 from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.devices.device import device_of
@@ -42,12 +43,44 @@ def chain_schedule(contraction: Contraction) -> str | None:
     return min(able, key=lambda each: each[1] / gains[each[0]])[0] if able else None
 
 
-def chain_pays(chain: Chain, min_gain: float) -> bool:
-    """Whether a chain is faster than its products one by one, each as it is fastest, and what lies between; and faster than
-    all of it densely by the factor `min_gain`."""
+@dataclass(frozen=True)
+class ChainCosts:
+    """Microseconds of a chain.
+
+    together  as one kernel
+    apart     its products one by one, each as it is fastest, and what lies between
+    dense     all of it densely
+    between   the share of `dense` that lies between products and attention
+    measured  whether `together` and `dense` were measured
+    """
+
+    together: float
+    apart: float
+    dense: float
+    between: float
+    measured: bool = False
+
+    @property
+    def gain(self) -> float:
+        """How many times faster than dense it is."""
+        return self.dense / self.together
+
+    @property
+    def known(self) -> bool:
+        """Whether a chain can be as it is predicted to be at all."""
+        return 0 < self.together < math.inf
+
+
+def chain_pays(costs: ChainCosts, min_gain: float) -> bool:
+    """Whether a chain is faster than its products one by one, and faster than dense by the factor `min_gain`."""
+    return costs.together <= costs.apart and min_gain * costs.together <= costs.dense
+
+
+def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
+    """What a chain is predicted to cost."""
     device = device_of(chain.contractions[0].weight.device)
     tokens = usual_tokens(chain.contractions[0])
-    few, together, apart, dense = is_sequence(chain), device.call_us, 0.0, 0.0
+    few, together, apart, dense, between = is_sequence(chain), device.call_us, 0.0, 0.0, 0.0
     for stage in chain.stages:
         if stage.contraction is not None:
             found = predicted(stage.contraction, tokens)
@@ -57,9 +90,10 @@ def chain_pays(chain: Chain, min_gain: float) -> bool:
             dense += found.dense_us
         else:
             moved = (4 if stage.attention is not None else 2) * tokens * stage.columns
-            between = _STAGE_US + device.transpose_us(moved * stage.output.meta["val"].dtype.itemsize)
-            apart, dense = apart + between, dense + between
-    return together <= apart and min_gain * together <= dense
+            us = _STAGE_US + device.transpose_us(moved * stage.output.meta["val"].dtype.itemsize)
+            apart, dense = apart + us, dense + us
+            between += us if stage.attention is None else 0.0
+    return ChainCosts(together, apart, dense, between)
 
 
 def _chained_us(contraction: Contraction, chain: Chain) -> float:

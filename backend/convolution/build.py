@@ -27,7 +27,7 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.region_kernel import RegionKernel, recall_region
 from gossamer.runtime.versions import source_hash
 
-_SCHEDULE, REFERENCE = "convolve", "reference"
+CONVOLVE, REFERENCE = "convolve", "reference"
 _Observer = Callable[[str, str, str], None]  # stage, file suffix, text
 _kernels: WeakValueDictionary[str, RegionKernel] = WeakValueDictionary()
 
@@ -42,9 +42,9 @@ def build(
 ) -> tuple[str, Decision]:
     """The key under which `gossamer::region` finds what runs the region, and what is told of it. CompileError."""
     options = context.options
-    schedule = REFERENCE if options.schedule == REFERENCE else _SCHEDULE
-    kernel = _compiled(name, found, region, schedule, context.dump)
-    rows = band_rows(found, region) if schedule == _SCHEDULE else None
+    schedule = REFERENCE if options.schedule == REFERENCE else CONVOLVE
+    kernel = compiled(name, found, region, schedule, context.dump)
+    rows = band_rows(found, region) if schedule == CONVOLVE else None
     out = region.output.meta["val"]
     if found.depthwise:
         key = content_hash(kernel.key, found.window)
@@ -64,7 +64,7 @@ def build(
         band = (
             None
             if rows is None
-            else Band(_compiled(f"{name}.band", *of_rows(found, region, rows), schedule, context.dump), rows)
+            else Band(compiled(f"{name}.band", *of_rows(found, region, rows), schedule, context.dump), rows)
         )
         known = (ReferenceRegion if schedule == REFERENCE else ConvolvedRegion)(
             kernel, window, out.dtype, packings, on_images(region.body, window, dims), len(leaves), densest,
@@ -91,7 +91,7 @@ def build_compact(name: str, found: Convolution, gain: float | None, context: Gr
     )  # fmt: skip
 
 
-def _compiled(name: str, found: Convolution, region: Region, schedule: str, dump: Dump | None) -> RegionKernel:
+def compiled(name: str, found: Convolution, region: Region, schedule: str, dump: Dump | None) -> RegionKernel:
     """The kernel of a region, if need be from the cache on disk. CompileError."""
     matrix = matrix_of(found)
     parts = (schedule, signature(region.body), matrix, found.window, found.depthwise, source_hash("gossamer.backend"))
@@ -139,6 +139,7 @@ def _told(
         return Decision(name, found.op, weight.shape, found.density, None, None, False, reason, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
     return Decision(
-        name, found.op, weight.shape, found.density, format, schedule, True, fused, gain, False, dense_bytes, packed_bytes,
+        name, found.op, weight.shape, found.density, format, schedule, True, fused, gain, found.measured,
+        dense_bytes, packed_bytes,
         pattern=weight.pattern.label,
     )  # fmt: skip

@@ -49,6 +49,8 @@ class Convolution(Contraction):
     instead    what of torch's it stands for, if that is no convolution
     occupied   how many filters, and how many of their channels, are not zeros altogether; None where that is not asked
     compact    whether the others are left out, and what is left is dense
+    kernel_us  microseconds that a call of its kernel takes, if that is known better than by prediction
+    measured   whether that was measured, not concluded from others
     """
 
     window: Window = field(default_factory=Window)
@@ -57,6 +59,8 @@ class Convolution(Contraction):
     instead: Alternative | None = None
     occupied: tuple[int, int] | None = None
     compact: bool = False
+    kernel_us: float | None = None
+    measured: bool = False
 
     @property
     def source(self) -> fx.Node:
@@ -64,6 +68,11 @@ class Convolution(Contraction):
         given: Any = self.node.args[0]
         source: fx.Node = given.args[0] if self.padded else given
         return source
+
+    @property
+    def dense_node(self) -> fx.Node:
+        """What torch computes in its place."""
+        return self.instead.torchs if self.instead is not None and not self.instead.backward else self.node
 
     @property
     def axis(self) -> int:
@@ -115,21 +124,6 @@ class Convolution(Contraction):
     def pixels(self) -> int:
         """Those of the results of all images."""
         return max(1, self.images * prod(self.results))
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What becomes of a convolution.
-
-    able    whether a kernel of ours can compute it
-    reason  why it stays dense, None if it does not
-    gain    predicted for it alone
-    """
-
-    found: Convolution
-    able: bool
-    reason: str | None
-    gain: float | None
 
 
 def planned(convolution: Convolution) -> Window:
@@ -226,16 +220,25 @@ def ours_us(convolution: Convolution, density: float | None = None) -> float:
     if c.compact:
         return _compact_us(c)
     matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
-    threads, machine = torch.get_num_threads(), this_machine()
-    cycles = _depthwise_cycles(matrix, c.window, *c.results[1:]) if c.depthwise else _cycles(matrix, c.window, c.results)
-    us = c.images * cycles / machine.speeds[matrix.element].cycles_a_us("kblock", pixels)
+    kernel_us, us = kernel_us_of(c, density), 0.0
     if c.instead is not None and prod(c.instead.stride) > 1:  # what comes out is interleaved
         us += device_of(c.weight.device).transpose_us(c.m * pixels * c.weight.dtype.itemsize)
     if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
         us += device_of(c.weight.device).transpose_us((c.channels + c.m) * pixels * c.weight.dtype.itemsize)
     if not c.depthwise:
-        us += _renewal_us(c, matrix.density if arrangement_of(c.weight.evaluate) is not None else 1.0) * threads
-    return us / threads + machine.call_us
+        us += _renewal_us(c, matrix.density if arrangement_of(c.weight.evaluate) is not None else 1.0) * torch.get_num_threads()
+    return kernel_us + us / torch.get_num_threads()
+
+
+def kernel_us_of(convolution: Convolution, density: float | None = None) -> float:
+    """Microseconds that a call of its kernel takes, measured or predicted, for a weight of this density (else its own)."""
+    c = convolution
+    if c.kernel_us is not None and density is None:
+        return c.kernel_us
+    matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
+    cycles = _depthwise_cycles(matrix, c.window, *c.results[1:]) if c.depthwise else _cycles(matrix, c.window, c.results)
+    us = c.images * cycles / this_machine().speeds[matrix.element].cycles_a_us("kblock", c.pixels)
+    return us / torch.get_num_threads() + this_machine().call_us
 
 
 def _renewal_us(convolution: Convolution, share: float) -> float:
@@ -258,9 +261,8 @@ def _compact_us(convolution: Convolution) -> float:
 def dense_us(convolution: Convolution) -> float:
     """Microseconds that it takes dense, channels innermost: measured, or predicted where that may not be."""
     c = convolution
-    torchs = c.instead.torchs if c.instead is not None and not c.instead.backward else None
-    if (measured := _measured_us(torchs or c.node)) is not None:
-        return measured if torchs is not None else measured * c.share
+    if (measured := _measured_us(c.dense_node)) is not None:
+        return measured * c.share if c.dense_node is c.node else measured
     if not c.depthwise:
         return predicted(c, c.pixels, 1.0).dense_us * c.share
     matrix, tokens = matrix_of(c), c.pixels
@@ -278,14 +280,20 @@ def innermost_us(node: fx.Node) -> float | None:
     return _measured_us(node)
 
 
-def _measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
+def measurable(node: fx.Node) -> tuple[Any, ...] | None:
+    """What torch_us takes for a convolution: shapes of images and kernels, their type, and how. None if it is not measured."""
     x, w = (each.meta["val"] for each in node.all_input_nodes[:2])
     if not x.is_cpu or x.dtype not in FLOATS:
         return None
     sizes = [hint(n) for n in x.shape]
     if None in sizes:
         return None
-    return torch_us([n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:], planar=planar)
+    return [n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:]
+
+
+def _measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
+    given = measurable(node)
+    return None if given is None else torch_us(*given, planar=planar)
 
 
 def _depthwise_cycles(matrix: Matrix, window: Window, height: int, width: int) -> float:

@@ -14,10 +14,12 @@ from torch import fx
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.convolution.build import REFERENCE, build, build_compact
-from gossamer.backend.convolution.convolution import Convolution, Judgement, find, gain_of
+from gossamer.backend.convolution.convolution import Convolution, find, gain_of
 from gossamer.backend.convolution.fold_scales import fold_scales
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
+from gossamer.backend.convolution.judgement import Judgement, judged_by
 from gossamer.backend.convolution.planar import together
+from gossamer.backend.convolution.time_convolution import timed
 from gossamer.backend.convolution.transposed import of_forward
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
@@ -63,6 +65,8 @@ class Convolutions:
                 decisions.append(_refused(statics[leaf].name, values[leaf], found))
         decisions += [each for found in judged for each in _left_whole(found.found, whole, statics)]
         if options.min_gain > 0:
+            if context.measuring is not None:
+                judged = timed(judged, values, context.measuring, options.min_gain)
             judged = together(graph, judged, options.min_gain)
         for each in judged:
             found, reason, gain = each.found, each.reason, each.gain
@@ -147,10 +151,7 @@ def _judged(found: Convolution, options: Options) -> Judgement:
         compact = replace(found, compact=True)
         if gain_of(compact) > gain:
             found, gain = compact, gain_of(compact)
-    if gain < options.min_gain:
-        what = "small" if gain_of(found, 0.01) < options.min_gain else "dense"
-        reason = f"too {what} for a gain of {options.min_gain:g}x"
-    return Judgement(found, True, reason, gain)
+    return judged_by(found, gain, options.min_gain)
 
 
 def _keep_planar() -> None:

@@ -10,14 +10,18 @@ after two convolutions of single pixels, which neither sum has.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.convolution import Judgement, dense_us, innermost_us, ours_us, planar_us
+from gossamer.backend.convolution.convolution import dense_us, innermost_us, ours_us, planar_us
+from gossamer.backend.convolution.judgement import Judgement
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.nodes import hint
+from gossamer.backend.measuring.convolution_times import filter_gradient_us
+from gossamer.runtime.elements import FLOATS
 
 aten = torch.ops.aten
 
@@ -32,8 +36,9 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     able = [each for each in judged if each.able]
     others = {node for node in graph.nodes if node.target is aten.convolution.default and node.users}
     others -= {each.found.node for each in able}
-    dense, ours = 0.0, sum(map(_longer_us, others))
-    gains = dict[fx.Node, float]()
+    gradients = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    dense, ours = 0.0, sum(map(_longer_us, others)) + sum(map(_longer_gradient_us, gradients))
+    taken = dict[fx.Node, float]()
     for each in able:
         found = each.found
         reordering, here = _reordering_us(found.node), ours_us(found)
@@ -45,26 +50,27 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
         ):  # to have channels innermost, as oneDNN writes them
             here += reordering
         dense, ours = dense + alone, ours + min(here, apart)
-        gains[found.node] = apart / max(here, 1e-3)
+        if here <= apart:
+            taken[found.node] = apart / here
     gated = sum(map(_of_single_pixels, {*others, *(each.found.node for each in able)})) >= _GATES
     wanted = min_gain * (_GATED if gated else 1.0)
     pays = dense > wanted * ours and any(each.reason is None and not each.found.depthwise for each in able)
     against = f"too little for its graph, whose convolutions together would gain {dense / max(ours, 1):.2g}x"
     if gated:
         against += f", of {wanted:.2g}x for one with gates (squeeze-and-excite)"
-    return [_judged_again(each, None if pays else against, gains.get(each.found.node, 0.0)) for each in judged]
+    return [_judged_again(each, None if pays else against, taken.get(each.found.node)) for each in judged]
 
 
-def _judged_again(judgement: Judgement, against: str | None, gain: float) -> Judgement:
-    """gain: over dense where its neighbours are sparse, so that dense has its images reordered."""
+def _judged_again(judgement: Judgement, against: str | None, gain: float | None) -> Judgement:
+    """`gain` is over what it takes dense in this graph, None where that is faster."""
     if not judgement.able:
         return judgement
     if against is not None:
         return replace(judgement, reason=judgement.reason or against)
-    if gain < 1:
+    if gain is None:
         reason = "between sparse convolutions, too, dense is faster, with its images reordered in memory"
-        return replace(judgement, reason=judgement.reason or reason, gain=gain)
-    return replace(judgement, reason=None)
+        return replace(judgement, reason=judgement.reason or reason)
+    return replace(judgement, reason=None, gain=gain if judgement.gain is None else max(judgement.gain, gain))
 
 
 def _of_single_pixels(node: fx.Node) -> bool:
@@ -75,6 +81,21 @@ def _longer_us(node: fx.Node) -> float:
     """Microseconds that a convolution which stays dense takes more with pixels innermost."""
     planar, innermost = planar_us(node), innermost_us(node)
     return _reordering_us(node) if planar is None or innermost is None else max(0.0, planar - innermost)
+
+
+def _longer_gradient_us(node: fx.Node) -> float:
+    """The same of the gradient of a kernel, whose images and gradients have pixels innermost, too."""
+    g, x, w = (value.meta["val"] for value in node.all_input_nodes[:3])
+    given: Any = node.args
+    *_, stride, padding, dilation, transposed, _, groups, wanted = given
+    sizes = [[hint(n) for n in value.shape] for value in (g, x)]
+    if transposed or not wanted[1] or not g.is_cpu or g.dtype not in FLOATS or any(None in each for each in sizes):
+        return 0.0
+    given_g, given_x = ([n or 1 for n in each] for each in sizes)
+    kernel, how = tuple(map(int, w.shape)), (stride, padding, dilation, groups)
+    planar = filter_gradient_us(given_g, given_x, kernel, g.dtype, *how, planar=True)
+    innermost = filter_gradient_us(given_g, given_x, kernel, g.dtype, *how)
+    return 0.0 if planar is None or innermost is None else max(0.0, planar - innermost)
 
 
 def _following_us(node: fx.Node) -> float:

@@ -1,4 +1,8 @@
-"""This machine, as the cost model knows it: as a calibration found it, or else as such machines usually are."""
+"""This machine, as the cost model knows it: as a calibration found it, or else as such machines usually are.
+
+A calibration is in doubt if other processes used the machine meanwhile, or if products that were measured later took far more
+or less time than it predicts. It is repeated then, a few times at most.
+"""
 
 import hashlib
 import logging
@@ -15,6 +19,9 @@ from gossamer.runtime.versions import compiler
 
 log = logging.getLogger("gossamer")
 
+_REPEATS = 3
+"""Calibrations of a machine that were repeated, after which the last one is believed."""
+
 
 def this_machine() -> Machine:
     """This machine as calibrated; element types that were not measured are as fast as on a usual machine."""
@@ -25,6 +32,34 @@ def keep(machine: Machine) -> None:
     """Record what was measured, for this process and those to come."""
     records.write(_record(), machine.to_json())
     forget()
+
+
+def in_doubt() -> bool:
+    """Whether the calibration of this machine is to be repeated."""
+    doubted, repeats = _doubts()
+    return doubted and repeats < _REPEATS
+
+
+def doubt() -> None:
+    """Have a later process repeat the calibration of this machine."""
+    records.write(_doubt_record(), {"doubted": True, "repeats": _doubts()[1]})
+
+
+def settle(disturbed: bool, repeated: bool) -> None:
+    """Record how a calibration went, which is in doubt if it was disturbed; the first one, or one more that was repeated."""
+    records.write(_doubt_record(), {"doubted": disturbed, "repeats": _doubts()[1] + 1 if repeated else 0})
+
+
+def _doubts() -> tuple[bool, int]:
+    """Whether the calibration is in doubt, and how often it was repeated."""
+    found = records.read(_doubt_record())
+    if not isinstance(found, dict) or type(found.get("repeats")) is not int:
+        return False, 0
+    return found.get("doubted") is True, found["repeats"]
+
+
+def _doubt_record() -> str:
+    return f"calibration-{identity()}"
 
 
 def forget() -> None:

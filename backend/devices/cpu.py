@@ -17,8 +17,8 @@ from gossamer.sparsity.kernels.compile_kernel import compile_region
 _COPY_GBS = 5.0
 """Speed at which a matrix is transposed, in GB/s."""
 
-_RENEWAL_US = 1.2e-3
-"""Microseconds to evaluate, compare and gather one element of a weight that has changed."""
+_RENEWAL_CALL_US, _RENEWAL_US = 60.0, 1.2e-3
+"""Microseconds to see that a weight has changed, and to evaluate, compare and gather one of its elements."""
 
 _BF16_PRODUCTS = frozenset({"avx512bf16", "amx"})
 
@@ -58,7 +58,7 @@ class Cpu:
         return size / (_COPY_GBS * 1e3)
 
     def renewal_us(self, elements: int) -> float:
-        return _RENEWAL_US * elements
+        return _RENEWAL_CALL_US + _RENEWAL_US * elements
 
     def recall(self, request: str) -> RegionKernel | None:
         return recall_region(request)

@@ -5,6 +5,7 @@ from typing import ClassVar, Protocol
 
 from torch import fx
 
+from gossamer.backend.devices.budget import Budget
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
@@ -18,13 +19,13 @@ class GraphContext:
     inputs     the real inputs that Dynamo gave
     options    the user's
     dump       where stages are written to, None if nowhere
-    measuring  whether to measure (mode="max-autotune") what the tuning database does not know
+    measuring  what is measured, and for how long; None where predictions decide
     """
 
     inputs: Inputs
     options: Options
     dump: Dump | None
-    measuring: bool
+    measuring: Budget | None
 
 
 class GraphPass(Protocol):

@@ -1,7 +1,7 @@
 """Calibration: measures how fast this machine is, for the cost model.
 
-Dense products of three sizes and the kernels of every family on a few reference weights are timed on one thread, each for
-several numbers of tokens. It takes some seconds for an element type and happens once: at the first compilation of a pruned
+A call, dense products of three sizes and the kernels of every family on a few reference weights are timed on one thread, each
+for several numbers of tokens. It takes some seconds for an element type and happens once: at the first compilation of a pruned
 model (see first_use.py), or by
 
     python -m gossamer.backend.measuring.calibrate            or            gossamer.calibrate()
@@ -19,8 +19,10 @@ from dataclasses import replace
 
 import torch
 
-from gossamer.backend.devices.calibrated import cpu_name, keep, this_machine
+from gossamer.backend.devices.calibrated import cpu_name, keep, settle, this_machine
 from gossamer.backend.devices.measured_times import DENSE
+from gossamer.backend.devices.others import Others
+from gossamer.backend.measuring.call_time import call_us
 from gossamer.backend.measuring.measure import Call, Product, dense_product, fastest, random
 from gossamer.backend.measuring.progress import Progress, progress
 from gossamer.dialects.errors import OptionError
@@ -48,21 +50,25 @@ _WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ..
 )
 
 
-def calibrate(elements: Sequence[str] = ("f32",)) -> Machine:
+def calibrate(elements: Sequence[str] = ("f32",), *, repeated: bool = False) -> Machine:
     """Measures this machine for some element types ("f32", "f64", "bf16", "f16", "i8"), keeps what was found, and returns it.
 
-    Raises OptionError for an unknown element type.
+    If other processes use the machine meanwhile, a later process repeats it at its first compilation; `repeated` says that this
+    is such a repetition. Raises OptionError for an unknown element type.
     """
     if unknown := [e for e in elements if e not in _TYPES]:
         raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(_TYPES)}")
-    machine = replace(this_machine(), name=cpu_name())
-    steps = 1 + len(elements) * (len(_DENSE_SIZES) + len(_WEIGHTS) + 1)
+    machine, others = replace(this_machine(), name=cpu_name()), Others()
+    steps = 2 + len(elements) * (len(_DENSE_SIZES) + len(_WEIGHTS) + 1)
     with _one_thread(), progress("gossamer calibrates", steps) as bar:
         bar.advance("reading memory")
         machine = replace(machine, read=_read())
+        bar.advance("calls")
+        machine = replace(machine, call_us=call_us())
         for element in elements:
             machine = machine.with_speed(element, _speed(element, bar))
     keep(machine)
+    settle(others.disturb, repeated)
     return machine
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gossamer.backend.measuring.kept import kept
-from gossamer.backend.measuring.measure import fastest, random
+from gossamer.backend.measuring.measure import Call, fastest, random
 from gossamer.dialects.settings import CALIBRATE
 from gossamer.runtime.elements import FLOATS
 
@@ -32,12 +32,26 @@ def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: objec
     return images * _of_one_image(tuple(image), tuple(w), dtype, _lists(how), torch.get_num_threads(), planar)
 
 
-def filter_gradient_us(g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object) -> float | None:
+def torch_call(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: Any, planar: bool = False) -> Call:
+    """What `torch_us` times."""
+    images, weight = _images(x, dtype), random(*w, dtype=dtype)
+    images = images.contiguous() if planar else images
+
+    def run() -> torch.Tensor:
+        result = torch.ops.aten.convolution(images, weight, None, *how).relu_()
+        return result.contiguous() if planar else result
+
+    return run
+
+
+def filter_gradient_us(
+    g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object, planar: bool = False
+) -> float | None:
     """Microseconds for the gradient of kernels of this shape, for g and images of those; `how` is stride, padding, dilation and
-    groups. None where nothing may be measured."""
+    groups, and `planar` as above. None where nothing may be measured."""
     if not CALIBRATE.get():
         return None
-    return _of_filters(tuple(g), tuple(x), tuple(w), dtype, _lists(how), torch.get_num_threads())
+    return _of_filters(tuple(g), tuple(x), tuple(w), dtype, _lists(how), torch.get_num_threads(), planar)
 
 
 def _lists(how: Sequence[object]) -> tuple[object, ...]:
@@ -49,26 +63,27 @@ def _of_one_image(
     image: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[object, ...], threads: int, planar: bool
 ) -> float:
     def measure() -> float:
-        x, weight = _images((1, *image), dtype), random(*w, dtype=dtype)
-        x = x.contiguous() if planar else x
-
-        def run() -> torch.Tensor:
-            result = torch.ops.aten.convolution(x, weight, None, *how).relu_()
-            return result.contiguous() if planar else result
-
         with torch.no_grad():
-            return _undisturbed(run, threads)
+            return _undisturbed(torch_call((1, *image), w, dtype, *how, planar=planar), threads)
 
     return kept("planar-convolution" if planar else "convolution", [image, w, FLOATS[dtype], how, threads], measure)
 
 
 @lru_cache(maxsize=1024)
 def _of_filters(
-    g: tuple[int, ...], x: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[Any, ...], threads: int
+    g: tuple[int, ...],
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    dtype: torch.dtype,
+    how: tuple[Any, ...],
+    threads: int,
+    planar: bool,
 ) -> float:
     def measure() -> float:
         stride, padding, dilation, groups = how
         given, images, weight = _images(g, dtype), _images(x, dtype), random(*w, dtype=dtype)
+        if planar:
+            given, images = given.contiguous(), images.contiguous()
         more, wanted = [0] * len(stride), [False, True, False]
 
         def run() -> tuple[torch.Tensor, ...]:
@@ -79,7 +94,7 @@ def _of_filters(
         with torch.no_grad():
             return _undisturbed(run, threads)
 
-    return kept("filter-gradient", [g, x, w, FLOATS[dtype], how, threads], measure)
+    return kept("planar-filter-gradient" if planar else "filter-gradient", [g, x, w, FLOATS[dtype], how, threads], measure)
 
 
 def _undisturbed(run: Callable[[], object], threads: int) -> float:

@@ -29,6 +29,11 @@ def correct(measured: Iterable[tuple[Key, int, Times]]) -> None:
         calibrated.keep(machine)
 
 
+def contradicted(measured: Iterable[tuple[Key, int, Times]]) -> bool:
+    """Whether products that were measured speak against the record of this machine."""
+    return corrected(calibrated.this_machine(), measured) is not None
+
+
 def corrected(machine: Machine, measured: Iterable[tuple[Key, int, Times]]) -> Machine | None:
     """The machine with the speeds that these measurements speak for, None if its predictions were about right."""
     wrong: dict[tuple[str, str, int, int], list[float]] = {}

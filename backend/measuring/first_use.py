@@ -2,6 +2,8 @@
 
 Not where `GOSSAMER_CALIBRATE=0`, nor where there is no cache to keep the result in. One process measures; those that come
 meanwhile wait for it, since they would disturb it. What goes wrong is logged, and the machine counts as a usual one.
+
+A calibration that is in doubt is repeated at the first compilation of a later process, when nobody else uses the machine.
 """
 
 import fcntl
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from gossamer.backend.devices import calibrated
+from gossamer.backend.devices.others import quiet_now
 from gossamer.backend.graph.inputs import Inputs, density, zero_heavy
 from gossamer.dialects.settings import CALIBRATE
 from gossamer.runtime import cache_files
@@ -27,29 +30,46 @@ _WAIT_S = 60.0
 _failed: set[str] = set()
 """Element types whose calibration has failed in this process, which does not try again."""
 
+_asked = False
+"""Whether this process has made sure that it works with a calibration that is not in doubt, or has repeated it."""
+
 
 def calibrate_at_first_use(inputs: Inputs) -> None:
     """Measures how fast this machine is with the element types of a graph's pruned weights, if nobody has done so yet."""
     if not CALIBRATE.get() or cache_files.directory() is None:
         return
-    known = calibrated.this_machine().measured | _failed
+    measured = calibrated.this_machine().measured
+    known = measured | _failed
     statics = [static.tensor for static in inputs.statics.values()]
     named = [(WEIGHTS[tensor.dtype], tensor) for tensor in statics if tensor.is_cpu and tensor.dtype in WEIGHTS]
     elements = {name for name, tensor in named if name not in known and _pruned(tensor, inputs)}
-    if not elements:
+    again = _is_to_be_repeated() and any(name in measured and _pruned(tensor, inputs) for name, tensor in named)
+    if not elements and not again:
         return
     try:
         with _alone():
             calibrated.forget()  # another process may have done it meanwhile
-            if missing := sorted(elements - calibrated.this_machine().measured):
+            done = calibrated.this_machine().measured
+            again = again and calibrated.in_doubt()
+            if wanted := sorted(elements | done if again else elements - done):
                 from gossamer.backend.measuring.calibrate import calibrate  # with all of the compiler behind it
 
                 start = time.perf_counter()
-                calibrate(missing)
-                log.info("this machine was calibrated for %s in %.1f s", ", ".join(missing), time.perf_counter() - start)
+                calibrate(wanted, repeated=again)
+                log.info("this machine was calibrated for %s in %.1f s", ", ".join(wanted), time.perf_counter() - start)
     except Exception as problem:  # whatever it is, the model can be compiled without
         _failed.update(elements)
         log.warning("this machine cannot be calibrated (%s); times are predicted as for a usual one", problem)
+
+
+def _is_to_be_repeated() -> bool:
+    """Whether the calibration is in doubt, and this is the time to repeat it: asked once in a process that could."""
+    global _asked
+    if _asked or not calibrated.in_doubt():
+        _asked = True
+        return False
+    _asked = quiet_now()
+    return _asked
 
 
 def _pruned(tensor: torch.Tensor, inputs: Inputs) -> bool:

@@ -54,7 +54,7 @@ class Product:
     def _prepared(self, schedule: str) -> tuple[RegionKernel, Packed] | None:
         try:
             kernel = kernel_of(self._matrix, self._weight.dtype, schedule)
-            return kernel, pack(self._weight, _format(kernel))
+            return kernel, pack(self._weight, format_of(kernel))
         except (CompileError, FormatError) as problem:
             log.info("%s is not measured: %s", schedule, problem)
             return None
@@ -106,7 +106,8 @@ def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> d
     return best
 
 
-def _format(kernel: RegionKernel) -> Format | Packing:
+def format_of(kernel: RegionKernel) -> Format | Packing:
+    """What the weight of a kernel is packed in. CompileError if it is read densely."""
     format = next((f for f in kernel.formats if f is not None), None)
     if format is None:
         raise CompileError("the kernel reads the weight densely")

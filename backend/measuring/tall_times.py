@@ -5,6 +5,7 @@ Both are timed once for a shape, and the ratio is kept on disk.
 """
 
 from functools import lru_cache, partial
+from statistics import median
 
 import torch
 
@@ -41,4 +42,4 @@ def _ratio(rows: int, k: int, n: int, dtype: torch.dtype, threads: int) -> float
         us = fastest({"tall": partial(tall_product, x, w), "torch": partial(torch.mm, x, w)}, threads, _ROUNDS)
         return us["tall"] / us["torch"]
 
-    return kept("tall", [rows, k, n, FLOATS[dtype], threads], measure)
+    return kept("tall", [rows, k, n, FLOATS[dtype], threads], measure, median)

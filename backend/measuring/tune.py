@@ -1,7 +1,9 @@
-"""mode="max-autotune": each product with a sparse weight is measured, as every promising schedule and as torch does it.
+"""Products with a sparse weight are measured, by the schedules that promise most and as torch does them.
 
-The shortlist is what the cost model predicts to be within twice the fastest, and the fastest that runs in chains. Times go into
-the tuning database; a product that it knows, or knows a similar one of, is not measured again. The measured times then stand in
+mode="max-autotune" measures all that do not lose by far, by the schedules that the cost model predicts to take at most twice as
+long as the fastest. Otherwise those whose prediction is in doubt are measured (see `Budget`), by the fastest schedules alone,
+as far as the time goes. The fastest schedule that runs in chains is always among them. Times go into the tuning database; a
+product that it knows, or knows a similar one of, is not measured again. The measured times then stand in
 for the prediction in everything that is decided about the product: dense or sparse, in a chain or not, and which schedule for
 how many tokens.
 """
@@ -13,35 +15,40 @@ import torch
 from torch import fx
 
 from gossamer.backend.devices import calibrated
+from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
+from gossamer.backend.devices.others import Others
 from gossamer.backend.graph.weight_expressions import run
-from gossamer.backend.measuring.correct import correct
+from gossamer.backend.measuring.correct import contradicted, correct
 from gossamer.backend.measuring.measure import Product, fastest
 from gossamer.backend.measuring.progress import progress
 from gossamer.backend.measuring.tuning_db import Key, TuningDatabase
 from gossamer.backend.regions.contractions import Contraction
-from gossamer.backend.regions.cost import TOKEN_CLASSES, matrix_of, predicted_gain, usual_tokens
+from gossamer.backend.regions.cost import TOKEN_CLASSES, matrix_of, predicted, predicted_gain, usual_tokens
 from gossamer.backend.regions.decide import refusal
 from gossamer.backend.report.options import Options
 from gossamer.passes.chain.products import runs_in_chains
 from gossamer.passes.schedules.cost_model import predict
 
-_SHORTLIST = 2.0  # times the fastest prediction up to which a schedule is measured
+_SHORTLIST, _SHORTER = 2.0, 1.1  # times the fastest prediction up to which a schedule is measured, and where time is short
 _HOPELESS = 0.5  # share of the wanted gain below which a prediction is believed
 
 
-def tuned(contractions: Sequence[Contraction], values: Mapping[fx.Node, torch.Tensor], options: Options) -> list[Contraction]:
+def tuned(
+    contractions: Sequence[Contraction], values: Mapping[fx.Node, torch.Tensor], options: Options, budget: Budget
+) -> list[Contraction]:
     """The contractions with what they take, measured now or before.
 
     `values` holds the real value of every leaf of a weight. Contractions that no kernel can take, or that are predicted to
     lose by far, stay as they are. Calibrates the machine first where that was not done.
     """
-    if options.schedule == "reference":
+    if options.schedule == "reference" or (not budget.everything and (options.schedule != "auto" or options.min_gain == 0)):
         return list(contractions)
-    _calibrate(contractions)
+    if budget.everything:
+        _calibrate(contractions)
     database = TuningDatabase()
-    wanted = [_keys(c) if _promising(c, options) else {} for c in contractions]
+    wanted = [_keys(c, budget) if _promising(c, options, budget) else {} for c in contractions]
     known: dict[Key, Times] = {}
     missing: dict[Key, tuple[Contraction, int]] = {}
     for contraction, keys in zip(contractions, wanted, strict=True):
@@ -51,7 +58,7 @@ def tuned(contractions: Sequence[Contraction], values: Mapping[fx.Node, torch.Te
             else:
                 missing.setdefault(key, (contraction, tokens))
     if missing:
-        known |= _measured(missing, values, options, database)
+        known |= _measured(missing, values, options, database, budget)
     return [
         dataclasses.replace(c, times={key.tokens: known[key] for key in keys if key in known})
         for c, keys in zip(contractions, wanted, strict=True)
@@ -63,48 +70,69 @@ def _measured(
     values: Mapping[fx.Node, torch.Tensor],
     options: Options,
     database: TuningDatabase,
+    budget: Budget,
 ) -> dict[Key, Times]:
     known: dict[Key, Times] = {}
     measured: list[tuple[Key, int, Times]] = []
     product, owner = None, None
+    ordered = list(missing.items())
+    if not budget.everything:
+        ordered.sort(key=lambda item: -_predicted(item[0])[DENSE])
     with progress("gossamer measures", len(missing)) as bar:
-        for key, (contraction, tokens) in missing.items():
+        for key, (contraction, tokens) in ordered:
             m = key.matrix
             bar.advance(f"{m.rows}x{m.columns} {m.density:.0%}, {tokens} tokens")
             if times := _remembered(key, options, database):  # one before was similar
                 known[key] = times
                 continue
-            if product is None or contraction is not owner:
-                weight = run(contraction.weight.evaluate, [values[leaf] for leaf in contraction.weight.leaves])
-                product, owner = Product(weight.detach(), m), contraction
-            calls = product.calls(tokens, _shortlist(key, options))
-            if len(calls) > 1:
-                known[key] = Times(fastest(calls, key.threads))
-                measured.append((key, tokens, known[key]))
-                if options.schedule == "auto":
-                    database.add(key, known[key])
-    correct(measured)
+            if not budget.allows():
+                continue
+            with budget.spend():
+                if product is None or contraction is not owner:
+                    weight = run(contraction.weight.evaluate, [values[leaf] for leaf in contraction.weight.leaves])
+                    product, owner = Product(weight.detach(), m), contraction
+                calls = product.calls(tokens, _shortlist(key, options, budget))
+                if len(calls) < 2:
+                    continue
+                others = Others()
+                times, disturbed = Times(fastest(calls, key.threads)), others.disturb
+            known[key] = database.add(key, times, disturbed) if options.schedule == "auto" else times
+            if not disturbed:
+                measured.append((key, tokens, times))
+    if budget.everything:
+        correct(measured)
+    elif contradicted(measured):
+        calibrated.doubt()
     return known
 
 
 def _remembered(key: Key, options: Options, database: TuningDatabase) -> Times | None:
-    """The times of a key, or of a similar one, if the database has them."""
-    times = database.find(key) or database.similar(key, _predicted)
+    """The times of a key, or of a similar one, if the database has them and they are not to be measured again."""
+    times = database.find(key)
+    if times is not None and not database.is_settled(key):
+        return None
+    times = times or database.similar(key, _predicted)
     return times if times and (options.schedule == "auto" or options.schedule in times.us) else None
 
 
-def _keys(contraction: Contraction) -> dict[Key, int]:
-    """What is to be known about a contraction, each with the number of tokens to measure it with."""
+def _keys(contraction: Contraction, budget: Budget) -> dict[Key, int]:
+    """What is to be known about a contraction, each with the number of tokens to measure it with.
+
+    Where there may be any number of tokens and time is short, that is what it takes for the usual number.
+    """
     matrix, threads = matrix_of(contraction), torch.get_num_threads()
     usual = usual_tokens(contraction)
-    any_number = [*TOKEN_CLASSES, max(usual, 2 * TOKEN_CLASSES[-1])] if contraction.dynamic else []
+    any_number = [*TOKEN_CLASSES, max(usual, 2 * TOKEN_CLASSES[-1])] if contraction.dynamic and budget.everything else []
     counts = {tokens_class(t): t for t in [*any_number, usual]}
     return {Key(matrix, tokens, threads): count for tokens, count in counts.items()}
 
 
-def _promising(contraction: Contraction, options: Options) -> bool:
-    if not _measurable(contraction):
+def _promising(contraction: Contraction, options: Options, budget: Budget) -> bool:
+    if not _measurable(contraction) or usual_tokens(contraction) == 0:
         return False
+    if not budget.everything:
+        density, dense_us = contraction.weight.density, predicted(contraction, usual_tokens(contraction)).dense_us
+        return density < 1 and budget.doubts(predicted_gain(contraction), dense_us, density)
     return options.min_gain == 0 or predicted_gain(contraction) >= _HOPELESS * options.min_gain
 
 
@@ -113,13 +141,13 @@ def _measurable(contraction: Contraction) -> bool:
     return refusal(contraction) is None and not contraction.quantized and device_of(contraction.weight.device).measures
 
 
-def _shortlist(key: Key, options: Options) -> list[str]:
+def _shortlist(key: Key, options: Options, budget: Budget) -> list[str]:
     if options.schedule != "auto":
         return [options.schedule]
-    predicted = {name: us for name, us in _predicted(key).items() if name != DENSE}
-    limit = _SHORTLIST * min(predicted.values())
-    listed = [name for name, us in predicted.items() if us <= limit]
-    in_chains = next((name for name in predicted if runs_in_chains(name, key.matrix)), None)
+    us_of = {name: us for name, us in _predicted(key).items() if name != DENSE}
+    limit = (_SHORTLIST if budget.everything else _SHORTER) * min(us_of.values())
+    listed = [name for name, us in us_of.items() if us <= limit]
+    in_chains = next((name for name in us_of if runs_in_chains(name, key.matrix)), None)
     return listed if in_chains is None or in_chains in listed else [*listed, in_chains]
 
 

@@ -6,6 +6,9 @@ A journal beside the kernel cache, one for each CPU and set of versions; a line 
 
 Equal keys share times. A similar one lends them: the same structure and tokens, a density and sizes not far off, and a
 prediction that orders the contenders alike; its times are scaled by the predictions.
+
+A line tells ("disturbed") if other processes used the machine meanwhile. The least of such times count, and the key is measured
+again, until there are undisturbed times, or three that are not.
 """
 
 import math
@@ -15,6 +18,7 @@ from typing import Any, Self
 
 from gossamer.backend.devices.calibrated import identity
 from gossamer.backend.devices.measured_times import DENSE, Times
+from gossamer.backend.measuring.kept import TRIES
 from gossamer.dialects.elements import FLOATS
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime import records
@@ -83,13 +87,14 @@ class TuningDatabase:
     def __init__(self) -> None:
         self._name = f"tuning-{identity()}"
         self._entries: dict[Key, Times] = {}
+        self._tries: dict[Key, int] = {}
         for line in records.lines(self._name):
             try:
                 key, us = Key.from_json(line["key"]), {str(name): float(value) for name, value in line["us"].items()}
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # a line of something else
             if us.keys() > {DENSE} and all(0 < value < math.inf for value in us.values()):
-                self._entries[key] = Times(us)
+                self._enter(key, us, bool(line.get("disturbed")))
 
     def find(self, key: Key) -> Times | None:
         """The times that were measured for a key."""
@@ -97,6 +102,10 @@ class TuningDatabase:
         if times is not None:
             records.used(self._name, _line(key, times))
         return times
+
+    def is_settled(self, key: Key) -> bool:
+        """Whether the times of a key are not to be measured again."""
+        return key in self._entries and not 0 < self._tries.get(key, 0) < TRIES
 
     def similar(self, key: Key, predict: Predict) -> Times | None:
         """The times of the most similar key, scaled, if predictions agree that it is one.
@@ -118,10 +127,19 @@ class TuningDatabase:
                 return Times(scaled, f"{m.rows}x{m.columns} at {m.density:.0%}")
         return None
 
-    def add(self, key: Key, times: Times) -> None:
-        """Remember the times of a key, here and on disk."""
-        self._entries[key] = times
-        records.append(self._name, _line(key, times))
+    def add(self, key: Key, times: Times, disturbed: bool = False) -> Times:
+        """Remember the times of a key, here and on disk; the times that count by now."""
+        told = {"disturbed": True} if disturbed else {}
+        records.append(self._name, _line(key, times) | told)
+        return self._enter(key, times.us, disturbed)
+
+    def _enter(self, key: Key, us: Mapping[str, float], disturbed: bool) -> Times:
+        tries, before = self._tries.get(key, 0), self._entries.get(key)
+        if disturbed and tries and before is not None:
+            us = {**before.us, **{name: min(value, before.us.get(name, value)) for name, value in us.items()}}
+        if not disturbed or tries or before is None:  # what was measured undisturbed stays
+            self._entries[key], self._tries[key] = Times(us), tries + 1 if disturbed else 0
+        return self._entries[key]
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -67,9 +67,16 @@ def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | 
 
 
 def taken(
-    contraction: Contraction, name: str, format: str, schedule: str, reason: str, gain: float | None, packed_bytes: int
+    contraction: Contraction,
+    name: str,
+    format: str,
+    schedule: str,
+    reason: str,
+    gain: float | None,
+    packed_bytes: int,
+    measured: bool = False,
 ) -> Decision:
-    """The Decision about a contraction that a sparse kernel takes."""
+    """The Decision about a contraction that a sparse kernel takes; `measured` is true if a chain was, which it is a part of."""
     weight = contraction.weight
     if rounded(weight.dtype, contraction.given):
         reason = f"{reason}, in bf16"
@@ -78,7 +85,8 @@ def taken(
     dense_bytes = weight.shape[0] * weight.shape[1] * contraction.given.itemsize
     return Decision(
         name, contraction.op, weight.shape, weight.density, format, schedule, True, with_times(reason, contraction), gain,
-        bool(contraction.times), dense_bytes, packed_bytes, pattern=weight.pattern.label,
+        measured or bool(contraction.times), dense_bytes, packed_bytes,
+        pattern=weight.pattern.label,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class Decision:
     sparse    whether a sparse kernel took it
     reason    why, in a few words
     gain      speed-up of the product over dense, None where no prediction was made
-    measured  whether the gain was measured (mode="max-autotune"), not predicted
+    measured  whether the gain was measured, not predicted
     dense_bytes, packed_bytes
               size of the weight as it was and as it is packed for the usual number of tokens; 0 if it stays dense
     picture   of a mask, in characters: how much of it is computed; empty where there is none

@@ -8,8 +8,10 @@ import torch
 from torch import fx
 
 from gossamer.backend.chains.build_chain import build_chain
-from gossamer.backend.chains.chain_cost import chain_pays, chain_schedule, schedules_of
+from gossamer.backend.chains.chain_cost import ChainCosts, chain_costs, chain_pays, chain_schedule, schedules_of
 from gossamer.backend.chains.find_chains import Chain, find_chains
+from gossamer.backend.chains.time_chain import measured_costs
+from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.masked_matrix import arrangement_of, mask_of
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.stored_matrix import StoredMatrix
@@ -17,8 +19,6 @@ from gossamer.backend.regions.build_region import Built, build_region
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.decide import judge, stays_dense, taken
 from gossamer.backend.regions.grow_region import Region, grow
-from gossamer.backend.report.dump import Dump
-from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 
@@ -28,6 +28,9 @@ _NEARLY = 0.8
 _NEARLY_QUANTIZED = 0.5
 """The same for products of int8: alone, they leave it to others to make integers of x, and a chain does that on the way."""
 
+_NEARLY_MEASURED = 0.55
+"""The same where chains are measured that are in doubt."""
+
 Planned = tuple[Region | Chain, Built]
 
 
@@ -35,14 +38,14 @@ def plan(
     found: list[Contraction],
     names: dict[fx.Node, str],
     values: dict[fx.Node, torch.Tensor],
-    options: Options,
-    dump: Dump | None,
+    context: GraphContext,
 ) -> tuple[list[Decision], list[Planned]]:
     """Decides about every contraction, and compiles the regions of those that become sparse, in the order of the graph.
 
     `names` and `values` are those of the static leaves. What fails to compile warns and stays dense, or raises under `strict`.
     """
-    planner = _Planner(names, values, options, dump)
+    options = context.options
+    planner = _Planner(names, values, context)
     for contraction in found:
         planner.judge(contraction)
     # A schedule that was asked for runs layer by layer.
@@ -51,8 +54,7 @@ def plan(
         free = [c for node, c in candidates.items() if node not in planner.decisions]
         chained = {c.node: c for c in free if c.orders is None and chain_schedule(c)}
         for chain in find_chains(found[0].node.graph, chained) if len(chained) > 1 else []:
-            if chain_pays(chain, options.min_gain):
-                planner.take_chain(chain)
+            planner.consider(chain)
     for contraction in planner.nearly.values():
         if contraction.node not in planner.decisions:
             planner.leave(contraction)
@@ -74,10 +76,9 @@ def fix_sizes(node: fx.Node) -> None:
 class _Planner:
     """What is decided so far, by the contractions' nodes."""
 
-    def __init__(
-        self, names: dict[fx.Node, str], values: dict[fx.Node, torch.Tensor], options: Options, dump: Dump | None
-    ) -> None:
-        self.names, self.values, self.options, self.dump = names, values, options, dump
+    def __init__(self, names: dict[fx.Node, str], values: dict[fx.Node, torch.Tensor], context: GraphContext) -> None:
+        self.names, self.values = names, values
+        self.options, self.dump, self.budget = context.options, context.dump, context.measuring
         self.sparse: dict[fx.Node, Contraction] = {}
         self.nearly: dict[fx.Node, Contraction] = {}
         """Those that are too dense by themselves, but may gain enough in a chain."""
@@ -93,7 +94,7 @@ class _Planner:
         if contraction.weight.density == 1 and self.options.min_gain > 0:
             return
         refusal, gain = judge(contraction, self.options, self._renewed(contraction))
-        share = _NEARLY_QUANTIZED if contraction.quantized else _NEARLY
+        share = _NEARLY_QUANTIZED if contraction.quantized else _NEARLY if self.budget is None else _NEARLY_MEASURED
         nearly = gain is not None and share * self.options.min_gain <= gain < self.options.min_gain
         if refusal is not None and not nearly:
             self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), refusal, gain)
@@ -104,16 +105,34 @@ class _Planner:
         self._gains[contraction.node], self._refusals[contraction.node] = gain, refusal
         (self.sparse if refusal is None else self.nearly)[contraction.node] = contraction
 
-    def take_chain(self, chain: Chain) -> None:
-        """Compile a chain; if that fails, its contractions are left to be taken one by one."""
-        members = chain.contractions
+    def consider(self, chain: Chain) -> None:
+        """Compile a chain that pays; if that fails, its contractions are left to be taken one by one.
+
+        One that is in doubt is compiled, and measured, first.
+        """
+        members, min_gain = chain.contractions, self.options.min_gain
+        costs = chain_costs(chain, min_gain)
+        doubted = self._doubts(chain, costs)
+        if not doubted and not chain_pays(costs, min_gain):
+            return
         names, leaves = [self._name(c) for c in members], [self._leaves(c) for c in members]
-        built = self._compiled(partial(build_chain, chain, names, leaves, self.options, self.dump), chain)
-        if built is not None:
-            formats = [f.name for f in built.kernels[0].formats if f is not None]
-            parts = zip(members, formats, schedules_of(chain), built.packed_bytes, strict=True)
-            for contraction, format, schedule, size in parts:
-                self._decide(contraction, format, schedule or built.schedule, f"in a chain of {len(members)}", size)
+        built = self._compiled(partial(build_chain, chain, names, leaves, self.options, self.dump))
+        if built is not None and doubted and self.budget is not None:
+            costs = measured_costs(chain, costs, built, leaves, self.budget)
+        if built is None or not chain_pays(costs, min_gain):
+            return
+        self._take_over(chain, built)
+        formats = [f.name for f in built.kernels[0].formats if f is not None]
+        parts = zip(members, formats, schedules_of(chain), built.packed_bytes, strict=True)
+        for contraction, format, schedule, size in parts:
+            self._decide(contraction, format, schedule or built.schedule, f"in a chain of {len(members)}", size, costs)
+
+    def _doubts(self, chain: Chain, costs: ChainCosts) -> bool:
+        """Whether a chain is to be measured."""
+        if self.budget is None or self.options.min_gain == 0 or not costs.known:
+            return False
+        density = max(contraction.weight.density for contraction in chain.contractions)
+        return self.budget.doubts(costs.gain, costs.dense, density) and self.budget.allows()
 
     def leave(self, contraction: Contraction) -> None:
         """No chain has taken it: it stays dense."""
@@ -124,11 +143,12 @@ class _Planner:
         """Compile the region of a contraction; if that fails, it stays dense."""
         region, name = grow(contraction, self._claimed), self._name(contraction)
         leaves = self._leaves(contraction)
-        built = self._compiled(partial(build_region, region, name, leaves, self.options, self.dump), region)
+        built = self._compiled(partial(build_region, region, name, leaves, self.options, self.dump))
         if built is not None:
+            self._take_over(region, built)
             fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
             fused += ", 2 results" if region.second is not None else ""
-            self._decide(contraction, built.format, built.schedule, fused, *built.packed_bytes)
+            self._decide(contraction, built.format, built.schedule, fused, sum(built.packed_bytes))
         else:
             gain = self._gains[contraction.node]
             self.decisions[contraction.node] = stays_dense(contraction, name, FAILED, gain)
@@ -140,21 +160,32 @@ class _Planner:
             advice = "" if self.dump else " options={'dump_ir': DIR} writes every stage to files."
             warnings.warn(f"{self._failures[0]}\nIt{others} stays dense.{advice}", stacklevel=3)
 
-    def _compiled(self, compile_: Callable[[], Built], region: Region | Chain) -> Built | None:
+    def _compiled(self, compile_: Callable[[], Built]) -> Built | None:
         try:
-            built = compile_()
+            return compile_()
         except CompileError as error:
             if self.options.strict:
                 raise
             self._failures.append(error)
             return None
+
+    def _take_over(self, region: Region | Chain, built: Built) -> None:
         self._claimed.update(region.members)
         self.planned.append((region, built))
-        return built
 
-    def _decide(self, contraction: Contraction, format: str, schedule: str, reason: str, packed_bytes: int) -> None:
-        name, gain = self._name(contraction), self._gains[contraction.node]
-        self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain, packed_bytes)
+    def _decide(
+        self,
+        contraction: Contraction,
+        format: str,
+        schedule: str,
+        reason: str,
+        packed_bytes: int,
+        costs: ChainCosts | None = None,
+    ) -> None:
+        name, gain, measured = self._name(contraction), self._gains[contraction.node], False
+        if costs is not None and costs.known and gain is not None and gain < self.options.min_gain:  # it gains in the chain
+            gain, measured = costs.gain, costs.measured
+        self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain, packed_bytes, measured)
 
     def _renewed(self, contraction: Contraction) -> float:
         """The share of its weight's elements that are looked at at every step, for new values."""

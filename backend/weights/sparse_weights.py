@@ -48,9 +48,9 @@ class SparseWeights:
             found = [in_blocks(contraction, [values[leaf] for leaf in contraction.weight.leaves]) for contraction in found]
         if may_round(options):
             found = [with_rounded_weight(contraction) for contraction in found]
-        if context.measuring:
-            found = tuned(found, values, options)
-        decisions, planned = plan(found, names, values, options, context.dump)
+        if context.measuring is not None:
+            found = tuned(found, values, options, context.measuring)
+        decisions, planned = plan(found, names, values, context)
         covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
         decisions += [*left_out(lasting, covered), *unknown(context.inputs)]
         replaced: dict[fx.Node, fx.Node] = {}

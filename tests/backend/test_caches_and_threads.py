@@ -22,6 +22,7 @@ from torch.compiler._cache import CacheArtifactManager
 from gossamer.backend import graph_cache
 from gossamer.backend.calls import message_ops, region_op
 from gossamer.backend.calls.region_op import region
+from gossamer.backend.devices.budget import Budget
 from gossamer.runtime import disk_cache
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 
@@ -292,3 +293,32 @@ def test_one_model_in_two_threads_while_its_weight_changes() -> None:
     assert not failures
     with torch.no_grad():
         assert_same(run.function(x), model(x))
+
+
+def test_a_graph_that_was_decided_on_a_busy_machine_is_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a quiet one has settled it; torch's part of the first decision is never called with the regions of another."""
+    model, x = nn.Sequential(model_with(pruned(48, 64)), nn.Softmax(-1)).eval(), torch.randn(5, 64)
+    with cached():
+        for settled, hits in ((False, 0), (False, 0), (True, 0), (True, 1), (False, 1)):
+            monkeypatch.setattr("gossamer.backend.rewrite.Budget.of", lambda _, settled=settled: Budget(settled=settled))
+            torch._dynamo.reset()
+            counters.clear()
+            region_op._regions.clear()
+            run = compile_and_run(model, x, dense="inductor")
+            assert len(run.regions) == 1
+            assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+            assert_same(run.output, model(x).detach())
+
+
+def test_a_machine_that_is_always_busy_is_believed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = model_with(pruned(48, 64)), torch.randn(5, 64)
+    monkeypatch.setattr("gossamer.backend.rewrite.Budget.of", lambda _: Budget(settled=False))
+    found = []
+    with cached():
+        for _ in range(graph_cache._MOST_TRIES + 3):
+            torch._dynamo.reset()
+            counters.clear()
+            region_op._regions.clear()
+            compile_and_run(model, x, dense="inductor")
+            found.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert found == [0] * (graph_cache._MOST_TRIES + 1) + [1, 1]

@@ -13,7 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import gossamer
 from gossamer.backend.devices import calibrated
 from gossamer.backend.graph.zero_pattern import Pattern
-from gossamer.backend.measuring import calibrate, first_use
+from gossamer.backend.measuring import calibrate, call_time, first_use
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime.target import host
@@ -42,6 +42,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return dict.fromkeys(calls, 50.0)
 
     monkeypatch.setattr(calibrate, "fastest", fastest)
+    monkeypatch.setattr(calibrate, "call_us", lambda: 4.0)
     return names
 
 
@@ -55,6 +56,14 @@ def test_what_was_measured_is_kept(seen: list[str]) -> None:
     assert calibrated.this_machine().to_json() == found.to_json()
     assert {"sum", "dense", "kblock", "gather"} <= set(seen) <= {"sum", "dense", *FAMILIES}
     assert set(found.speeds["f32"].families) == set(seen) - {"sum", "dense"}
+
+
+def test_a_call_is_measured_too(seen: list[str]) -> None:
+    assert gossamer.calibrate().call_us == calibrated.this_machine().call_us == 4.0
+
+
+def test_the_call_of_a_region_takes_microseconds() -> None:
+    assert 0.1 < call_time.call_us() < 1e4
 
 
 def test_rates_are_cycles_over_times(seen: list[str]) -> None:
@@ -201,6 +210,59 @@ def test_a_calibration_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyP
         _compiled(model, x)
     assert len([r for r in caplog.records if "cannot be calibrated (no clock)" in r.getMessage()]) == 1
     assert calibrated.this_machine().measured == frozenset()
+
+
+@pytest.fixture
+def processes(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], int]:
+    """Compiles a pruned model as the first one of a process, while the machine is used by others or not; how often kernels were
+    measured."""
+    monkeypatch.delenv("GOSSAMER_CALIBRATE")
+    monkeypatch.setattr("gossamer.backend.devices.budget.Budget.of", lambda _: None)
+
+    def start(busy: bool) -> int:
+        seen.clear()
+        monkeypatch.setattr(first_use, "_asked", False)
+        monkeypatch.setattr("gossamer.backend.devices.others.Others.share", 0.5 if busy else 0.0)
+        _compiled(prune_(nn.Linear(64, 64), 0.2), torch.randn(4, 64))
+        return len(seen)
+
+    return start
+
+
+def test_a_calibration_on_a_busy_machine_is_repeated_when_it_is_quiet(processes: Callable[[bool], int]) -> None:
+    assert processes(True) and calibrated.in_doubt()
+    assert not processes(True), "it would be no better"
+    assert processes(False) and not calibrated.in_doubt()
+    assert not processes(False)
+
+
+def test_a_process_calibrates_once(seen: list[str], processes: Callable[[bool], int]) -> None:
+    processes(False)
+    calibrated.doubt()
+    seen.clear()
+    _compiled(prune_(nn.Linear(64, 48), 0.2), torch.randn(4, 64))
+    assert not seen
+    assert processes(False)
+
+
+def test_after_some_repetitions_a_calibration_is_believed(processes: Callable[[bool], int]) -> None:
+    processes(False)
+    repeated = 0
+    for _ in range(6):
+        calibrated.doubt()
+        repeated += processes(False) > 0
+    assert repeated == calibrated._REPEATS
+    gossamer.calibrate()
+    calibrated.doubt()
+    assert processes(False), "who calibrates by hand begins anew"
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"doubted": 1, "repeats": "x"}', '{"doubted": true}'])
+def test_a_damaged_record_of_doubts_is_no_doubt(directory: Path, content: str) -> None:
+    calibrated.doubt()
+    (record,) = directory.glob("calibration-*.json")
+    record.write_text(content)
+    assert not calibrated.in_doubt()
 
 
 def test_threads_and_random_numbers_stay_as_they_were(seen: list[str]) -> None:

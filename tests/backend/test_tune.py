@@ -14,6 +14,7 @@ from torch import nn
 
 import gossamer
 from gossamer.backend.devices import calibrated
+from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.measured_times import DENSE
 from gossamer.backend.measuring import calibrate
 from gossamer.backend.measuring.tune import tuned
@@ -215,7 +216,7 @@ def test_the_random_numbers_of_the_user_are_left_alone(stopwatch: Stopwatch) -> 
 def test_the_reference_is_never_measured() -> None:
     from gossamer import Options
 
-    assert tuned([], {}, Options(schedule="reference")) == []
+    assert tuned([], {}, Options(schedule="reference"), Budget(everything=True)) == []
 
 
 def test_the_machine_is_calibrated_first(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:

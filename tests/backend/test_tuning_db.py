@@ -187,3 +187,27 @@ def test_tokens_class(tokens: int, number: int) -> None:
 def test_times_in_words() -> None:
     assert str(TIMES) == "measured: kblock 20 us, gather 50 us, dense 100 us"
     assert str(Times({DENSE: 1234.5, "kblock": 2.345}, "8x8 at 10%")) == "measured on 8x8 at 10%: kblock 2.35 us, dense 1234 us"
+
+
+def test_disturbed_times_are_measured_again_and_the_least_count() -> None:
+    for dense, kblock in ((100.0, 30.0), (130.0, 20.0)):
+        TuningDatabase().add(KEY, Times({DENSE: dense, "kblock": kblock}), disturbed=True)
+        assert not TuningDatabase().is_settled(KEY)
+    found = TuningDatabase().find(KEY)
+    assert found is not None and found.us == {DENSE: 100.0, "kblock": 20.0}
+
+
+def test_the_third_disturbed_times_are_the_last() -> None:
+    for number in range(3):
+        assert not TuningDatabase().is_settled(KEY), number
+        TuningDatabase().add(KEY, TIMES, disturbed=True)
+    assert TuningDatabase().is_settled(KEY)
+
+
+def test_undisturbed_times_replace_disturbed_ones_and_stay() -> None:
+    better = Times({DENSE: 120.0, "kblock": 40.0})
+    TuningDatabase().add(KEY, TIMES, disturbed=True)
+    TuningDatabase().add(KEY, better)
+    assert TuningDatabase().is_settled(KEY) and TuningDatabase().find(KEY) == better
+    TuningDatabase().add(KEY, TIMES, disturbed=True)
+    assert TuningDatabase().is_settled(KEY) and TuningDatabase().find(KEY) == better

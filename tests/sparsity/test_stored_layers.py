@@ -112,3 +112,34 @@ def test_distilled_ones_keep_their_pattern(x: Tensor) -> None:
 def test_other_patterns_want_plain_weights(change: Callable[[nn.Module], object]) -> None:
     with pytest.raises(OptionError, match=r"gossamer\.finalize\(model\) makes it plain first"):
         change(stored())
+
+
+class Mixed(nn.Module):
+    """A convolution before a linear layer, both pruned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 6)
+        with torch.no_grad():
+            for weight in (self.conv.weight, self.head.weight):
+                weight[torch.rand_like(weight) > 0.2] = 0
+
+
+def test_convolutions_are_said_to_stay_plain() -> None:
+    model = Mixed()
+    with pytest.warns(UserWarning, match="Pruned convolutions keep plain weights: conv\\."):
+        gossamer.store_sparse(model)
+    assert isinstance(model.head.weight, gossamer.SparseTensor) and type(model.conv.weight) is nn.Parameter
+
+
+def test_a_network_of_convolutions_alone_is_told_why_nothing_is_stored() -> None:
+    with pytest.raises(gossamer.GossamerError, match="convolutions cannot be stored, and keep plain weights \\(0\\)"):
+        gossamer.store_sparse(nn.Sequential(Mixed().conv))
+
+
+def test_convolutions_without_zeros_or_left_out_are_not_mentioned(recwarn: pytest.WarningsRecorder) -> None:
+    model, other = Mixed(), Mixed()
+    nn.init.normal_(model.conv.weight)
+    gossamer.store_sparse(model)
+    gossamer.store_sparse(other, skip="conv")
+    assert not [each for each in recwarn if "convolutions" in str(each.message)]

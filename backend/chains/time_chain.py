@@ -1,0 +1,120 @@
+"""Measuring a chain that is in doubt: its kernel, and its products and attention one after the other, as torch computes them.
+
+What lies between the products is added to the dense time as predicted, because only a compilation would show how Inductor fuses
+it. Inputs are random, weights real. Times are kept by what the kernel depends on and the sizes of its inputs.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.chains.build_chain import signature_of
+from gossamer.backend.chains.chain_cost import ChainCosts
+from gossamer.backend.chains.dense_chain import DenseAttention
+from gossamer.backend.chains.find_chains import Chain, Stage
+from gossamer.backend.devices.budget import Budget
+from gossamer.backend.devices.device import device_of
+from gossamer.backend.devices.measured_times import DENSE
+from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.weight_expressions import run
+from gossamer.backend.measuring.kept import kept
+from gossamer.backend.measuring.measure import Call, dense_product, fastest, random
+from gossamer.backend.regions.build_region import Built, content_hash
+from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.cost import usual_tokens
+from gossamer.backend.regions.matrix_functions import Extra
+
+_CHAIN = "chain"
+_ROUNDS = 4
+
+
+def measured_costs(
+    chain: Chain, predicted: ChainCosts, built: Built, leaves: Sequence[Sequence[torch.Tensor]], budget: Budget
+) -> ChainCosts:
+    """What the chain costs here; the prediction where it cannot be measured.
+
+    `leaves` are the values that each weight is computed from.
+    """
+    contractions = chain.contractions
+    sizes, threads = _sizes(chain), torch.get_num_threads()
+    if sizes is None or not all(device_of(c.weight.device).measures and not c.quantized for c in contractions):
+        return predicted
+    batch, length = sizes
+    pattern = [c.weight.density for c in contractions]
+    key = [content_hash(signature_of(chain), json.dumps(pattern)), batch, length, threads]
+
+    @cache
+    def times() -> Mapping[str, float]:
+        operands = _operands(chain, leaves, batch, length)
+        together: Any = built.region
+        with torch.no_grad():
+            calls: dict[str, Call] = {_CHAIN: partial(together, operands), DENSE: _densely(chain, leaves, batch, length)}
+            return fastest(calls, threads, _ROUNDS)
+
+    with budget.spend():
+        together, dense = (kept(f"chain-{name}", key, lambda name=name: times()[name]) for name in (_CHAIN, DENSE))  # type: ignore[misc]
+    dense += predicted.between
+    apart = predicted.apart * dense / predicted.dense
+    return replace(predicted, together=together, apart=apart, dense=dense, measured=True)
+
+
+def _sizes(chain: Chain) -> tuple[int, int] | None:
+    """Sequences and their length, where these are known or expected and not zero; one sequence where there is no attention."""
+    if chain.attention is None:
+        tokens = usual_tokens(chain.contractions[0])
+        return (1, tokens) if tokens else None
+    batch, length = (hint(n.meta["val"] if isinstance(n, fx.Node) else n) for n in chain.attention.sizes)
+    return (batch, length) if batch and length else None
+
+
+def _operands(chain: Chain, leaves: Sequence[Sequence[torch.Tensor]], batch: int, length: int) -> list[torch.Tensor]:
+    first, *others = chain.inputs
+    x = _input(first, chain, batch, length)
+    if chain.attention is not None:
+        x = x.view(*((length, batch) if first.node in chain.by_position else (batch, length)), -1)
+    return [x, *(leaf for values in leaves for leaf in values), *(_input(other, chain, batch, length) for other in others)]
+
+
+def _input(operand: Extra, chain: Chain, batch: int, length: int) -> torch.Tensor:
+    """A value for an input: random numbers, or a mask that hides nothing."""
+    value, tokens = operand.node.meta["val"], batch * length
+    if operand.kind == "mask":
+        rows = batch if chain.attention is not None and chain.attention.key_mask else batch * length
+        return torch.full((rows, length), value.dtype is torch.bool, dtype=value.dtype)
+    width = hint(value.shape[-1]) or 1 if value.dim() else 1
+    shapes = {"scalar": (), "vector": (width,), "column": (tokens, 1), "matrix": (tokens, width), "position": (tokens, width)}
+    return random(*shapes[operand.kind], dtype=value.dtype)
+
+
+def _densely(chain: Chain, leaves: Sequence[Sequence[torch.Tensor]], batch: int, length: int) -> Call:
+    """All products and attention, one after the other."""
+    weights = iter(leaves)
+    calls = list[Call]()
+    for stage in chain.stages:
+        if stage.contraction is not None:
+            calls.append(_product(stage.contraction, next(weights), batch * length))
+        elif stage.attention is not None:
+            calls.append(_attention(stage, chain, batch, length))
+
+    def run_all() -> None:
+        for call in calls:
+            call()
+
+    return run_all
+
+
+def _product(contraction: Contraction, leaves: Sequence[torch.Tensor], tokens: int) -> Call:
+    weight = run(contraction.weight.evaluate, leaves).detach().to(contraction.given)
+    x = random(tokens, contraction.k, dtype=contraction.given)
+    return dense_product(x, weight.t() if weight.shape[1] == contraction.k else weight)
+
+
+def _attention(stage: Stage, chain: Chain, batch: int, length: int) -> Call:
+    assert stage.attention is not None
+    found = DenseAttention.of(stage.attention)
+    return partial(found, length, *(_input(operand, chain, batch, length) for operand in stage.operands))

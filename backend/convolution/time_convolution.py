@@ -1,0 +1,94 @@
+"""Measuring the convolutions of a graph whose predicted gain is in doubt: their kernels, and torch's own, side by side.
+
+Each is measured without what follows it, for all of its images. Equal ones share a measurement, which is kept for this machine.
+Those for which there is no time are taken to be wrong by as much as those that were measured.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls.convolved_region import ConvolvedRegion
+from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.convolution.build import CONVOLVE, compiled
+from gossamer.backend.convolution.convolution import Convolution, dense_us, gain_of, kernel_us_of, measurable
+from gossamer.backend.convolution.judgement import Judgement, judged_by
+from gossamer.backend.devices.budget import Budget
+from gossamer.backend.graph.nodes import hint
+from gossamer.backend.measuring.convolution_times import torch_call, torch_us
+from gossamer.backend.measuring.kept import kept
+from gossamer.backend.measuring.measure import fastest, format_of, random
+from gossamer.backend.regions.build_region import content_hash
+from gossamer.backend.regions.cost import matrix_of
+from gossamer.backend.regions.grow_region import Region
+from gossamer.backend.regions.matrix_functions import ProductBody
+from gossamer.dialects.errors import CompileError, FormatError
+
+_OURS, _TORCHS = "ours", "torch"
+_ROUNDS = 5
+
+Values = Mapping[fx.Node, torch.Tensor]
+
+
+def timed(judged: Sequence[Judgement], values: Values, budget: Budget, min_gain: float) -> list[Judgement]:
+    """The judgements with measured times where predictions are in doubt. `values` are those of the static leaves."""
+    doubted = [n for n, each in enumerate(judged) if _is_doubted(each, budget)]
+    heaviest = sorted(doubted, key=lambda n: -dense_us(judged[n].found))
+    found, logs, left = dict[int, Convolution](), list[float](), list[int]()
+    for n in heaviest:
+        convolution = judged[n].found
+        us = _kernel_us(convolution, values, budget)
+        if us is None:
+            left.append(n)
+        else:
+            found[n] = replace(convolution, kernel_us=us, measured=True)
+            logs.append(math.log(us / kernel_us_of(convolution)))
+    wrong = math.exp(sum(logs) / len(logs)) if logs else 1.0
+    found |= {n: replace(judged[n].found, kernel_us=wrong * kernel_us_of(judged[n].found)) for n in left if logs}
+    return [judged_by(found[n], gain_of(found[n]), min_gain) if n in found else each for n, each in enumerate(judged)]
+
+
+def _is_doubted(judgement: Judgement, budget: Budget) -> bool:
+    c = judgement.found
+    if not judgement.able or c.depthwise or c.compact or judgement.gain is None or measurable(c.dense_node) is None:
+        return False
+    return budget.everything or budget.doubts(judgement.gain, dense_us(c), c.density)
+
+
+def _kernel_us(convolution: Convolution, values: Values, budget: Budget) -> float | None:
+    """Microseconds of its kernel, beside torch's own as it was measured before. None without time, or without a kernel."""
+    c, threads = convolution, torch.get_num_threads()
+    given = measurable(c.dense_node)
+    before = torch_us(*given) if given is not None else None
+    sizes = [hint(size) or 1 for size in c.source.meta["val"].shape]
+    key = [content_hash(matrix_of(c), c.window, c.x.meta["val"].dtype), sizes, threads]
+
+    def measure() -> float:
+        region = _region(c, values)
+        x, leaves = random(*sizes, dtype=c.x.meta["val"].dtype), [values[leaf] for leaf in c.weight.leaves]
+        calls = {_OURS: lambda: region([x, *leaves]), _TORCHS: torch_call(*given)}  # type: ignore[misc]
+        with torch.no_grad():
+            us = fastest(calls, threads, _ROUNDS)
+        return us[_OURS] / us[_TORCHS]
+
+    if before is None or not budget.allows():
+        return None
+    try:
+        with budget.spend():
+            return before * kept("sparse-convolution", key, measure, median)
+    except (CompileError, FormatError):
+        return None  # compiled again with what follows it, it says why
+
+
+def _region(convolution: Convolution, values: Values) -> ConvolvedRegion:
+    """The convolution alone, as something that runs."""
+    c, weight = convolution, convolution.weight
+    body = ProductBody(c).finish(c.node)
+    region = Region(c, body, (), (c.node,), c.node)
+    kernel = compiled(str(c.node), c, region, CONVOLVE, None)
+    packings = Packings.of(weight.key, weight.evaluate, format_of(kernel))
+    return ConvolvedRegion(kernel, c.window, c.node.meta["val"].dtype, packings, body, len(weight.leaves), 1.0, False, c.m)

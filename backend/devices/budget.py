@@ -1,0 +1,76 @@
+"""What is measured while a graph is compiled, and for how long.
+
+mode="max-autotune" measures all that is promising, however long that takes. Otherwise a prediction is believed unless it is
+close, or the packed weight would be larger than the dense one, or the product is so small that its call decides. Such products
+are measured, the heaviest first, until the time is over. Equal ones share their times, on disk, too.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+from gossamer.backend.devices import calibrated
+from gossamer.backend.devices.others import Others
+from gossamer.dialects.settings import CALIBRATE
+from gossamer.runtime import cache_files
+
+_LEAST, _MOST, _WIDER = 0.6, 2.0, 2.0
+"""Predicted gains between which a prediction is close; by how much wider apart they are if the calibration is in doubt."""
+
+_SMALL_US = 30.0
+"""Microseconds of a dense product up to which the call decides."""
+
+_DENSE = 0.6
+"""The density above which a value and its position take more bytes than they save."""
+
+_SECONDS = 6.0
+
+
+@dataclass(eq=False)
+class Budget:
+    """What may be measured for one graph.
+
+    everything  whether all that is promising is measured (mode="max-autotune")
+    uncertain   whether the calibration that predictions go by is in doubt
+    seconds     of this thread's work that are left: more pass where it has to wait for others
+    settled     whether all that was close has been measured, and nobody else used the machine: then another process would
+                decide alike
+    """
+
+    everything: bool = False
+    uncertain: bool = False
+    seconds: float = field(default_factory=lambda: _SECONDS)
+    settled: bool = True
+
+    @classmethod
+    def of(cls, everything: bool) -> Self | None:
+        """The one of a compilation. None where nothing is measured: where GOSSAMER_CALIBRATE=0, or without a cache on disk."""
+        if everything:
+            return cls(everything=True, seconds=math.inf)
+        if not CALIBRATE.get() or cache_files.directory() is None:
+            return None
+        return cls(uncertain=calibrated.in_doubt())
+
+    def doubts(self, gain: float, dense_us: float, density: float) -> bool:
+        """Whether a predicted gain over a dense product of so many microseconds is to be measured."""
+        wider = _WIDER if self.uncertain else 1.0
+        return gain >= _LEAST / wider and (gain <= _MOST * wider or dense_us <= _SMALL_US or density > _DENSE)
+
+    def allows(self) -> bool:
+        """Whether there is time left. To be asked before something is measured that is in doubt."""
+        if self.seconds <= 0:
+            self.settled = False
+        return self.seconds > 0
+
+    @contextmanager
+    def spend(self) -> Iterator[None]:
+        """What is done in here takes from the time, and is not settled if others use the machine meanwhile."""
+        began, others = time.thread_time(), Others()
+        try:
+            yield
+        finally:
+            self.seconds -= time.thread_time() - began
+            self.settled &= not others.disturb

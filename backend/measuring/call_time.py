@@ -1,0 +1,44 @@
+"""What the call of a region takes besides its kernel: a tiny one is called as a graph calls it."""
+
+import math
+
+import torch
+from torch import fx
+
+from gossamer.backend.calls import region_op
+from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.calls.region_op import CompiledRegion, Variant
+from gossamer.backend.devices.kernel import allocate
+from gossamer.backend.measuring.measure import fastest, format_of, kernel_of, random
+from gossamer.passes.framework.family import Matrix
+from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.target import host
+
+_SIZE = 16
+_KEY = "the time of a call"
+
+
+def call_us() -> float:
+    """Microseconds that torch takes from an operation of ours to its kernel, and back."""
+    matrix = Matrix(
+        _SIZE, _SIZE, 1, "f32", host().vector_bits, 1 / _SIZE, features=host().instructions, l1d=first_level_bytes(),
+    )  # fmt: skip
+    kernel = kernel_of(matrix, torch.float32, "kblock")
+    weight, x = torch.eye(_SIZE), random(1, _SIZE)
+    packings = Packings.of(_KEY, _itself(), format_of(kernel))
+    region = region_op.add(
+        _KEY,
+        CompiledRegion(
+            (Variant(math.inf, kernel, packings),), torch.mm, 1, 1.0, True, False, _SIZE, torch.float32, allocate, False
+        ),
+    )
+    us = fastest({"call": lambda: region_op.region([x, weight], _KEY)}, 1)["call"]
+    del region
+    return us
+
+
+def _itself() -> fx.GraphModule:
+    """The expression of a weight that is its only leaf."""
+    graph = fx.Graph()
+    graph.output(graph.placeholder("weight"))
+    return fx.GraphModule({}, graph)
