@@ -50,8 +50,8 @@ class Rewritten:
     modules     those that define the operations in the graph: where it comes from the cache, nobody else imports them
     decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
     lasting     whether it would come to the same in another process
-    impurity    why the graph may be computed once only (see `purity`); None if it may be computed twice
     training    whether the graph has gradients
+    impurity    why the graph may be computed once only (see `purity`); None if it may be computed twice
     """
 
     regions: Mapping[str, Callee]
@@ -61,8 +61,8 @@ class Rewritten:
     kernels: Sequence[str]
     seconds: Mapping[str, float]
     lasting: bool
-    impurity: str | None = None
     training: bool = False
+    impurity: str | None = None
 
 
 def version() -> str:
