@@ -203,7 +203,8 @@ def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
     statics = [argument(node, 1 + n, name) for n, name in enumerate(("running_mean", "running_var", "weight", "bias"))]
     known = [None if each is None else analysis.recipe.of(each) for each in statics]
     missing = any(each is not None and found is None for each, found in zip(statics, known, strict=True))
-    if given is None or given.dims != (1,) or argument(node, 5, "training", False) or missing or known[0] is None:
+    fixed = isinstance(argument(node, 7, "eps", 1e-5), float)  # a symbol where all sizes are open
+    if given is None or not fixed or given.dims != (1,) or argument(node, 5, "training", False) or missing or known[0] is None:
         return None
     mean, var, weight, bias = known
     recipe, eps = analysis.recipe, argument(node, 7, "eps", 1e-5)
@@ -224,7 +225,7 @@ def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
         if weight is not None:
             builder.zeros(builder.taken(weight, {0: ~lines & const & ~given.const}))
         small = [None if each is None else builder.input(builder.taken(each, {0: lines})) for each in known]
-        momentum = argument(node, 6, "momentum", 0.1)
+        momentum = builder.mapped(argument(node, 6, "momentum", 0.1))
         args = (builder.small(x), *small, False, momentum, eps)
         return builder.graph.call_function(F.batch_norm, args)
 
