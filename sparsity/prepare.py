@@ -3,8 +3,8 @@
     prune.l1_unstructured(layer, "weight", 0.9)        layer.weight = weight_orig * weight_mask, by a hook at every call
     model = gossamer.prepare(model)                →   layer.parametrizations.weight = [Mask(mask)], original = weight_orig
 
-A hook writes the masked weight back into the module, so that a compiled graph must compute it at every call even if only a
-sparse kernel reads it. A parametrization is read, never written, and its mask also reaches the gradient.
+A hook writes the masked weight back into the module. A parametrization is read, never written, and its mask also reaches the
+gradient.
 """
 
 from collections import Counter
