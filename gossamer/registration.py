@@ -1,10 +1,10 @@
-"""What torch knows of Gossamer before anything of it is used, so that it can read what an earlier process has written.
+"""Registers Gossamer with torch, so that torch can read what an earlier process has written before anybody uses Gossamer.
 
     torch.load(checkpoint, weights_only=True)            a checkpoint with SparseTensors
     torch.compiler.load_cache_artifacts(artifacts)       what `torch.compile(model, backend="sparse")` has compiled
 
 torch calls `register` when it is imported, as the entry point of a plug-in (the group torch.backends), and so does `import
-gossamer` if torch was there first. Little is imported for that: each process that uses torch pays for it.
+gossamer` if torch was imported before. This file imports little, because each process that uses torch imports it.
 """
 
 import logging
@@ -23,7 +23,9 @@ def register() -> None:
         for artifacts in ("disk_cache", "records"):
             import_module(f"gossamer.runtime.{artifacts}")
     except Exception as problem:
-        logging.getLogger("gossamer").warning("torch cannot be told of gossamer: %s", problem)
+        logging.getLogger("gossamer").warning(
+            "gossamer could not register with torch, so torch may not read its checkpoints and cache artifacts: %s", problem
+        )
 
 
 def _rebuild(*parts: Any) -> Any:

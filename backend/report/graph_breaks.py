@@ -34,7 +34,7 @@ _SPARSE = (
 )
 _SPLIT = (
     "torch.compile broke the graph at {where} ({why}). That line runs uncompiled; the layers before and after it are compiled "
-    "apart.{remedy}"
+    "separately.{remedy}"
 )
 _FAILED = (
     "torch.compile gave up {what} at {where} ({why}). It runs uncompiled, and layers of torch.nn that it calls are "
@@ -168,4 +168,4 @@ def _explanation(reason: str | None) -> str:
 
 def _remedy(reason: str | None) -> str:
     found = (line for part, line in _REMEDIES.items() if part.lower() in (reason or "").lower())
-    return next((f" Write {line} before." for line in found), "")
+    return next((f" Write {line} before you compile." for line in found), "")

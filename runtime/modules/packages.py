@@ -37,8 +37,8 @@ def _warn_of(module: Any) -> None:
         names = ", ".join(repr(name) for name in pruned[:_MOST_NAMES]) + (", ..." if len(pruned) > _MOST_NAMES else "")
         count = f"{len(pruned)} pruned weight{'s' * (len(pruned) > 1)} ({names})"
         warnings.warn(
-            f"AOTInductor compiles {count} densely: Gossamer's kernels are not part of its packages. They run in Python, by "
-            'torch.compile(model, backend="sparse").',
+            f"AOTInductor compiles {count} densely: Gossamer's kernels are not part of its packages. To use them, run "
+            'the model in Python with torch.compile(model, backend="sparse").',
             stacklevel=3,
         )
 

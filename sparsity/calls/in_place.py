@@ -74,7 +74,7 @@ def into_torch_sparse(out: Tensor, source: SparseTensor) -> Tensor:
     if out.shape != source.shape:
         raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(source.shape)}")
     if torch.is_grad_enabled() and (out.requires_grad or source.requires_grad):
-        raise unsupported("copy_ into a torch.sparse tensor, where autograd looks on", "use it under torch.no_grad")
+        raise unsupported("copy_ into a torch.sparse tensor, while autograd records it", "use it under torch.no_grad")
     converted: Any = source.detach().to(device=out.device, dtype=out.dtype)
     stored = in_layout_of(out, converted)
     if out.layout is not torch.sparse_coo:  # whose copy_ takes any number of entries
@@ -98,7 +98,7 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
                 input.copy_(result)
             return input
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (input.requires_grad or result.requires_grad)):
-        where = "in a graph" if torch.compiler.is_compiling() else "where autograd looks on"
+        where = "in a graph" if torch.compiler.is_compiling() else "while autograd records it"
         raise unsupported(f"{name}, which changes the pattern, {where}", "use the same without the underscore")
     stored = _stored_as(input, result.detach())
     given = [input._origin, input._detached() if input._detached is not None else None]

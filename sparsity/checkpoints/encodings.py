@@ -53,7 +53,7 @@ def decoded(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
     """The dense tensor. FormatError, with the tensor's name, for arrays that do not fit together."""
     shape = arrays["shape"].flatten()
     if not 1 <= len(shape) <= 8 or shape.is_floating_point() or int(shape.min()) < 0:
-        raise FormatError(f"'{name}': {shape.tolist()} is no shape of a tensor, the file is damaged")
+        raise FormatError(f"'{name}': {shape.tolist()} is not the shape of a tensor: the file is damaged")
     sizes = tuple(shape.tolist())
     elements = int(np.prod(sizes, dtype=object))
     if "deflated_gaps" in arrays:

@@ -67,7 +67,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
         name = plain_name(own_name)
         if not isinstance(tensor, Tensor) or not (tensor.layout is torch.strided or is_torch_sparse(tensor)):
             kind = f"a tensor of layout {tensor.layout}" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
-            raise OptionError(f"'{name}' is {kind}: dense tensors, SparseTensors and those of torch.sparse can be saved")
+            raise OptionError(f"'{name}' is {kind}: only dense tensors, SparseTensors and torch.sparse tensors can be saved")
         place = _place(tensor)
         if tensor.numel() and place in first:
             tied[name] = first[place]

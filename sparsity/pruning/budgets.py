@@ -75,7 +75,7 @@ def allocate(
     cheapest, best = 1e12, 0.0
     if not fits(chosen(cheapest if cost else best)):
         wanted = f"latency of {cost:g}" if cost else f"loss of {loss:g}"
-        raise OptionError(f"no densities of the layers reach a {wanted}: give a larger one")
+        raise OptionError(f"no choice of densities reaches a {wanted}: give a larger one")
     # as the price rises, costs fall and losses rise
     low, high = -30.0, 30.0
     for _ in range(60):

@@ -57,7 +57,7 @@ def none_chosen(model: nn.Module, only: Layers | None, skip: Layers) -> str:
         return "no layer is left by `only` and `skip`"
     others = Counter(type(module).__name__ for module in weight_holders(model))
     has = ", ".join(f"{count} {kind}" for kind, count in others.items())
-    return f"without `only` it takes linear layers whose weight is theirs alone, and this model has {has or 'no weights'}"
+    return f"without `only` it takes linear layers that do not share their weight; this model has {has or 'no weights'}"
 
 
 def weight_holders(model: nn.Module, skip: Layers = ()) -> list[nn.Module]:

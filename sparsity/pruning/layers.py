@@ -82,7 +82,7 @@ def layers_of(
     ]
     if not layers:
         others = sorted({type(m).__name__ for m in model.modules() if isinstance(m, nn.Linear) and not has_weight(m)})
-        without = f"the weight of a {' or a '.join(others)} is no parameter"
+        without = f"the weight of a {' or a '.join(others)} is not a parameter"
         why = (
             without
             if others

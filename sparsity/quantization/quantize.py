@@ -153,8 +153,8 @@ def _warn_of_full_groups(layers: list[tuple[str, nn.Module]]) -> None:
     if full:
         warnings.warn(
             f"gossamer.quantize keeps all groups of {GROUP} elements in {len(full)} pruned layers ({', '.join(full[:3])}"
-            f"{', ...' if len(full) > 3 else ''}), for each has a nonzero: their zeros save neither memory nor time. Prune in "
-            f"groups first: gossamer.prune(model, batches, sparsity=0.5, pattern='1x{GROUP}')",
+            f"{', ...' if len(full) > 3 else ''}), because each has a nonzero. Their zeros save neither memory nor time. "
+            f"Prune in groups first: gossamer.prune(model, batches, sparsity=0.5, pattern='1x{GROUP}')",
             stacklevel=4,
         )
 

@@ -102,7 +102,7 @@ def to_layout_of(like: Tensor, shape: tuple[int, ...], components: Sequence[Tens
         rows = of_like.shape[-1] - 1
         first, last = positions[:-1].view(-1, rows)[:, :1], positions[1:].view(-1, rows)[:, -1:]
         if bool((last - first != (last - first)[:1]).any()):
-            raise FormatError(f"{like.layout} has as many entries in each matrix of a batch, here they are not as many")
+            raise FormatError(f"{like.layout} needs equally many entries in each matrix of a batch; here their numbers differ")
         positions = torch.cat([positions[:-1].view(-1, rows), last], 1).sub(first).view(*batch, rows + 1)
         crd = crd.view(*batch, -1)
     values = values.view(*crd.shape, *like.values().shape[len(batch) + 1 :])

@@ -112,12 +112,12 @@ def _back(input: SparseTensor, kernel: Tensor, bias: Tensor | None, window: Wind
 def _centred(kernel: Size, stride: Size, padding: Size, dilation: Size, generative: bool) -> Window:
     """As TorchSparse has its taps. GossamerError for what it does not have, or we do not."""
     if generative:
-        raise GossamerError("Conv3d: generative=True is not there; gossamer.nn.SparseConvTranspose3d makes new sites")
+        raise GossamerError("Conv3d: generative=True is not supported. gossamer.nn.SparseConvTranspose3d makes new sites")
     window = window_of(3, kernel, stride, padding, dilation)
     centred = tuple((k - 1) // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True))
     if window.padding not in ((0, 0, 0), centred):
         raise GossamerError(
-            f"Conv3d: padding is {padding}, must be 0 or {list(centred)}: TorchSparse has the taps there whatever it is"
+            f"Conv3d: padding is {padding}, must be 0 or {list(centred)}: TorchSparse centres the kernel with any padding"
         )
     if max(window.stride) == 1 and any(k % 2 == 0 for k in window.kernel):
         raise GossamerError(f"Conv3d: kernel_size {list(window.kernel)} with a stride of 1, must be odd to have a centre")

@@ -108,7 +108,7 @@ def test_numbers_change_what_is_stored() -> None:
     [
         (lambda a: a.t_(), "t_, which would change the shape"),
         (lambda a: a.int().mul_(0.5), "can't be cast"),
-        (lambda a: a.requires_grad_().clone().add_(sparse(torch.ones(3, 4))), "where autograd looks on"),
+        (lambda a: a.requires_grad_().clone().add_(sparse(torch.ones(3, 4))), "while autograd records it"),
         (lambda a: a.to_format(Format.nm(2, 4)).add_(sparse(torch.ones(3, 4))), "2:4"),
     ],
 )

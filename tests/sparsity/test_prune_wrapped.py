@@ -291,7 +291,7 @@ def test_messages_say_what_a_layer_is() -> None:
     with pytest.raises(gossamer.OptionError, match="'0' is computed from others"):
         gossamer.prune(model, batches(), 0.5)
     quantized = gossamer.quantize(network(), only="*")
-    with pytest.raises(gossamer.OptionError, match="the weight of a QuantizedLinear is no parameter"):
+    with pytest.raises(gossamer.OptionError, match="the weight of a QuantizedLinear is not a parameter"):
         gossamer.prune(quantized, batches(), 0.5)
     with pytest.raises(gossamer.OptionError, match=r"'0' \(that is a QuantizedLinear"):
         gossamer.quantize(quantized, only="0")

@@ -245,7 +245,7 @@ def test_other_kinds_of_state_are_refused_by_name(tmp_path: Path) -> None:
         def set_extra_state(self, state: Any) -> None:
             pass
 
-    with pytest.raises(OptionError, match="'_extra_state' is a dict: dense tensors, SparseTensors"):
+    with pytest.raises(OptionError, match="'_extra_state' is a dict: only dense tensors, SparseTensors"):
         gossamer.save(Counted(2, 2), tmp_path / "model.safetensors")
 
 
@@ -261,5 +261,5 @@ def test_a_sparse_tensor_is_copied_into_one_of_torch() -> None:
             out.copy_(source.detach().requires_grad_())
     batch = torch.stack([torch.eye(4), torch.eye(4)]).to_sparse_csr()
     uneven = SparseTensor.from_dense(torch.stack([torch.eye(4), torch.ones(4, 4)]), Format.csf(3))
-    with pytest.raises(FormatError, match="as many entries in each matrix"):
+    with pytest.raises(FormatError, match="equally many entries in each matrix"):
         batch.copy_(uneven)

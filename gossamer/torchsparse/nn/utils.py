@@ -1,4 +1,4 @@
-"""What TorchSparse's layers are written with."""
+"""Helpers of TorchSparse's layers: functions of features, and the offsets of a kernel."""
 
 from gossamer.sparsity.torchsparse.functional import fapply
 from gossamer.sparsity.torchsparse.points import get_kernel_offsets
