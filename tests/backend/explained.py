@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from torch import Tensor, nn
 
 import gossamer
