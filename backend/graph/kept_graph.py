@@ -48,7 +48,7 @@ class KeptGraph:
         for n in self._statics:
             node = placeholders[n]
             if node is not None and isinstance(args[n], Tensor) and not is_fake(args[n]):
-                node.meta["grapharg"] = SimpleNamespace(source=node.meta["grapharg"].source, example=args[n])
+                node.meta["grapharg"] = SimpleNamespace(source=_source(node), example=args[n])
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:
@@ -57,8 +57,7 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
     graph.output(graph.graph_copy(module.graph, {}))
     for old, new in zip(module.graph.find_nodes(op="placeholder"), graph.find_nodes(op="placeholder"), strict=True):
         new._dynamo_source = getattr(old, "_dynamo_source", None)
-        if "grapharg" in old.meta:
-            new.meta["grapharg"] = SimpleNamespace(source=old.meta["grapharg"].source, example=None)
+        new.meta["grapharg"] = SimpleNamespace(source=_source(old), example=None)
     return module_of(graph, module)
 
 
@@ -70,3 +69,8 @@ def module_of(graph: fx.Graph, like: fx.GraphModule) -> fx.GraphModule:
         if hasattr(like, name):
             setattr(module, name, getattr(like, name))
     return module
+
+
+def _source(placeholder: fx.Node) -> Any:
+    """Where Dynamo says an input comes from; None if it does not say."""
+    return getattr(placeholder.meta.get("grapharg"), "source", None)
