@@ -111,6 +111,7 @@ class _Rewriting:
         self._structure, self._inputs, self._options = structure, inputs, options
         self._replaced: dict[fx.Node, fx.Node] = {}
         self._uses: Counter[str] = Counter()
+        self._sorted: set[fx.Node] = set()
 
     def count(self, found: Sequence[Aggregation | EdgeProducts]) -> None:
         """Notes how many operations each edge list serves."""
@@ -183,8 +184,9 @@ class _Rewriting:
         uses = max(1, self._uses[self._sorted_list(found)])
         sorting = (_SORT * edges + _SORT_CALLS * call) / uses if _is_open(leaves) else 0.0
         attending = edges * max(_SCORE * scores / _GAIN, _FEW_HEADS) + _ATTENTION if scores else 0.0
-        gain = moved / (edges * _features(found) / _GAIN + attending + call + sorting)
-        reason = f"too small for a gain of {self._options.min_gain:g}x" if gain < self._options.min_gain else None
+        product = edges * _features(found) / _GAIN + attending + call
+        gain = moved / (product + sorting)
+        reason = self._too_slow(gain, moved / product)
         problem = None if reason else _missing_kernel(value.dtype, schedule, value.device)
         if problem is not None:
             if self._options.strict:
@@ -195,21 +197,37 @@ class _Rewriting:
         shape, density = _shape(found, edges)
         if reason is not None:
             return Decision(name, op, shape, density, None, None, False, reason, gain)
+        self._sorted.update(leaves)
         return Decision(name, op, shape, density, "CSR", schedule, True, "message passing over an edge list", gain)
+
+    def _too_slow(self, gain: float, sorted_before: float) -> str | None:
+        """Why a gain is too small, with sorting and without; None if it is not."""
+        least = self._options.min_gain
+        if gain >= least:
+            return None
+        if sorted_before >= least:
+            return f"edges that may be others at every call: to sort them each time leaves no gain of {least:g}x"
+        return f"too small for a gain of {least:g}x"
 
     def _put(self, old: fx.Node, new: fx.Node) -> None:
         old.replace_all_uses_with(new)
         self._replaced[old] = new
 
     def remember(self, graph: fx.Graph) -> None:
-        """Makes values that scatter over the structure alone, such as degrees, be computed when it is new."""
+        """Makes values that scatter over the structure alone, such as degrees, be computed when it is new.
+
+        Those of edges that no product takes stay in the graph: to look them up takes longer where edges are few, and where
+        they are others at every call.
+        """
         for node in [n for n in graph.nodes if n.op == "call_function" and n in self._structure]:
             value = node.meta["val"]
             ends = isinstance(value, torch.Tensor) and any(user not in self._structure for user in node.users)
             if not ends or not value.is_floating_point() or None in map(hint, value.shape):
                 continue
             expression = self._structure.cut(node)
-            if not any(n.target in SCATTERS for n in expression.evaluate.graph.nodes) or not expression.leaves:
+            if not any(n.target in SCATTERS for n in expression.evaluate.graph.nodes):
+                continue
+            if self._sorted.isdisjoint(expression.leaves):
                 continue
             new = remembered(node, expression, self._options.verify)
             for user in [user for user in node.users if new and user not in self._structure]:

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 from gossamer.backend.calls import message_ops
 from gossamer.dialects.errors import FormatError
+from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.edges.sorted_edges import SortedEdges
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.messages import EDGES, NODES, aggregated, edges, operations, trained
@@ -257,6 +258,45 @@ def test_small_graphs_and_other_scatters_stay_dense() -> None:
     summed = lambda x, index: torch.zeros(NODES, 6).index_add(0, index[1], x)
     run = compile_and_run(summed, torch.randn(EDGES, 6), index, regions=0)
     assert not run.decisions
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_edges_that_are_others_at_every_call_are_not_remembered(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relational layer cuts the edges of each relation out anew: neither are they sorted nor are degrees kept for them."""
+    pyg = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
+    kept: list[int] = []
+    real = Remembered.get
+    monkeypatch.setattr(Remembered, "get", lambda *args: (kept.append(1), real(*args))[1])
+    layer, x, index, kinds = pyg.RGCNConv(16, 16, 4), torch.randn(NODES, 16), edges(), torch.randint(0, 4, (EDGES,))
+    run = compile_and_run(layer, x, index, kinds, fullgraph=False, grad=grad, min_gain=1.1, regions=0)
+    reasons = {d.reason for d in run.decisions if d.op.startswith("aggregation")}
+    assert reasons == {"too small for a gain of 1.1x"} and not kept
+    assert_same(run.output, layer(x, index, kinds))
+
+
+def test_large_edge_lists_of_any_size_say_that_sorting_takes_the_gain() -> None:
+    nodes, count = 2000, 100_000
+    x, index = torch.randn(nodes, 32), edges(nodes, count)
+    run = compile_and_run(aggregated, x, index, dynamic=True, min_gain=1.5, regions=0)
+    assert [d.reason for d in run.decisions] == [
+        "edges that may be others at every call: to sort them each time leaves no gain of 1.5x"
+    ]
+    assert_same(run.output, aggregated(x, index))
+
+
+def test_degrees_are_kept_with_the_edges_that_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    real = message_ops.StructureValue.current
+    monkeypatch.setattr(message_ops.StructureValue, "current", lambda *args: (kept.append(1), real(*args))[1])
+
+    def mean(x: Tensor, index: Tensor) -> Tensor:
+        degrees = torch.zeros(NODES).index_add(0, index[1], torch.ones(EDGES))
+        return aggregated(x, index) + degrees.sqrt()[:, None]
+
+    x, index = torch.randn(NODES, 6), edges()
+    run = compile_and_run(mean, x, index)
+    assert operations(run) == ["aggregation"] and kept
+    assert_same(run.output, mean(x, index))
 
 
 def test_training_with_degrees_that_a_graph_writes_to() -> None:
