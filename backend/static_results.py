@@ -22,10 +22,10 @@ from torch import fx
 from gossamer.backend.calls.recomputed import Recomputed
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.runtime.remembered import Made
-from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass
+from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass, weight_norm
 
 _NEW: set[Any] = {
-    operator.mul, operator.truediv, operator.add, operator.sub, torch.mul, torch.div, torch.where, torch._weight_norm,
+    operator.mul, operator.truediv, operator.add, operator.sub, torch.mul, torch.div, torch.where, weight_norm,
 }  # fmt: skip
 """Functions whose results lie in memory of their own."""
 

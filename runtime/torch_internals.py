@@ -53,6 +53,7 @@ DDP = "gossamer.data_parallel"
 EXCHANGE = "gossamer.ShardedRows"
 SHARDED = "a quick look at weights beside FSDP2"
 OPTIMIZERS = "compiled steps of optimizers on SparseTensors"
+HOOKS = "weights that hooks compute, kept until something changes"
 EVAL = "gradients of models in eval mode when they are asked for"
 SHORT_WAY = "operations of SparseTensors without torch's dispatcher"
 SPARSE_SUM = "torch.sparse.sum of a SparseTensor"
@@ -326,6 +327,7 @@ PRIVATE = {
     "AttrSource": Private("torch._dynamo.source:AttrSource", "the mode of a module", EVAL, Absent),
     "GuardBuilder": Private("torch._dynamo.guards:GuardBuilder", "that it stays", EVAL, Absent),
     "install_guard": Private("torch._dynamo.guards:install_guard", "that it stays", EVAL, lambda *_: None),
+    "weight_norm": Private("torch:_weight_norm", "what torch.nn.utils.weight_norm calls", HOOKS, Absent),
     "set_grad_enabled": Private("torch._C:_set_grad_enabled", "what graphs call", EVAL),
     "TracingContext": Private("torch._guards:TracingContext", "what a graph was compiled in", AGAIN, Absent),
     "tracing": Private("torch._guards:tracing", "compiling it again in that", AGAIN, nullcontext),

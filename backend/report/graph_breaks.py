@@ -5,6 +5,7 @@ loop, in a `with`), all of the function runs uncompiled, its sparse layers too. 
 warning and the report say which: Dynamo reads its settings before it calls a backend, so that the backend cannot change them.
 """
 
+import logging
 import re
 import sys
 import warnings
@@ -149,7 +150,10 @@ def _tell(reason: str, stack: list[FrameSummary], message: str) -> None:
     where = f"{place[0]}:{place[1]}" if stack else "a line that Dynamo does not name"
     what = _SPARSE if "sparse tensor" in reason.lower() else message
     text = what.format(where=where, why=_first_line(reason) + _explanation(reason).rstrip("."), remedy=_remedy(reason)) + _MORE
-    warnings.warn_explicit(text, UserWarning, place[0] or "torch.compile", place[1] or 1)
+    try:
+        warnings.warn_explicit(text, UserWarning, place[0] or "torch.compile", place[1] or 1)
+    except UserWarning:  # where warnings are errors: Dynamo compiles nothing any more if a callback of it raises
+        logging.getLogger("gossamer").warning("%s", text)
 
 
 def _line(reason: str | None, filename: str | None, number: int | None) -> str:
