@@ -67,6 +67,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) ffn-bf16 --workload ffn --dtype bf16 --pattern 32x32 --sparsity .5,.8,.9 --contender $(OURS)
 	$(MEASURE) autoencoder --workload autoencoder
 	$(MEASURE) minilm --workload minilm --inputs 8x128,1x128,1x16
+	$(MEASURE) minilm-gradients --workload minilm --sparsity .5,.9 --inputs 8x128,1x128,1x16 --contender $(OURS),sparse-gradients
 	$(MEASURE) minilm-lengths --workload minilm --sparsity .5,.9 --contender $(OURS) \
 	  --inputs 8x128,8x128-padded,8x100,8x37,1x128,1x100,1x37
 	$(MEASURE) minilm-bf16 --workload minilm --dtype bf16 --sparsity .8,.9 --inputs 8x128,1x128,1x16
