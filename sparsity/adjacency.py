@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gossamer.runtime.operations import traced_below, untraced
+from gossamer.runtime.operations import one_node, traced_below, untraced
 from gossamer.sparsity.arrays.stored_entries import coordinates, stores_fill, within
 from gossamer.sparsity.tensor.interchange import coo_format
 from gossamer.sparsity.tensor.layouts import is_torch_sparse
@@ -175,7 +175,7 @@ class _EdgeIndex:
         return (*by_position, *args[len(by_position) :]), {**kwargs, **new}
 
 
-@torch.compiler.allow_in_graph  # one node of Dynamo's graph, which AOTAutograd looks into
+@one_node
 def _edges_with_features(adjacency: SparseTensor) -> tuple[Tensor, Tensor]:
     listed = adjacency.to_format(coo_format(adjacency.dim(), 2))
     _, target, source, _ = listed.components

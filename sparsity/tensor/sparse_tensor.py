@@ -288,7 +288,7 @@ def from_entries(format: Format, shape: Sequence[int], at: Sequence[Tensor], val
     return made_of(stored(format, shape, at, values))
 
 
-@torch.compiler.allow_in_graph
+@one_node
 def _nonzeros(dense: Tensor, format: str) -> SparseTensor:
     return from_entries(Format.parse(format), tuple(dense.shape), *nonzeros(dense))
 

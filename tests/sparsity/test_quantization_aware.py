@@ -113,7 +113,7 @@ def test_inference_is_sparse_and_sees_what_training_changed() -> None:
 
 
 def test_groups_are_refused_and_layers_chosen() -> None:
-    with pytest.raises(gossamer.OptionError, match="aware=True trains for int8 throughout"):
+    with pytest.raises(gossamer.OptionError, match="aware=True trains for weights of int8, not for groups"):
         gossamer.quantize(model_of(), weights="int4", aware=True)
     model = gossamer.quantize(model_of(), aware=True, skip="2")
     assert type(model[2]) is nn.Linear
