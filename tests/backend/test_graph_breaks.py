@@ -190,6 +190,15 @@ def test_a_break_between_sparse_layers_is_warned_of_once() -> None:
 
 
 @pytest.mark.usefixtures("breaks_unseen")
+def test_dynamo_can_be_reset_after_a_warning_that_is_an_error() -> None:
+    torch._dynamo.reset()
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("error")
+        torch.compile(lambda x: x.nonzero() * 2, backend=sparse, options=EAGER)(torch.ones(3))
+        pytest.fail("the break is warned of")
+    torch._dynamo.reset()
+
+
 def test_a_function_that_runs_uncompiled_is_warned_of() -> None:
     warning = breaks_of(Routing())[-1]
     assert "gave up the rest of forward" in warning and "layers of torch.nn that it calls are dense" in warning
