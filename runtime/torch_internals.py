@@ -11,8 +11,8 @@ of, and have a schema that torch keeps.
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
@@ -123,6 +123,18 @@ def compilation_in_progress() -> Compilation | None:
             return Compilation(getattr(backend, "compiler_fn", backend), found["code"].co_name, found["one_graph"])
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+@contextmanager
+def callbacks_may_raise() -> Iterator[None]:
+    """Around what may raise at the end of a compilation, which Dynamo would take for pending ever after."""
+    try:
+        yield
+    except BaseException:
+        handler, pending = _get("callback_handler"), "_CompilationCallbackHandler__pending_callbacks_counter"
+        if getattr(handler, pending, 0):
+            setattr(handler, pending, getattr(handler, pending) - 1)
+        raise
 
 
 def _refusing(feature: str) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
 
 _INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -61,11 +61,12 @@ def _fake_spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, d
 
 
 LIBRARY.define("pick_lines(Tensor x, Tensor index, int dim) -> Tensor", tags=TAGS)
-implement("pick_lines", _pick)
 describe("pick_lines", _fake_pick)
 LIBRARY.define("spread_lines(Tensor small, Tensor index, Tensor? fill, int size, int dim) -> Tensor", tags=TAGS)
-implement("spread_lines", _spread)
 describe("spread_lines", _fake_spread)
+for _name, _kernel in (("pick_lines", _pick), ("spread_lines", _spread)):
+    implement(_name, _kernel)
+    LIBRARY.impl(_name, untraced(_kernel), "CUDA")  # they are made of torch's operations
 
 pick_lines = torch.ops.gossamer.pick_lines.default
 spread_lines = torch.ops.gossamer.spread_lines.default

@@ -5,22 +5,24 @@ loop, in a `with`), all of the function runs uncompiled, its sparse layers too. 
 warning and the report say which: Dynamo reads its settings before it calls a backend, so that the backend cannot change them.
 """
 
-import logging
+import os
 import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from traceback import FrameSummary
 from typing import Any
 
 from torch import fx, nn
 
+from gossamer import sparsity
 from gossamer.runtime.torch_internals import (
     InstructionTranslator,
     Unsupported,
     callback_handler,
+    callbacks_may_raise,
     compilation_in_progress,
     counters,
     external_utils,
@@ -52,6 +54,9 @@ _REMEDIES = {
 }
 """The line to write before compiling, for what a reason says."""
 
+_OURS = os.path.join(os.path.dirname(sparsity.__file__), "")
+"""Where our code is that Dynamo traces."""
+
 _known: Any = None  # the last reason that was there when a compilation ended
 _told = set[tuple[str, int | None, str]]()
 
@@ -73,7 +78,7 @@ def collect_breaks() -> Iterator[list[str]]:
     finally:
         new = [r for r in graph_break_reasons if not any(r is old for old in reasons)]
         new = [r for r in new if not any(part in r.reason for part in _AROUND_MODELS)]
-        places = [r.user_stack[-1] if r.user_stack else None for r in new]
+        places = [_of_user(r.user_stack) for r in new]
         lines = [_line(r.reason, p and p.filename, p and p.lineno) for r, p in zip(new, places, strict=True)]
         # A frame that breaks at its first instruction leaves no reason, only a failed compilation.
         failed = [f for f in get_compilation_metrics() if f.fail_type and not any(f is old for old in frames)]
@@ -122,12 +127,13 @@ def watch_graph_breaks(backend: object) -> None:
         compilation = compilation_in_progress()
         if compilation is None or compilation.backend is not backend:
             return
-        for reason in new:
-            _tell(reason.reason, reason.user_stack, _SPLIT)
         failure = sys.exc_info()[1]
-        if isinstance(failure, Unsupported) and not compilation.full_graph:
-            name = re.sub("torch_dynamo_resume_in_(.*)_at_\\d+", r"the rest of \1", compilation.function)
-            _tell(str(failure), getattr(failure, "real_stack", None) or [], _FAILED.replace("{what}", name))
+        with callbacks_may_raise():  # where warnings are errors
+            for reason in new:
+                _tell(reason.reason, reason.user_stack, _SPLIT)
+            if isinstance(failure, Unsupported) and not compilation.full_graph:
+                name = re.sub("torch_dynamo_resume_in_(.*)_at_\\d+", r"the rest of \1", compilation.function)
+                _tell(str(failure), getattr(failure, "real_stack", None) or [], _FAILED.replace("{what}", name))
 
     check.__qualname__ = watch_graph_breaks.__qualname__
     if not any(getattr(c, "__qualname__", "") == check.__qualname__ for c in callback_handler.end_callbacks):
@@ -143,17 +149,21 @@ def _reasons_after(last: Any) -> list[Any]:
 
 def _tell(reason: str, stack: list[FrameSummary], message: str) -> None:
     """Warns at the user's line. Not of a break that is asked for, nor twice of one line."""
-    place = (stack[-1].filename, stack[-1].lineno) if stack else ("", None)
+    line = _of_user(stack)
+    place = (line.filename, line.lineno) if line else ("", None)
     if (*place, message) in _told or "_dynamo.graph_break()" in reason:
         return
     _told.add((*place, message))
-    where = f"{place[0]}:{place[1]}" if stack else "a line that Dynamo does not name"
+    where = f"{place[0]}:{place[1]}" if line else "a line that Dynamo does not name"
     what = _SPARSE if "sparse tensor" in reason.lower() else message
     text = what.format(where=where, why=_first_line(reason) + _explanation(reason).rstrip("."), remedy=_remedy(reason)) + _MORE
-    try:
-        warnings.warn_explicit(text, UserWarning, place[0] or "torch.compile", place[1] or 1)
-    except UserWarning:  # where warnings are errors: Dynamo compiles nothing any more if a callback of it raises
-        logging.getLogger("gossamer").warning("%s", text)
+    warnings.warn_explicit(text, UserWarning, place[0] or "torch.compile", place[1] or 1)
+
+
+def _of_user(stack: Sequence[FrameSummary] | None) -> FrameSummary | None:
+    """The innermost line that is not one of ours, such as where a product calls a method of SparseTensor."""
+    theirs = [line for line in stack or () if not line.filename.startswith(_OURS)]
+    return next(iter(reversed(theirs or stack or ())), None)
 
 
 def _line(reason: str | None, filename: str | None, number: int | None) -> str:

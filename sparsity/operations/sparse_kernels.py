@@ -14,6 +14,7 @@ from gossamer.sparsity.arrays import stored_entries
 from gossamer.sparsity.arrays.row_form import sorted_by_rows, stored_by_rows
 from gossamer.sparsity.arrays.structure import INTEGERS, check_count, check_sizes, sharing
 from gossamer.sparsity.kernels import contract_ir
+from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.kernel_memory import COPIED, GIVER, Block, array_of, given
 from gossamer.sparsity.kernels.operands import Bound, Spec, bind, extents
 from gossamer.sparsity.operations import entry_products
@@ -57,13 +58,13 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
         product = sparse_product(spec, dtype) if build is _einsum_ir else None
         if product is not None and product.hypersparse(operands):
             return entry_products.einsum_sparse(arrays, sizes, text)
-        written = format if product is None else countable(format)
+        written = countable(format)  # MLIR inserts at positions that it reads with a sign
         components = format.components()
         results = torch.full([2 * len(components)], GIVER)
         with given() as blocks:
             if product is not None:
                 product.run(partial(_kernel_of_product, dtype), operands, written, results)
-            elif not launch(build, operands, spec, results):
+            elif not launch(build, operands, _writing(spec, written), results):
                 of_entries = entry_products.einsum_sparse if build is _einsum_ir else entry_products.add_sparse
                 return of_entries(arrays, sizes, text)
         made = _arrays(results, _types(written, dtype), blocks, arrays)
@@ -74,6 +75,10 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
         return [_interleaved(format, *each) for each in zip(components, made, strict=True)]
 
     return run
+
+
+def _writing(spec: Spec, format: Format) -> Spec:
+    return spec if format == spec.result.format else Spec(spec.operands, Operand(spec.result.letters, format))
 
 
 def _types(format: Format, dtype: torch.dtype) -> list[torch.dtype]:

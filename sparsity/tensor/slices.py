@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.modules import sizes
+from gossamer.runtime.torch_internals import is_fake
 from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
@@ -161,6 +162,7 @@ def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
         return set_places(each.bool())
     if each.is_floating_point() or each.is_complex():
         raise IndexError(f"tensors used as indices must be integers or bools, got {each.dtype}")
-    if not torch.compiler.is_compiling() and bool((each < -extent).any()):  # which would be another one below
+    known = not (torch.compiler.is_compiling() or each.is_meta or is_fake(each))
+    if known and bool((each < -extent).any()):  # which would be another one below
         raise IndexError(f"index {int(each.min())} is out of bounds for dimension {dim} of size {extent}")
     return torch.where(each < 0, each + extent, each)

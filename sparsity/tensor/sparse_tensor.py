@@ -247,6 +247,7 @@ class SparseTensor(torch.Tensor):
 
     # How torch sees it
 
+    @untraced
     def __matmul__(self, other: Any) -> Tensor:
         product = None if torch.compiler.is_compiling() else self.matmul_again(self, other)
         return super().__matmul__(other) if product is None else product  # which goes through torch's __torch_function__

@@ -80,7 +80,8 @@ def test_narrow_positions_above_127_entries(width: int) -> None:
     torch.testing.assert_close(a[2:5].to_dense(), dense[2:5])
     torch.testing.assert_close(torch.softmax(a, 0).to_dense(), torch.softmax(dense, 0))
     torch.testing.assert_close(a.T @ torch.ones(20), dense.T @ torch.ones(20))
-    torch.testing.assert_close((a + a.to_format(Format.COO)).to_dense(), dense * 2)
+    for _ in range(200):  # what lies beside the arrays does not matter
+        torch.testing.assert_close((a + a.to_format(Format.COO)).to_dense(), dense * 2)
 
 
 @pytest.mark.parametrize("format", [Format.bsr(2, 3), Format.nm(2, 4), Format.CSC, Format.COO], ids=lambda f: f.name)
