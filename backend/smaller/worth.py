@@ -22,7 +22,7 @@ _LEAST = 1.1
 """The gain that is enough, if a user is content with less."""
 
 _FREE = 0.9
-"""Share of channels below which no gain is asked for where nothing has to be copied: kernels for sparse weights gain, too."""
+"""Share of channels below which no loss is enough where nothing has to be copied: kernels for sparse weights gain, too."""
 
 _SPARSE = 0.7
 """Density of what is left below which a kernel for sparse weights may take it."""
@@ -80,7 +80,7 @@ def judge(analysis: Analysis, min_gain: float) -> list[Judged]:
         copies[family[id(channels)]] += us
     gains = {each: before[each] / max(after[each] + copies[each] + _CALL_US, 1e-9) for each in before}
     free = {each for each in gains if not copies[each] and float(kept[torch.from_numpy(label == each)].float().mean()) < _FREE}
-    enough = {each: each in free or gain >= max(min_gain, _LEAST) for each, gain in gains.items()}
+    enough = {each: gain >= (1.0 if each in free else max(min_gain, _LEAST)) for each, gain in gains.items()}
     for channels in analysis.all_channels():
         if not enough.get(family[id(channels)], False):
             analysis.atoms.need(channels.ids, torch.ones_like(channels.const))

@@ -333,7 +333,7 @@ def test_no_tokens_give_no_rows() -> None:
 
 
 def test_training_keeps_what_backward_needs() -> None:
-    module, x = model(Ffn()), torch.randn(40, D, requires_grad=True)
+    module, x = model(Ffn()).train(), torch.randn(40, D, requires_grad=True)
     run = compile_and_run(module, x, grad=True, regions=4)
     run.output.sum().backward()
     gradient, x.grad = x.grad, None

@@ -298,7 +298,7 @@ def test_parameters_made_in_inference_mode_are_read_anew(rows: Seen) -> None:
 
 
 def test_gradients_are_of_regions_by_themselves(rows: Seen) -> None:
-    network, x = Inverted(), torch.randn(2, 6, 9, 7)
+    network, x = Inverted().train(), torch.randn(2, 6, 9, 7)
     with torch.enable_grad():
         run = compile_and_run(network, x, grad=True)
         run.output.sum().backward()

@@ -260,7 +260,7 @@ def test_convolutions_in_doubt_are_decided_by_their_times(
 def test_gradients_of_convolutions_are_measured_too(convolving: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
     doubt_all(monkeypatch)
     convolving.us["ours"] = 20.0
-    found = gossamer.explain(network(), IMAGES, options={"dense": "eager"}).decisions
+    found = gossamer.explain(network().train(), IMAGES, options={"dense": "eager"}).decisions
     assert len(convolving.asked) == 4, "one gradient is like a layer"
     assert sum("backward" in decision.op for decision in found if decision.sparse) == 2
 
