@@ -199,6 +199,7 @@ def test_dynamo_can_be_reset_after_a_warning_that_is_an_error() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.usefixtures("breaks_unseen")
 def test_a_function_that_runs_uncompiled_is_warned_of() -> None:
     warning = breaks_of(Routing())[-1]
     assert "gave up the rest of forward" in warning and "layers of torch.nn that it calls are dense" in warning
