@@ -229,6 +229,17 @@ def test_too_little_to_pay_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert [d.name for d in made.decisions] == ["second.weight"]
 
 
+def test_channels_are_left_out_where_that_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse kernels gain more than is predicted here, so that no gain is asked for; but a loss is one."""
+    monkeypatch.setattr("gossamer.backend.smaller.worth._FREE", 0.9)
+    pair, x = Pair(), torch.randn(7, 16)
+    empty_(pair.first.weight)
+    assert smaller(run(pair, x, min_gain=1e3))
+    torch._dynamo.reset()
+    monkeypatch.setattr("gossamer.backend.smaller.worth._CALL_US", 1e4)
+    assert not smaller(run(pair, x, min_gain=1e3, regions=0))
+
+
 def test_inductor_compiles_what_is_left() -> None:
     network, x = shifted(nn.Sequential(Residual(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), Pair())), torch.randn(2, 16, 6, 6)
     empty_(network[0].a.weight)
