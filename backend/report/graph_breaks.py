@@ -12,12 +12,12 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from traceback import FrameSummary
 from typing import Any
 
 from torch import fx, nn
 
-from gossamer import sparsity
 from gossamer.runtime.torch_internals import (
     InstructionTranslator,
     Unsupported,
@@ -54,7 +54,7 @@ _REMEDIES = {
 }
 """The line to write before compiling, for what a reason says."""
 
-_OURS = os.path.join(os.path.dirname(sparsity.__file__), "")
+_OURS = tuple(os.path.join(folder, "") for folder in getattr(find_spec("gossamer.sparsity"), "submodule_search_locations", ()))
 """Where our code is that Dynamo traces."""
 
 _known: Any = None  # the last reason that was there when a compilation ended
