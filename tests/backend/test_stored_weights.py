@@ -174,7 +174,7 @@ def test_store_sparse_keeps_what_masks_keep() -> None:
         layer.parametrizations.weight.original[0, 0] = 0  # type: ignore[union-attr, index]
     gossamer.store_sparse(layer)
     assert isinstance(layer.weight, SparseTensor) and layer.weight.nnz == 8 and list(layer._parameters) == ["weight", "bias"]
-    with pytest.raises(gossamer.OptionError, match="prune it first"):
+    with pytest.raises(gossamer.OptionError, match="prune the model first"):
         gossamer.store_sparse(nn.Linear(8, 4))
 
 
