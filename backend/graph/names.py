@@ -114,7 +114,7 @@ def _plain(names: list[str]) -> str:
     """A path without what compilation, parametrizations and torch.nn.utils.prune put into it."""
     name = ".".join(part for part in names if part not in _HIDDEN)
     name = re.sub(r"(^|\.)parametrizations\.(\w+)\.original\d*$", r"\1\2", name)
-    return re.sub(r"_(orig|handle)$", "", name)
+    return re.sub(r"_(orig|handle)$|(?<=weight)_mask$", "", name)
 
 
 def _outward(source: Any) -> Iterator[Any]:

@@ -125,6 +125,7 @@ def _copy_sources(folder: Path) -> None:
         "gossamer",
         "gossamer/dialects",
         "gossamer/runtime",
+        "gossamer/runtime/modules",
         "gossamer/runtime/packers",
     ):
         (folder / package).mkdir(exist_ok=True)
