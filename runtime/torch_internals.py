@@ -334,7 +334,6 @@ PRIVATE = {
     "get_tracing_state": Private("torch._C:_get_tracing_state", "whether torch.jit traces", SHORT_WAY, _YES),
     "peek_interpreter_stack": Private(f"{_FUNCTORCH}:peek_interpreter_stack", "whether torch.func watches", SHORT_WAY, _YES),
     "dynamo_config": Private("torch._dynamo:config", "whether Dynamo's code marks what it does", MARKS),
-    "dynamo_callbacks": Private("torch._dynamo.callback:callback_handler", "when a frame is compiled", MARKS),
     "CompileContext": Private("torch._guards:CompileContext", "whether one is being compiled", MARKS, Absent),
     "AttrSource": Private("torch._dynamo.source:AttrSource", "the mode of a module", EVAL, Absent),
     "GuardBuilder": Private("torch._dynamo.guards:GuardBuilder", "that it stays", EVAL, Absent),

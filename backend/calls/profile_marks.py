@@ -2,27 +2,22 @@
 5 to 10 us. Frames with graphs of ours have none.
 """
 
+from gossamer.backend.report.graph_breaks import compiled_frame
 from gossamer.runtime.torch_internals import MARKS, off
-
-_lowered = False
 
 
 def leave_out_profile_marks() -> None:
-    """Has the frame that Dynamo compiles now go without; torch's setting is what it was when that is done."""
-    if off(MARKS):
+    """Has the frame that Dynamo compiles now go without; torch's setting is what it was when that is done, or has failed."""
+    if off(MARKS) or (frame := compiled_frame()) is None:
         return
-    from gossamer.runtime.torch_internals import CompileContext, dynamo_callbacks, dynamo_config
-
-    global _lowered
-    if dynamo_config.record_runtime_overhead and CompileContext.try_get() is not None:
-        dynamo_config.record_runtime_overhead, _lowered = False, True
-        if _restore not in dynamo_callbacks.end_callbacks:  # which torch.compiler.reset() empties
-            dynamo_callbacks.register_end_callback(_restore)
-
-
-def _restore(_: object) -> None:
     from gossamer.runtime.torch_internals import dynamo_config
 
-    global _lowered
-    if _lowered:
-        dynamo_config.record_runtime_overhead, _lowered = True, False
+    if dynamo_config.record_runtime_overhead:
+        dynamo_config.record_runtime_overhead = False
+        frame.output.add_cleanup_hook(_restore)
+
+
+def _restore() -> None:
+    from gossamer.runtime.torch_internals import dynamo_config
+
+    dynamo_config.record_runtime_overhead = True
