@@ -18,7 +18,7 @@ from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.measured_times import DENSE
 from gossamer.backend.measuring import calibrate
 from gossamer.backend.measuring.tune import tuned
-from gossamer.backend.report.report import Report
+from gossamer.backend.report.table import Report
 from gossamer.passes.schedules import cost_model
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.passes.schedules.machine_speed import Machine
