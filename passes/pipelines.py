@@ -157,7 +157,7 @@ def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int, gath
         chosen = OPEN_SCHEDULES[schedule][0].replace("%d", str(bits)).replace("%c", str(l1d))
         chosen = chosen.replace("%g", str(gathers).lower())
         return f"{_NORMALIZE},forget-hints{chosen}"
-    family = "kblock" if schedule in (CHAIN, SEQUENCE) else schedule
+    family = "broadcast" if schedule in (CHAIN, SEQUENCE) else schedule
     options = f"schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}"
     chain = " chain=true" if schedule == CHAIN else ""
     return f"{_NORMALIZE},{_FUSE},choose-format{{{options} l1d={l1d}{chain}}},schedule{{{options}}}"

@@ -13,6 +13,9 @@ after    scf.parallel (%task) = ...                    // chunks of the weight's
 
 Nothing is gathered from memory and nothing is reduced over lanes. A place without a nonzero looks up 0, so that an infinity or
 a NaN in x reaches no row that does not use it. Runs on functions whose storage is exposed (expose-storage).
+
+Fastest for a few tokens: 4.0 times as fast as the next one, "broadcast", at "768x3072 70% 1 token" in
+benchmarks/results/amd-epyc-znver4/prediction.json.
 """
 
 from dataclasses import dataclass

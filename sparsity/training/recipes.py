@@ -136,7 +136,7 @@ def progressive_gradient_flow(
 ) -> Recipe:
     """Mask decay by an exponential: Bambhaniya et al., 2024, "MdGf-Exponential".
 
-    What a mask is where weights are pruned falls from 1 at step `begin` to 0 at `end`, by default after 75 % of the steps; their
+    Where weights are pruned, the mask falls from 1 at step `begin` to 0 at `end`, by default after 75 % of the steps. Their
     gradients fade alike.
     """
     return Recipe(Sparsifier(pruned="fade"), Fading(begin, _end(end, steps, 0.75), rate=rate), pattern=pattern)

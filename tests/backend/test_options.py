@@ -74,7 +74,7 @@ def test_modes_reach_inductor(mode: str) -> None:
         assert_same(torch.compile(model, backend="sparse", mode=mode)(x), model(x))
 
 
-@pytest.mark.parametrize("schedule", ["kblock", "gather", "reference"])
+@pytest.mark.parametrize("schedule", ["broadcast", "rowpairs", "reference"])
 def test_schedules(schedule: str) -> None:
     model, x = prune_(nn.Sequential(nn.Linear(64, 48), nn.GELU())).eval(), torch.randn(5, 64)
     run = compile_and_run(model, x, schedule=schedule)
