@@ -21,6 +21,7 @@ from gossamer.backend.devices.measured_times import DENSE, Times
 from gossamer.backend.measuring.kept import TRIES
 from gossamer.dialects.elements import FLOATS
 from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime import records
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
@@ -94,7 +95,7 @@ class TuningDatabase:
                 key, us = Key.from_json(line["key"]), {str(name): float(value) for name, value in line["us"].items()}
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # a line of something else
-            if us.keys() > {DENSE} and all(0 < value < _LONGEST_US for value in us.values()):
+            if {DENSE} < us.keys() <= {DENSE, *FAMILIES} and all(0 < value < _LONGEST_US for value in us.values()):
                 self._enter(key, us, bool(line.get("disturbed")))
 
     def find(self, key: Key) -> Times | None:

@@ -18,6 +18,8 @@ from tests.backend.harness import assert_same, compile_and_run, prune_
         ({"min_gian": 1}, r"unknown option 'min_gian' \(did you mean 'min_gain'\?\); the options are dense, schedule"),
         ({"dense": "inducto"}, r"option dense is 'inducto' \(did you mean 'inductor'\?\); it must be one of auto, indu"),
         ({"schedule": 3}, "option schedule is 3; it must be one of auto, "),
+        ({"schedule": "gather"}, r"option schedule is 'gather' \(did you mean 'gpu-gather'\?\); it must be one of .*lookup"),
+        ({"schedule": "bitmap"}, "option schedule is 'bitmap'; it must be one of auto, .*lookup, .*rowpairs, gpu-blocks"),
         ({"verify": "none"}, "option verify is 'none'; it must be one of version, full"),
         ({"min_gain": -1}, "option min_gain is -1; it must be a number of at least 0"),
         ({"min_gain": float("nan")}, "option min_gain is nan"),

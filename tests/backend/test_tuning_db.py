@@ -132,6 +132,7 @@ def test_nothing_is_lent_of_a_close_race() -> None:
         json.dumps({"key": {}, "us": {}}),
         json.dumps({"key": KEY.to_json(), "us": {DENSE: 1.0}}),
         json.dumps({"key": KEY.to_json(), "us": {DENSE: 1.0, "broadcast": -1.0}}),
+        json.dumps({"key": KEY.to_json(), "us": {DENSE: 1.0, "broadcast": 1.0, "a schedule of another version": 0.5}}),
         json.dumps({"key": KEY.to_json(), "us": {DENSE: "fast", "broadcast": 1.0}}),
         json.dumps({"key": KEY.to_json() | {"tokens": None}, "us": {DENSE: 1.0, "broadcast": 1.0}}),
         '{"key": \x00',

@@ -1,5 +1,6 @@
 """Passes by name, their options, and pipelines that mix ours with MLIR's."""
 
+import json
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from gossamer.passes.framework.family import Family
 from gossamer.passes.framework.pass_options import build, label, signature
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.registry import get, instance, names, parse_pipeline, register, run_pipeline
-from gossamer.passes.schedules.families import ALL_FAMILIES
+from gossamer.passes.schedules.families import ALL_FAMILIES, FAMILIES
 
 ROOT = Path(__file__).parents[2]
 PASSES = ROOT / "passes"
@@ -135,6 +136,16 @@ def test_every_lowering_in_a_room_of_schedules_is_a_family() -> None:
     rooms = (*by_name.CPU_SCHEDULES, *by_name.GPU_SCHEDULES)
     assert set(rooms) == {room.name for room in PASSES.glob("weights*")}
     assert len(ALL_FAMILIES) == sum(len(list((PASSES / room).glob("lower_*.py"))) for room in rooms)
+
+
+@pytest.mark.parametrize("schedule", sorted(FAMILIES.keys() - {"amxquads"}))
+def test_a_schedule_names_the_recorded_case_that_it_wins(schedule: str) -> None:
+    text = " ".join((import_module(get(FAMILIES[schedule].lowering).__module__).__doc__ or "").split())
+    found = re.search(r'"([^"]*)" in (benchmarks/results/\S+\.json)', text)
+    assert found is not None
+    record = json.loads((ROOT / found[2]).read_text())
+    (case,) = (each for each in record["cases"] if each["name"] == found[1] and each["threads"] == 1)
+    assert any(schedule in result.get("notes", {}).get("schedules", ()) for result in case["results"].values())
 
 
 def test_every_pass_has_options_that_a_pipeline_can_write() -> None:
