@@ -14,6 +14,7 @@ et al., VLDB 2023). Warps share nothing before the end, so nothing but their own
 columns beyond K are zeros, and not read.
 """
 
+from functools import partial
 from typing import ClassVar
 
 from torch_mlir import ir
@@ -73,7 +74,11 @@ class ExpandedPanels:
             with op.location:
                 spmm = GpuProduct(op, cls.tile())
                 launches = {tokens: launch(spmm, cls.stored, tokens) for tokens in TOKENS}
-                spmm.kernels(launches, lambda operands, spmm=spmm: cls(spmm, operands).emit(), _RESIDENT)
+                spmm.kernels(launches, partial(cls._emit, spmm), _RESIDENT)
+
+    @classmethod
+    def _emit(cls, spmm: GpuProduct, operands: Operands) -> None:
+        cls(spmm, operands).emit()
 
     @classmethod
     def tile(cls) -> list[int]:

@@ -142,7 +142,7 @@ def test_every_lowering_in_a_room_of_schedules_is_a_family() -> None:
 def test_a_schedule_names_the_recorded_case_that_it_wins(schedule: str) -> None:
     text = " ".join((import_module(get(FAMILIES[schedule].lowering).__module__).__doc__ or "").split())
     found = re.search(r'"([^"]*)" in (benchmarks/results/\S+\.json)', text)
-    assert found is not None
+    assert found is not None, 'its docstring must say what it is for: "CASE" in benchmarks/results/MACHINE/RECORD.json'
     record = json.loads((ROOT / found[2]).read_text())
     (case,) = (each for each in record["cases"] if each["name"] == found[1] and each["threads"] == 1)
     assert any(schedule in result.get("notes", {}).get("schedules", ()) for result in case["results"].values())
