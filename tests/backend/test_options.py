@@ -21,6 +21,7 @@ from tests.backend.harness import assert_same, compile_and_run, prune_
         ({"schedule": "gather"}, r"option schedule is 'gather' \(did you mean 'gpu-gather'\?\); it must be one of .*lookup"),
         ({"schedule": "bitmap"}, "option schedule is 'bitmap'; it must be one of auto, .*lookup, .*rowpairs, gpu-blocks"),
         ({"verify": "none"}, "option verify is 'none'; it must be one of version, full"),
+        ({"gpu": "sparse"}, "option gpu is 'sparse'; it must be one of dense, untested"),
         ({"min_gain": -1}, "option min_gain is -1; it must be a number of at least 0"),
         ({"min_gain": float("nan")}, "option min_gain is nan"),
         ({"min_gain": True}, "option min_gain is True"),
