@@ -257,11 +257,10 @@ def test_small_layers_are_a_chain_for_few_tokens_too(length: int) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 512), (4, 512)])
 def test_layers_follow_each_other_for_few_tokens(shape: tuple[int, int]) -> None:
-    """By schedules without tokens in the lanes."""
+    """Each by the schedule that it would have alone."""
     module, x = model(nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512))), torch.randn(shape)
     run = compile_and_run(module, x, regions=2)
     assert all("chain of 2" in d.reason for d in run.regions)
-    assert not any("broadcast" in d.schedule for d in run.regions if d.schedule)
     assert_same(run.output, module(x))
 
 
