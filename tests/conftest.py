@@ -1,4 +1,5 @@
-"""For all tests: one temporary cache on disk for the whole run, and the machine that `--machine` names instead of this one.
+"""For all tests: one temporary cache on disk for the whole run, the machine that `--machine` names instead of this one, and
+how much LLVM optimises (`--llvm-level`; 3 as for users, unless it is given).
 
 The cache begins with the machine code of earlier runs in this checkout, unless the compiler's source has changed since: LLVM
 takes about half of the time of tests that compile. `pytest --cache-clear` forgets it, and a clean checkout has none.
@@ -20,6 +21,7 @@ from tests.machines import MACHINES, pretend
 
 _CACHE = "GOSSAMER_CACHE_DIR"
 _CALIBRATE = "GOSSAMER_CALIBRATE"
+_LEVEL = "GOSSAMER_LLVM_LEVEL"
 _VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"
 
 
@@ -29,6 +31,7 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--machine", choices=[*MACHINES], help="pretend to be another machine (tests/machines.py)")
+    parser.addoption("--llvm-level", choices="0123", help="how much LLVM optimises kernels: 0 compiles fastest (default 3)")
 
 
 def pytest_collection_finish() -> None:
@@ -45,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before tests are collected, which already ask what this machine can do. Processes that share the work share the cache."""
     patch = pytest.MonkeyPatch()
     patch.setenv(_CALIBRATE, "0")
+    if level := config.getoption("--llvm-level"):
+        patch.setenv(_LEVEL, level)
     patch.setattr("gossamer.backend.devices.others._STAT", os.devnull)  # nor do other processes change what tests see
     # Or each process in which Inductor compiles takes seconds to make sure that the CPU and g++ are not mistaken about vectors.
     patch.setenv(_VECTORS, "1")
