@@ -25,8 +25,8 @@ _NAMED = {
 
 @dataclass(frozen=True)
 class Target:
-    """What LLVM compiles for; `vector_bits` is the width of the widest vector that kernels use, `level` how much LLVM optimises,
-    from 0 to 3."""
+    """What LLVM compiles for; `vector_bits` is the width of the widest vector that kernels use, `level` how much LLVM
+    optimises, from 0 to 3."""
 
     triple: str
     cpu: str

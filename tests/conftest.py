@@ -35,9 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays loaded: the garbage collector, whom tracing keeps busy, need not walk through it."""
+    """What is loaded by now stays loaded: the garbage collector, whom tracing keeps busy, need not walk through it.
+
+    It comes less often, too: tracing makes many objects, which are all in use.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     # pytest listens to every logger that does not propagate, and for whoever listens to this one torch prints all its graphs.
     trace = logging.getLogger("torch.__trace")
     trace.handlers.clear()
