@@ -39,6 +39,7 @@ def pytest_collection_finish() -> None:
 
     It comes less often, too: tracing makes many objects, which are all in use.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -50,6 +51,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before tests are collected, which already ask what this machine can do. Processes that share the work share the cache."""
+    gc.disable()  # until all is loaded
     patch = pytest.MonkeyPatch()
     patch.setenv(_CALIBRATE, "0")
     if level := config.getoption("--llvm-level"):
@@ -58,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Or each process in which Inductor compiles takes seconds to make sure that the CPU and g++ are not mistaken about vectors.
     patch.setenv(_VECTORS, "1")
     patch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)
+    patch.setattr("torch._dynamo.config.run_gc_after_compile", False)  # a few per cent of all time
     config.add_cleanup(patch.undo)
     if not hasattr(config, "workerinput"):
         cache = tempfile.TemporaryDirectory(prefix="gossamer-tests-")
