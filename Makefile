@@ -36,9 +36,9 @@ examples: $(BIN)/gossamer-opt  ## run the other examples: minutes; npm fetches W
 # What decides by the machine is run once more as if it were each of MACHINES (tests/machines.py).
 MACHINES := avx2 icelake zen4
 DECIDES := tests/test_smoke.py tests/runtime/test_target.py $(patsubst %,tests/backend/test_%.py,decisions tune tuning_db)
-FULLY := tests/fuzz tests/passes tests/runtime tests/test_examples.py tests/test_run.py \
-  $(patsubst %,tests/sparsity/test_%.py,kernels operations segments points edge_attention slices_schedule) \
-  $(patsubst %,tests/backend/test_%.py,chains convolutions epilogues masked_attention quantized targets)
+FULLY := tests/fuzz tests/passes tests/runtime tests/test_examples.py tests/test_run.py tests/test_skeletons.py \
+  $(patsubst %,tests/sparsity/test_%.py,kernels operations segments slices_schedule) \
+  $(patsubst %,tests/backend/test_%.py,chain_outputs convolutions_reference epilogues narrow_chains targets)
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 test: $(BIN)/gossamer-opt  ## all tests: smoke first, then pytest and lit
 	$(PYTEST) tests/test_smoke.py

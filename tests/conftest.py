@@ -60,7 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Or each process in which Inductor compiles takes seconds to make sure that the CPU and g++ are not mistaken about vectors.
     patch.setenv(_VECTORS, "1")
     patch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)
-    patch.setattr("torch._dynamo.config.run_gc_after_compile", False)  # a few per cent of all time
+    # After each compilation Dynamo collects garbage and times its guards on empty caches. Each takes some per cent of all time.
+    patch.setattr("torch._dynamo.config.run_gc_after_compile", False)
+    patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
     config.add_cleanup(patch.undo)
     if not hasattr(config, "workerinput"):
         cache = tempfile.TemporaryDirectory(prefix="gossamer-tests-")
