@@ -1,6 +1,6 @@
 """python -m gossamer.run DUMP.mlir: runs one kernel of a dump, compares it with MLIR's own sparsifier, and times both.
 
-    python -m gossamer.run ir/0003_weight_contract.mlir --schedule gather
+    python -m gossamer.run ir/0003_weight_contract.mlir --schedule broadcast
     python -m gossamer.run ir/0021_weight_schedule.mlir --open 64
 
 The file is contract IR, or the kernel IR of a product or of a chain, which you may have changed. The schedule of contract IR is
