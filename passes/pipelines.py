@@ -47,8 +47,6 @@ CHAIN = "chain"
 """The schedule of several products: each weight says in its hints which family it has."""
 SEQUENCE = "sequence"
 """The same for a few tokens: each product has the schedule that it would have alone."""
-_SEQUENCE_MARK = "kernel.sequence"
-_IN_STAGES = ("kernel.read", "kernel.yield")
 _ARRAYS = "expose-storage{arrays=true}"
 _ROWS = ",fuse-epilogue,canonicalize,gather-rows{bits=%d l1d=%c}"
 OPEN_SCHEDULES = {
@@ -102,6 +100,10 @@ class Lowered:
     words: tuple[tuple[int, ...], ...]
     workspace: int
     tile_workspace: tuple[int, ...]
+
+
+_SEQUENCE_MARK = "kernel.sequence"
+_IN_STAGES = ("kernel.read", "kernel.yield")
 
 
 def plan(
