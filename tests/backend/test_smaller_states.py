@@ -164,6 +164,16 @@ def test_masks_are_trained_in_the_smaller_layers(between: Callable[[Tensor], Ten
             assert_same(found.detach(), expected.detach())
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_of_smaller_layers_warn_of_nothing(training: bool) -> None:
+    pair, x = Pair().train(training), torch.randn(7, 16)
+    prune.ln_structured(pair.first, "weight", 0.5, 2, 0)
+    made = run(pair, x, grad=True)
+    made.output.sum().backward()
+    assert len(smaller(made)) == 2
+
+
 def test_a_mask_that_changes_in_training_is_noticed() -> None:
     layer, x = nn.Linear(16, 32), torch.randn(7, 16)
     prune.ln_structured(layer, "weight", 0.5, 2, 0)
