@@ -11,6 +11,7 @@ from gossamer.backend.calls.lines import pick_lines, spread_lines
 from gossamer.backend.smaller.analysis import Analysis
 from gossamer.backend.smaller.channels import Channels
 from gossamer.backend.smaller.recipe import Known
+from gossamer.backend.smaller.writes import writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,8 @@ class Builder:
             self._env[node] = self.same(node) if step is None or step.build is None else step.build(self)
             if node.op == "placeholder":
                 self._last = self._env[node]
-        self.graph.eliminate_dead_code()
+        effects = {self._env[node] for node in self._analysis.graph.nodes if not node.users}  # why else it would be there
+        self.graph.eliminate_dead_code(lambda node: node in effects or node.is_impure() or bool(writes(node)))
         inputs = [known for known, _ in self._inputs]
         named = [self.recipe.main_leaf(known) for known in inputs]
         for node in placeholders:

@@ -174,6 +174,29 @@ def test_gradients_of_smaller_layers_warn_of_nothing(training: bool) -> None:
     assert len(smaller(made)) == 2
 
 
+def test_what_nobody_reads_is_written_all_the_same() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair, self.norm, self.relu = Pair(), nn.BatchNorm1d(24), nn.ReLU(inplace=True)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.pair(x))
+            self.count.add_(1)
+            self.count += 1
+            self.relu(y)
+            return y
+
+    network, x = Network(), torch.randn(7, 16)
+    prune.ln_structured(network.pair.first, "weight", 0.5, 2, 0)
+    expected = copy.deepcopy(network.norm)(network.pair(x)).relu()
+    made = run(network, x, grad=True)
+    assert len(smaller(made)) == 2
+    assert_same(made.output, expected)
+    assert network.count == 2 and network.norm.num_batches_tracked == 1
+
+
 def test_a_mask_that_changes_in_training_is_noticed() -> None:
     layer, x = nn.Linear(16, 32), torch.randn(7, 16)
     prune.ln_structured(layer, "weight", 0.5, 2, 0)
