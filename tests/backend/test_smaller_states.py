@@ -42,6 +42,20 @@ def test_a_marked_dimension_stays_open() -> None:
         assert_same(made.function(x), attention(x).detach())
 
 
+@pytest.mark.parametrize(("kept", "found"), [(1, {}), (2, {"first.weight": "32x2"})])
+def test_an_unbacked_dimension_stays_unknown_in_gradients(kept: int, found: dict[str, str]) -> None:
+    pair, x = Pair(torch.tanh), torch.randn(2, 9, 16, requires_grad=True)
+    prune.custom_from_mask(pair.first, "weight", (torch.arange(16) < kept).expand(32, 16))
+    torch._dynamo.decorators.mark_unbacked(x, 1)
+    made = run(pair, x, grad=True, regions=len(found))
+    assert smaller(made) == found
+    assert_same(made.output, pair(x))
+    made.output.sum().backward()
+    found_gradient, x.grad = x.grad, None
+    pair(x).sum().backward()
+    assert_same(found_gradient, x.grad)
+
+
 def test_new_values_are_noticed() -> None:
     pair, x = Pair(), torch.randn(7, 16)
     empty_(pair.first.weight)

@@ -56,7 +56,7 @@ class ModelProgram:
     dynamic: str = "None"
     marked: str = ""
     smaller: bool = False
-    options: str = "dict(min_gain=0, strict=True, dense='eager')"
+    options: str = ""
 
     def definition(self) -> str:
         """The model, made and pruned."""

@@ -59,8 +59,9 @@ def _set_state(rng: random.Random, program: ModelProgram) -> None:
     program.prepared = _COPY if not hooks and rng.random() < 0.2 else ""
     changes = _CHANGES if hooks else [*_CHANGES, _COPY]
     program.change = rng.choice(["", *changes])
-    if rng.random() < 0.03:
-        program.options = "dict(min_gain=0, strict=True)"
+    gain = 1.1 if program.smaller and rng.random() < 0.6 else 0  # above 1, what is left of a layer stays dense
+    dense = "" if rng.random() < 0.03 else ", dense='eager'"
+    program.options = f"dict(min_gain={gain}, strict=True{dense})"
 
 
 def _call(rng: random.Random, program: ModelProgram, features: int) -> None:
