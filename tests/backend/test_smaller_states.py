@@ -81,6 +81,41 @@ def test_rows_that_become_nonzero_again_are_noticed() -> None:
         assert_same(made.function(x), pair(x))
 
 
+WITH_ZEROS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "scaled": lambda net, x: net.c(net.a(x) * x.mean(-1, keepdim=True)),
+    "scaled by a table": lambda net, x: net.c(net.a(x) * net.table),
+    "dropped out": lambda net, x: net.c(F.dropout(net.a(x), 0.0, True)),
+    "two of them": lambda net, x: net.c(net.a(x) * net.b(x)),
+    "in heads": lambda net, x: net.c((net.a(x).view(-1, 4, 8) * net.d(x).view(-1, 4, 8)).reshape(-1, 32)),
+    "kept beside others": lambda net, x: torch.cat([net.c(net.e(net.a(x)).tanh()), net.a(x) + net.d(x)], -1),
+}
+
+
+@pytest.mark.parametrize("how", WITH_ZEROS)
+def test_constants_that_layers_count_on_are_noticed(how: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.d = (nn.Linear(16, 32) for _ in range(3))
+            self.c, self.e, self.table = nn.Linear(32, 24), nn.Linear(32, 32), nn.Parameter(torch.randn(7, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return WITH_ZEROS[how](self, x)
+
+    net, x = Net(), torch.randn(7, 16)
+    with torch.no_grad():
+        for empty in (net.a.weight, net.a.bias, net.b.weight):
+            empty[:16] = 0
+        net.e.weight[:16, 1:] = 0  # rows that read a constant alone
+    made = run(net, x)
+    assert smaller(made)
+    assert_same(made.output, net(x).detach())
+    for change in (net.a.bias, net.a.weight[0], net.b.bias, net.b.weight[1]):
+        with torch.no_grad():
+            change.add_(1)
+            assert_same(made.function(x), net(x))
+
+
 def test_weights_that_change_at_every_call() -> None:
     pair, x = Pair(), torch.randn(7, 16)
     empty_(pair.first.weight)

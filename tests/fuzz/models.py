@@ -80,7 +80,8 @@ def _call(rng: random.Random, program: ModelProgram, features: int) -> None:
     last = ", last=True" if program.kind == "images" and rng.random() < 0.4 else ""
     program.calls = [f"{n}, tokens={t}, features={features}, batch={batch}, edges={e}{last}"
                      for n, (t, e) in enumerate([(first, edges), *between, (other, again)])]  # fmt: skip
-    ways_back = ["once", "once", ""] if program.training else ["once", "", "", "twice"]
+    trained = program.training or "train" in program.change  # which torch.compile differentiates once
+    ways_back = ["once", "once", ""] if trained else ["once", "", "", "twice"]
     regularly = rng.choice(ways_back) if rng.random() < 0.5 else None
     for _ in program.calls:
         way = regularly if regularly is not None else rng.choice(ways_back)
