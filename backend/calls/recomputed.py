@@ -86,7 +86,7 @@ class _Recomputation(SingleLevelFunction):  # torch.autograd.Function looks at e
     @staticmethod
     def forward(ctx: Any, function: Recomputed, *inputs: Any) -> Any:
         ctx.passed = function.differentiable(inputs, again=False) if function.habit.differentiates() else None
-        results = function.inference(*inputs) if ctx.passed is None else ctx.passed.detached()
+        results = _own_tensors(function.inference(*inputs)) if ctx.passed is None else ctx.passed.detached()
         ctx.function = function
         # To save hundreds of parameters as autograd does takes it half a microsecond each.
         ctx.static = function.static_of(inputs)
@@ -125,6 +125,11 @@ _WRITTEN = (
     "shape {} is at version {}; expected version {} instead. The model is in eval mode, so its backward pass computes the "
     "forward pass again and needs all parameters as they were. Call backward before you change them, or call model.train()."
 )
+
+
+def _own_tensors(results: Sequence[Any]) -> Sequence[Any]:
+    """The results, none of which is a view: autograd refuses writes to those that a function of ours returns."""
+    return [each.detach() if isinstance(each, torch.Tensor) and each._is_view() else each for each in results]
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
