@@ -160,8 +160,8 @@ def _with_static(
         step = _with_scales(analysis, node, x, given, function is torch.mul)
 
     def build(builder: Any) -> fx.Node:
-        if not alone:
-            builder.zero_constants(given, step.result.const)
+        if not alone and function is torch.mul:
+            builder.zero_constants(given, analysis.is_zero(given.fill, given.const))
         lines = builder.kept(given)
         place = given.dim - (dims - known.value.dim())
         if bool(lines.all()) or whole[given.dim] == 1:

@@ -35,8 +35,9 @@ class ModelProgram:
     calls       arguments of `inputs`, one for each call
     change      a line between the first two calls, or none
     training    whether the module is in train mode
-    gradients   whether they are enabled
-    backward    how each call is differentiated: "once", "twice" (gradients of gradients) or "", if gradients are enabled
+    modes       of autograd for each call: "enable_grad", "no_grad" or "inference_mode"
+    backward    how each call with gradients is differentiated: "once", "twice" (gradients of gradients) or ""
+    written     whether the result of each call is written to
     marked      how a size of the input is marked for Dynamo: "", "dynamic" or "unbacked"
     smaller     whether empty rows, columns and filters pay in small models, too
     """
@@ -51,8 +52,9 @@ class ModelProgram:
     calls: list[str] = field(default_factory=list)
     change: str = ""
     training: bool = False
-    gradients: bool = False
+    modes: list[str] = field(default_factory=list)
     backward: list[str] = field(default_factory=list)
+    written: bool = False
     dynamic: str = "None"
     marked: str = ""
     smaller: bool = False
@@ -71,14 +73,14 @@ class ModelProgram:
         return f"inputs({call}, dtype={self.dtype}, kind={self.kind!r})"
 
     def __str__(self) -> str:
-        lines = [self.definition(), f"torch.set_grad_enabled({self.gradients})"]
+        lines = [self.definition()]
         lines += ["small_layers_pay().start()"] if self.smaller else []
         lines += [f"model = torch.compile(model, backend='sparse', dynamic={self.dynamic}, options={self.options})"]
-        for n, (call, backward) in enumerate(zip(self.calls, self.backward, strict=True)):
+        for n, (call, mode, backward) in enumerate(zip(self.calls, self.modes, self.backward, strict=True)):
             lines += [f"given = {self.inputs(call)}"]
             lines += [f"open_sizes(given, {self.kind!r}, {self.marked!r})"] if self.marked else []
-            lines += ["given[0].requires_grad_()"] if self.gradients else []
-            lines += ["out = model(*given)"]
+            lines += [f"given[0].requires_grad_({mode == 'enable_grad'})"]
+            lines += [f"with torch.{mode}(): out = model(*given){'.mul_(2)' if self.written else ''}"]
             if backward == "once":
                 lines += ["out.square().sum().backward()"]
             elif backward:

@@ -43,7 +43,8 @@ def difference(program: ModelProgram) -> tuple[str, str]:
         if problem:
             return "wrong", f"{name}: {problem}"
     smaller = ", smaller" if any(decision.schedule == "smaller" for decision in collected.decisions) else ""
-    return f"right: {'training' if program.training else 'eval'}{', gradients' if program.gradients else ''}{smaller}", ""
+    gradients = ", gradients" if "enable_grad" in program.modes else ""
+    return f"right: {'training' if program.training else 'eval'}{gradients}{smaller}", ""
 
 
 def _run(program: ModelProgram, wide: bool, backend: Any) -> dict[str, Tensor | None]:
@@ -61,14 +62,15 @@ def _run(program: ModelProgram, wide: bool, backend: Any) -> dict[str, Tensor | 
         if backend is not None:
             options = eval(program.options) if backend is sparse else None
             model = torch.compile(model, backend=backend, fullgraph=True, dynamic=eval(program.dynamic), options=options)
-        for n, (call, backward) in enumerate(zip(program.calls, program.backward, strict=True)):
+        for n, (call, mode, backward) in enumerate(zip(program.calls, program.modes, program.backward, strict=True)):
             given = eval(program.inputs(call), names)
             given = tuple(x.double() if wide and x.is_floating_point() else x for x in given)
             if program.marked and backend is not None:
                 open_sizes(given, program.kind, program.marked)
-            leaf = given[0].requires_grad_(program.gradients)
-            with torch.set_grad_enabled(program.gradients):
+            leaf = given[0].requires_grad_(mode == "enable_grad")
+            with getattr(torch, mode)():
                 out = model(*given)
+                out = out.mul_(2) if program.written else out
             found[f"output {n}"] = out
             if backward:
                 _differentiate(out, leaf, backward)

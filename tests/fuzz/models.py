@@ -54,7 +54,7 @@ def _prune(rng: random.Random, program: ModelProgram) -> None:
 
 def _set_state(rng: random.Random, program: ModelProgram) -> None:
     program.training = rng.random() < 0.4
-    program.gradients = rng.random() < (0.9 if program.training else 0.5)
+    program.written = rng.random() < 0.15
     hooks = "'prune'" in program.pruning  # of which torch copies no results
     program.prepared = _COPY if not hooks and rng.random() < 0.2 else ""
     changes = _CHANGES if hooks else [*_CHANGES, _COPY]
@@ -83,6 +83,9 @@ def _call(rng: random.Random, program: ModelProgram, features: int) -> None:
     trained = program.training or "train" in program.change  # which torch.compile differentiates once
     ways_back = ["once", "once", ""] if trained else ["once", "", "", "twice"]
     regularly = rng.choice(ways_back) if rng.random() < 0.5 else None
+    mode = "enable_grad" if rng.random() < (0.9 if program.training else 0.5) else "no_grad"
     for _ in program.calls:
+        now = mode if rng.random() < 0.8 else rng.choice(["enable_grad", "no_grad", "inference_mode"])
         way = regularly if regularly is not None else rng.choice(ways_back)
-        program.backward.append(way if program.gradients else "")
+        program.modes.append(now)
+        program.backward.append(way if now == "enable_grad" else "")
