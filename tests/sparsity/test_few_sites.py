@@ -147,7 +147,7 @@ def test_torchsparse_names_run_for_any_number_of_sites() -> None:
 @pytest.mark.parametrize("parameters", ["of the same type", "of float32"])
 def test_batch_norm_over_rows_that_a_mask_keeps(dtype: torch.dtype, parameters: str) -> None:
     """Not of points alone: any rows whose number a graph learns when it runs, and [N, C, L]."""
-    norm, tolerance = nn.BatchNorm1d(5), 1e-12 if dtype == torch.float64 else 3e-2
+    norm, tolerance = nn.BatchNorm1d(5), {torch.float64: 1e-12, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
     nn.init.normal_(norm.weight)
     norm = norm.to(torch.float64 if dtype == torch.float64 else dtype if parameters == "of the same type" else torch.float32)
     for training in (True, False):
