@@ -91,9 +91,13 @@ def _decisions(judged: Sequence[Judged]) -> Iterator[Decision]:
         yield Decision(
             each.product.name, each.product.op, tuple(weight.shape), density(weight),
             f"{rows}x{columns}" if each.pays else None, "smaller" if each.pays else None, each.pays,
-            f"without {left_out}" if each.pays else f"{left_out} are zeros, too few to make it faster", each.gain,
+            f"without {left_out}" if each.pays else f"{left_out} are zeros, {_why_not(each)}", each.gain,
             dense_bytes=weight.numel() * width if each.pays else 0, packed_bytes=small.numel() * width if each.pays else 0,
         )  # fmt: skip
+
+
+def _why_not(judged: Judged) -> str:
+    return f"and without them its {judged.lost} would be lost" if judged.lost else "too few to make it faster"
 
 
 def _is_plain(value: object) -> bool:
