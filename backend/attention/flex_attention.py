@@ -15,7 +15,6 @@ import torch
 from torch import fx
 
 from gossamer.backend.attention.score_function import (
-    Refused,
     ScoreFunction,
     function_of_places,
     score_function,
@@ -29,6 +28,7 @@ from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import ancestors, equal_sizes, hint, same
+from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError

@@ -14,6 +14,7 @@ from torch import fx
 
 from gossamer.backend.graph.expressions import is_pure
 from gossamer.backend.graph.nodes import COPIES, fixed_size
+from gossamer.backend.graph.refused import Refused
 from gossamer.dialects.attention import ADD, TANH, Step
 from gossamer.runtime.torch_internals import OpOverload
 
@@ -31,10 +32,6 @@ _NUMBERS = {
 """What gives a number for a number, besides pointwise operations."""
 _SMALL = 4096  # elements of a tensor that a function has as a constant
 _SAME = {aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default}
-
-
-class Refused(Exception):
-    """A function that the kernel has no steps for; says why."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import torch
 from torch import fx
 
 from gossamer.backend.attention.cached_attention import few_keys, few_queries
-from gossamer.backend.attention.score_function import Refused
 from gossamer.backend.attention.written_gradients import Gradients, axes_of
 from gossamer.backend.attention.written_out import Term, Written, softmax_before, written_attention
 from gossamer.backend.chains.masks import Constants
@@ -24,6 +23,7 @@ from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import zero_heavy
 from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import equal, hint
+from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD
 from gossamer.dialects.errors import CompileError

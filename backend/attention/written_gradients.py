@@ -16,9 +16,9 @@ import torch
 from torch import fx
 
 from gossamer.backend.attention.folded_heads import CONVERTS, is_same, is_turned, operand, plain
-from gossamer.backend.attention.score_function import Refused
 from gossamer.backend.graph.dropout import Dropout
 from gossamer.backend.graph.nodes import SPREADS, same
+from gossamer.backend.graph.refused import Refused
 
 aten = torch.ops.aten
 

@@ -17,10 +17,11 @@ import torch
 from torch import fx
 
 from gossamer.backend.attention.folded_heads import TURNS, operand, plain, swaps, users_of
-from gossamer.backend.attention.score_function import Refused, number_of
+from gossamer.backend.attention.score_function import number_of
 from gossamer.backend.attention.written_gradients import Gradients, gradients_of
 from gossamer.backend.graph.dropout import Dropout, dropout_at
 from gossamer.backend.graph.nodes import same
+from gossamer.backend.graph.refused import Refused
 
 aten = torch.ops.aten
 
