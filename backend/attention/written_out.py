@@ -98,10 +98,9 @@ class Written:
         return self.backward.upstream is not None
 
     @property
-    def added(self) -> list[tuple[Term, fx.Node]]:
-        """The terms that have gradients, each with one of these."""
-        gradients = self.backward.gradients
-        return [(term, each) for term in self.terms if term.hidden is None for each in gradients[term.value]]
+    def added(self) -> list[Term]:
+        """The terms that have gradients."""
+        return [term for term in self.terms if term.hidden is None and self.backward.gradients[term.value]]
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,6 @@ class _Scores:
 
     def scaled(self, number: float, score: fx.Node) -> "_Scores":
         return replace(self, at=score, factor=self.factor * number)
-
-    def divided(self, number: float, score: fx.Node) -> "_Scores":
-        return self.scaled(1 / number if number else inf, score)
 
     def capped(self, score: fx.Node) -> "_Scores":
         if self.after is not None:
@@ -186,7 +182,7 @@ _SOFTMAXES = [
     Rule(_POWER / total(_POWER, LAST), lambda scores, **_: _Weights(scores)),
     Rule(exp(log_softmax(x, LAST)), lambda scores: _Weights(scores)),
     Rule(exp(_SHIFTED - log(total(_POWER, LAST))), lambda scores, **_: _Weights(scores)),
-    Rule(exp(x - log_sum_exp(x, LAST)), lambda scores: _Weights(scores)),
+    Rule(exp(x - log_sum_exp(x, LAST)), lambda scores, **_: _Weights(scores)),
     Rule(where(~any_of(~equals(x, -inf), LAST), 0, weights), lambda weights, scores: _safe(weights, scores)),
     Rule(masked_fill(weights, hidden, 0), lambda weights, hidden: _zeroed(weights, hidden)),
     Rule(where(hidden, 0, weights), lambda weights, hidden: _zeroed(weights, hidden)),
@@ -195,7 +191,7 @@ _SOFTMAXES = [
 
 _STEPS = [
     Rule(score * number, _Scores.scaled),
-    Rule(score / number, _Scores.divided),
+    Rule(score / number, lambda to, score, number: to.scaled(1 / number, score) if number else None),
     Rule(tanh(score), _Scores.capped),
     Rule(score * converted(seen), _Scores.kept),
     Rule(score + number, _refuse("a number is added to its scores")),
@@ -240,6 +236,8 @@ def written_attention(product: fx.Node, joint: JointGraph) -> Written | None:
     (q, q_turned), (k, k_turned), (v, v_turned) = (operand(each) for each in factors)
     q, v = factors[0] if q_turned else q, factors[2] if v_turned else v
     shapes = [n for n in (q, k, v, *_on_the_way(found.scores, scored)) if n.meta["val"].dim() == 4]
+    if len({term.value for term in terms}) < len(terms):
+        raise Refused("the same is done twice to its scores")
     inputs = list(dict.fromkeys([*factors, *(term.value for term in terms)]))
     backward = joint.part(between(inputs, product), inputs, product)
     return Written(

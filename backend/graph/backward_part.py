@@ -17,7 +17,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
 import torch
 from torch import fx
@@ -34,6 +34,8 @@ _FACTORS = {
     aten.addmm.default: (1, 2), aten.baddbmm.default: (1, 2),
 }  # fmt: skip
 """By product, where its factors are among the arguments."""
+_SPARSE = {"gossamer.einsum.default", "gossamer.sample.default"}
+"""Products of all tensors that they are given. The gradient of each is computed from the others alone."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,9 @@ class JointGraph:
 
 def _factor(product: fx.Node, read: set[fx.Node], value: fx.Node) -> set[fx.Node]:
     """The operand of a product of which a value is the gradient: that of a factor is computed from the other one."""
-    factors = {product.args[n] for n in _FACTORS.get(product.target, ())}
+    if str(product.target) in _SPARSE:
+        return {n for n in product.all_input_nodes if n not in read and _fits(n, value)}
+    factors = {product.args[n] for n in _FACTORS.get(product.target, ())}  # type: ignore[call-overload]
     if not factors:
         return set()
     of_factor = {n for n in factors if isinstance(n, fx.Node) and _fits(n, value) and not read.isdisjoint(factors - {n} or {n})}
@@ -204,7 +208,11 @@ def _number(node: fx.Node) -> int:
 
 
 def _pieces(alike: list[fx.Node]) -> list[fx.Node]:
-    """Of the forward nodes of one number, the pieces of the operation that has it. They come first, in a row."""
+    """Of the forward nodes of one number, the pieces of the operation that has it. They come first, in a row.
+
+    Autograd copies what an operation overwrites before it, under the same number.
+    """
+    alike = list(dropwhile(lambda n: n.target in COPIES, alike)) or alike
     origin = _origin(first := alike[0])
     if str(first.target) == origin:  # it was not decomposed
         return [first, *(n for n in alike if n.args[:1] == (first,) and n.target is operator.getitem)]
