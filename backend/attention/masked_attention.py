@@ -10,7 +10,7 @@ inputs, when those are new (gossamer::attend_under), else when it is there (goss
 
 import operator
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,7 +23,7 @@ from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.names import place_of
-from gossamer.backend.graph.nodes import ancestors, hint, same, users
+from gossamer.backend.graph.nodes import ancestors, hint, same, same_shape, users
 from gossamer.backend.graph.patterns import Hole, match, where
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
@@ -65,11 +65,11 @@ class MaskedAttention:
         """A decision for each attention with a mask."""
         if context.options.schedule == "reference":
             return []
-        masks, decisions = _Masks(Constants(graph)), list[Decision]()
+        constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node, _Tables | None]()
         for node in list(graph.nodes):
             if node.target not in (cpu_attention, attend_masked) or not node.args[0].meta["val"].is_cpu:
                 continue
-            found = _Masked.of(node, masks)
+            found = _Masked.of(node, constants, tables)
             if found is None:
                 continue
             try:
@@ -83,33 +83,6 @@ class MaskedAttention:
         if any(decision.sparse for decision in decisions):
             graph.eliminate_dead_code()
         return decisions
-
-
-class _Masks:
-    """What is known of masks before the graph runs, once for each."""
-
-    def __init__(self, constants: Constants) -> None:
-        self._constants = constants
-        self._tables: dict[fx.Node, _Tables | None] = {}
-
-    def tables(self, mask: fx.Node, queries: Any, keys: Any) -> _Tables | None:
-        """Its tiles, if positions alone say what it hides."""
-        if mask not in self._tables:
-            known = _known(self.condition(mask) or mask, self._constants)
-            self._tables[mask] = None if known is None else _tables(known, queries, keys)
-        return self._tables[mask]
-
-    def condition(self, mask: fx.Node) -> fx.Node | None:
-        """The bools that a mask was made of as 0 and minus infinity."""
-        found = match(where(Hole("seen"), Hole("shown"), Hole("hidden")), mask)
-        if found is None or found["seen"].meta["val"].shape != mask.meta["val"].shape:
-            return None
-        shown, hidden = (self._value(found[name]) for name in ("shown", "hidden"))
-        known = shown is not None and hidden is not None
-        return found["seen"] if known and bool((shown == 0).all()) and bool(hidden.isneginf().all()) else None
-
-    def _value(self, node: Any) -> torch.Tensor | None:
-        return self._constants.of(node) if isinstance(node, fx.Node) else None
 
 
 @dataclass(frozen=True)
@@ -132,19 +105,21 @@ class _Masked:
     of_scores: bool
 
     @classmethod
-    def of(cls, node: fx.Node, masks: _Masks) -> Self | None:
-        """That of an operation; None if it has nothing that ours is for."""
-        mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else node.args[3]
+    def of(cls, node: fx.Node, constants: Constants, tables: dict[fx.Node, _Tables | None]) -> Self | None:
+        """That of an operation; None if it has nothing that ours is for. The `tables` are those of masks seen before."""
+        mask: Any = node.kwargs.get("attn_mask") if node.target is cpu_attention else node.args[3]
         if not isinstance(mask, fx.Node) and node.target is cpu_attention:
             return None
         q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
         scale: Any = node.kwargs.get("scale")
         how = node.args[4:] if node.target is attend_masked else (float(scale or q.shape[3] ** -0.5), None, None, 0.0, False)
-        tables = condition = None
-        if isinstance(mask, fx.Node) and not (node.target is cpu_attention and _unsupported(node, mask)):
-            tables, condition = masks.tables(mask, q.shape[2], k.shape[2]), masks.condition(mask)
+        readable = mask is not None and not (node.target is cpu_attention and _unsupported(node, mask))
+        condition = _condition(mask) if readable else None
+        if readable and mask not in tables:
+            known = _known(mask if condition is None else condition, constants)
+            tables[mask] = None if known is None else _tables(known, q.shape[2], k.shape[2])
         backward, of_scores = (_gradients_of(node, targets) for targets in (_BACKWARDS, (attend_masked_scores,)))
-        return cls(node, mask, condition, tables, how, backward, bool(of_scores))  # type: ignore[arg-type]
+        return cls(node, mask, condition, tables.get(mask), how, backward, bool(of_scores))
 
     @property
     def ours(self) -> bool:
@@ -319,6 +294,12 @@ def _tables(mask: torch.Tensor | Strips, queries: int, keys: int) -> _Tables:
     mask = mask if mask.dim() == 4 else mask[None, None]
     whole = mask.expand(*mask.shape[:2], queries, keys)
     return tile_table(whole), tile_table(whole, turned=True)
+
+
+def _condition(mask: fx.Node) -> fx.Node | None:
+    """The bools that a mask was made of as 0 and minus infinity."""
+    found = match(where(Hole("seen"), 0, -inf), mask)
+    return found["seen"] if found is not None and same_shape(found["seen"], mask) else None
 
 
 def _gradients_of(node: fx.Node, targets: tuple[Any, ...]) -> tuple[fx.Node, ...]:

@@ -171,8 +171,9 @@ def _check_sums(written: Written, context: GraphContext) -> None:
 
 def _scores_of(written: Written) -> list[Any]:
     """Batch, heads, queries and keys; batch and heads are one number where nothing takes them apart."""
-    q, v, stacked = (n.meta["val"].shape if n is not None else () for n in (written.q, written.v, written.stacked))
-    return [*(stacked[:2] if stacked else (1, q[0])), q[-2], v[-2]]
+    q, v = (n.meta["val"].shape for n in (written.q, written.v))
+    stack = (1, q[0]) if written.stacked is None else written.stacked.meta["val"].shape[:2]
+    return [*stack, q[-2], v[-2]]
 
 
 def _summed(term: Term, whole: list[Any]) -> list[int]:

@@ -1,9 +1,10 @@
 """Attention written out in a graph: its spellings, before and after Inductor's decompositions, as tables.
 
-    softmax(steps of bmm(q, k)), maybe dropout, bmm with v
+    softmax(q @ k.mT * 0.125 + mask) @ v    →    q, k, v, the scale 0.125, the term mask, and the gradients
 
-All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys]. A new spelling of the softmax or of a step is a
-line of `_SOFTMAXES` or `_STEPS`. Its gradients need none: autograd's sequence numbers find them (`graph/backward_part.py`).
+Scores are read from softmax down to the product, one line of `_STEPS` after the other; `_SOFTMAXES` are the ways to write the
+weights. A new spelling is a line there. Its gradients need none: autograd's numbers find them (`graph/backward_part.py`).
+All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys].
 """
 
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from gossamer.backend.graph.patterns import (
     masked_fill,
     match,
     native_dropout,
+    one_of,
     part,
     safe_softmax,
     softmax,
@@ -194,18 +196,15 @@ _STEPS = [
     Rule(score / number, lambda to, score, number: to.scaled(1 / number, score) if number else None),
     Rule(tanh(score), _Scores.capped),
     Rule(score * converted(seen), _Scores.kept),
-    Rule(score + number, _refuse("a number is added to its scores")),
-    Rule(score - number, _refuse("a number is added to its scores")),
+    Rule(one_of(score + number, score - number), _refuse("a number is added to its scores")),
     Rule(score + value, _Scores.added),
     Rule(score - value, lambda to, score, value: to.added(value, score, -1.0)),
     Rule(value - score, _refuse("its scores are subtracted")),
     Rule(where(seen, score, number), lambda to, seen, score, number: to.filled(seen, score, number, False)),
     Rule(where(hidden, number, score), lambda to, hidden, score, number: to.filled(hidden, score, number, True)),
     Rule(masked_fill(score, hidden, number), lambda to, hidden, score, number: to.filled(hidden, score, number, True)),
-    Rule(where(seen, score, value), _refuse("its scores are replaced by others")),
-    Rule(where(seen, value, score), _refuse("its scores are replaced by others")),
-    Rule(score * value, _refuse("its scores are multiplied with a tensor")),
-    Rule(score / value, _refuse("its scores are multiplied with a tensor")),
+    Rule(one_of(where(seen, score, value), where(seen, value, score)), _refuse("its scores are replaced by others")),
+    Rule(one_of(score * value, score / value), _refuse("its scores are multiplied with a tensor")),
 ]
 """What may be done to scores."""
 
@@ -236,8 +235,8 @@ def written_attention(product: fx.Node, joint: JointGraph) -> Written | None:
     (q, q_turned), (k, k_turned), (v, v_turned) = (operand(each) for each in factors)
     q, v = factors[0] if q_turned else q, factors[2] if v_turned else v
     shapes = [n for n in (q, k, v, *_on_the_way(found.scores, scored)) if n.meta["val"].dim() == 4]
-    if len({term.value for term in terms}) < len(terms):
-        raise Refused("the same is done twice to its scores")
+    if len({term.value for term in terms if term.hidden is None}) < sum(term.hidden is None for term in terms):
+        raise Refused("the same is added to its scores twice")
     inputs = list(dict.fromkeys([*factors, *(term.value for term in terms)]))
     backward = joint.part(between(inputs, product), inputs, product)
     return Written(
@@ -281,7 +280,7 @@ def _products_behind(scores: fx.Node, most: int = 24) -> list[fx.Node]:
         if node.target in _PRODUCTS:
             found.append(node)
         elif node.target in _ON_SCORES:
-            pending += [n for n in node.all_input_nodes if n.meta["val"].dim() > 2]
+            pending += [n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor) and n.meta["val"].dim() > 2]
     return found
 
 

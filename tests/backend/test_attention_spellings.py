@@ -33,10 +33,6 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return (q @ k.mT / 4).masked_fill(hidden(q), -INF)
 
 
-def powers(s: Tensor, top: Tensor) -> Tensor:
-    return (s - top).exp()
-
-
 def einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = torch.einsum("bhqd,bhkd->bhqk", q, k).mul(0.25).masked_fill(hidden(q), -INF).softmax(-1)
     return torch.einsum("bhqk,bhkd->bhqd", weights, v)
@@ -49,14 +45,20 @@ def einsum_by_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def powers_by_their_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    power = powers(scores(q, k), scores(q, k).amax(-1, keepdim=True))
+    s = scores(q, k)
+    power = (s - s.amax(-1, keepdim=True)).exp()
     return (power / power.sum(-1, keepdim=True)) @ v
 
 
 def powers_of_a_detached_largest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = scores(q, k)
-    power = powers(s, s.max(-1, keepdim=True).values.detach())
+    power = (s - s.max(-1, keepdim=True).values.detach()).exp()
     return (power / power.sum(-1, keepdim=True)) @ v
+
+
+def powers_by_logsumexp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = scores(q, k)
+    return (s - s.logsumexp(-1, keepdim=True)).exp() @ v
 
 
 def zeroed_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ SPELLINGS: dict[str, Callable[..., Tensor]] = {
     "powers by their sum": powers_by_their_sum,
     "powers of a detached largest": powers_of_a_detached_largest,
     "exp of log_softmax": lambda q, k, v: F.log_softmax(scores(q, k), -1).exp() @ v,
-    "powers by logsumexp": lambda q, k, v: powers(scores(q, k), scores(q, k).logsumexp(-1, keepdim=True)) @ v,
+    "powers by logsumexp": powers_by_logsumexp,
     "einsum": einsum,
     "einsum by tokens": einsum_by_tokens,
     "weights that are zeroed": zeroed_weights,
