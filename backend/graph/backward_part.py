@@ -7,7 +7,8 @@
 
 AOTAutograd numbers the operations that autograd records. Every node has the number of its operation in `meta["seq_nr"]`,
 forward and backward, and all nodes of a decomposed operation share it. Three facts (torch 2.13) decide what a number says:
-- A forward node that has no gradient carries the number of the last operation before it. The first node of a number owns it.
+- A forward node that has no gradient carries the number of the last operation before it. The first node of a number owns it,
+  copies aside.
 - An addition that sums the gradients of several uses carries a stale number, and `meta["is_gradient_acc"]`.
 - The backward nodes of a custom autograd function are not marked as backward. So its operations have no backward nodes.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, SPREADS, escapes, is_backward, is_tangent, same, same_shape
+from gossamer.backend.graph.nodes import COPIES, SPREADS, ancestors, escapes, is_backward, is_tangent, same, same_shape
 from gossamer.backend.graph.refused import Refused
 
 aten = torch.ops.aten
@@ -70,7 +71,8 @@ class JointGraph:
     def backward_of(self, node: fx.Node) -> list[fx.Node]:
         """The backward nodes of the operation that a forward node is, or is a piece of."""
         number = _number(node)
-        owns = not self._forward[number] or _alike(self._forward[number][0], node)
+        owner = next((n for n in self._forward[number] if n.target not in COPIES), node)  # some first save what they overwrite
+        owns = _alike(owner, node)
         return self._backward[number] if owns else []
 
     def part(self, forward: Collection[fx.Node], inputs: Sequence[fx.Node], output: fx.Node) -> BackwardPart:
@@ -175,6 +177,15 @@ def _alike(node: fx.Node, other: fx.Node) -> bool:
     """Whether two nodes of one number are pieces of one operation."""
     origins = [str(n.meta.get("original_aten", n.name)) for n in (node, other)]  # of which torch makes copies
     return node is other or origins[0] == origins[1]
+
+
+def between(inputs: Collection[fx.Node], output: fx.Node) -> list[fx.Node]:
+    """The nodes that are computed from some inputs on the way to an output, which is one of them."""
+    found: dict[fx.Node, None] = {}
+    for node in ancestors([output], inputs.__contains__):
+        if node not in inputs and any(n in inputs or n in found for n in node.all_input_nodes):
+            found[node] = None
+    return list(found)
 
 
 def _behind(node: fx.Node, forward: Collection[fx.Node]) -> Iterator[fx.Node]:

@@ -26,11 +26,13 @@ from gossamer.backend.edges.attention import attention_at
 from gossamer.backend.edges.attention import replace as replace_attention
 from gossamer.backend.edges.spelling import Operation, PerNode
 from gossamer.backend.edges.structure_values import remembered
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.nodes import hint, is_backward
+from gossamer.backend.graph.nodes import hint, in_training, is_backward
+from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
 from gossamer.backend.messages.message_edges import MessageEdges
 from gossamer.backend.messages.message_extremes import Extreme, extremes
@@ -75,13 +77,14 @@ class MessagePassing:
         part_sizes_from_values(graph, context.inputs)
         structure = Structure.of(graph, context.inputs)
         aggregations = _aggregations(graph, structure)
-        if not any(a.gather for a in aggregations) and not any(extremes(graph, aggregations, structure)):
+        if not any(a.gather for a in aggregations) and not any(extremes(graph, structure)):
             return []
-        rewriting = _Rewriting(structure, context.inputs, context.options)
+        joint = JointGraph(graph) if in_training(graph) else None
+        rewriting = _Rewriting(structure, joint, context.inputs, context.options)
         rewriting.count([*aggregations, *_products(graph, structure)])
         decisions = [d for node in [a.node for a in aggregations] for d in rewriting.take_attention(node)]
         graph.eliminate_dead_code()  # what attention was made of
-        for each in list(extremes(graph, _aggregations(graph, structure), structure)):
+        for each in list(extremes(graph, structure)):
             decisions += rewriting.take_extreme(each)
         graph.eliminate_dead_code()
         place = {node: number for number, node in enumerate(graph.nodes)}
@@ -107,8 +110,8 @@ def _products(graph: fx.Graph, structure: Structure) -> list[EdgeProducts]:
 class _Rewriting:
     """The replacements in one graph."""
 
-    def __init__(self, structure: Structure, inputs: Inputs, options: Options) -> None:
-        self._structure, self._inputs, self._options = structure, inputs, options
+    def __init__(self, structure: Structure, joint: JointGraph | None, inputs: Inputs, options: Options) -> None:
+        self._structure, self._joint, self._inputs, self._options = structure, joint, inputs, options
         self._replaced: dict[fx.Node, fx.Node] = {}
         self._uses: Counter[str] = Counter()
         self._sorted: set[fx.Node] = set()
@@ -137,46 +140,61 @@ class _Rewriting:
     def take_attention(self, node: fx.Node) -> list[Decision]:
         """Replaces the attention, with its gradients, whose result a node is, if that pays."""
         aggregation = aggregation_at(node, self._structure)
-        edges = aggregation and MessageEdges.of(aggregation, _aggregations(node.graph, self._structure), self._structure)
-        found = edges and attention_at(edges.forward, edges.aggregation.message.meta["val"].shape[1:], edges)
+        if aggregation is None:
+            return []
+        try:
+            edges = MessageEdges.of(aggregation, self._structure)
+            found = edges and attention_at(edges.forward, edges.aggregation.message.meta["val"].shape[1:], edges, self._joint)
+        except Refused as problem:
+            return [self._dense(aggregation, "graph attention", f"softmax and sums stay apart: {problem}", None)]
         if not edges or not found:
             return []
-        decision = self._judge(edges.aggregation, "graph attention", "edges", found.heads)
+        of = edges.aggregation
+        decision = self._judge(of, "graph attention", "edges", found.heads)
         if not decision.sparse:
             return []  # its parts are judged one by one
         expression = self._structure.cut(edges.source.node, edges.target.node, None)
         key = ops.edge_list(expression, self._options.verify)
-        before = [list(expression.leaves), list(expression.numbers), edges.aggregation.size]
+        before = [list(expression.leaves), list(expression.numbers), of.size]
         replace_attention(found, Operation(ops.attend, ops.attend_backward, before, [key]), Emitter(node, {}))
-        return [decision, *([replace(decision, op="graph attention backward")] if found.gradients else [])]
+        return [decision, *([replace(decision, op="graph attention backward")] if found.trains else [])]
 
     def take_extreme(self, found: Extreme) -> list[Decision]:
         """Replaces maxima or minima with their gradient, if that pays."""
-        of = found.aggregation
+        of, backward, kept = self._with_gradient(found.aggregation)
         decision = self._judge(of, f"{found.kind} aggregation", "edges")
         if not decision.sparse:
             return [decision]
         emit = Emitter(of.node, self._replaced)
-        x = PerNode(emit.now(of.gather.x if of.gather else of.message)).read([found.features], emit)
+        x = PerNode(emit.now(of.source)).read([found.features], emit)
         expression = self._structure.cut(of.gather.index if of.gather else None, of.target, None)
         leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
         y = emit(ops.extreme, x, *leaves, emit.now(of.size), found.kind, key)
-        gradient, of_x = found.gradient, found.of_x
-        if gradient is not None and of_x is not None:
-            emit_backward = Emitter(of_x, self._replaced)
-            rows = PerNode(emit_backward.now(gradient)).read([found.features], emit_backward)
-            new = emit_backward(ops.extreme_backward, rows, x, y, *leaves, found.kind, key)
-            self._put(of_x, PerNode(of_x).written(new, emit_backward))
         self._put(of.node, PerNode(of.node).written(y, emit))
-        return [decision, *([replace(decision, op=f"{decision.op} backward")] if of_x is not None else [])]
+        if backward is None:
+            return [replace(decision, reason=f"{decision.reason}; the gradient stays dense: {kept}") if kept else decision]
+        if not backward.gradients[of.source]:
+            return [decision]
+        (place,) = backward.gradients[of.source]
+        emit = Emitter(place, self._replaced)
+        rows = PerNode(emit.now(backward.upstream)).read([found.features], emit)
+        new = emit(ops.extreme_backward, rows, x, y, *leaves, found.kind, key)
+        self._put(place, PerNode(of.source).written(new, emit))
+        return [decision, replace(decision, op=f"{decision.op} backward")]
+
+    def _with_gradient(self, of: Aggregation) -> tuple[Aggregation, BackwardPart | None, str]:
+        """An aggregation, of gathered rows or of messages as they are, with its gradient, or why that is not known."""
+        reason = ""
+        for each in (of, replace(of, gather=None)) if self._joint is not None else ():
+            try:
+                return each, self._joint.part(between([each.source], of.node), [each.source], of.node), ""
+            except Refused as problem:
+                reason = str(problem)
+        return of, None, reason
 
     def _judge(self, found: Aggregation | EdgeProducts, op: str, schedule: str, scores: int = 0) -> Decision:
         """Whether it pays; an attention computes so many scores for each edge, too."""
-        index = found.target if isinstance(found, Aggregation) else found.left.index
-        assert index is not None
-        leaves = self._structure.cut(index).leaves
-        name = " ".join(self._inputs.name(leaf) for leaf in leaves) or index.name
-        edges = _edges(index, leaves)
+        leaves, edges = self._leaves(found), self._edges(found)
         moved = edges * (_features(found) + _SCORE * scores)
         value = found.node.meta["val"]
         call = device_of(value.device).edge_call
@@ -191,14 +209,30 @@ class _Rewriting:
         if problem is not None:
             if self._options.strict:
                 raise problem
-            warnings.warn(f"gossamer leaves message passing over {name} dense: {problem}", stacklevel=2)
+            warnings.warn(f"gossamer leaves message passing over {self._name(found)} dense: {problem}", stacklevel=2)
             reason = FAILED
         op = f"{op} backward" if is_backward(found.node) else op
-        shape, density = _shape(found, edges)
         if reason is not None:
-            return Decision(name, op, shape, density, None, None, False, reason, gain)
+            return self._dense(found, op, reason, gain)
         self._sorted.update(leaves)
-        return Decision(name, op, shape, density, "CSR", schedule, True, "message passing over an edge list", gain)
+        shape, density = _shape(found, edges)
+        return Decision(self._name(found), op, shape, density, "CSR", schedule, True, "message passing over an edge list", gain)
+
+    def _dense(self, found: Aggregation | EdgeProducts, op: str, reason: str, gain: float | None) -> Decision:
+        shape, density = _shape(found, self._edges(found))
+        return Decision(self._name(found), op, shape, density, None, None, False, reason, gain)
+
+    def _leaves(self, found: Aggregation | EdgeProducts) -> tuple[fx.Node, ...]:
+        """What the edge list is computed from."""
+        return self._structure.cut(_index(found)).leaves
+
+    def _name(self, found: Aggregation | EdgeProducts) -> str:
+        return " ".join(map(self._inputs.name, self._leaves(found))) or _index(found).name
+
+    def _edges(self, found: Aggregation | EdgeProducts) -> int:
+        """About how many edges there are."""
+        size = hint(_index(found).meta["val"].shape[0])
+        return size or max((hint(s) or 0 for leaf in self._leaves(found) for s in leaf.meta["val"].shape), default=0)
 
     def _too_slow(self, gain: float, sorted_before: float) -> str | None:
         """Why a gain is too small, with sorting and without; None if it is not."""
@@ -246,7 +280,7 @@ class _Rewriting:
         key = ops.edge_list(expression, self._options.verify, found.mean)
         y = emit(ops.aggregate, x, list(expression.leaves), list(expression.numbers), weight, emit.now(found.size)
                  if found.size is not None else emit.sizes(found.base, (0,))[0], key)  # type: ignore[arg-type]  # fmt: skip
-        y = PerNode(found.node).written(y, emit)
+        y = PerNode(found.node).written(_scaled(y, found.scale, emit), emit)
         return y if found.base is None else emit(aten.add.Tensor, emit.now(found.base), y)
 
     def _products(self, found: EdgeProducts, emit: Emitter) -> fx.Node:
@@ -258,11 +292,15 @@ class _Rewriting:
         edges = emit.sizes(found.left.index, (0,))[0]
         leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
         y = emit(ops.edge_products, left, right, *leaves, edges, key)
-        return PerNode(found.node).written(y, emit)
+        return PerNode(found.node).written(_scaled(y, found.scale, emit), emit)
 
     def _is_known(self, factors: Sequence[Factor]) -> bool:
         ones = all(size == 1 for f in factors for size in f.node.meta["val"].shape[1:])
         return ones and all(f.node in self._structure for f in factors)
+
+
+def _scaled(node: fx.Node, scale: float, emit: Emitter) -> fx.Node:
+    return node if scale == 1 else emit(aten.mul.Tensor, node, scale)
 
 
 def _product(factors: Sequence[Factor], emit: Emitter) -> fx.Node | None:
@@ -277,10 +315,10 @@ def _product(factors: Sequence[Factor], emit: Emitter) -> fx.Node | None:
     return product
 
 
-def _edges(index: fx.Node, leaves: Sequence[fx.Node]) -> int:
-    """About how many edges there are."""
-    size = hint(index.meta["val"].shape[0])
-    return size or max((hint(s) or 0 for leaf in leaves for s in leaf.meta["val"].shape), default=0)
+def _index(found: Aggregation | EdgeProducts) -> fx.Node:
+    index = found.target if isinstance(found, Aggregation) else found.left.index
+    assert index is not None
+    return index
 
 
 def _is_open(leaves: Sequence[fx.Node]) -> bool:

@@ -4,8 +4,8 @@
     edge products sum(mul(index_select(%a, 0, %target), index_select(%b, 0, %source)), -1)       at edges     SDDMM
 
 in every form that eager code, autograd and decompositions give them: `gather`, `index`, `embedding`; `index_add`, `index_put`,
-`scatter_reduce`; weights by multiplication or division, for all features or for each head. It is in forward and backward alike:
-the gradient of a gather is a scatter, that of a scatter a gather, and that of the weights an edge product.
+`scatter_reduce`, `index_reduce`; weights by multiplication or division, for all features or for each head; times a number. The
+table holds forward and backward: a gather's gradient is a scatter, a scatter's a gather, and that of weights an edge product.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,35 @@ from torch import fx
 from gossamer.backend.devices.device import has_kernels
 from gossamer.backend.edges.spelling import rows_of
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import as_long, equal_sizes, of_tensors, same, same_shape
+from gossamer.backend.graph.nodes import as_long, equal_sizes, of_tensors, same, same_dtype, same_shape
 from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
 
 SCATTERS = {
     aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default, aten.index_put.default,
-    aten._unsafe_index_put.default,
+    aten._unsafe_index_put.default, aten.index_reduce.default,
 }  # fmt: skip
 """Operations that sum by an index."""
+
+_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default}
+"""Operations that multiply rows, with numbers as well."""
+
+
+class EdgeIndex:
+    """An edge list, to be found again in other nodes; None, the edges themselves, is found in none."""
+
+    def __init__(self, node: fx.Node | None, structure: Structure) -> None:
+        self.node, self._structure = node, structure
+        self._known = None if node is None else self._identity(node)
+
+    def is_(self, node: fx.Node | None) -> bool:
+        """Whether this is computed in the same way."""
+        return node is not None and self._identity(node) == self._known
+
+    def _identity(self, node: fx.Node) -> tuple[Any, ...]:
+        expression = self._structure.cut(rows_of(node))
+        return expression.key, expression.leaves, expression.numbers
 
 
 @dataclass(frozen=True)
@@ -51,7 +70,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """For each target the sum of messages over its edges.
+    """For each target the sum of messages over its edges, times a number.
 
     node     the scatter
     target   the target of each edge
@@ -61,6 +80,7 @@ class Aggregation:
     base     what the sums are added to, None for zeros
     size     number of targets: an integer or a node
     mean     whether each sum is divided by the number of edges (and by 1 where there are none)
+    scale    the number
     """
 
     node: fx.Node
@@ -71,17 +91,35 @@ class Aggregation:
     base: fx.Node | None
     size: Any
     mean: bool
+    scale: float = 1.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the sum of `message` and nothing more."""
+        return self.base is None and not self.mean and self.node.kwargs.get("alpha", 1) == 1
+
+    @property
+    def source(self) -> fx.Node:
+        """What has the rows that are summed."""
+        return self.gather.x if self.gather else self.message
 
 
 @dataclass(frozen=True)
 class EdgeProducts:
-    """For each edge, and each head, the dot product of two gathered rows; `node` is the sum, `kept` its leading dimensions."""
+    """For each edge, and each head, the dot product of two gathered rows, times a number.
+
+    node     the sum
+    product  what is summed
+    kept     the leading dimensions of the sum
+    scale    the number
+    """
 
     node: fx.Node
     left: Gather
     right: Gather
     product: fx.Node
     kept: int
+    scale: float
 
 
 def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
@@ -121,11 +159,20 @@ def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
         case aten.index_add.default if _first(node, node.args[1]):
             base, index, message = node.args[0], node.args[2], node.args[3]
             alpha = node.kwargs.get("alpha", 1)  # type: ignore[assignment]
+        case aten.index_reduce.default if _first(node, node.args[1]) and node.args[4] == "mean":
+            base, index, message, mean = node.args[0], node.args[2], node.args[3], True
+            if node.kwargs.get("include_self", True):
+                return None
         case aten.index_put.default | aten._unsafe_index_put.default if node.args[3:] == (True,) and len(node.args[1]) == 1:  # type: ignore[arg-type]
             base, index, message = node.args[0], node.args[1][0], node.args[2]  # type: ignore[index]
         case _:
             return None
-    if not isinstance(index, fx.Node) or index not in structure or not _is_edge_list(index) or alpha != 1:
+    if (
+        not isinstance(index, fx.Node)
+        or index not in structure
+        or not _is_edge_list(index)
+        or not isinstance(alpha, int | float)
+    ):
         return None
     value = node.meta["val"]
     if message in structure or not value.is_floating_point() or not has_kernels(value.device) or not _together(index, node):
@@ -133,9 +180,9 @@ def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
     if not _same_trail(message, node) or not as_long(message, index):
         return None
     size = zeros_of(base)
-    root, gather, factors = _message(message, structure)  # type: ignore[arg-type]
+    root, gather, factors, scale = _message(message, structure)  # type: ignore[arg-type]
     base = base if size is None else None
-    return Aggregation(node, index, gather, factors, root, base, size, mean)  # type: ignore[arg-type]
+    return Aggregation(node, index, gather, factors, root, base, size, mean, scale * alpha)  # type: ignore[arg-type]
 
 
 def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None:
@@ -151,36 +198,45 @@ def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None
         return None
     if node.meta["val"].dtype != value.dtype or not value.is_floating_point():
         return None
-    if any(not same_shape(factor, product) or factor.meta["val"].dtype != value.dtype for factor in product.args):  # type: ignore[union-attr]
+    scale, factors = _factors(product)
+    alike = [f.node for f in factors if not f.inverse and same_shape(f.node, product) and same_dtype(f.node, product)]
+    if not len(alike) == len(factors) == 2:
         return None
-    left, right = (gather_at(factor, structure) for factor in product.args)  # type: ignore[arg-type]
-    return EdgeProducts(node, left, right, product, kept) if left and right else None
+    left, right = (gather_at(factor, structure) for factor in alike)
+    return EdgeProducts(node, left, right, product, kept, scale) if left and right else None
 
 
-def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | None, tuple[Factor, ...]]:
-    """A message as a product of gathered rows and weights, with the node whose shape they have."""
-    root = rows_of(message) if rows_of(message).target in (aten.mul.Tensor, aten.div.Tensor) else message
-    factors = _factors(root, False)
+def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | None, tuple[Factor, ...], float]:
+    """A message as a product of gathered rows, weights and a number, with the node whose shape they have."""
+    root = rows_of(message) if rows_of(message).target in _PRODUCTS else message
+    scale, factors = _factors(root)
     for at, factor in enumerate(factors):
         gather = gather_at(factor.node, structure) if not factor.inverse and same_shape(factor.node, root) else None
-        if gather is None or gather.x.meta["val"].dtype != root.meta["val"].dtype:
+        if gather is None or not same_dtype(gather.x, root):
             continue
-        rest = [Factor(_unexpanded(f.node), f.inverse) for f in factors[:at] + factors[at + 1 :]]
-        if all(_weighs(f.node, root) for f in rest):
-            return root, gather, tuple(rest)
-    return message, None, ()
+        rest = [Factor(unexpanded(f.node), f.inverse) for f in factors[:at] + factors[at + 1 :]]
+        if all(weighs(f.node, root) for f in rest):
+            return root, gather, tuple(rest), scale
+    return message, None, (), 1.0
 
 
-def _factors(node: fx.Node, inverse: bool) -> list[Factor]:
+def _factors(node: fx.Node, inverse: bool = False) -> tuple[float, list[Factor]]:
+    """What a node multiplies, and the number that it multiplies besides."""
     node = same(node)
-    if node.target in (aten.mul.Tensor, aten.div.Tensor) and of_tensors(node):
-        left, right = node.args
-        over = inverse ^ (node.target is aten.div.Tensor)
-        return _factors(left, inverse) + _factors(right, over)  # type: ignore[arg-type]
-    return [Factor(node, inverse)]
+    if node.target not in _PRODUCTS:
+        return 1.0, [Factor(node, inverse)]
+    left, right = (*node.args, -1.0)[:2]
+    over = inverse ^ (node.target in (aten.div.Tensor, aten.div.Scalar))
+    if isinstance(right, int | float) and right:
+        number, factors = _factors(left, inverse)  # type: ignore[arg-type]
+        return number / right if over else number * right, factors
+    if not of_tensors(node):
+        return 1.0, [Factor(node, inverse)]
+    (one, some), (other, more) = _factors(left, inverse), _factors(right, over)  # type: ignore[arg-type]
+    return one * other, some + more
 
 
-def _weighs(factor: fx.Node, root: fx.Node) -> bool:
+def weighs(factor: fx.Node, root: fx.Node) -> bool:
     """Whether it is one number an edge, or an edge and head: sizes of the messages first, then 1."""
     value, of = factor.meta["val"], root.meta["val"]
     if value.dim() != of.dim() or value.dtype != of.dtype or not as_long(factor, root):
@@ -208,7 +264,7 @@ def repeated(index: Any) -> fx.Node | None:
     return source if source is not None and _is_edge_list(source) and as_long(source, index) else None
 
 
-def _unexpanded(node: fx.Node) -> fx.Node:
+def unexpanded(node: fx.Node) -> fx.Node:
     source: Any = node.args[0] if node.target is aten.expand.default else node
     return source if source.meta["val"].dim() == node.meta["val"].dim() and as_long(source, node) else node
 

@@ -1,0 +1,290 @@
+"""Patterns: expressions with holes, written as the line of model code that they match.
+
+    score, number = Hole("score"), Number("number")
+    match(tanh(score / number), %t)   →   {"score": %s, "number": 50.0}   for   %d = div(%s, 50), %t = tanh(%d)
+
+A table is a list of rules, each a pattern and what it means; the first one that matches counts:
+
+    STEPS = [Rule(score * number, lambda to, score, number: to.scaled(number)), Rule(tanh(score), ...)]
+
+Operands are looked for behind copies (`nodes.same`), those of sums and products in any order. A hole that occurs twice stands
+for one value. Numbers may be written into the graph as tensors that are full of them.
+"""
+
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.nodes import COPIES, same
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+CONVERTS = {prims.convert_element_type.default, aten._to_copy.default}
+"""The same values in another type."""
+
+Found = dict[str, Any]
+"""What stands for the holes, by their names."""
+
+
+class Pattern:
+    """An expression. Operators and the functions below build one of others and of numbers."""
+
+    def __add__(self, other: Any) -> "Pattern":
+        return Call((aten.add.Tensor, aten.add.Scalar), (self, other), in_any_order=True)
+
+    def __sub__(self, other: Any) -> "Pattern":
+        return Call((aten.sub.Tensor, aten.sub.Scalar), (self, other))
+
+    def __rsub__(self, other: Any) -> "Pattern":
+        return Either(Call((aten.sub.Tensor,), (other, self)), Call((aten.rsub.Scalar,), (self, other)))
+
+    def __mul__(self, other: Any) -> "Pattern":
+        return Call((aten.mul.Tensor, aten.mul.Scalar), (self, other), in_any_order=True)
+
+    def __truediv__(self, other: Any) -> "Pattern":
+        return Call((aten.div.Tensor, aten.div.Scalar), (self, other))
+
+    def __neg__(self) -> "Pattern":
+        return Call((aten.neg.default,), (self,))
+
+    def __invert__(self) -> "Pattern":
+        return Call((aten.logical_not.default, aten.bitwise_not.default), (self,))
+
+
+@dataclass(frozen=True, eq=False)
+class Hole(Pattern):
+    """Any value, or one that `fits`."""
+
+    name: str
+    fits: Callable[[Any], bool] = lambda value: True
+
+
+@dataclass(frozen=True, eq=False)
+class Number(Pattern):
+    """A number that the graph has as such, or a tensor that is full of it."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Named(Pattern):
+    """A value that is an expression, and may occur again under its name."""
+
+    name: str
+    inner: Pattern
+
+
+@dataclass(frozen=True, eq=False)
+class Either(Pattern):
+    """One expression or another."""
+
+    first: Pattern
+    second: Pattern
+
+
+@dataclass(frozen=True, eq=False)
+class Behind(Pattern):
+    """A value from which a `step` leads to an expression; the step gives None where it leads nowhere."""
+
+    step: Callable[[Any], Any]
+    inner: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Last(Pattern):
+    """The last dimension of the operand before, by itself or as a list."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Pattern):
+    """One of some operations on operands; with `and_more`, arguments may follow that do not matter."""
+
+    targets: Collection[Any]
+    operands: tuple[Any, ...]
+    in_any_order: bool = False
+    and_more: bool = False
+
+
+LAST = Last()
+
+
+def one_of(first: Pattern, *others: Pattern) -> Pattern:
+    """The first of some expressions that matches."""
+    return Either(first, one_of(*others)) if others else first
+
+
+def tanh(x: Any) -> Pattern:
+    return Call((aten.tanh.default,), (x,))
+
+
+def exp(x: Any) -> Pattern:
+    return Call((aten.exp.default,), (x,))
+
+
+def log(x: Any) -> Pattern:
+    return Call((aten.log.default,), (x,))
+
+
+def where(condition: Any, x: Any, y: Any) -> Pattern:
+    return Call((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar), (condition, x, y))
+
+
+def masked_fill(x: Any, hidden: Any, number: Any) -> Pattern:
+    return Call((aten.masked_fill.Scalar, aten.masked_fill.Tensor), (x, hidden, number))
+
+
+def equals(x: Any, number: Any) -> Pattern:
+    return Call((aten.eq.Scalar,), (x, number))
+
+
+def greater(x: Any, number: Any) -> Pattern:
+    return Call((aten.gt.Scalar,), (x, number))
+
+
+def any_of(x: Any, dim: Any) -> Pattern:
+    return Call((aten.any.dim,), (x, dim), and_more=True)
+
+
+def largest(x: Any, dim: Any) -> Pattern:
+    """x.amax(dim, keepdim=True), or x.max(dim, keepdim=True).values."""
+    return Either(Call((aten.amax.default,), (x, dim, True)), part(Call((aten.max.dim,), (x, dim, True)), 0))
+
+
+def total(x: Any, dim: Any) -> Pattern:
+    """x.sum(dim, keepdim=True)."""
+    return Call((aten.sum.dim_IntList,), (x, dim, True))
+
+
+def softmax(x: Any, dim: Any) -> Pattern:
+    return Call((aten._softmax.default,), (x, dim), and_more=True)
+
+
+def safe_softmax(x: Any, dim: Any) -> Pattern:
+    return Call((aten._safe_softmax.default,), (x, dim), and_more=True)
+
+
+def log_softmax(x: Any, dim: Any) -> Pattern:
+    return Call((aten._log_softmax.default,), (x, dim), and_more=True)
+
+
+def log_sum_exp(x: Any, dim: Any) -> Pattern:
+    return Call((aten.logsumexp.default,), (x, dim, True))
+
+
+def bmm(x: Any, y: Any) -> Pattern:
+    return Call((aten.bmm.default,), (x, y))
+
+
+def baddbmm(added: Any, x: Any, y: Any) -> Pattern:
+    """With any `alpha` and `beta`."""
+    return Call((aten.baddbmm.default,), (added, x, y), and_more=True)
+
+
+def native_dropout(x: Any, share: Any) -> Pattern:
+    return Call((aten.native_dropout.default,), (x, share), and_more=True)
+
+
+def converted(x: Any) -> Pattern:
+    return Call(CONVERTS, (x,), and_more=True)
+
+
+def part(x: Any, number: int) -> Pattern:
+    """One of several results."""
+    return Call((operator.getitem,), (x, number))
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """What an expression means: a function of what it is asked about, and of what stands for the holes, by name."""
+
+    pattern: Pattern
+    means: Callable[..., Any]
+
+
+def apply(rules: Sequence[Rule], value: Any, *context: Any, **known: Any) -> Any:
+    """The meaning by the first rule that matches; None if none does. Holes of the names that are `known` stand for these."""
+    for rule in rules:
+        found = match(rule.pattern, value, **known)
+        if found is not None:
+            return rule.means(*context, **found)
+    return None
+
+
+def match(pattern: Pattern, value: Any, **known: Any) -> Found | None:
+    """What stands for the holes of an expression that a value is; None if it is another."""
+    return next(_matches(pattern, value, known, None), None)
+
+
+def _matches(pattern: Any, value: Any, found: Found, call: fx.Node | None) -> Iterator[Found]:
+    if isinstance(pattern, Either):
+        yield from _matches(pattern.first, value, found, call)
+        yield from _matches(pattern.second, value, found, call)
+    elif isinstance(pattern, Named) and pattern.name not in found:
+        for inner in _matches(pattern.inner, value, found, call):
+            yield {**inner, pattern.name: value}
+    elif isinstance(pattern, Hole | Named):
+        if pattern.name in found:
+            if _alike(found[pattern.name], value):
+                yield found
+        elif isinstance(pattern, Hole) and pattern.fits(value):
+            yield {**found, pattern.name: value}
+    elif isinstance(pattern, Number):
+        number = number_of(value)
+        if number is not None and found.get(pattern.name, number) == number:
+            yield {**found, pattern.name: number}
+    elif isinstance(pattern, Behind):
+        if isinstance(value, fx.Node) and (behind := pattern.step(value)) is not None:
+            yield from _matches(pattern.inner, behind, found, None)
+    elif isinstance(pattern, Last):
+        if call is not None and _is_last(value, call):
+            yield found
+    elif isinstance(pattern, Call):
+        if isinstance(value, fx.Node) and (node := same(value)).target in pattern.targets:
+            yield from _operands(pattern, node, found)
+    elif number_of(value) == pattern:
+        yield found
+
+
+def _operands(pattern: Call, node: fx.Node, found: Found) -> Iterator[Found]:
+    count = len(pattern.operands)
+    if len(node.args) < count or (not pattern.and_more and (len(node.args) > count or node.kwargs.get("alpha", 1) != 1)):
+        return
+    given = node.args[:count]
+    for order in permutations(given) if pattern.in_any_order else (given,):
+        pending = [found]
+        for inner, value in zip(pattern.operands, order, strict=True):
+            pending = [more for before in pending for more in _matches(inner, value, before, node)]
+        yield from pending
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, fx.Node) and isinstance(other, fx.Node):
+        return same(one) is same(other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _is_last(dim: Any, call: fx.Node) -> bool:
+    source: Any = call.args[0]
+    dims = dim if isinstance(dim, list | tuple) else [dim]
+    return len(dims) == 1 and dims[0] in (-1, source.meta["val"].dim() - 1)
+
+
+def number_of(value: Any) -> float | None:
+    """A number, or that of a tensor that is full of it."""
+    if not isinstance(value, fx.Node):
+        return float(value) if isinstance(value, int | float) else None
+    if value.target is aten.sqrt.default:
+        square = number_of(value.args[0])
+        return None if square is None or square < 0 else sqrt(square)
+    if value.target in (aten.scalar_tensor.default, aten.full.default):
+        return number_of(value.args[0 if value.target is aten.scalar_tensor.default else 1])
+    if value.target in CONVERTS | COPIES:
+        return number_of(value.args[0])
+    held = getattr(value.graph.owning_module, str(value.target), None) if value.op == "get_attr" else None
+    return float(held.item()) if isinstance(held, torch.Tensor) and held.numel() == 1 else None
