@@ -101,14 +101,15 @@ def _whole(
     terms = {"values": [Term(1.0, (forward.values,))], **scores.terms}
     inputs = list(dict.fromkeys(each.tensor for parts in terms.values() for term in parts for each in term.factors))
     result = forward.result.tensor
-    if joint is None:
-        inside = {scores.raw, *between([scores.raw], result), *([] if dropout is None else [dropout.drawn])}
-        if any(escapes(node, {result}) for node in inside - {result, *inputs}):
+    fixed = [] if joint is None or softmax.shift is None or joint.backward_of(softmax.shift) else [softmax.shift]
+    inside = between([*inputs, *fixed], result)
+    if joint is not None and any(map(joint.backward_of, inside)):
+        backward = joint.part(inside, inputs, result)
+    else:
+        of_scores = {scores.raw, *between([scores.raw], result), *([] if dropout is None else [dropout.drawn])}
+        if any(escapes(node, {result}) for node in of_scores - {result, *inputs}):
             raise Refused("its weights are used elsewhere")
         backward = _INFERENCE
-    else:
-        fixed = [] if softmax.shift is None or joint.backward_of(softmax.shift) else [softmax.shift]
-        backward = joint.part(between([*inputs, *fixed], result), inputs, result)
     return Attention(forward.result, heads, features, scores, terms, dropout.share if dropout else 0.0, backward)
 
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from gossamer.backend.edges.leaky_relu import before_leaky_relu
 from gossamer.backend.edges.spelling import Edges, PerNode
-from gossamer.backend.graph.nodes import equal, of_tensors, same, same_dtype, same_shape
+from gossamer.backend.graph.nodes import alike, equal, of_tensors, same, same_dtype, same_shape
 
 aten = torch.ops.aten
 
@@ -98,7 +98,7 @@ def _add(scale: float, factors: tuple[fx.Node, ...], scores: Scores, heads: int,
 def _spread(node: fx.Node, scale: float, edges: Edges) -> list[Spread]:
     """The sum that a node holds; products with sums are spread out where there are queries and keys in them."""
     node = same(node)
-    if node.target in (aten.add.Tensor, aten.sub.Tensor) and _alike(node):
+    if node.target in (aten.add.Tensor, aten.sub.Tensor) and alike(node):
         left, right = node.args
         sign = -1.0 if node.target is aten.sub.Tensor else 1.0
         alpha: Any = node.kwargs.get("alpha", 1)
@@ -107,17 +107,12 @@ def _spread(node: fx.Node, scale: float, edges: Edges) -> list[Spread]:
     if factor is None:
         kept = inner is node or not same_dtype(inner, node)
         return [(scale, (node,))] if kept else _spread(inner, scale * number, edges)
-    if not _alike(node):
+    if not alike(node):
         return [(scale, (node,))]
     pairs = [(a, b) for a in _spread(inner, scale, edges) for b in _spread(factor, 1.0, edges)]
     spread = [(one * other, (*some, *more)) for (one, some), (other, more) in pairs]
     known = any(edges.product(each) is not None for _, factors in spread for each in factors)
     return spread if known and len(spread) <= _MOST_TERMS else [(scale, (node,))]
-
-
-def _alike(node: fx.Node) -> bool:
-    """Whether a node and the two that it is computed from are tensors of one shape and type."""
-    return of_tensors(node) and all(same_shape(a, node) and same_dtype(a, node) for a in node.args)
 
 
 def _step(node: fx.Node) -> tuple[fx.Node, float, fx.Node | None]:

@@ -1,16 +1,15 @@
 """The edges of attention that is written with gather and scatter, in the words of `edges/spelling.py`.
 
-    %p = exp(sub(%z, index_select(scatter_reduce(…, %target, %z, "amax"), 0, %target)))
-    %w = div(%p, index_select(scatter_add(zeros, 0, %target, %p) + 1e-16, 0, %target))         softmax of %z
-    %y = scatter_add(zeros, 0, %target, mul(%w, index_select(%x, 0, %source)))                 sum of %w times %x
+    (q[target] * k[source]).sum(-1)                                          product of queries and keys
+    (leaky_relu(q[target] + k[source]) * direction).sum(-1)                  the same with a direction
+    zeros.index_add(0, target, x[source] * w)                                sum of w times x
 
-What is subtracted before the exponential may be any number a target.
+`message_softmax.py` says how w may be spelled.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
-from typing import Any
 
 import torch
 from torch import fx
@@ -19,15 +18,8 @@ from gossamer.backend.edges.leaky_relu import before_leaky_relu
 from gossamer.backend.edges.spelling import PerNode, Product, Softmax, Sum, rows_of
 from gossamer.backend.graph.dropout import dropout_at
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import (
-    as_long,
-    equal_sizes,
-    is_backward,
-    of_tensors,
-    same,
-    same_dtype,
-    same_shape,
-)  # fmt: skip
+from gossamer.backend.graph.nodes import alike, as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape
+from gossamer.backend.graph.patterns import LAST, Behind, Call, Hole, Named, Pattern, match, one_of
 from gossamer.backend.messages.message_patterns import Aggregation, EdgeIndex, Gather, gather_at, unexpanded, weighs
 from gossamer.backend.messages.message_softmax import Softmaxes
 
@@ -44,6 +36,9 @@ class MessageEdges:
         self.source = EdgeIndex(self._values.index, structure)
         self.target = EdgeIndex(aggregation.target, structure)
         self._softmaxes = Softmaxes(self.target, structure)
+        q, k = self._at("target", Hole("queries")), self._at("source", Hole("keys"))
+        active = Named("active", Behind(lambda node: before_leaky_relu(node)[0], Named("pair", q + k)))
+        self._products = _sum_of_last(Named("whole", one_of(Named("pair", q * k), active * Hole("direction", _is_tensor))))
         whole = rows_of(weight)
         dropout = dropout_at(whole)
         self._divided = self._softmaxes.of_quotient(aggregation.node, whole if dropout is None else dropout.of)
@@ -84,47 +79,46 @@ class MessageEdges:
 
     def product(self, node: fx.Node) -> Product | None:
         """The product of queries and keys that a sum over the last dimension is."""
-        node = rows_of(node)
-        if node.target is not aten.sum.dim_IntList:
+        found = match(self._products, rows_of(node))
+        if found is None:
             return None
-        summed, dims, *_ = node.args
-        product = same(summed)
-        shape: Any = product.meta["val"].shape
-        if not shape or dims not in ([-1], [len(shape) - 1]) or not isinstance(shape[-1], int) or not same_dtype(node, product):
+        whole, pair, direction = found["whole"], found["pair"], found.get("direction")
+        size = whole.meta["val"].shape[-1]
+        fits = isinstance(size, int) and same_shape(pair, whole) and all(same_dtype(each, whole) for each in (node, pair))
+        if not fits or not alike(pair) or (direction is not None and not self._is_for_all(direction, whole)):
             return None
-        for left, right in _factors(product):
-            pair = self._pair((left, right), product)
-            if pair is not None:
-                return Product(*pair, shape[-1])
-            joined, slope = before_leaky_relu(left)
-            if joined.target is not aten.add.Tensor or not of_tensors(joined) or joined.kwargs or right in self._structure:
-                continue
-            pair = self._pair([same(a) for a in joined.args], product)
-            fits = same_shape(joined, product) and same_dtype(joined, product)
-            if pair is not None and fits and _is_for_all(right, product):
-                return Product(*pair, shape[-1], slope, right)
-        return None
+        slope = before_leaky_relu(found["active"])[1] if direction is not None else 1.0
+        return Product(PerNode(found["queries"]), PerNode(found["keys"]), size, slope, direction)
 
-    def _pair(self, nodes: Sequence[fx.Node], like: fx.Node) -> tuple[PerNode, PerNode] | None:
-        """Queries and keys, if nodes are gathered from both sides."""
-        found = [self.gathered(node) for node in nodes if same_shape(node, like) and same_dtype(node, like)]
-        by = dict(each for each in found if each is not None)
-        return (by["target"], by["source"]) if len(by) == len(nodes) == 2 else None
+    def _at(self, side: str, of: Hole) -> Pattern:
+        """of[target], or of[source]"""
+
+        def step(node: fx.Node) -> fx.Node | None:
+            found = self.gathered(node)
+            return found[1].tensor if found is not None and found[0] == side else None
+
+        return Behind(step, of)
+
+    def _is_for_all(self, direction: fx.Node, whole: fx.Node) -> bool:
+        """Whether a direction is the same for all edges."""
+        own, shape = direction.meta["val"].shape, whole.meta["val"].shape
+        fits = equal_sizes(own, shape[1:]) or equal_sizes(own, (1, *shape[1:]))
+        return fits and same_dtype(direction, whole) and direction not in self._structure
 
     def softmax(self, node: fx.Node) -> Softmax | None:
         """What weights are the softmax of by targets."""
         return self._divided[0] if self._divided is not None else self._softmaxes.at(node)
 
 
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, fx.Node)
+
+
+def _sum_of_last(x: Pattern) -> Pattern:
+    return Call((aten.sum.dim_IntList,), (x, LAST), and_more=True)
+
+
 def _factors(product: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     """The two that a node multiplies, in both orders."""
     if product.target is aten.mul.Tensor and of_tensors(product):
         yield from permutations([same(a) for a in product.args], 2)
-
-
-def _is_for_all(direction: fx.Node, product: fx.Node) -> bool:
-    """Whether a direction is the same for all edges."""
-    own, whole = direction.meta["val"].shape, product.meta["val"].shape
-    if not same_dtype(direction, product):
-        return False
-    return equal_sizes(own, whole[1:]) or equal_sizes(own, (1, *whole[1:]))
