@@ -130,9 +130,10 @@ def replace(found: Attention, operation: Operation, emit: Emitter) -> None:
 
 
 def _replace_gradients(found: Attention, operation: Operation, arguments: list[Any], saved: list[fx.Node]) -> None:
-    places = found.backward.gradients
+    places, gradient = found.backward.gradients, found.backward.upstream
+    assert gradient is not None
     emit = Emitter(min(place for each in places.values() for place in each), {})
-    upstream = PerNode(found.backward.upstream, found.result.across).read([found.heads, found.features], emit)
+    upstream = PerNode(gradient, found.result.across).read([found.heads, found.features], emit)
     wanted = [name for name in NAMES if any(places[each.tensor] for term in found.terms.get(name, ()) for each in term.factors)]
     needs = [name in wanted for name in NAMES]
     parts = emit(operation.backward, upstream, *saved, *arguments, needs, *operation.after)

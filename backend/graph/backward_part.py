@@ -6,16 +6,18 @@
     forward {%s, %p} from %x to %p   →   upstream %u, nodes {%g, %h}, gradients {%x: [%h]}
 
 AOTAutograd numbers the operations that autograd records. Every node has the number of its operation in `meta["seq_nr"]`,
-forward and backward, and all nodes of a decomposed operation share it. Three facts (torch 2.13) decide what a number says:
-- A forward node that has no gradient carries the number of the last operation before it. The first node of a number owns it,
-  copies aside.
+forward and backward, and all nodes of a decomposed operation share it. Four facts (torch 2.13) decide what a number says:
+- A forward node that has no gradient carries the number of the last operation before it. The first node of a number owns it.
 - An addition that sums the gradients of several uses carries a stale number, and `meta["is_gradient_acc"]`.
 - The backward nodes of a custom autograd function are not marked as backward. So its operations have no backward nodes.
+- What is written into a view in place has a gradient whose numbers no forward node has: they follow those of what wrote.
 """
 
+import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 
 import torch
 from torch import fx
@@ -25,8 +27,15 @@ from gossamer.backend.graph.refused import Refused
 
 aten = torch.ops.aten
 
-_PASSING = SPREADS | {aten.add.Tensor, aten.sub.Tensor}
+_PASSING = SPREADS | {aten.add.Tensor, aten.sub.Tensor, aten.addmm.default, aten.baddbmm.default}
 """Operations that may hand on a gradient as it is, so that they need no backward node."""
+_FACTORS = {
+    aten.mul.Tensor: (0, 1), aten.mm.default: (0, 1), aten.bmm.default: (0, 1),
+    aten.addmm.default: (1, 2), aten.baddbmm.default: (1, 2),
+}  # fmt: skip
+"""By product, where its factors are among the arguments."""
+_SPARSE = {"gossamer.einsum.default", "gossamer.sample.default"}
+"""Products of all tensors that they are given. The gradient of each is computed from the others alone."""
 
 
 @dataclass(frozen=True)
@@ -48,32 +57,29 @@ class JointGraph:
     """The numbers of a graph. It stays valid while patterns are replaced, until dead nodes are erased."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._backward = defaultdict[int, list[fx.Node]](list)
-        self._forward = defaultdict[int, list[fx.Node]](list)
+        self._backward, forward = (defaultdict[int, list[fx.Node]](list) for _ in range(2))
         self._sums: list[fx.Node] = []
         self._gradients: set[fx.Node] = set()
         for node in graph.nodes:
             if is_tangent(node) or not self._gradients.isdisjoint(node.all_input_nodes):
                 self._gradients.add(node)
-            number = _number(node)
             if node.meta.get("is_gradient_acc"):
                 if node.target is aten.add.Tensor and len(node.all_input_nodes) == 2:  # and is none of a hook
                     self._sums.append(node)
             elif is_backward(node):
-                self._backward[number].append(node)
+                self._backward[_number(node)].append(node)
             elif node not in self._gradients:
-                self._forward[number].append(node)
+                forward[_number(node)].append(node)
+        self._operations = {number: _pieces(forward[number]) for number in self._backward if forward[number]}
 
     def operation(self, node: fx.Node) -> list[fx.Node]:
         """All forward nodes of the operation that a node is, or is a piece of."""
-        return [n for n in self._forward[_number(node)] if _alike(n, node)] or [node]
+        pieces = self._operations.get(_number(node), ())
+        return list(pieces) if node in pieces else [node]
 
     def backward_of(self, node: fx.Node) -> list[fx.Node]:
         """The backward nodes of the operation that a forward node is, or is a piece of."""
-        number = _number(node)
-        owner = next((n for n in self._forward[number] if n.target not in COPIES), node)  # some first save what they overwrite
-        owns = _alike(owner, node)
-        return self._backward[number] if owns else []
+        return self._backward[_number(node)] if node in self._operations.get(_number(node), ()) else []
 
     def part(self, forward: Collection[fx.Node], inputs: Sequence[fx.Node], output: fx.Node) -> BackwardPart:
         """What belongs to the nodes from some inputs to one output.
@@ -82,15 +88,15 @@ class JointGraph:
         not those that autograd makes of these nodes alone, or if anything else reads a value in between.
         """
         forward = {piece for node in forward for piece in self.operation(node)}
-        nodes = self._members(forward)
+        nodes, numbers = self._members(forward)
         entering = {same(n) for node in nodes for n in node.all_input_nodes if n not in nodes and self._is_gradient(n)}
         if len(entering) > 1:
             raise Refused("its gradient is computed in part by something else")
-        self._check_chain(forward, output)
+        self._check_chain(forward, output, set(numbers.values()))
         gradients: dict[fx.Node, list[fx.Node]] = {each: [] for each in inputs}
         leaving = [node for node in nodes if self._is_gradient(node) and any(user not in nodes for user in node.users)]
         for value in leaving:
-            receivers = self._receivers(value, forward, gradients)
+            receivers = self._receivers(value, forward, gradients, numbers)
             if not receivers:
                 raise Refused("its gradient is used elsewhere")
             for each in receivers:
@@ -104,20 +110,33 @@ class JointGraph:
     def _is_gradient(self, node: fx.Node) -> bool:
         return node in self._gradients or is_backward(node)
 
-    def _members(self, forward: Collection[fx.Node]) -> set[fx.Node]:
-        """The backward nodes of some operations, and the sums of their gradients alone."""
+    def _members(self, forward: Collection[fx.Node]) -> tuple[set[fx.Node], dict[int, int]]:
+        """The backward nodes of some operations, and the sums of their gradients alone; and by number of a backward node, where
+        that differs, the number of the forward nodes that it differentiates."""
         found = {each for node in forward for each in self.backward_of(node)}
+        known, numbers = sorted({_number(node) for node in forward}), dict[int, int]()
+        for number in sorted(self._backward.keys() - self._operations.keys(), reverse=True):  # as they are computed
+            nodes = self._backward[number]
+            if known[0] < number < known[-1] and all(n in found or n in nodes for n in self._read_by(nodes)):
+                found.update(nodes)
+                numbers[number] = max(n for n in known if n < number)
         for total in self._sums:
             if found.issuperset(total.all_input_nodes):
                 found.add(total)
-        return found
+        return found, numbers
 
-    def _check_chain(self, forward: Collection[fx.Node], output: fx.Node) -> None:
-        """Raises Refused if an operation has no backward nodes, but hands a gradient on to others that have."""
+    def _read_by(self, nodes: Collection[fx.Node]) -> Iterator[fx.Node]:
+        return (n for node in nodes for n in node.all_input_nodes if self._is_gradient(n))
+
+    def _check_chain(self, forward: Collection[fx.Node], output: fx.Node, written: Collection[int]) -> None:
+        """Raises Refused if an operation has no backward nodes, but hands a gradient on to others that have. Those of the
+        numbers `written` have some of another number."""
         pending, seen = [output], {output}
         while pending:
             node = pending.pop()
-            silent = node.target not in _PASSING and not self.backward_of(node)
+            if not _has_gradient(node) or _origin(node) == "aten.detach.default":
+                continue
+            silent = node.target not in _PASSING and not self.backward_of(node) and _number(node) not in written
             for before in node.all_input_nodes:
                 if before in forward and before not in seen:
                     if silent and any(self.backward_of(n) for n in _behind(before, forward)):
@@ -125,16 +144,18 @@ class JointGraph:
                     seen.add(before)
                     pending.append(before)
 
-    def _receivers(self, value: fx.Node, forward: Collection[fx.Node], inputs: Collection[fx.Node]) -> set[fx.Node]:
+    def _receivers(
+        self, value: fx.Node, forward: Collection[fx.Node], inputs: Collection[fx.Node], numbers: dict[int, int]
+    ) -> set[fx.Node]:
         """The inputs of which a value is the gradient."""
         if value in self._sums:
-            first, *others = (self._receivers(n, forward, inputs) for n in value.all_input_nodes)
+            first, *others = (self._receivers(n, forward, inputs, numbers) for n in value.all_input_nodes)
             return first.intersection(*others)
-        number, read = _number(value), set(self._saved(value))
-        pieces = [n for n in forward if _number(n) == number and self.backward_of(n)]
+        number, read = numbers.get(_number(value), _number(value)), set(self._saved(value))
+        pieces = [n for n in forward if _number(n) == number and (self.backward_of(n) or _number(value) in numbers)]
         operands = {n for piece in pieces for n in piece.all_input_nodes if n not in pieces and _fits(n, value)}
-        if len(operands) > 1:  # of a product: the gradient of one factor is computed from the other
-            operands = {n for n in operands if n not in read} or operands
+        if len(operands) > 1 and len(pieces) == 1:
+            operands = _factor(pieces[0], read, value) or operands
         if len(operands) > 1 and not all(piece.target in _PASSING for piece in pieces):
             raise Refused("its gradients cannot be told apart")
         return {each for operand in operands for each in self._handed_on(operand, value, forward, inputs)}
@@ -146,8 +167,9 @@ class JointGraph:
         if node in inputs:
             yield node
         elif node in forward and node.target in _PASSING:
+            factors = [node.args[n] for n in _FACTORS.get(node.target, ())]
             for before in node.all_input_nodes:
-                if _fits(before, value):
+                if before not in factors and _fits(before, value):
                     yield from self._handed_on(before, value, forward, inputs)
 
     def _saved(self, value: fx.Node) -> Iterator[fx.Node]:
@@ -167,16 +189,38 @@ class JointGraph:
                         yield before
 
 
+def _factor(product: fx.Node, read: set[fx.Node], value: fx.Node) -> set[fx.Node]:
+    """The operand of a product of which a value is the gradient: that of a factor is computed from the other one."""
+    if str(product.target) in _SPARSE:
+        return {n for n in product.all_input_nodes if n not in read and _fits(n, value)}
+    factors = {product.args[n] for n in _FACTORS.get(product.target, ())}  # type: ignore[call-overload]
+    if not factors:
+        return set()
+    of_factor = {n for n in factors if isinstance(n, fx.Node) and _fits(n, value) and not read.isdisjoint(factors - {n} or {n})}
+    added = {n for n in product.all_input_nodes if n not in factors and _fits(n, value)}
+    return of_factor or added
+
+
 def _number(node: fx.Node) -> int:
     """That of its operation; -1 for what autograd does not record, as inputs and what earlier passes made without one."""
     number: int = node.meta.get("seq_nr", -1)
     return number
 
 
-def _alike(node: fx.Node, other: fx.Node) -> bool:
-    """Whether two nodes of one number are pieces of one operation."""
-    origins = [str(n.meta.get("original_aten", n.name)) for n in (node, other)]  # of which torch makes copies
-    return node is other or origins[0] == origins[1]
+def _pieces(alike: list[fx.Node]) -> list[fx.Node]:
+    """Of the forward nodes of one number, the pieces of the operation that has it. They come first, in a row.
+
+    Autograd copies what an operation overwrites before it, under the same number.
+    """
+    alike = list(dropwhile(lambda n: n.target in COPIES, alike)) or alike
+    origin = _origin(first := alike[0])
+    if str(first.target) == origin:  # it was not decomposed
+        return [first, *(n for n in alike if n.args[:1] == (first,) and n.target is operator.getitem)]
+    return list(takewhile(lambda n: _origin(n) == origin, alike))
+
+
+def _origin(node: fx.Node) -> str:
+    return str(node.meta.get("original_aten", node.name))  # torch makes copies of this, which are not equal
 
 
 def between(inputs: Collection[fx.Node], output: fx.Node) -> list[fx.Node]:
@@ -201,4 +245,11 @@ def _behind(node: fx.Node, forward: Collection[fx.Node]) -> Iterator[fx.Node]:
 
 def _fits(node: fx.Node, value: fx.Node) -> bool:
     """Whether a value may be the gradient of a node by its shape."""
-    return isinstance(node.meta.get("val"), torch.Tensor) and same_shape(node, value)
+    return isinstance(node.meta.get("val"), torch.Tensor) and _has_gradient(node) and same_shape(node, value)
+
+
+def _has_gradient(node: fx.Node) -> bool:
+    """Whether values of this type have one."""
+    value = node.meta.get("val")
+    parts = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex()) for each in parts)

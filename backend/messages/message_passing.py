@@ -185,9 +185,10 @@ class _Rewriting:
     def _with_gradient(self, of: Aggregation) -> tuple[Aggregation, BackwardPart | None, str]:
         """An aggregation, of gathered rows or of messages as they are, with its gradient, or why that is not known."""
         reason = ""
-        for each in (of, replace(of, gather=None)) if self._joint is not None else ():
+        for each in (of, replace(of, gather=None)):
             try:
-                return each, self._joint.part(between([each.source], of.node), [each.source], of.node), ""
+                if self._joint is not None:
+                    return each, self._joint.part(between([each.source], of.node), [each.source], of.node), ""
             except Refused as problem:
                 reason = str(problem)
         return of, None, reason

@@ -96,7 +96,7 @@ class Aggregation:
     @property
     def plain(self) -> bool:
         """Whether it is the sum of `message` and nothing more."""
-        return self.base is None and not self.mean and self.node.kwargs.get("alpha", 1) == 1
+        return self.base is None and not self.mean and bool(self.node.kwargs.get("alpha", 1) == 1)
 
     @property
     def source(self) -> fx.Node:

@@ -192,6 +192,25 @@ def test_recomputed_activations_and_autocast() -> None:
     assert all(traced.part(inputs, output).gradients.values())
 
 
+def test_writing_in_place_belongs_to_it_with_what_is_added() -> None:
+    """Its gradients carry numbers that no forward node has."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        scores = q @ k.mT
+        scores /= 4
+        scores += bias
+        scores.masked_fill_(torch.ones(8, 8).triu(1) == 1, -1e9)
+        return scores.softmax(-1) @ v
+
+    for decomposed in (False, True):
+        traced = Traced(function, *tensors(), made(4, 8, 8), decomposed=decomposed)
+        (added,) = traced.nodes(aten.add.Tensor)
+        inputs, output = ends(traced, added.args[1])  # type: ignore[arg-type]
+        found = traced.part(inputs, output)
+        assert all(found.gradients.values())
+        assert found.gradients[inputs[3]][0].meta["val"].shape == (4, 8, 8)
+
+
 def test_sizes_that_only_values_say() -> None:
     def function(x: Tensor, kept: Tensor) -> Tensor:
         q = x[kept > 0].view(-1, 2, 8).transpose(0, 1)
