@@ -15,11 +15,10 @@ from torch import fx
 
 from gossamer.backend.edges.leaky_relu import before_leaky_relu
 from gossamer.backend.edges.spelling import Edges, PerNode
-from gossamer.backend.graph.nodes import alike, equal, of_tensors, same, same_dtype, same_shape
+from gossamer.backend.graph.nodes import alike, equal, same, same_dtype, same_shape
+from gossamer.backend.graph.patterns import Call, Hole, Number, Rule, apply, match
 
 aten = torch.ops.aten
-
-_TIMES, _OVER = (aten.mul.Tensor, aten.mul.Scalar), (aten.div.Tensor, aten.div.Scalar)
 
 _MOST_TERMS = 8
 
@@ -98,44 +97,36 @@ def _add(scale: float, factors: tuple[fx.Node, ...], scores: Scores, heads: int,
 def _spread(node: fx.Node, scale: float, edges: Edges) -> list[Spread]:
     """The sum that a node holds; products with sums are spread out where there are queries and keys in them."""
     node = same(node)
-    if node.target in (aten.add.Tensor, aten.sub.Tensor) and alike(node):
-        left, right = node.args
-        sign = -1.0 if node.target is aten.sub.Tensor else 1.0
-        alpha: Any = node.kwargs.get("alpha", 1)
-        return _spread(left, scale, edges) + _spread(right, scale * sign * float(alpha), edges)  # type: ignore[arg-type]
-    inner, number, factor = _step(node)
-    if factor is None:
-        kept = inner is node or not same_dtype(inner, node)
-        return [(scale, (node,))] if kept else _spread(inner, scale * number, edges)
-    if not alike(node):
+    summands = apply(_SUMS, node, node) or []
+    if summands and all(same_shape(each, node) and same_dtype(each, node) for _, each in summands):
+        return [term for number, each in summands for term in _spread(each, scale * number, edges)]
+    factors = match(_X * _Y, node)
+    if factors is None or not alike(node):
         return [(scale, (node,))]
-    pairs = [(a, b) for a in _spread(inner, scale, edges) for b in _spread(factor, 1.0, edges)]
+    pairs = [(a, b) for a in _spread(factors["x"], scale, edges) for b in _spread(factors["y"], 1.0, edges)]
     spread = [(one * other, (*some, *more)) for (one, some), (other, more) in pairs]
     known = any(edges.product(each) is not None for _, factors in spread for each in factors)
     return spread if known and len(spread) <= _MOST_TERMS else [(scale, (node,))]
 
 
-def _step(node: fx.Node) -> tuple[fx.Node, float, fx.Node | None]:
-    """What a node multiplies: a node, a number, and another node or nothing; itself if it multiplies nothing."""
-    arguments: tuple[Any, ...] = node.args
-    if node.target is aten.neg.default:
-        return same(arguments[0]), -1.0, None
-    if node.target is aten.mul.Tensor and of_tensors(node):
-        left, right = map(same, arguments)
-        for one, other in ((left, right), (right, left)):
-            if _is_ones(one) and same_shape(other, node) and same_dtype(other, node):
-                return other, 1.0, None
-        return left, 1.0, right
-    if node.target in (*_TIMES, *_OVER) and isinstance(arguments[1], int | float) and arguments[1]:
-        number = float(arguments[1])
-        return same(arguments[0]), number if node.target in _TIMES else 1 / number, None
-    return node, 1.0, None
+def _alpha(node: fx.Node) -> Any:
+    return node.kwargs.get("alpha", 1)
 
 
-def _is_ones(node: fx.Node) -> bool:
-    """Whether these are the values of a pattern that has none of its own."""
-    filled = node.target in (aten.full.default, aten.full_like.default) and bool(node.args[1] == 1)
-    return filled or node.target in (aten.ones.default, aten.ones_like.default)
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor)
+
+
+_X, _Y, _NUMBER = Hole("x", _is_tensor), Hole("y", _is_tensor), Number("number")
+
+_SUMS = [
+    Rule(Call((aten.add.Tensor,), (_X, _Y), and_more=True), lambda node, x, y: [(1.0, x), (_alpha(node), y)]),
+    Rule(Call((aten.sub.Tensor,), (_X, _Y), and_more=True), lambda node, x, y: [(1.0, x), (-_alpha(node), y)]),
+    Rule(-_X, lambda node, x: [(-1.0, x)]),
+    Rule(_X * _NUMBER, lambda node, x, number: [(number, x)]),
+    Rule(_X / _NUMBER, lambda node, x, number: [(1 / number, x)] if number else []),
+]
+"""What a node is a sum of, with factors."""
 
 
 def _is_value(node: fx.Node, heads: int) -> bool:

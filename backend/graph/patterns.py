@@ -282,8 +282,10 @@ def number_of(value: Any) -> float | None:
     if value.target is aten.sqrt.default:
         square = number_of(value.args[0])
         return None if square is None or square < 0 else sqrt(square)
-    if value.target in (aten.scalar_tensor.default, aten.full.default):
+    if value.target in (aten.scalar_tensor.default, aten.full.default, aten.full_like.default):
         return number_of(value.args[0 if value.target is aten.scalar_tensor.default else 1])
+    if value.target in (aten.ones.default, aten.ones_like.default):
+        return 1.0
     if value.target in CONVERTS | COPIES:
         return number_of(value.args[0])
     held = getattr(value.graph.owning_module, str(value.target), None) if value.op == "get_attr" else None

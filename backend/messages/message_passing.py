@@ -13,15 +13,13 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from gossamer.backend.calls import message_ops as ops
-from gossamer.backend.devices.device import device_of
 from gossamer.backend.edges.attention import attention_at
 from gossamer.backend.edges.attention import replace as replace_attention
 from gossamer.backend.edges.spelling import Operation, PerNode
@@ -29,11 +27,13 @@ from gossamer.backend.edges.structure_values import remembered
 from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import Place
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.nodes import hint, in_training, is_backward
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
+from gossamer.backend.messages.message_cost import gains, missing_kernel
 from gossamer.backend.messages.message_edges import MessageEdges
 from gossamer.backend.messages.message_extremes import Extreme, extremes
 from gossamer.backend.messages.message_patterns import (
@@ -41,28 +41,14 @@ from gossamer.backend.messages.message_patterns import (
     Aggregation,
     EdgeProducts,
     Factor,
+    Messages,
     aggregation_at,
     edge_products_at,
 )
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
-from gossamer.dialects.errors import CompileError
-from gossamer.sparsity.edges.edge_attention import attend_edges
-from gossamer.sparsity.edges.sorted_edges import SortedEdges
 
 aten = torch.ops.aten
-
-_GAIN = 3.0
-"""Elements of gathered rows that a product takes in the time in which gather and scatter move one."""
-_SORT = 55.0
-_SORT_CALLS = 10
-"""Elements that gather and scatter move in the time in which an edge is sorted, and calls in that in which any list is."""
-
-_SCORE = 16
-"""The same for a score: two gathers, a maximum, an exponential, a sum and a division of each edge and head are left out. Over
-edges by the thousand it is 26, over those by the hundred thousand, where gathered rows come from memory, 7 (Zen 5)."""
-_FEW_HEADS, _ATTENTION = 9, 100e3
-"""Elements in the time of an edge of attention with few heads, its lanes, and in that of its call beside a product's."""
 
 
 class MessagePassing:
@@ -88,7 +74,7 @@ class MessagePassing:
             decisions += rewriting.take_extreme(each)
         graph.eliminate_dead_code()
         place = {node: number for number, node in enumerate(graph.nodes)}
-        found: list[Aggregation | EdgeProducts] = [*_aggregations(graph, structure), *_products(graph, structure)]
+        found: list[Messages] = [*_aggregations(graph, structure), *_products(graph, structure)]
         found.sort(key=lambda each: place[each.node])
         decisions += [rewriting.take(each) for each in found]
         graph.eliminate_dead_code()
@@ -107,6 +93,10 @@ def _products(graph: fx.Graph, structure: Structure) -> list[EdgeProducts]:
     return [p for n in graph.nodes if (p := edge_products_at(n, structure)) is not None]
 
 
+Arguments = tuple[list[Any], str]
+"""The arguments of an operation that say which edge list it takes: leaves and numbers, and in the end the key."""
+
+
 class _Rewriting:
     """The replacements in one graph."""
 
@@ -116,17 +106,15 @@ class _Rewriting:
         self._uses: Counter[str] = Counter()
         self._sorted: set[fx.Node] = set()
 
-    def count(self, found: Sequence[Aggregation | EdgeProducts]) -> None:
+    def count(self, found: Sequence[Messages]) -> None:
         """Notes how many operations each edge list serves."""
         self._uses.update(self._sorted_list(each) for each in found)
 
-    def _sorted_list(self, found: Aggregation | EdgeProducts) -> str:
+    def _sorted_list(self, found: Messages) -> str:
         """A name for what has to be sorted."""
-        if isinstance(found, Aggregation):
-            return self._structure.cut(found.gather.index if found.gather else None, found.target, None).key
-        return self._structure.cut(found.right.index, found.left.index, None).key
+        return self._structure.cut(*found.edges, None).key
 
-    def take(self, found: Aggregation | EdgeProducts) -> Decision:
+    def take(self, found: Messages) -> Decision:
         """Replaces one piece of message passing, if that pays."""
         aggregates = isinstance(found, Aggregation)
         decision = self._judge(found, "aggregation" if aggregates else "edge products", "rows" if aggregates else "sample")
@@ -146,17 +134,15 @@ class _Rewriting:
             edges = MessageEdges.of(aggregation, self._structure)
             found = edges and attention_at(edges.forward, edges.aggregation.message.meta["val"].shape[1:], edges, self._joint)
         except Refused as problem:
-            return [self._dense(aggregation, "graph attention", f"softmax and sums stay apart: {problem}", None)]
+            return [self._decision(aggregation, "graph attention", f"softmax and sums stay apart: {problem}")]
         if not edges or not found:
             return []
         of = edges.aggregation
         decision = self._judge(of, "graph attention", "edges", found.heads)
         if not decision.sparse:
             return []  # its parts are judged one by one
-        expression = self._structure.cut(edges.source.node, edges.target.node, None)
-        key = ops.edge_list(expression, self._options.verify)
-        before = [list(expression.leaves), list(expression.numbers), of.size]
-        replace_attention(found, Operation(ops.attend, ops.attend_backward, before, [key]), Emitter(node, {}))
+        leaves, key = self._edge_list(*of.edges)
+        replace_attention(found, Operation(ops.attend, ops.attend_backward, [*leaves, of.size], [key]), Emitter(node, {}))
         return [decision, *([replace(decision, op="graph attention backward")] if found.trains else [])]
 
     def take_extreme(self, found: Extreme) -> list[Decision]:
@@ -167,8 +153,7 @@ class _Rewriting:
             return [decision]
         emit = Emitter(of.node, self._replaced)
         x = PerNode(emit.now(of.source)).read([found.features], emit)
-        expression = self._structure.cut(of.gather.index if of.gather else None, of.target, None)
-        leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
+        leaves, key = self._edge_list(*of.edges)
         y = emit(ops.extreme, x, *leaves, emit.now(of.size), found.kind, key)
         self._put(of.node, PerNode(of.node).written(y, emit))
         if backward is None:
@@ -193,47 +178,39 @@ class _Rewriting:
                 reason = str(problem)
         return of, None, reason
 
-    def _judge(self, found: Aggregation | EdgeProducts, op: str, schedule: str, scores: int = 0) -> Decision:
-        """Whether it pays; an attention computes so many scores for each edge, too."""
-        leaves, edges = self._leaves(found), self._edges(found)
-        moved = edges * (_features(found) + _SCORE * scores)
-        value = found.node.meta["val"]
-        call = device_of(value.device).edge_call
-        # A list whose size is left open is most likely another one at every call, and is sorted for it.
-        uses = max(1, self._uses[self._sorted_list(found)])
-        sorting = (_SORT * edges + _SORT_CALLS * call) / uses if _is_open(leaves) else 0.0
-        attending = edges * max(_SCORE * scores / _GAIN, _FEW_HEADS) + _ATTENTION if scores else 0.0
-        product = edges * _features(found) / _GAIN + attending + call
-        gain = moved / (product + sorting)
-        reason = self._too_slow(gain, moved / product)
-        problem = None if reason else _missing_kernel(value.dtype, schedule, value.device)
+    def _judge(self, found: Messages, op: str, schedule: str, heads: int = 0) -> Decision:
+        """Whether it pays; an attention has so many heads, anything else none."""
+        leaves, value = self._structure.cut(found.edges[1]).leaves, found.node.meta["val"]
+        gain, sorted_before = gains(found, self._count(found), leaves, self._uses[self._sorted_list(found)], heads)
+        reason = self._too_slow(gain, sorted_before)
+        problem = None if reason else missing_kernel(value.dtype, schedule, value.device)
+        decision = self._decision(found, op, reason or "message passing over an edge list", gain, None if reason else schedule)
         if problem is not None:
             if self._options.strict:
                 raise problem
-            warnings.warn(f"gossamer leaves message passing over {self._name(found)} dense: {problem}", stacklevel=2)
-            reason = FAILED
+            warnings.warn(f"gossamer leaves message passing over {decision.name} dense: {problem}", stacklevel=2)
+            return self._decision(found, op, FAILED, gain)
+        if decision.sparse:
+            self._sorted.update(leaves)
+        return decision
+
+    def _decision(
+        self, found: Messages, op: str, reason: str, gain: float | None = None, schedule: str | None = None
+    ) -> Decision:
+        """What the report says."""
+        target = found.edges[1]
+        name = " ".join(map(self._inputs.name, self._structure.cut(target).leaves)) or target.name
+        count, (rows, columns) = self._count(found), (hint(size) or 0 for size in found.shape)
+        density = min(1.0, count / max(1, rows * columns))
         op = f"{op} backward" if is_backward(found.node) else op
-        if reason is not None:
-            return self._dense(found, op, reason, gain)
-        self._sorted.update(leaves)
-        shape, density = _shape(found, edges)
-        return Decision(self._name(found), op, shape, density, "CSR", schedule, True, "message passing over an edge list", gain)
+        sparse = schedule is not None
+        return Decision(name, op, (rows, columns), density, "CSR" if sparse else None, schedule, sparse, reason, gain)
 
-    def _dense(self, found: Aggregation | EdgeProducts, op: str, reason: str, gain: float | None) -> Decision:
-        shape, density = _shape(found, self._edges(found))
-        return Decision(self._name(found), op, shape, density, None, None, False, reason, gain)
-
-    def _leaves(self, found: Aggregation | EdgeProducts) -> tuple[fx.Node, ...]:
-        """What the edge list is computed from."""
-        return self._structure.cut(_index(found)).leaves
-
-    def _name(self, found: Aggregation | EdgeProducts) -> str:
-        return " ".join(map(self._inputs.name, self._leaves(found))) or _index(found).name
-
-    def _edges(self, found: Aggregation | EdgeProducts) -> int:
+    def _count(self, found: Messages) -> int:
         """About how many edges there are."""
-        size = hint(_index(found).meta["val"].shape[0])
-        return size or max((hint(s) or 0 for leaf in self._leaves(found) for s in leaf.meta["val"].shape), default=0)
+        target = found.edges[1]
+        sizes = (hint(s) or 0 for leaf in self._structure.cut(target).leaves for s in leaf.meta["val"].shape)
+        return hint(target.meta["val"].shape[0]) or max(sizes, default=0)
 
     def _too_slow(self, gain: float, sorted_before: float) -> str | None:
         """Why a gain is too small, with sorting and without; None if it is not."""
@@ -243,6 +220,14 @@ class _Rewriting:
         if sorted_before >= least:
             return f"edges that may be others at every call: to sort them each time leaves no gain of {least:g}x"
         return f"too small for a gain of {least:g}x"
+
+    def _edge_list(
+        self, source: fx.Node | None, target: fx.Node, weight: fx.Node | None = None, mean: bool = False
+    ) -> Arguments:
+        """What an edge list, with weights that are known, is computed from, and its key."""
+        expression = self._structure.cut(source, target, weight)
+        key = ops.edge_list(expression, self._options.verify, mean)
+        return [list(expression.leaves), list(expression.numbers)], key
 
     def _put(self, old: fx.Node, new: fx.Node) -> None:
         old.replace_all_uses_with(new)
@@ -270,29 +255,22 @@ class _Rewriting:
 
     def _aggregate(self, found: Aggregation, emit: Emitter) -> fx.Node:
         trail = list(found.message.meta["val"].shape[1:])
-        rows, weight, known = found.message, None, None
-        if found.gather is not None:
-            rows = found.gather.x
-            weight = _product(found.factors, emit)
-            if weight is not None and self._is_known(found.factors):
-                weight, known = None, weight
-        x = PerNode(emit.now(rows)).read(trail, emit)
-        expression = self._structure.cut(found.gather.index if found.gather else None, found.target, known)
-        key = ops.edge_list(expression, self._options.verify, found.mean)
-        y = emit(ops.aggregate, x, list(expression.leaves), list(expression.numbers), weight, emit.now(found.size)
-                 if found.size is not None else emit.sizes(found.base, (0,))[0], key)  # type: ignore[arg-type]  # fmt: skip
+        weight, known = _product(found.factors, emit), None
+        if weight is not None and self._is_known(found.factors):
+            weight, known = None, weight
+        x = PerNode(emit.now(found.source)).read(trail, emit)
+        leaves, key = self._edge_list(*found.edges, known, found.mean)
+        size = emit.sizes(found.base, (0,))[0] if found.base is not None else emit.now(found.size)
+        y = emit(ops.aggregate, x, *leaves, weight, size, key)
         y = PerNode(found.node).written(_scaled(y, found.scale, emit), emit)
         return y if found.base is None else emit(aten.add.Tensor, emit.now(found.base), y)
 
     def _products(self, found: EdgeProducts, emit: Emitter) -> fx.Node:
-        value = found.product.meta["val"]
-        heads, features = prod(value.shape[1 : found.kept]), prod(value.shape[found.kept :])
+        shape = found.product.meta["val"].shape
+        heads, features = prod(shape[1 : found.kept]), prod(shape[found.kept :])
         left, right = (PerNode(emit.now(gather.x)).read([heads, features], emit) for gather in (found.left, found.right))
-        expression = self._structure.cut(found.right.index, found.left.index, None)
-        assert found.left.index is not None
-        edges = emit.sizes(found.left.index, (0,))[0]
-        leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
-        y = emit(ops.edge_products, left, right, *leaves, edges, key)
+        leaves, key = self._edge_list(*found.edges)
+        y = emit(ops.edge_products, left, right, *leaves, emit.sizes(found.edges[1], (0,))[0], key)
         return PerNode(found.node).written(_scaled(y, found.scale, emit), emit)
 
     def _is_known(self, factors: Sequence[Factor]) -> bool:
@@ -314,47 +292,3 @@ def _product(factors: Sequence[Factor], emit: Emitter) -> fx.Node | None:
         else:
             product = emit(aten.div.Tensor if factor.inverse else aten.mul.Tensor, product, node)
     return product
-
-
-def _index(found: Aggregation | EdgeProducts) -> fx.Node:
-    index = found.target if isinstance(found, Aggregation) else found.left.index
-    assert index is not None
-    return index
-
-
-def _is_open(leaves: Sequence[fx.Node]) -> bool:
-    """Whether the size of what an edge list is computed from may be another one at the next call."""
-    return any(isinstance(size, torch.SymInt) for leaf in leaves for size in leaf.meta["val"].shape)
-
-
-def _features(found: Aggregation | EdgeProducts) -> int:
-    rows = found.message if isinstance(found, Aggregation) else found.product
-    return prod(hint(size) or 1 for size in rows.meta["val"].shape[1:])
-
-
-def _shape(found: Aggregation | EdgeProducts, edges: int) -> tuple[tuple[int, ...], float]:
-    """The sizes of the matrix, and the share of its elements that are stored."""
-    if isinstance(found, Aggregation):
-        columns = hint(found.gather.x.meta["val"].shape[0]) if found.gather else edges
-        rows = hint(found.node.meta["val"].shape[0])
-    else:
-        rows, columns = (hint(gather.x.meta["val"].shape[0]) for gather in (found.left, found.right))
-    shape = rows or 0, columns or 0
-    return shape, min(1.0, edges / max(1, prod(shape)))
-
-
-@lru_cache
-def _missing_kernel(dtype: torch.dtype, schedule: str, place: torch.device) -> CompileError | None:
-    """Why a schedule has no kernel for this type; None if there is one, ready to run."""
-    one, edge = torch.ones(1, 1, 1, dtype=dtype, device=place), torch.zeros(1, dtype=torch.int64, device=place)
-    edges = SortedEdges.of(edge, edge, 1, 1)
-    try:
-        if schedule == "rows":
-            edges.sums(one, one.flatten())
-        elif schedule == "sample":
-            edges.products(one, one)
-        else:
-            attend_edges(edges.positions, edges.coordinates, one, source=one[0], target=one[0])
-    except CompileError as problem:
-        return problem
-    return None

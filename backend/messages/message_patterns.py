@@ -94,6 +94,16 @@ class Aggregation:
     scale: float = 1.0
 
     @property
+    def edges(self) -> tuple[fx.Node | None, fx.Node]:
+        """The source of each edge, None if edges themselves are, and its target."""
+        return self.gather.index if self.gather else None, self.target
+
+    @property
+    def shape(self) -> tuple[Any, Any]:
+        """The sizes of the matrix that it multiplies with."""
+        return self.node.meta["val"].shape[0], self.source.meta["val"].shape[0]
+
+    @property
     def plain(self) -> bool:
         """Whether it is the sum of `message` and nothing more."""
         return self.base is None and not self.mean and bool(self.node.kwargs.get("alpha", 1) == 1)
@@ -120,6 +130,25 @@ class EdgeProducts:
     product: fx.Node
     kept: int
     scale: float
+
+    @property
+    def edges(self) -> tuple[fx.Node | None, fx.Node]:
+        """The source and the target of each edge."""
+        assert self.left.index is not None
+        return self.right.index, self.left.index
+
+    @property
+    def shape(self) -> tuple[Any, Any]:
+        """The sizes of the matrix at whose entries the products are."""
+        return self.left.x.meta["val"].shape[0], self.right.x.meta["val"].shape[0]
+
+    @property
+    def message(self) -> fx.Node:
+        """What has a row for each edge."""
+        return self.product
+
+
+Messages = Aggregation | EdgeProducts
 
 
 def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
