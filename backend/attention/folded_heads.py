@@ -1,79 +1,56 @@
 """What stands behind views that put batch and heads in one dimension or take that apart, and behind other types and copies.
 
-[batch, heads, queries, keys] and [batch x heads, queries, keys] are the same here.
+[batch, heads, queries, keys] and [batch x heads, queries, keys] are the same here, whatever views lead from one to the other:
+those of `matmul`, and those of `einsum`, which go by five dimensions.
 """
 
+from math import prod
 from typing import Any
 
-import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, SPREADS, VIEWS, equal_sizes, same, same_shape
-
-aten, prims = torch.ops.aten, torch.ops.prims
-
-CONVERTS = {prims.convert_element_type.default, aten._to_copy.default}
-"""The same values in another type."""
-
-TURNS = {aten.permute.default, aten.transpose.int}
+from gossamer.backend.graph.layout import Layout, follow, path, spans
+from gossamer.backend.graph.nodes import equal, equal_sizes, same
+from gossamer.backend.graph.patterns import CONVERTS
 
 
 def plain(node: Any) -> fx.Node:
     """The node before copies, views that fold or unfold batch and heads, and other types."""
-    while node.target in COPIES | CONVERTS or (node.target in SPREADS and (same_shape(node.args[0], node) or _folds(node))):
-        node = node.args[0]
-    return node
+    while True:
+        node = before = same(node)
+        node = node.args[0] if node.target in CONVERTS else _unfolded(node, (False,))[0]
+        if node is before:
+            return before
 
 
-def _folds(node: fx.Node) -> bool:
-    """Whether a view has batch and heads in one dimension, or takes that apart."""
-    before, after = (n.meta["val"].shape for n in (node.args[0], node))  # type: ignore[union-attr]
-    sizes = {len(before), len(after)}
-    return node.target in VIEWS and sizes == {3, 4} and equal_sizes(before[-2:], after[-2:])
+def operand(node: Any) -> tuple[fx.Node, bool]:
+    """The value of three or four dimensions that a factor of a product was folded from, and whether its last two dimensions
+    are swapped in that."""
+    return _unfolded(same(node), (False, True))
 
 
-def operand(node: Any) -> fx.Node:
-    """The value of four dimensions that one of three was folded from, or that one."""
-    node = same(node)
-    if node.target in VIEWS and _folds(node) and node.args[0].meta["val"].dim() == 4:
-        return same(node.args[0])
-    return node
+def _unfolded(node: fx.Node, ways: tuple[bool, ...]) -> tuple[fx.Node, bool]:
+    """The first value of the views that end in a node that has the same matrices, turned in one of some ways. One of four
+    dimensions is preferred; the node itself if there is none."""
+    nodes = path(node)
+    for rank in (4, 3):
+        for number, source in enumerate(nodes[:-1]):
+            turned = _turned(source, nodes[number + 1 :]) if source.meta["val"].dim() == rank else None
+            if turned in ways:
+                return source, bool(turned)
+    return node, False
 
 
-def users_of(weights: fx.Node) -> list[tuple[fx.Node, bool, int]]:
-    """What takes the weights, whether turned, and as which argument."""
-    found, pending, seen = [], [(weights, False)], {weights}
-    while pending:
-        node, turned = pending.pop()
-        for user in node.users:
-            swapped = user.target in TURNS and swaps(user)
-            if user.target in SPREADS | CONVERTS or swapped:
-                if user not in seen:
-                    seen.add(user)
-                    pending.append((user, turned ^ swapped))
-            else:
-                found.append((user, turned, next((i for i, a in enumerate(user.args) if a is node), -1)))
-    return found
-
-
-def swaps(node: fx.Node) -> bool:
-    """Whether it swaps the last two dimensions, and no others."""
-    dims = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
-    order = list(range(dims))
-    order[-2:] = order[:-3:-1]
-    if node.target is aten.permute.default:
-        return [a % dims for a in node.args[1]] == order  # type: ignore[union-attr]
-    return {a % dims for a in node.args[1:]} == {dims - 1, dims - 2}
-
-
-def is_turned(node: Any, of: Any) -> bool:
-    """Whether a node is another one with its last dimensions swapped."""
-    node, of = same(node), operand(of)
-    if node.target in TURNS and swaps(node) and operand(node.args[0]) is of:
-        return True
-    return of.target in TURNS and swaps(of) and operand(node) is same(of.args[0])
-
-
-def is_same(node: Any, other: fx.Node) -> bool:
-    """Whether an argument is a node, and has the values of this one."""
-    return isinstance(node, fx.Node) and same(node) is same(other)
+def _turned(source: fx.Node, views: list[fx.Node]) -> bool | None:
+    """Whether some views of a stack of matrices swap their rows and columns; None if they do anything else but to fold and
+    unfold the stack."""
+    shape, last = source.meta["val"].shape, views[-1].meta["val"].shape
+    layout = follow(Layout.contiguous(tuple(shape)), views)
+    if layout is None or len(last) not in (3, 4) or not equal(layout.offset, 0):
+        return None
+    (*stack, by_row, by_column), (rows, columns) = layout.dims, shape[-2:]
+    if not spans(tuple(axis for dim in stack for axis in dim), prod(shape[:-2]), rows * columns):
+        return None
+    if equal_sizes(last[-2:], (rows, columns)) and spans(by_row, rows, columns) and spans(by_column, columns, 1):
+        return False
+    return True if spans(by_row, columns, 1) and spans(by_column, rows, columns) else None

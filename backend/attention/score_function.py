@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.expressions import is_pure
-from gossamer.backend.graph.nodes import COPIES, fixed_size
+from gossamer.backend.graph.nodes import fixed_size
+from gossamer.backend.graph.patterns import number_of
 from gossamer.backend.graph.refused import Refused
 from gossamer.dialects.attention import ADD, TANH, Step
 from gossamer.runtime.torch_internals import OpOverload
@@ -108,18 +109,6 @@ def _follow(
         conditions.append((condition, shown is at))
     else:
         raise Refused(f"its score_mod has {user.target}")
-
-
-def number_of(value: Any) -> float | None:
-    """A number, or that of a tensor that is full of it."""
-    if isinstance(value, fx.Node) and value.target in (aten.scalar_tensor.default, aten.full.default):
-        value = value.args[0 if value.target is aten.scalar_tensor.default else 1]
-    elif isinstance(value, fx.Node) and value.target in COPIES and isinstance(value.args[0], fx.Node):
-        source = value.args[0]
-        module: Any = source.graph.owning_module
-        held = getattr(module, str(source.target), None) if source.op == "get_attr" else None
-        value = held.item() if isinstance(held, torch.Tensor) and held.numel() == 1 else None
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _folded(steps: Sequence[Step]) -> tuple[Step, ...]:

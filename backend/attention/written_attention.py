@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from gossamer.backend.attention.cached_attention import few_keys, few_queries
-from gossamer.backend.attention.written_gradients import Gradients, axes_of
-from gossamer.backend.attention.written_out import Term, Written, softmax_before, written_attention
+from gossamer.backend.attention.written_out import Term, Written, written_attention
 from gossamer.backend.chains.masks import Constants
+from gossamer.backend.graph.backward_part import JointGraph
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import zero_heavy
@@ -65,15 +65,15 @@ class WrittenAttention:
         """A decision for each that stays as it is."""
         if context.options.schedule == "reference":
             return []
-        constants, decisions, changed = Constants(graph), list[Decision](), False
+        constants, joint, decisions, changed = Constants(graph), JointGraph(graph), list[Decision](), False
         empty: dict[fx.Node, fx.Node] = {}
-        for node in list(graph.nodes):
-            if softmax_before(node) is None or not node.meta["val"].is_cpu:
+        for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
+            if not node.meta["val"].is_cpu:
                 continue
             try:
-                written = written_attention(node)
+                written = written_attention(node, joint)
                 if written is not None:
-                    lowered = written.gradients is not None and any(_may_lower_all(t, constants) for t in written.terms)
+                    lowered = written.trains and any(_may_lower_all(t, constants) for t in written.terms)
                     _check(written, lowered, context)
                     _Replaced(written, lowered, constants, empty).emit()
                     changed = True
@@ -89,7 +89,8 @@ class WrittenAttention:
 
 
 def _dense(node: fx.Node, reason: str) -> Decision:
-    size = tuple(hint(n) or 0 for n in node.meta["val"].shape[-2:])
+    weights: Any = node.args[0]
+    size = tuple(hint(n) or 0 for n in weights.meta["val"].shape[-2:])
     return Decision(place_of(node), "attention", size, 1.0, None, None, False, reason, None)
 
 
@@ -118,14 +119,14 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
         raise Refused(f"{more} for fewer than {_LEAST_QUERIES} queries")
     if written.cap is not None or written.dropout is not None:
         least = _LEAST_CAPPED
-    elif written.gradients is not None and written.gradients.more:
+    elif written.added:
         least = _LEAST_ADDED
-        _check_sums(written.gradients, context)
+        _check_sums(written, context)
     else:
         least = _LEAST_SCORES
     _check_scores(q, v, least, context)
     steps = (*cap_steps(written.cap), *((ADD,) if written.terms else ()))
-    for part in ("forward", *_parts(written.gradients)):
+    for part in _parts(written):
         attention_kernel(part, q, written.scale, steps, written.share)
 
 
@@ -133,7 +134,7 @@ def _generates(written: Written, context: GraphContext) -> bool:
     """Whether it is of a few queries in inference, for which there is a kernel."""
     q, v = written.q.meta["val"], written.v.meta["val"]
     of_kernel = q.is_cpu and q.dtype in TYPES and q.shape[-1] <= LARGEST_HEAD and few_queries(q.shape[-2])
-    return of_kernel and written.gradients is None and written.dropout is None and not few_keys(v.shape[-2], context)
+    return of_kernel and not written.trains and written.dropout is None and not few_keys(v.shape[-2], context)
 
 
 def _more(written: Written, lowered: bool) -> str | None:
@@ -142,15 +143,14 @@ def _more(written: Written, lowered: bool) -> str | None:
         return "a soft cap"
     if written.dropout is not None:
         return "dropout"
-    if written.gradients is not None and written.gradients.more:
+    if written.added:
         return "the gradient of what is added to scores"
     return "the gradient under a mask that may hide all keys of a query by a low number" if lowered else None
 
 
-def _parts(gradients: Gradients | None) -> tuple[str, ...]:
-    if gradients is None:
-        return ()
-    return ("queries", "keys", "scores") if gradients.more else ("queries", "keys")
+def _parts(written: Written) -> tuple[str, ...]:
+    """The kernels that it needs."""
+    return ("forward", *(("queries", "keys") if written.trains else ()), *(("scores",) if written.added else ()))
 
 
 def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphContext) -> None:
@@ -158,13 +158,25 @@ def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphCo
         raise Refused(f"with fewer than {least} pairs of a query and a key it is faster as it is written")
 
 
-def _check_sums(gradients: Gradients, context: GraphContext) -> None:
+def _check_sums(written: Written, context: GraphContext) -> None:
     """Raises Refused where as many numbers are added as there are scores: making their tables takes as long as is gained."""
-    for node in gradients.more:
-        summed: Any = node.args[0]
-        sizes = [hint(summed.meta["val"].shape[axis]) or 1 for axis in axes_of(node)] if gradients.sums else []
-        if prod(sizes) < _LEAST_SUMMED and context.options.min_gain > 0:
+    whole = _scores_of(written)
+    for term, _ in written.added:
+        if prod(hint(whole[axis]) or 1 for axis in _summed(term, whole)) < _LEAST_SUMMED and context.options.min_gain > 0:
             raise Refused("what is added to each of its scores has a gradient of its own")
+
+
+def _scores_of(written: Written) -> list[Any]:
+    """Batch, heads, queries and keys; batch and heads are one number where nothing takes them apart."""
+    q, v, stacked = (n.meta["val"].shape if n is not None else () for n in (written.q, written.v, written.stacked))
+    return [*(stacked[:2] if stacked else (1, q[0])), q[-2], v[-2]]
+
+
+def _summed(term: Term, whole: list[Any]) -> list[int]:
+    """The axes of scores along which one number is added to all of them."""
+    own = [1] * (4 - term.value.meta["val"].dim()) + list(term.value.meta["val"].shape)
+    folded = term.dims == 3 and term.value.meta["val"].dim() == 3 and not equal(own[1], 1)  # batch and heads in one
+    return [] if folded else [axis for axis in range(4) if equal(own[axis], 1) and not equal(whole[axis], 1)]
 
 
 class _Replaced:
@@ -181,7 +193,7 @@ class _Replaced:
         if written.turned:
             given[1] = emit(aten.permute.default, given[1], [0, 1, 3, 2])
         mask = self._mask(emit, given)
-        if mask is not None and written.gradients is not None and written.gradients.more:  # computed as it will be read
+        if mask is not None and written.added:  # computed as it will be read
             mask = emit(aten.clone.default, mask, memory_format=torch.contiguous_format)
         how = self._scoring(emit)
         if how is None:
@@ -190,8 +202,8 @@ class _Replaced:
         else:
             node = emit(attend_masked, *given, mask, *how)
         out, logarithms = (emit(operator.getitem, node, n) for n in (0, 1))
-        if written.gradients is not None:
-            self._gradients(written.gradients, given, mask, how, [out, logarithms])
+        if written.trains:
+            self._gradients(given, mask, how, [out, logarithms])
         result = emit(aten.clone.default, out, memory_format=torch.contiguous_format)
         hidden = None if written.safe else self._hidden_rows(emit, mask)
         if hidden is not None:
@@ -199,7 +211,7 @@ class _Replaced:
                 aten.full.default, [], float("nan"), dtype=result.meta["val"].dtype, device=result.meta["val"].device
             )
             result = emit(aten.where.self, hidden, nothing, result)
-        written.product.replace_all_uses_with(self._as_product(emit, result))
+        written.product.replace_all_uses_with(self._folded(emit, result))
 
     def _scoring(self, emit: Emitter) -> list[Any] | None:
         """The arguments that are a `Scoring`; None if torch's own operation does."""
@@ -210,48 +222,57 @@ class _Replaced:
         seed = emit(aten.randint.low, *SEEDS, [1], device=device) if written.dropout is not None else None
         return [written.scale, written.cap, seed, written.share, self._lowered]
 
-    def _gradients(
-        self, gradients: Gradients, given: list[fx.Node], mask: Any, how: list[Any] | None, made: list[fx.Node]
-    ) -> None:
-        written, products = self._written, (gradients.q, gradients.k, gradients.v)
-        order = {node: n for n, node in enumerate(made[0].graph.nodes)}
-        emit = Emitter(min((*products, *gradients.more), key=order.__getitem__))
-        saved = [self._unfolded(emit, gradients.upstream, given[0], given[2]), *given, *made]
-        axes = [set(axes_of(each)) if gradients.sums else set[int]() for each in gradients.more]
-        summed = sorted(set.intersection(*axes)) if axes else []
+    def _gradients(self, given: list[fx.Node], mask: Any, how: list[Any] | None, made: list[fx.Node]) -> None:
+        """Puts those of the operation in the place of the values that leave for the operands."""
+        written, backward = self._written, self._written.backward
+        order = {node: n for n, node in enumerate(written.product.graph.nodes)}
+        emit = Emitter(min((node for found in backward.gradients.values() for node in found), key=order.__getitem__))
+        assert backward.upstream is not None
+        saved = [self._four(emit, backward.upstream), *given, *made]
+        whole = _scores_of(written)
+        axes = [set(_summed(term, whole)) for term, _ in written.added]
+        summed = sorted(set.intersection(*axes, {0, 1})) if axes else []
         if how is None:
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
             node = emit(cpu_attention_backward, *saved, 0.0, False, **more)
-        elif not gradients.more:
+        elif not axes:
             node = emit(attend_masked_backward, *saved, mask, *how)
         else:
             node = emit(attend_masked_scores, *saved, mask, *how, summed)
-        for n, product in enumerate(products):
-            value = emit(operator.getitem, node, n)
-            if n < 2 and gradients.factor != 1:
-                value = emit(aten.div.Tensor, value, gradients.factor)
-            if n == 1:
-                value = emit(aten.permute.default, value, [0, 1, 3, 2])
-            value = emit(aten.clone.default, value, memory_format=torch.contiguous_format)
-            product.replace_all_uses_with(self._as_product(emit, value))
-        for wanted, over in zip(gradients.more, axes, strict=True):
-            value, like = emit(operator.getitem, node, 3), wanted.meta["val"]
+        totals: dict[fx.Node, list[fx.Node]] = {}
+        for n, factor in enumerate(written.factors):
+            if backward.gradients[factor]:
+                value = emit(operator.getitem, node, n)
+                value = emit(aten.permute.default, value, [0, 1, 3, 2]) if n == 1 else value
+                value = emit(aten.clone.default, value, memory_format=torch.contiguous_format)
+                totals.setdefault(factor, []).append(self._folded(emit, value))
+        for (term, _), over in zip(written.added, axes, strict=True):
+            value = emit(operator.getitem, node, 3)
             if rest := sorted(over.difference(summed)):
                 value = emit(aten.sum.dim_IntList, value, rest, True)
-            if not gradients.sums:
-                value = emit(aten.reshape.default, value, list(like.shape))
-            if value.meta["val"].dtype != like.dtype:
-                value = emit(prims.convert_element_type.default, value, like.dtype)
-            wanted.replace_all_uses_with(value)
+            value = emit(aten.reshape.default, value, emit.sizes(term.value, tuple(range(term.value.meta["val"].dim()))))
+            value = value if term.factor == 1 else emit(aten.mul.Tensor, value, term.factor)
+            if value.meta["val"].dtype != term.value.meta["val"].dtype:
+                value = emit(prims.convert_element_type.default, value, term.value.meta["val"].dtype)
+            totals.setdefault(term.value, []).append(value)
+        for operand, values in totals.items():
+            total = values[0]
+            for value in values[1:]:
+                total = emit(aten.add.Tensor, total, value)
+            first, *others = backward.gradients[operand]
+            first.replace_all_uses_with(total)
+            for other in others:  # which is added to the first
+                other.replace_all_uses_with(emit(aten.zeros_like.default, total))
 
     def _four(self, emit: Emitter, node: fx.Node) -> fx.Node:
-        return node if node.meta["val"].dim() == 4 else emit(aten.unsqueeze.default, node, 0)
+        """A stack of matrices as [batch, heads, ...]."""
+        if node.meta["val"].dim() == 4:
+            return node
+        if self._written.stacked is None:
+            return emit(aten.unsqueeze.default, node, 0)
+        return emit(aten.reshape.default, node, [*emit.sizes(self._written.stacked, (0, 1)), *emit.sizes(node, (1, 2))])
 
-    def _unfolded(self, emit: Emitter, node: fx.Node, q: fx.Node, v: fx.Node) -> fx.Node:
-        """A value [batch x heads, queries, size of values] with batch and heads in two dimensions."""
-        return emit(aten.reshape.default, node, [*emit.sizes(q, (0, 1, 2)), v.meta["val"].shape[3]])
-
-    def _as_product(self, emit: Emitter, node: fx.Node) -> fx.Node:
+    def _folded(self, emit: Emitter, node: fx.Node) -> fx.Node:
         """A value with batch and heads in one dimension, as a product has them."""
         return emit(aten.view.default, node, [-1, *emit.sizes(node, (2, 3))])
 
@@ -277,8 +298,8 @@ class _Replaced:
     def _four_of(self, emit: Emitter, term: Term, value: fx.Node) -> fx.Node:
         """A value of a term in four dimensions."""
         sizes = value.meta["val"].shape
-        if term.dims == 3 and self._written.q.meta["val"].dim() == 4 and len(sizes) == 3 and not equal(sizes[0], 1):
-            return emit(aten.reshape.default, value, [*emit.sizes(self._written.q, (0, 1)), *emit.sizes(value, (1, 2))])
+        if term.dims == 3 and len(sizes) == 3 and not equal(sizes[0], 1):
+            return self._four(emit, value)
         while value.meta["val"].dim() < 4:
             value = emit(aten.unsqueeze.default, value, 0)
         return value

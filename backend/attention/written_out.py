@@ -1,26 +1,47 @@
-"""Attention written out in a graph, as it stands before and after Inductor's decompositions.
+"""Attention written out in a graph: its spellings, before and after Inductor's decompositions, as tables.
 
-    %s = mul(bmm(%q, permute(%k)), 0.125)              the scores; then any of, in any order that a mask ends:
-    %c = mul(tanh(div(%s, 50)), 50)                    a soft cap
-    %m = add(%c, %mask), where(%seen, %c, -1e9)        what is added, and what is hidden
-    %p = softmax(%m)                                   one operation, or exp(m - amax(m)) / sum; or 0 where all keys are hidden
-    %d = dropout(%p)
-    %y = bmm(%d, %v)
+    softmax(steps of bmm(q, k)), maybe dropout, bmm with v
 
-All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys].
+All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys]. A new spelling of the softmax or of a step is a
+line of `_SOFTMAXES` or `_STEPS`. Its gradients need none: autograd's sequence numbers find them (`graph/backward_part.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import torch
 from torch import fx
 
-from gossamer.backend.attention.folded_heads import TURNS, operand, plain, swaps, users_of
-from gossamer.backend.attention.score_function import number_of
-from gossamer.backend.attention.written_gradients import Gradients, gradients_of
+from gossamer.backend.attention.folded_heads import operand, plain
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
 from gossamer.backend.graph.dropout import Dropout, dropout_at
-from gossamer.backend.graph.nodes import same
+from gossamer.backend.graph.nodes import only_user, same
+from gossamer.backend.graph.patterns import (
+    LAST,
+    Hole,
+    Named,
+    Number,
+    Rule,
+    any_of,
+    apply,
+    converted,
+    equals,
+    exp,
+    largest,
+    log,
+    log_softmax,
+    log_sum_exp,
+    masked_fill,
+    match,
+    native_dropout,
+    part,
+    safe_softmax,
+    softmax,
+    tanh,
+    total,
+    where,
+)  # fmt: skip
 from gossamer.backend.graph.refused import Refused
 
 aten = torch.ops.aten
@@ -41,194 +62,250 @@ class Term:
 class Written:
     """One attention.
 
-    q, k, v    [batch, heads, tokens, size], or without the first; the keys may be turned, [.., size, keys]
-    product    the node of the weighted values
+    q, k, v     [batch, heads, tokens, size], or without the first; the keys may be turned, [.., size, keys]
+    factors     of the products, from which they come: queries, keys turned, values
+    product     the node of the weighted values
+    stacked     a value [batch, heads, ...], where one of q, k, v or the scores is
     scale, cap  the scores are cap * tanh(scale * <q, k> / cap), or scale * <q, k> where there is no cap
-    terms      what is added to them
-    safe       whether queries that see no key get 0, not NaN
-    dropout    of the weights
+    terms       what is added to them, the last one first
+    safe        whether queries that see no key get 0, not NaN
+    dropout     of the weights
+    backward    its gradients; those of a joint graph may be none
     """
 
     q: fx.Node
     k: fx.Node
     turned: bool
     v: fx.Node
+    factors: tuple[fx.Node, fx.Node, fx.Node]
     product: fx.Node
+    stacked: fx.Node | None
     scale: float
     cap: float | None
     terms: tuple[Term, ...]
-    gradients: Gradients | None
     safe: bool
     dropout: Dropout | None
+    backward: BackwardPart
 
     @property
     def share(self) -> float:
         """Of the weights that dropout sets to 0."""
         return 0.0 if self.dropout is None else self.dropout.share
 
+    @property
+    def trains(self) -> bool:
+        """Whether any gradient is asked for."""
+        return self.backward.upstream is not None
 
-def softmax_before(node: fx.Node) -> fx.Node | None:
-    """What a node is the softmax of, over its last dimension."""
-    if node.target is aten.where.self:
-        inner: Any = node.args[2]
-        before = softmax_before(inner) if isinstance(inner, fx.Node) and inner.target is not aten.where.self else None
-        return before if before is not None and _is_safe(node, before) else None
-    if node.target in (aten._softmax.default, aten._safe_softmax.default):
-        source: Any = node.args[0]
-        return source if node.args[1] in (-1, source.meta["val"].dim() - 1) else None
-    if node.target is not aten.div.Tensor or not all(isinstance(a, fx.Node) for a in node.args):
+    @property
+    def added(self) -> list[tuple[Term, fx.Node]]:
+        """The terms that have gradients, each with one of these."""
+        gradients = self.backward.gradients
+        return [(term, each) for term in self.terms if term.hidden is None for each in gradients[term.value]]
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What softmax is of. Where all keys of a query are hidden, its weights are 0 if they are `safe`; they are 0 as well where
+    the value is `hidden`."""
+
+    scores: fx.Node
+    safe: bool = False
+    hidden: fx.Node | None = None
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What has been found on the way from softmax to the product: `at` are the scores before that, times `factor`. Where there
+    is a soft cap, `after` is the factor of the result of tanh."""
+
+    at: fx.Node
+    factor: float = 1.0
+    after: float | None = None
+    terms: tuple[Term, ...] = ()
+
+    def scaled(self, number: float, score: fx.Node) -> "_Scores":
+        return replace(self, at=score, factor=self.factor * number)
+
+    def divided(self, number: float, score: fx.Node) -> "_Scores":
+        return self.scaled(1 / number if number else inf, score)
+
+    def capped(self, score: fx.Node) -> "_Scores":
+        if self.after is not None:
+            raise Refused("its scores have two soft caps")
+        return replace(self, at=score, factor=1.0, after=self.factor)
+
+    def added(self, value: fx.Node, score: fx.Node, sign: float = 1.0) -> "_Scores":
+        return self._and(Term(_repeated(value), self.at.meta["val"].dim(), sign * self.factor), score)
+
+    def filled(self, condition: fx.Node, score: fx.Node, number: float, hidden: bool) -> "_Scores":
+        number = torch.tensor(number, dtype=torch.float64).to(self.at.meta["val"].dtype).item()  # -1e9 is -inf in float16
+        if not number * self.factor < -1e4:
+            raise Refused("its scores are replaced by others")
+        return self._and(Term(_repeated(condition), self.at.meta["val"].dim(), number * self.factor, hidden), score)
+
+    def kept(self, seen: fx.Node, score: fx.Node) -> "_Scores":
+        """The other part of score * seen + (1 - seen) * -10000."""
+        *terms, last = self.terms or (Term(self.at, 0),)
+        found = match((1 - converted(Hole("seen"))) * Number("number"), last.value, seen=seen)
+        if found is None or self.after is not None:
+            raise Refused("its scores are multiplied with a tensor")
+        before = replace(self, factor=last.factor, terms=tuple(terms))
+        return replace(before.filled(seen, score, found["number"], hidden=False), factor=self.factor)
+
+    def _and(self, term: Term, score: fx.Node) -> "_Scores":
+        if self.after is not None:
+            raise Refused("its scores are masked before its soft cap")
+        return replace(self, at=score, terms=(*self.terms, term))
+
+
+def _refuse(reason: str) -> Any:
+    def means(*_: Any, **__: Any) -> None:
+        raise Refused(reason)
+
+    return means
+
+
+def _is_node(of: Any) -> bool:
+    return isinstance(of, fx.Node)
+
+
+def _is_bool(of: Any) -> bool:
+    return isinstance(of, fx.Node) and bool(of.meta["val"].dtype == torch.bool)
+
+
+x, score, weights, value = Hole("scores"), Hole("score", _is_node), Hole("weights", _is_node), Hole("value", _is_node)
+seen, hidden, number = Hole("seen", _is_bool), Hole("hidden", _is_bool), Number("number")
+
+_SHIFTED = Named("shifted", x - largest(x, LAST))
+_POWER = Named("power", exp(_SHIFTED))
+
+_SOFTMAXES = [
+    Rule(softmax(x, LAST), lambda scores: _Weights(scores)),
+    Rule(safe_softmax(x, LAST), lambda scores: _Weights(scores, safe=True)),
+    Rule(_POWER / total(_POWER, LAST), lambda scores, **_: _Weights(scores)),
+    Rule(exp(log_softmax(x, LAST)), lambda scores: _Weights(scores)),
+    Rule(exp(_SHIFTED - log(total(_POWER, LAST))), lambda scores, **_: _Weights(scores)),
+    Rule(exp(x - log_sum_exp(x, LAST)), lambda scores: _Weights(scores)),
+    Rule(where(~any_of(~equals(x, -inf), LAST), 0, weights), lambda weights, scores: _safe(weights, scores)),
+    Rule(masked_fill(weights, hidden, 0), lambda weights, hidden: _zeroed(weights, hidden)),
+    Rule(where(hidden, 0, weights), lambda weights, hidden: _zeroed(weights, hidden)),
+]
+"""What may have the weights. The last but two is what torch takes the safe softmax apart into."""
+
+_STEPS = [
+    Rule(score * number, _Scores.scaled),
+    Rule(score / number, _Scores.divided),
+    Rule(tanh(score), _Scores.capped),
+    Rule(score * converted(seen), _Scores.kept),
+    Rule(score + number, _refuse("a number is added to its scores")),
+    Rule(score - number, _refuse("a number is added to its scores")),
+    Rule(score + value, _Scores.added),
+    Rule(score - value, lambda to, score, value: to.added(value, score, -1.0)),
+    Rule(value - score, _refuse("its scores are subtracted")),
+    Rule(where(seen, score, number), lambda to, seen, score, number: to.filled(seen, score, number, False)),
+    Rule(where(hidden, number, score), lambda to, hidden, score, number: to.filled(hidden, score, number, True)),
+    Rule(masked_fill(score, hidden, number), lambda to, hidden, score, number: to.filled(hidden, score, number, True)),
+    Rule(where(seen, score, value), _refuse("its scores are replaced by others")),
+    Rule(where(seen, value, score), _refuse("its scores are replaced by others")),
+    Rule(score * value, _refuse("its scores are multiplied with a tensor")),
+    Rule(score / value, _refuse("its scores are multiplied with a tensor")),
+]
+"""What may be done to scores."""
+
+_DROPPED = part(native_dropout(weights, Hole("share")), 0)
+
+_PRODUCTS = {aten.bmm.default, aten.baddbmm.default}
+_ON_SCORES = {
+    aten.mul.Tensor, aten.div.Tensor, aten.tanh.default, aten.add.Tensor, aten.sub.Tensor, aten.where.self,
+    aten.masked_fill.Scalar, aten.masked_fill.Tensor,
+}  # fmt: skip
+"""What `_STEPS` are made of."""
+
+
+def written_attention(product: fx.Node, joint: JointGraph) -> Written | None:
+    """The attention of which a product has the weighted values; None if it is another product. Raises Refused for what there
+    is no operation for."""
+    weights = plain(product.args[0])
+    dropout, dropped = dropout_at(weights), match(_DROPPED, weights)
+    if dropout is not None or dropped is not None:
+        weights = plain(dropout.of if dropped is None else dropped["weights"])  # type: ignore[union-attr]
+    found: _Weights | None = apply(_SOFTMAXES, weights)
+    if found is None or plain(found.scores).meta["val"].dim() not in (3, 4) or not _products_behind(found.scores):
         return None
-    power, total = node.args
-    if power.target is not aten.exp.default or not _reduces(total, aten.sum.dim_IntList, power):  # type: ignore[union-attr]
-        return None
-    (shifted,) = power.args  # type: ignore[union-attr]
-    if shifted.target is not aten.sub.Tensor:  # type: ignore[union-attr]
-        return None
-    source, top = shifted.args  # type: ignore[union-attr]
-    return source if isinstance(top, fx.Node) and _reduces(top, aten.amax.default, source) else None
+    if (dropout is None and dropped is not None) or (dropout is not None and not 0 < dropout.share < 1):
+        raise Refused("it has dropout of a share that is not fixed, or of everything")
+    scored, scale, cap, terms = _read(found)
+    factors: Any = (*scored.args[-2:], product.args[1])
+    (q, q_turned), (k, k_turned), (v, v_turned) = (operand(each) for each in factors)
+    q, v = factors[0] if q_turned else q, factors[2] if v_turned else v
+    shapes = [n for n in (q, k, v, *_on_the_way(found.scores, scored)) if n.meta["val"].dim() == 4]
+    inputs = list(dict.fromkeys([*factors, *(term.value for term in terms)]))
+    backward = joint.part(between(inputs, product), inputs, product)
+    return Written(
+        q, k, not k_turned, v, factors, product, shapes[0] if shapes else None, scale, cap, terms, found.safe, dropout, backward
+    )  # fmt: skip
 
 
-def _is_safe(node: fx.Node, source: fx.Node) -> bool:
-    """where(not any(not (source == -inf)), 0, ...), which is what torch takes the safe softmax apart into."""
-    hidden, zero = (same(a) for a in node.args[:2])
-    if hidden.target is not aten.logical_not.default or number_of(zero) != 0:
-        return False
-    some: Any = hidden.args[0]
-    if some.target is not aten.any.dim or some.args[1] not in (-1, source.meta["val"].dim() - 1):
-        return False
-    shown = same(some.args[0])
-    equal = same(shown.args[0]) if shown.target is aten.logical_not.default else None
-    return equal is not None and equal.target is aten.eq.Scalar and equal.args == (source, -torch.inf)
+def _read(weights: _Weights) -> tuple[fx.Node, float, float | None, tuple[Term, ...]]:
+    """The product behind the scores, scale, cap and what is added."""
+    to = _Scores(plain(weights.scores))
+    while to.at.target not in _PRODUCTS:
+        ahead = [n for n in to.at.all_input_nodes if _products_behind(n)]
+        if len(ahead) != 1:
+            raise Refused("its scores are the sum of several products")
+        step: _Scores | None = apply(_STEPS, to.at, to, score=ahead[0])
+        if step is None:
+            raise Refused(f"its scores go through {to.at.target}")
+        to = replace(step, at=plain(step.at))
+    if to.at.target is aten.baddbmm.default:
+        alpha, beta = (float(to.at.kwargs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
+        to = replace(to.added(to.at.args[0], to.at, beta) if beta else to, factor=to.factor * alpha)  # type: ignore[arg-type]
+    cap = to.after
+    if cap is not None and not abs(cap * to.factor) > 0:
+        raise Refused("its soft cap is 0")
+    terms = to.terms if weights.hidden is None else _hidden_for_good(to.terms, weights.hidden)
+    return to.at, to.factor if cap is None else to.factor * cap, cap, terms  # tanh(factor * x) is tanh(scale * x / cap)
 
 
-def _reduces(node: Any, target: Any, source: Any) -> bool:
-    last = ([-1], [source.meta["val"].dim() - 1])
-    return node.target is target and node.args[0] is source and list(node.args[1]) in last and node.args[2:] == (True,)
-
-
-def written_attention(weights: fx.Node) -> Written | None:
-    """The attention of which a softmax has the weights; None if it is another softmax. Raises Refused for what there is no
-    operation for."""
-    source = softmax_before(weights)
-    scores = plain(source) if source is not None else None
-    if scores is None or scores.meta["val"].dim() not in (3, 4) or not (products := _products_behind(scores)):
-        return None
-    uses = users_of(weights)
-    dropped = next((found for user, _, _ in uses if (found := _dropout(user, weights)) is not None), None)
-    if dropped is not None:
-        result, dropout = dropped
-        uses = [use for use in uses if use[0] is not dropout.drawn and result not in use[0].users] + users_of(result)
-    forward = [user for user, turned, number in uses if user.target is aten.bmm.default and number == 0 and not turned]
-    if len(forward) != 1:
-        if any(user.target is aten.native_dropout.default for user, _, _ in uses):
-            raise Refused("it has dropout of a share that is not fixed, or of everything")
-        return None
-    (product,) = forward
-    if len(products) != 1:
-        raise Refused("its scores are the sum of several products")
-    scale, cap, terms, scored = _scores(scores)
-    factors = scored.args[-2:]
-    q, k, v = operand(factors[0]), operand(factors[1]), operand(product.args[1])
-    others = [use for use in uses if use[0] is not product]
-    gradients = gradients_of(weights, product, scored, others, dropped[1] if dropped else None) if others else None
-    turned = not (k.target in TURNS and swaps(k))
-    k = k if turned else operand(k.args[0])
-    if len({x.meta["val"].dim() for x in (q, k, v)}) != 1:
-        raise Refused("its products are of different numbers of dimensions")
-    safe = weights.target in (aten.where.self, aten._safe_softmax.default)
-    return Written(q, k, turned, v, product, scale, cap, terms, gradients, safe, dropped[1] if dropped else None)
+def _hidden_for_good(terms: tuple[Term, ...], hidden: fx.Node) -> tuple[Term, ...]:
+    """What is added to scores where weights are set to 0 afterwards: minus infinity."""
+    if not any(term.hidden and term.value is _repeated(hidden) for term in terms):
+        raise Refused("its weights are replaced by others")
+    return tuple(replace(t, factor=-inf) if t.hidden and t.value is _repeated(hidden) else t for t in terms)
 
 
 def _products_behind(scores: fx.Node, most: int = 24) -> list[fx.Node]:
     """The products that scores are made of, by operations on each of them."""
-    found, pending = [], [scores]
+    found, pending = list[fx.Node](), [scores]
     while pending and (most := most - 1):
         node = plain(pending.pop())
-        if node.target in (aten.bmm.default, aten.baddbmm.default):
+        if node.target in _PRODUCTS:
             found.append(node)
-        elif node.target in (aten.mul.Tensor, aten.div.Tensor, aten.tanh.default, *_ADDS, *_CHOICES):
+        elif node.target in _ON_SCORES:
             pending += [n for n in node.all_input_nodes if n.meta["val"].dim() > 2]
     return found
 
 
-_ADDS = {aten.add.Tensor, aten.sub.Tensor}
-_CHOICES = {aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor}
+def _on_the_way(scores: fx.Node, scored: fx.Node) -> list[fx.Node]:
+    return [scored, *between([scored], scores)] if scores is not scored else [scored]
 
 
-def _dropout(user: fx.Node, weights: fx.Node) -> tuple[fx.Node, Dropout] | None:
-    """What a user of weights makes of them if that is dropout, and which."""
-    for result in user.users:
-        found = dropout_at(result) if isinstance(result.meta.get("val"), torch.Tensor) else None
-        if found is not None and same(found.of) is same(weights) and 0 < found.share < 1:
-            return result, found
-    return None
-
-
-def _scores(node: fx.Node) -> tuple[float, float | None, tuple[Term, ...], fx.Node]:
-    """Scale, cap, what is added, and the product."""
-    factor, after, terms, cap = 1.0, 1.0, list[Term](), None
-    capped = False
+def _repeated(node: fx.Node) -> fx.Node:
+    """The value that is expanded to another, for which nothing else uses that."""
     while True:
-        node = plain(node)
-        if node.target in (aten.mul.Tensor, aten.div.Tensor):
-            at, number = _scaled(node)
-            factor *= number
-        elif node.target is aten.tanh.default and not capped:
-            capped, after, factor, at = True, factor, 1.0, node.args[0]
-        elif node.target in _ADDS and not capped:
-            at, other, sign = _sides(node)
-            terms.append(Term(other, node.meta["val"].dim(), sign * factor))
-        elif node.target in _CHOICES and not capped:
-            at, term = _chosen(node, factor)
-            terms.append(term)
-        elif node.target is aten.bmm.default or (node.target is aten.baddbmm.default and not capped):
-            break
-        else:
-            raise Refused(f"its scores go through {node.target}")
-        node = at
-    if capped:
-        cap = after
-        if not abs(cap * factor) > 0:
-            raise Refused("its soft cap is 0")
-        factor *= cap  # tanh(factor * x) is tanh(scale * x / cap)
-    if node.target is aten.baddbmm.default:
-        terms.append(Term(node.args[0], 3, factor * node.kwargs.get("beta", 1)))  # type: ignore[arg-type, operator]
-        factor *= node.kwargs.get("alpha", 1)  # type: ignore[assignment, operator]
-    return factor, cap, tuple(terms), node
+        node = same(node)
+        source: Any = node.args[0] if node.target is aten.expand.default and only_user(node) is not None else None
+        if source is None or source.meta["val"].dim() != node.meta["val"].dim():
+            return node
+        node = source
 
 
-def _scaled(node: fx.Node) -> tuple[Any, float]:
-    at, number = node.args
-    if node.target is aten.mul.Tensor and not isinstance(number, int | float):
-        at, number = number, at
-    if not isinstance(number, int | float) or not isinstance(at, fx.Node):
-        raise Refused("its scores are multiplied with a tensor")
-    return at, float(number) if node.target is aten.mul.Tensor else 1 / number
+def _zeroed(weights: fx.Node, hidden: fx.Node) -> _Weights | None:
+    found: _Weights | None = apply(_SOFTMAXES, weights)
+    return None if found is None else replace(found, safe=True, hidden=hidden)
 
 
-def _sides(node: fx.Node) -> tuple[fx.Node, fx.Node, float]:
-    """The scores, what is added to them, and its sign."""
-    a, b = node.args
-    if node.kwargs.get("alpha", 1) != 1 or not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
-        raise Refused("a number is added to its scores")
-    if _products_behind(a):
-        return a, b, -1.0 if node.target is aten.sub.Tensor else 1.0
-    if node.target is aten.sub.Tensor:
-        raise Refused("its scores are subtracted")
-    return b, a, 1.0
-
-
-def _chosen(node: fx.Node, factor: float) -> tuple[fx.Node, Term]:
-    """The scores, and what hides some of them."""
-    if node.target is aten.where.self:
-        condition, a, b = node.args
-        shown = bool(_products_behind(a))  # type: ignore[arg-type]
-        at, value = (a, b) if shown else (b, a)
-    else:
-        (at, condition, value), shown = node.args, False
-    number = number_of(value)
-    if number is not None:  # -1e9 is minus infinity in float16
-        number = torch.tensor(number, dtype=torch.float64).to(node.meta["val"].dtype).item()
-    if number is None or not number * factor < -1e4:
-        raise Refused("its scores are replaced by others")
-    return at, Term(condition, node.meta["val"].dim(), number * factor, not shown)  # type: ignore[arg-type, return-value]
+def _safe(weights: fx.Node, scores: fx.Node) -> _Weights | None:
+    found: _Weights | None = apply(_SOFTMAXES, weights)
+    return None if found is None or same(found.scores) is not same(scores) else replace(found, safe=True)

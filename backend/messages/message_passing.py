@@ -27,7 +27,6 @@ from gossamer.backend.edges.structure_values import remembered
 from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.expressions import Place
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.nodes import hint, in_training, is_backward
