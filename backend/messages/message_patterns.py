@@ -36,7 +36,7 @@ class EdgeIndex:
     """An edge list, to be found again in other nodes; None, the edges themselves, is found in none."""
 
     def __init__(self, node: fx.Node | None, structure: Structure) -> None:
-        self.node, self._structure = node, structure
+        self._structure = structure
         self._known = None if node is None else self._identity(node)
 
     def is_(self, node: fx.Node | None) -> bool:

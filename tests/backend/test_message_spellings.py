@@ -1,6 +1,7 @@
 """Spellings of attention over an edge list, and of sums of messages, that train: eager torch's numbers and gradients."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +124,60 @@ def test_a_division_of_zero_by_zero_stays() -> None:
     assert "graph attention" not in operations(run)
     assert "softmax and sums stay apart: a target without edges divides zero by zero" in {d.reason for d in run.decisions}
     assert_same(run.output, attended(*given))
+
+
+class OwnExponential(torch.autograd.Function):
+    """An exponential whose gradient is twice as large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient * ctx.saved_tensors[0]
+
+
+class OwnRectifier(torch.autograd.Function):
+    """A leaky_relu whose gradient is that of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return F.leaky_relu(x, 0.2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 1
+
+
+@pytest.mark.parametrize("own", ["exponential", "scores"])
+def test_gradients_that_autograd_did_not_make_are_kept(own: str) -> None:
+    """A softmax of an exponential of one's own stays apart; scores of one's own are computed before the softmax."""
+
+    def attended(x: Tensor, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
+        z = a[index[0]] + b[index[1]]
+        p = OwnExponential.apply(z) if own == "exponential" else shifted(OwnRectifier.apply(z), index[1])
+        weight = p / sums(p, index[1])[index[1]]
+        return torch.zeros_like(x).index_add(0, index[1], x[index[0]] * weight[:, :, None])
+
+    given = torch.randn(NODES, HEADS, SIZE), torch.randn(NODES, HEADS), torch.randn(NODES, HEADS), edges()
+    run, ours, expected = trained(Layer(attended), *given)
+    (attention, *_) = [d for d in run.decisions if d.op == "graph attention"]
+    assert attention.sparse == (own == "scores")
+    assert attention.sparse or attention.reason.startswith("softmax and sums stay apart: ")
+    for mine, eager in zip(ours, expected, strict=True):
+        assert_same(mine, eager)
+
+
+def test_several_maxima_of_the_same_messages_train() -> None:
+    def both(x: Tensor, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
+        messages = gathered(x, index)
+        return reduced(messages, index, "amax") - 2 * reduced(messages, index, "amin")
+
+    kinds = ["max aggregation", "max aggregation backward", "min aggregation", "min aggregation backward"]
+    check(both, 1, ["aggregation backward", *kinds], "eager")
 
 
 def test_scores_in_a_column_are_attention() -> None:
