@@ -9,8 +9,9 @@ inputs, when those are new (gossamer::attend_under), else when it is there (goss
 """
 
 import operator
-from math import prod
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import fx
@@ -22,7 +23,9 @@ from gossamer.backend.graph.expressions import Expression, computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.names import place_of
-from gossamer.backend.graph.nodes import COPIES, ancestors, hint, same
+from gossamer.backend.graph.nodes import ancestors, hint, same, same_shape, users
+from gossamer.backend.graph.patterns import Hole, match, where
+from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
@@ -62,29 +65,177 @@ class MaskedAttention:
         """A decision for each attention with a mask."""
         if context.options.schedule == "reference":
             return []
-        constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node | None, _Tables | None]()
+        constants, decisions, tables = Constants(graph), list[Decision](), dict[fx.Node, _Tables | None]()
         for node in list(graph.nodes):
             if node.target not in (cpu_attention, attend_masked) or not node.args[0].meta["val"].is_cpu:
                 continue
-            mask = node.kwargs.get("attn_mask") if node.target is cpu_attention else node.args[3]
-            if isinstance(mask, fx.Node) and node.target is cpu_attention and (reason := _unsupported(node, mask)):
-                decisions.append(
-                    Decision(_named(node, mask, context), "attention", _sizes(mask), 1.0, None, None, False, reason, None)
-                )
-            elif isinstance(mask, fx.Node) or node.target is attend_masked:
-                decisions.append(_replace(node, mask, constants, tables, context))
+            found = _Masked.of(node, constants, tables)
+            if found is None:
+                continue
+            try:
+                decisions.append(found.replace(context))
+            except Refused as problem:
+                decisions.append(found.decision(context, str(problem)))
+            except CompileError:
+                if context.options.strict:
+                    raise
+                decisions.append(found.decision(context, FAILED))
         if any(decision.sparse for decision in decisions):
             graph.eliminate_dead_code()
         return decisions
 
 
-def _named(node: fx.Node, mask: fx.Node | None, context: GraphContext) -> str:
-    """The mask as the user calls it, or the module that attends."""
-    return context.inputs.name(mask) if mask is not None and mask.op == "placeholder" else place_of(node)
+@dataclass(frozen=True)
+class _Masked:
+    """One attention under a mask.
+
+    mask       what is added to its scores, or says which keys are seen; attention with dropout or a soft cap may have none
+    condition  the bools of which the mask is made, None if it is more than these
+    tables     its tiles where positions alone say them
+    how        the arguments that are a `Scoring`
+    backward   the operations for its gradients, and those that compute that of the mask, too
+    """
+
+    node: fx.Node
+    mask: fx.Node | None
+    condition: fx.Node | None
+    tables: _Tables | None
+    how: tuple[Any, ...]
+    backward: tuple[fx.Node, ...]
+    of_scores: bool
+
+    @classmethod
+    def of(cls, node: fx.Node, constants: Constants, tables: dict[fx.Node, _Tables | None]) -> Self | None:
+        """That of an operation; None if it has nothing that ours is for. The `tables` are those of masks seen before."""
+        mask: Any = node.kwargs.get("attn_mask") if node.target is cpu_attention else node.args[3]
+        if not isinstance(mask, fx.Node) and node.target is cpu_attention:
+            return None
+        q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
+        scale: Any = node.kwargs.get("scale")
+        how = node.args[4:] if node.target is attend_masked else (float(scale or q.shape[3] ** -0.5), None, None, 0.0, False)
+        readable = mask is not None and not (node.target is cpu_attention and _unsupported(node, mask))
+        condition = _condition(mask) if readable else None
+        if readable and mask not in tables:
+            known = _known(mask if condition is None else condition, constants)
+            tables[mask] = None if known is None else _tables(known, q.shape[2], k.shape[2])
+        backward, of_scores = (_gradients_of(node, targets) for targets in (_BACKWARDS, (attend_masked_scores,)))
+        return cls(node, mask, condition, tables.get(mask), how, backward, bool(of_scores))
+
+    @property
+    def ours(self) -> bool:
+        """Whether it has what torch's operation does not compute."""
+        return self.node.target is attend_masked
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Those of its mask, or of its scores."""
+        return _sizes(self.mask) if self.mask is not None else (self._extent(0), self._extent(1))
+
+    @property
+    def share(self) -> float:
+        """Of the tiles that its mask leaves."""
+        return 1.0 if self.tables is None else self.tables[0].share(self.sizes[-1])
+
+    def _extent(self, number: int) -> int:
+        """The number of queries, or of keys."""
+        argument: Any = self.node.args[number]
+        return hint(argument.meta["val"].shape[2]) or 0
+
+    def decision(self, context: GraphContext, reason: str, share: float | None = None, **more: Any) -> Decision:
+        """What the report says of it; dense where nothing `more` is said."""
+        sparse = bool(more)
+        named = (
+            context.inputs.name(self.mask) if self.mask is not None and self.mask.op == "placeholder" else place_of(self.node)
+        )
+        kind, schedule = (f"{TILE_QUERIES}x{TILE_KEYS} tiles", "blocks") if sparse else (None, None)
+        share = self.share if share is None else share
+        gain = more.pop("gain", None)
+        return Decision(named, "attention", self.sizes, share, kind, schedule, sparse, reason, gain, **more)
+
+    def replace(self, context: GraphContext) -> Decision:
+        """Puts the operation of ours in its place. Raises Refused."""
+        expression = self._expression()
+        self._check(expression, context)
+        kernels = self._kernels()
+        name, forward, gradient = self._arguments(expression, context)
+        replaced = Emitter(self.node)(getattr(torch.ops.gossamer, name).default, *self.node.args[:3], *forward)
+        for each in self.backward:
+            operation = getattr(torch.ops.gossamer, f"{name}_backward").default
+            each.replace_all_uses_with(Emitter(each)(operation, *each.args[:6], *gradient))
+        take_place(self.node, replaced)
+        if self.tables is not None:
+            left = f"{self.share:.0%} of the tiles are computed, {self._not_made()}"
+            picture = self.tables[0].picture(self.sizes[-1])
+            return self.decision(context, left, gain=1 / self.share if self.share else None, picture=picture, kernels=kernels)
+        table = self._table_now(expression, forward[-1], context) if expression is not None else None
+        when = "when what it is computed from is new" if expression is not None else "at every call"
+        left = "" if self.ours else f"; torch's own kernel runs where these are over {MOST_SHARE:.0%}"
+        share = None if table is None else table.share(self.sizes[-1])
+        picture = "" if table is None else table.picture(self.sizes[-1])
+        return self.decision(
+            context, f"the tiles that its mask leaves are found {when}{left}", share, picture=picture, kernels=kernels
+        )
+
+    def _check(self, expression: Expression | None, context: GraphContext) -> None:
+        """Raises Refused for what the operation of ours does not compute, or not faster."""
+        may_stay = context.options.min_gain > 0 and not self.ours
+        q = self.node.args[0].meta["val"]  # type: ignore[union-attr]
+        if self.mask is not None and not self.ours and (reason := _unsupported(self.node, self.mask)):
+            raise Refused(reason)
+        if self.tables is not None:
+            if self.share > MOST_SHARE and may_stay:
+                raise Refused(f"its mask leaves {self.share:.0%} of the tiles")
+            return
+        if self.mask is not None and not self.of_scores and not self.ours and (self.condition or expression) is None:
+            raise Refused("its mask adds numbers that are computed with activations")
+        if 4 * prod(hint(n) or 0 for n in q.shape) * self._extent(1) < _LEAST and may_stay:
+            raise Refused("it is too small to look at its mask at every call")
+
+    def _expression(self) -> Expression | None:
+        """How its mask is computed, where its tiles are to be found when that is new."""
+        looked_at = self.mask if self.condition is None else self.condition
+        found_late = self.tables is None and looked_at is not None and not self.of_scores
+        return _expression(looked_at, self.node.graph) if found_late else None  # type: ignore[arg-type]
+
+    def _kernels(self) -> tuple[str, ...]:
+        """The keys of what it calls. Raises CompileError."""
+        parts = ("forward", *(("queries", "keys") if self.backward else ()), *(("queries", "scores") if self.of_scores else ()))
+        scale, cap, _, dropout, _ = self.how
+        added = (ADD,) if self.mask is not None and self.condition is None else ()
+        steps: tuple[Step, ...] = (*cap_steps(cap), *(added if self.tables is None else self.tables[0].steps))
+        q = self.node.args[0].meta["val"]  # type: ignore[union-attr]
+        return tuple(attention_kernel(part, q, scale, steps, dropout).key for part in parts)
+
+    def _arguments(self, expression: Expression | None, context: GraphContext) -> tuple[str, list[Any], list[Any]]:
+        """The operation, and the arguments of it and of that for its gradients, besides queries, keys and values."""
+        if expression is not None:
+            key = mask_ops.attention_mask(expression, noticed(expression.leaves, context.options.verify))
+            given = [list(expression.leaves), list(expression.numbers), *self.how, key]
+            return "attend_under", given, given
+        if self.tables is not None:
+            parts = [constant(self.node, part) for each in self.tables for part in each.tensors]
+            return "attend_tiles", [parts[:4], *self.how], [parts, *self.how]
+        given = [self.mask if self.condition is None else self.condition, *self.how]
+        return "attend_masked", given, given
+
+    def _table_now(self, expression: Expression, key: str, context: GraphContext) -> TileTable | None:
+        """Its tiles as the inputs are now."""
+        q, k = (argument.meta["val"] for argument in self.node.args[:2])  # type: ignore[union-attr]
+        now = context.inputs.given_now(expression.leaves, expression.numbers, (q, k))
+        return None if now is None else mask_ops.known(key).current(now, ()).table(q, k)
+
+    def _not_made(self) -> str:
+        """What takes no memory: the scores of attention that is written out, else the mask, which torch's operation reads."""
+        q, k = (argument.meta["val"] for argument in self.node.args[:2])  # type: ignore[union-attr]
+        of_scores = self.ours or self.mask is None
+        value = q if of_scores else self.mask.meta["val"]  # type: ignore[union-attr]
+        shape = (*q.shape[:3], k.shape[2]) if of_scores else value.shape
+        megabytes = prod(hint(n) or 0 for n in shape) * value.element_size() / 1e6
+        return f"{megabytes:.3g} MB of {'scores' if of_scores else 'mask'} are not made"
 
 
 def _unsupported(node: fx.Node, mask: fx.Node) -> str | None:
-    """Why the operation of ours does not compute this, whatever its mask hides."""
+    """Why the operation of ours does not compute what torch's does, whatever its mask hides."""
     q, k, v = (argument.meta["val"] for argument in node.args[:3])  # type: ignore[union-attr]
     given: Any = node.args[3:]
     dropout, causal = given[0] if given else 0.0, given[1] if len(given) > 1 else False
@@ -101,104 +252,6 @@ def _unsupported(node: fx.Node, mask: fx.Node) -> str | None:
 
 def _sizes(value: fx.Node) -> tuple[int, ...]:
     return tuple(hint(n) or 0 for n in value.meta["val"].shape)
-
-
-def _replace(
-    node: fx.Node,
-    mask: fx.Node | None,
-    constants: Constants,
-    tables: dict[fx.Node | None, _Tables | None],
-    context: GraphContext,
-) -> Decision:
-    q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
-    how = _scoring(node, q)
-    scale, cap, _, dropout, _ = how
-    ours = node.target is attend_masked
-    condition = _condition(mask, constants) if mask is not None else None
-    backward, of_scores = (_gradient_of(node, targets) for targets in (_BACKWARDS, (attend_masked_scores,)))
-    if mask not in tables:
-        known = _known(condition if condition is not None else mask, constants) if mask is not None else None
-        tables[mask] = None if known is None else _tables(known, q.shape[2], k.shape[2])
-    known_tables = tables[mask]
-    table = known_tables[0] if known_tables is not None else None
-    size = _sizes(mask) if mask is not None else (hint(q.shape[2]) or 0, hint(k.shape[2]) or 0)
-    share = 1.0 if table is None else table.share(size[-1])
-    work = 4 * prod(hint(n) or 0 for n in q.shape) * (hint(k.shape[2]) or 0)
-
-    kernels: list[str] = []
-
-    def decision(sparse: bool, reason: str, gain: float | None = None) -> Decision:
-        kind = f"{TILE_QUERIES}x{TILE_KEYS} tiles" if sparse else None
-        picture = table.picture(size[-1]) if sparse and table is not None else ""
-        schedule = "blocks" if sparse else None
-        keys = tuple(kernels) if sparse else ()
-        return Decision(
-            _named(node, mask, context),
-            "attention",
-            size,
-            share,
-            kind,
-            schedule,
-            sparse,
-            reason,
-            gain,
-            picture=picture,
-            kernels=keys,
-        )
-
-    expression = None
-    if table is None and mask is not None and not of_scores:
-        expression = _expression(mask if condition is None else condition, node.graph)
-        if condition is None and expression is None and not ours:
-            return decision(False, "its mask adds numbers that are computed with activations")
-    may_stay = context.options.min_gain > 0 and not ours
-    if table is not None and share > MOST_SHARE and may_stay:
-        return decision(False, f"its mask leaves {share:.0%} of the tiles")
-    if table is None and work < _LEAST and may_stay:
-        return decision(False, "it is too small to look at its mask at every call")
-    try:
-        wanted = ("forward", *(("queries", "keys") if backward else ()), *(("queries", "scores") if of_scores else ()))
-        steps = *cap_steps(cap), *_steps(table, mask if condition is None else None)
-        kernels += [attention_kernel(part, q, scale, steps, dropout).key for part in wanted]
-    except CompileError:
-        if context.options.strict:
-            raise
-        return decision(False, FAILED)
-    ops = torch.ops.gossamer
-    forward: list[Any] = [mask if condition is None else condition, *how]
-    name, gradient = "attend_masked", forward
-    if expression is not None:
-        key = mask_ops.attention_mask(expression, noticed(expression.leaves, context.options.verify))
-        forward = [list(expression.leaves), list(expression.numbers), *how, key]
-        name, gradient = "attend_under", forward
-    elif known_tables is not None:
-        parts = [constant(node, part) for each in known_tables for part in each.tensors]
-        name, forward, gradient = "attend_tiles", [parts[:4], *how], [parts, *how]
-    replaced = Emitter(node)(getattr(ops, name).default, *node.args[:3], *forward)
-    for each in backward:
-        operation = getattr(ops, f"{name}_backward").default
-        each.replace_all_uses_with(Emitter(each)(operation, *each.args[:6], *gradient))
-    take_place(node, replaced)
-    if expression is not None:
-        now = context.inputs.given_now(expression.leaves, expression.numbers, (q, k))
-        table = None if now is None else mask_ops.known(key).current(now, ()).table(q, k)
-        share = share if table is None else table.share(size[-1])
-    if known_tables is None:
-        when = "when what it is computed from is new" if expression is not None else "at every call"
-        left = "" if ours else f"; torch's own kernel runs where these are over {MOST_SHARE:.0%}"
-        return decision(True, f"the tiles that its mask leaves are found {when}{left}")
-    left = f"{share:.0%} of the tiles are computed, {_not_made(node, mask)}"
-    return decision(True, left, 1 / share if share else None)
-
-
-def _not_made(node: fx.Node, mask: fx.Node | None) -> str:
-    """What takes no memory: the scores of attention that is written out, else the mask, which torch's operation reads."""
-    q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
-    of_scores = node.target is attend_masked or mask is None
-    value = q if of_scores else mask.meta["val"]  # type: ignore[union-attr]
-    shape = (*q.shape[:3], k.shape[2]) if of_scores else value.shape
-    megabytes = prod(hint(n) or 0 for n in shape) * value.element_size() / 1e6
-    return f"{megabytes:.3g} MB of {'scores' if of_scores else 'mask'} are not made"
 
 
 def _expression(mask: fx.Node, graph: fx.Graph) -> Expression | None:
@@ -243,40 +296,14 @@ def _tables(mask: torch.Tensor | Strips, queries: int, keys: int) -> _Tables:
     return tile_table(whole), tile_table(whole, turned=True)
 
 
-def _steps(table: TileTable | None, added: fx.Node | None) -> tuple[Step, ...]:
-    """What a mask will probably do to scores."""
-    return table.steps if table is not None else () if added is None else (ADD,)
-
-
-def _scoring(node: fx.Node, q: torch.Tensor) -> tuple[Any, ...]:
-    """The arguments that are a `Scoring`."""
-    if node.target is attend_masked:
-        return node.args[4:]
-    given: Any = node.kwargs.get("scale")
-    return float(given or q.shape[3] ** -0.5), None, None, 0.0, False
-
-
-def _gradient_of(node: fx.Node, targets: tuple[Any, ...]) -> list[fx.Node]:
-    """The operations for the gradients of attention, in a joint graph."""
-    results = {user for user in node.users if user.target is operator.getitem}
-    pending = list(results)
-    while pending:
-        for user in pending.pop().users:
-            if user.target in COPIES and user not in results:
-                results.add(user)
-                pending.append(user)
-    found = {user for result in results for user in result.users if user.target in targets and same(user.args[4]) in results}
-    return list(found)
-
-
-def _condition(mask: fx.Node, constants: Constants) -> fx.Node | None:
+def _condition(mask: fx.Node) -> fx.Node | None:
     """The bools that a mask was made of as 0 and minus infinity."""
-    if mask.target is not aten.where.self:
-        return None
-    condition, shown, hidden = mask.args
-    values = [constants.of(n) if isinstance(n, fx.Node) else None for n in (shown, hidden)]
-    if any(value is None for value in values) or not isinstance(condition, fx.Node):
-        return None
-    shown, hidden = values
-    same = condition.meta["val"].shape == mask.meta["val"].shape
-    return condition if same and bool((shown == 0).all()) and bool(hidden.isneginf().all()) else None  # type: ignore[union-attr]
+    found = match(where(Hole("seen"), 0, -inf), mask)
+    return found["seen"] if found is not None and same_shape(found["seen"], mask) else None
+
+
+def _gradients_of(node: fx.Node, targets: tuple[Any, ...]) -> tuple[fx.Node, ...]:
+    """The operations for the gradients of attention, in a joint graph. They read its result."""
+    results = [user for user in node.users if user.target is operator.getitem]
+    found = [user for result in results for user in users(result) if user.target in targets and same(user.args[4]) is result]
+    return tuple(dict.fromkeys(found))

@@ -5,7 +5,7 @@ where(q >= k, score, -inf)                      →    no step, and sees(b, h, q
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -13,18 +13,14 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.expressions import is_pure
-from gossamer.backend.graph.nodes import fixed_size
-from gossamer.backend.graph.patterns import number_of
+from gossamer.backend.graph.nodes import COPIES, fixed_size
+from gossamer.backend.graph.patterns import CONVERTS, Hole, Number, Rule, apply, number_of, tanh, where
 from gossamer.backend.graph.refused import Refused
 from gossamer.dialects.attention import ADD, TANH, Step
 from gossamer.runtime.torch_internals import OpOverload
 
 aten = torch.ops.aten
 
-_TIMES = {aten.mul.Tensor, aten.mul.Scalar}
-_DIVIDED = {aten.div.Tensor, aten.div.Scalar}
-_PLUS = {aten.add.Tensor: 1.0, aten.add.Scalar: 1.0, aten.sub.Tensor: -1.0, aten.sub.Scalar: -1.0}
-_CHOICES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
 _NUMBERS = {
     aten.scalar_tensor.default, aten.full.default, aten.full_like.default, aten.new_full.default, aten.new_ones.default,
     aten.new_zeros.default, aten.ones_like.default, aten.zeros_like.default, aten._to_copy.default,
@@ -32,7 +28,6 @@ _NUMBERS = {
 }  # fmt: skip
 """What gives a number for a number, besides pointwise operations."""
 _SMALL = 4096  # elements of a tensor that a function has as a constant
-_SAME = {aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default}
 
 
 @dataclass(frozen=True)
@@ -51,64 +46,68 @@ class ScoreFunction:
     hides: bool
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """What has been done with the score so far: steps, what is added with which sign, and what hides keys, or shows them."""
+
+    steps: tuple[Step, ...] = ()
+    terms: tuple[tuple[Any, float], ...] = ()
+    conditions: tuple[tuple[Any, bool], ...] = ()
+
+    def then(self, step: Step) -> "_Steps":
+        if self.conditions:
+            raise Refused("its score_mod goes on after it has hidden keys")
+        return replace(self, steps=(*self.steps, step))
+
+    def added(self, value: Any, sign: float = 1.0) -> "_Steps":
+        if ADD in self.steps and self.steps[-1] != ADD:
+            raise Refused("its score_mod adds twice, before and after a function of the score")
+        steps = self.steps if ADD in self.steps else (*self.steps, ADD)
+        return replace(self, steps=steps, terms=(*self.terms, (value, sign)))
+
+    def chosen(self, condition: Any, other: Any, shown: bool) -> "_Steps":
+        if number_of(other) != -inf:
+            raise Refused("its score_mod chooses between scores")
+        return replace(self, conditions=(*self.conditions, (condition, shown)))
+
+
+score, value, number, condition = Hole("score"), Hole("value"), Number("number"), Hole("condition")
+
+_STEPS = [
+    Rule(tanh(score), lambda to, **_: to.then(TANH)),
+    Rule(-score, lambda to, **_: to.then(-1.0)),
+    Rule(score * number, lambda to, number, **_: to.then(number)),
+    Rule(score / number, lambda to, number, **_: to.then(1 / number) if number else None),
+    Rule(score + value, lambda to, value, **_: to.added(value)),
+    Rule(score - value, lambda to, value, **_: to.added(value, -1.0)),
+    Rule(value - score, lambda to, value, **_: to.then(-1.0).added(value)),
+    Rule(where(condition, score, value), lambda to, condition, value, **_: to.chosen(condition, value, True)),
+    Rule(where(condition, value, score), lambda to, condition, value, **_: to.chosen(condition, value, False)),
+]
+"""What the kernel can do with a score."""
+
+
 def score_function(module: fx.GraphModule) -> ScoreFunction:
     """Of (score, batch, head, query, key, buffers...). Raises Refused."""
     graph = module.graph
-    score, *places = [node for node in graph.nodes if node.op == "placeholder"]
+    given, *places = [node for node in graph.nodes if node.op == "placeholder"]
     (result,) = next(node for node in graph.nodes if node.op == "output").args
-    of_score = _depending(graph, [score])
-    steps: list[Step] = []
-    terms: list[tuple[Any, float]] = []
-    conditions: list[tuple[Any, bool]] = []
-    at = score
+    of_score, at, found = _depending(graph, [given]), given, _Steps()
     while at is not result:
         user = next(iter(at.users), None)
         if user is None or len(at.users) != 1 or [a for a in user.args if a in of_score] != [at]:
             raise Refused("its score_mod has a score several times")
-        _follow(user, at, steps, terms, conditions)
-        at = user
+        step = found if user.target in COPIES | CONVERTS else apply(_STEPS, user, found, score=at)
+        if step is None:
+            raise Refused(f"its score_mod has {user.target}")
+        at, found = user, step
     if result not in of_score:
         raise Refused("its score_mod is none of the score")
-    folded = _folded(steps)
-    hides = TANH not in folded[folded.index(ADD) :] if ADD in folded else True
+    terms, conditions, steps = found.terms, found.conditions, _folded(found.steps)
+    hides = TANH not in steps[steps.index(ADD) :] if ADD in steps else True
     added = _module(module, places, lambda graph, copy: _sum(graph, copy, terms)) if terms else None
     sees = _module(module, places, lambda graph, copy: _all(graph, copy, conditions)) if conditions else None
-    return ScoreFunction(folded, added, sees, hides)
-
-
-def _follow(
-    user: fx.Node, at: fx.Node, steps: list[Step], terms: list[tuple[Any, float]], conditions: list[tuple[Any, bool]]
-) -> None:
-    """Adds what a node does with the score."""
-    others = [a for a in user.args if a is not at]
-    if user.target in _SAME:
-        return
-    if conditions and (user.target not in _CHOICES and user.target not in _PLUS):
-        raise Refused("its score_mod goes on after it has hidden keys")
-    if user.target is aten.tanh.default:
-        steps.append(TANH)
-    elif user.target is aten.neg.default:
-        steps.append(-1.0)
-    elif user.target in _TIMES and (factor := number_of(others[0])) is not None:
-        steps.append(factor)
-    elif user.target in _DIVIDED and user.args[0] is at and (divisor := number_of(others[0])):
-        steps.append(1 / divisor)
-    elif user.target in _PLUS and user.kwargs.get("alpha", 1) == 1:
-        sign = _PLUS[user.target]
-        if sign < 0 and user.args[0] is not at:
-            steps.append(-1.0)
-            sign = 1.0
-        if steps.count(ADD) and steps[-1] != ADD:
-            raise Refused("its score_mod adds twice, before and after a function of the score")
-        steps += [ADD] * (ADD not in steps)
-        terms.append((others[0], sign))
-    elif user.target in _CHOICES and user.args[0] is not at and len(user.args) == 3:
-        condition, shown, hidden = user.args
-        if number_of(hidden if shown is at else shown) != -inf:
-            raise Refused("its score_mod chooses between scores")
-        conditions.append((condition, shown is at))
-    else:
-        raise Refused(f"its score_mod has {user.target}")
+    return ScoreFunction(steps, added, sees, hides)
 
 
 def _folded(steps: Sequence[Step]) -> tuple[Step, ...]:

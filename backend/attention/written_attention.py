@@ -106,6 +106,9 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
         raise Refused("there may be no tokens")  # by whose number torch's operation divides
     if any(t.hidden is None and t.value.meta["val"].dtype != q.dtype for t in written.terms):
         raise Refused("its mask is of another type")
+    first_low = next((n for n, t in enumerate(written.terms) if t.hidden is not None and isfinite(t.factor)), None)
+    if lowered and first_low is not None and not set(written.added).isdisjoint(written.terms[:first_low]):
+        raise Refused("what is added to scores that a low number has replaced has a gradient")
     more = _more(written, lowered)
     if _generates(written, context):
         return
@@ -161,15 +164,16 @@ def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphCo
 def _check_sums(written: Written, context: GraphContext) -> None:
     """Raises Refused where as many numbers are added as there are scores: making their tables takes as long as is gained."""
     whole = _scores_of(written)
-    for term, _ in written.added:
+    for term in written.added:
         if prod(hint(whole[axis]) or 1 for axis in _summed(term, whole)) < _LEAST_SUMMED and context.options.min_gain > 0:
             raise Refused("what is added to each of its scores has a gradient of its own")
 
 
 def _scores_of(written: Written) -> list[Any]:
     """Batch, heads, queries and keys; batch and heads are one number where nothing takes them apart."""
-    q, v, stacked = (n.meta["val"].shape if n is not None else () for n in (written.q, written.v, written.stacked))
-    return [*(stacked[:2] if stacked else (1, q[0])), q[-2], v[-2]]
+    q, v = (n.meta["val"].shape for n in (written.q, written.v))
+    stack = (1, q[0]) if written.stacked is None else written.stacked.meta["val"].shape[:2]
+    return [*stack, q[-2], v[-2]]
 
 
 def _summed(term: Term, whole: list[Any]) -> list[int]:
@@ -230,7 +234,7 @@ class _Replaced:
         assert backward.upstream is not None
         saved = [self._four(emit, backward.upstream), *given, *made]
         whole = _scores_of(written)
-        axes = [set(_summed(term, whole)) for term, _ in written.added]
+        axes = [set(_summed(term, whole)) for term in written.added]
         summed = sorted(set.intersection(*axes, {0, 1})) if axes else []
         if how is None:
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
@@ -246,7 +250,7 @@ class _Replaced:
                 value = emit(aten.permute.default, value, [0, 1, 3, 2]) if n == 1 else value
                 value = emit(aten.clone.default, value, memory_format=torch.contiguous_format)
                 totals.setdefault(factor, []).append(self._folded(emit, value))
-        for (term, _), over in zip(written.added, axes, strict=True):
+        for term, over in zip(written.added, axes, strict=True):
             value = emit(operator.getitem, node, 3)
             if rest := sorted(over.difference(summed)):
                 value = emit(aten.sum.dim_IntList, value, rest, True)

@@ -1,9 +1,10 @@
 """Attention written out in a graph: its spellings, before and after Inductor's decompositions, as tables.
 
-    softmax(steps of bmm(q, k)), maybe dropout, bmm with v
+    softmax(q @ k.mT * 0.125 + mask) @ v    →    q, k, v, the scale 0.125, the term mask, and the gradients
 
-All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys]. A new spelling of the softmax or of a step is a
-line of `_SOFTMAXES` or `_STEPS`. Its gradients need none: autograd's sequence numbers find them (`graph/backward_part.py`).
+Scores are read from softmax down to the product, one line of `_STEPS` after the other; `_SOFTMAXES` are the ways to write the
+weights. A new spelling is a line there. Its gradients need none: autograd's numbers find them (`graph/backward_part.py`).
+All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys].
 """
 
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from gossamer.backend.graph.patterns import (
     masked_fill,
     match,
     native_dropout,
+    one_of,
     part,
     safe_softmax,
     softmax,
@@ -98,10 +100,9 @@ class Written:
         return self.backward.upstream is not None
 
     @property
-    def added(self) -> list[tuple[Term, fx.Node]]:
-        """The terms that have gradients, each with one of these."""
-        gradients = self.backward.gradients
-        return [(term, each) for term in self.terms if term.hidden is None for each in gradients[term.value]]
+    def added(self) -> list[Term]:
+        """The terms that have gradients."""
+        return [term for term in self.terms if term.hidden is None and self.backward.gradients[term.value]]
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,6 @@ class _Scores:
 
     def scaled(self, number: float, score: fx.Node) -> "_Scores":
         return replace(self, at=score, factor=self.factor * number)
-
-    def divided(self, number: float, score: fx.Node) -> "_Scores":
-        return self.scaled(1 / number if number else inf, score)
 
     def capped(self, score: fx.Node) -> "_Scores":
         if self.after is not None:
@@ -186,7 +184,7 @@ _SOFTMAXES = [
     Rule(_POWER / total(_POWER, LAST), lambda scores, **_: _Weights(scores)),
     Rule(exp(log_softmax(x, LAST)), lambda scores: _Weights(scores)),
     Rule(exp(_SHIFTED - log(total(_POWER, LAST))), lambda scores, **_: _Weights(scores)),
-    Rule(exp(x - log_sum_exp(x, LAST)), lambda scores: _Weights(scores)),
+    Rule(exp(x - log_sum_exp(x, LAST)), lambda scores, **_: _Weights(scores)),
     Rule(where(~any_of(~equals(x, -inf), LAST), 0, weights), lambda weights, scores: _safe(weights, scores)),
     Rule(masked_fill(weights, hidden, 0), lambda weights, hidden: _zeroed(weights, hidden)),
     Rule(where(hidden, 0, weights), lambda weights, hidden: _zeroed(weights, hidden)),
@@ -195,21 +193,18 @@ _SOFTMAXES = [
 
 _STEPS = [
     Rule(score * number, _Scores.scaled),
-    Rule(score / number, _Scores.divided),
+    Rule(score / number, lambda to, score, number: to.scaled(1 / number, score) if number else None),
     Rule(tanh(score), _Scores.capped),
     Rule(score * converted(seen), _Scores.kept),
-    Rule(score + number, _refuse("a number is added to its scores")),
-    Rule(score - number, _refuse("a number is added to its scores")),
+    Rule(one_of(score + number, score - number), _refuse("a number is added to its scores")),
     Rule(score + value, _Scores.added),
     Rule(score - value, lambda to, score, value: to.added(value, score, -1.0)),
     Rule(value - score, _refuse("its scores are subtracted")),
     Rule(where(seen, score, number), lambda to, seen, score, number: to.filled(seen, score, number, False)),
     Rule(where(hidden, number, score), lambda to, hidden, score, number: to.filled(hidden, score, number, True)),
     Rule(masked_fill(score, hidden, number), lambda to, hidden, score, number: to.filled(hidden, score, number, True)),
-    Rule(where(seen, score, value), _refuse("its scores are replaced by others")),
-    Rule(where(seen, value, score), _refuse("its scores are replaced by others")),
-    Rule(score * value, _refuse("its scores are multiplied with a tensor")),
-    Rule(score / value, _refuse("its scores are multiplied with a tensor")),
+    Rule(one_of(where(seen, score, value), where(seen, value, score)), _refuse("its scores are replaced by others")),
+    Rule(one_of(score * value, score / value), _refuse("its scores are multiplied with a tensor")),
 ]
 """What may be done to scores."""
 
@@ -240,6 +235,8 @@ def written_attention(product: fx.Node, joint: JointGraph) -> Written | None:
     (q, q_turned), (k, k_turned), (v, v_turned) = (operand(each) for each in factors)
     q, v = factors[0] if q_turned else q, factors[2] if v_turned else v
     shapes = [n for n in (q, k, v, *_on_the_way(found.scores, scored)) if n.meta["val"].dim() == 4]
+    if len({term.value for term in terms if term.hidden is None}) < sum(term.hidden is None for term in terms):
+        raise Refused("the same is added to its scores twice")
     inputs = list(dict.fromkeys([*factors, *(term.value for term in terms)]))
     backward = joint.part(between(inputs, product), inputs, product)
     return Written(
@@ -283,7 +280,7 @@ def _products_behind(scores: fx.Node, most: int = 24) -> list[fx.Node]:
         if node.target in _PRODUCTS:
             found.append(node)
         elif node.target in _ON_SCORES:
-            pending += [n for n in node.all_input_nodes if n.meta["val"].dim() > 2]
+            pending += [n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor) and n.meta["val"].dim() > 2]
     return found
 
 

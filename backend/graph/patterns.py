@@ -119,41 +119,26 @@ def one_of(first: Pattern, *others: Pattern) -> Pattern:
     return Either(first, one_of(*others)) if others else first
 
 
-def tanh(x: Any) -> Pattern:
-    return Call((aten.tanh.default,), (x,))
+def _function(*targets: Any, and_more: bool = False) -> Callable[..., Pattern]:
+    return lambda *operands: Call(targets, operands, and_more=and_more)
 
 
-def exp(x: Any) -> Pattern:
-    return Call((aten.exp.default,), (x,))
-
-
-def log(x: Any) -> Pattern:
-    return Call((aten.log.default,), (x,))
-
-
-def where(condition: Any, x: Any, y: Any) -> Pattern:
-    return Call((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar), (condition, x, y))
-
-
-def masked_fill(x: Any, hidden: Any, number: Any) -> Pattern:
-    return Call((aten.masked_fill.Scalar, aten.masked_fill.Tensor), (x, hidden, number))
-
-
-def equals(x: Any, number: Any) -> Pattern:
-    return Call((aten.eq.Scalar,), (x, number))
-
-
-def greater(x: Any, number: Any) -> Pattern:
-    return Call((aten.gt.Scalar,), (x, number))
-
-
-def any_of(x: Any, dim: Any) -> Pattern:
-    return Call((aten.any.dim,), (x, dim), and_more=True)
-
-
-def largest(x: Any, dim: Any) -> Pattern:
-    """x.amax(dim, keepdim=True), or x.max(dim, keepdim=True).values."""
-    return Either(Call((aten.amax.default,), (x, dim, True)), part(Call((aten.max.dim,), (x, dim, True)), 0))
+tanh = _function(aten.tanh.default)
+exp = _function(aten.exp.default)
+log = _function(aten.log.default)
+sigmoid = _function(aten.sigmoid.default)
+where = _function(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+masked_fill = _function(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+equals = _function(aten.eq.Scalar)
+greater = _function(aten.gt.Scalar)
+any_of = _function(aten.any.dim, and_more=True)  # x, dim
+softmax = _function(aten._softmax.default, and_more=True)  # x, dim
+safe_softmax = _function(aten._safe_softmax.default, and_more=True)
+log_softmax = _function(aten._log_softmax.default, and_more=True)
+native_dropout = _function(aten.native_dropout.default, and_more=True)  # x, share
+converted = _function(*CONVERTS, and_more=True)
+same_values = _function(*CONVERTS, *COPIES, and_more=True)
+part = _function(operator.getitem)  # one of several results, and its number
 
 
 def total(x: Any, dim: Any) -> Pattern:
@@ -161,42 +146,15 @@ def total(x: Any, dim: Any) -> Pattern:
     return Call((aten.sum.dim_IntList,), (x, dim, True))
 
 
-def softmax(x: Any, dim: Any) -> Pattern:
-    return Call((aten._softmax.default,), (x, dim), and_more=True)
-
-
-def safe_softmax(x: Any, dim: Any) -> Pattern:
-    return Call((aten._safe_softmax.default,), (x, dim), and_more=True)
-
-
-def log_softmax(x: Any, dim: Any) -> Pattern:
-    return Call((aten._log_softmax.default,), (x, dim), and_more=True)
+def largest(x: Any, dim: Any) -> Pattern:
+    """x.amax(dim, keepdim=True), or x.max(dim, keepdim=True).values."""
+    return Either(Call((aten.amax.default,), (x, dim, True)), part(Call((aten.max.dim,), (x, dim, True)), 0))
 
 
 def log_sum_exp(x: Any, dim: Any) -> Pattern:
-    return Call((aten.logsumexp.default,), (x, dim, True))
-
-
-def bmm(x: Any, y: Any) -> Pattern:
-    return Call((aten.bmm.default,), (x, y))
-
-
-def baddbmm(added: Any, x: Any, y: Any) -> Pattern:
-    """With any `alpha` and `beta`."""
-    return Call((aten.baddbmm.default,), (added, x, y), and_more=True)
-
-
-def native_dropout(x: Any, share: Any) -> Pattern:
-    return Call((aten.native_dropout.default,), (x, share), and_more=True)
-
-
-def converted(x: Any) -> Pattern:
-    return Call(CONVERTS, (x,), and_more=True)
-
-
-def part(x: Any, number: int) -> Pattern:
-    """One of several results."""
-    return Call((operator.getitem,), (x, number))
+    """x.logsumexp(dim, keepdim=True), or what Inductor takes it apart into."""
+    top = Hole("top")
+    return Either(Call((aten.logsumexp.default,), (x, dim, True)), log(total(exp(x - top), dim)) + top)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +183,9 @@ def _matches(pattern: Any, value: Any, found: Found, call: fx.Node | None) -> It
     if isinstance(pattern, Either):
         yield from _matches(pattern.first, value, found, call)
         yield from _matches(pattern.second, value, found, call)
+    elif isinstance(pattern, Behind):
+        if isinstance(value, fx.Node) and (behind := pattern.step(value)) is not None:
+            yield from _matches(pattern.inner, behind, found, None)
     elif isinstance(pattern, Named) and pattern.name not in found:
         for inner in _matches(pattern.inner, value, found, call):
             yield {**inner, pattern.name: value}
@@ -238,9 +199,6 @@ def _matches(pattern: Any, value: Any, found: Found, call: fx.Node | None) -> It
         number = number_of(value)
         if number is not None and found.get(pattern.name, number) == number:
             yield {**found, pattern.name: number}
-    elif isinstance(pattern, Behind):
-        if isinstance(value, fx.Node) and (behind := pattern.step(value)) is not None:
-            yield from _matches(pattern.inner, behind, found, None)
     elif isinstance(pattern, Last):
         if call is not None and _is_last(value, call):
             yield found
@@ -275,6 +233,11 @@ def _is_last(dim: Any, call: fx.Node) -> bool:
     return len(dims) == 1 and dims[0] in (-1, source.meta["val"].dim() - 1)
 
 
+_ZEROS, _ONES = {aten.zeros.default, aten.zeros_like.default}, {aten.ones.default, aten.ones_like.default}
+_FILLED: dict[Any, int] = {aten.scalar_tensor.default: 0, aten.full.default: 1, aten.full_like.default: 1}
+"""What makes a tensor that is full of one of its arguments, and of which."""
+
+
 def number_of(value: Any) -> float | None:
     """A number, or that of a tensor that is full of it."""
     if not isinstance(value, fx.Node):
@@ -282,10 +245,10 @@ def number_of(value: Any) -> float | None:
     if value.target is aten.sqrt.default:
         square = number_of(value.args[0])
         return None if square is None or square < 0 else sqrt(square)
-    if value.target in (aten.scalar_tensor.default, aten.full.default, aten.full_like.default):
-        return number_of(value.args[0 if value.target is aten.scalar_tensor.default else 1])
-    if value.target in (aten.ones.default, aten.ones_like.default):
-        return 1.0
+    if value.target in _FILLED:
+        return number_of(value.args[_FILLED[value.target]])
+    if value.target in _ZEROS | _ONES:
+        return float(value.target in _ONES)
     if value.target in CONVERTS | COPIES:
         return number_of(value.args[0])
     held = getattr(value.graph.owning_module, str(value.target), None) if value.op == "get_attr" else None

@@ -7,18 +7,19 @@ Then the derivative can be computed where %x is, in the forward pass (regions/gr
 sigmoid is at most 1.
 """
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import fx
 
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.fusable import constant_of, is_elementwise
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.nodes import in_training, only_user, same_dtype, same_shape
+from gossamer.backend.graph.patterns import Hole, Named, match, sigmoid
 from gossamer.backend.report.report import Decision
 
 aten = torch.ops.aten
+
+_GRADIENT = (Hole("gradient") * Named("logistic", sigmoid(Hole("x")))) * Hole("derivative")
 
 
 class SiluGradients:
@@ -28,38 +29,12 @@ class SiluGradients:
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """No decision: sparse-weights decides about what this makes."""
-        for node in list(graph.nodes) if in_training(graph) else ():
-            for inner, derivative in _factors(node):
-                pairs = _factors(inner) if only_user(inner) is node else []
-                found = next((pair for pair in pairs if _is_logistic(pair[1], derivative)), None)
-                if found is not None:
-                    gradient, logistic = found
-                    emit = Emitter(node)
-                    product = emit(aten.mul.Tensor, gradient, emit(aten.mul.Tensor, logistic, derivative))
-                    node.replace_all_uses_with(product)
-                    break
+        for node in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+            of_silu = str(node.meta.get("original_aten")) == "aten.silu_backward.default"
+            found = match(_GRADIENT, node) if of_silu else None
+            if found is not None:
+                emit = Emitter(node)
+                derivative = emit(aten.mul.Tensor, found["logistic"], found["derivative"])
+                node.replace_all_uses_with(emit(aten.mul.Tensor, found["gradient"], derivative))
         graph.eliminate_dead_code()
         return []
-
-
-def _factors(node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
-    """The factors of a product of two matrices, in both orders."""
-    if node.target is not aten.mul.Tensor or not all(isinstance(factor, fx.Node) for factor in node.args):
-        return []
-    left, right = cast(tuple[fx.Node, fx.Node], node.args)
-    return [(left, right), (right, left)]
-
-
-def _is_logistic(factor: fx.Node, derivative: fx.Node) -> bool:
-    """Whether a factor is the sigmoid of that which the derivative is computed from."""
-    if factor.target is not aten.sigmoid.default or not (same_shape(factor, derivative) and same_dtype(factor, derivative)):
-        return False
-    x, pending = factor.args[0], [derivative]
-    while pending:
-        node = pending.pop()
-        if node is x or constant_of(node) is not None:
-            continue
-        if not is_elementwise(node):
-            return False
-        pending += node.all_input_nodes
-    return True
