@@ -66,8 +66,7 @@ def read(node: fx.Node, heads: int, edges: Edges) -> Iterator[Scores]:
         _add(scale, factors, scores, heads, edges)
     if scores.terms.keys() - {"edge"}:
         yield scores
-    for stored, own in {raw: slope, same(node): 1.0}.items():
-        yield Scores(stored, own, terms={"edge": [Term(1.0, (PerNode(stored),))]})
+    yield Scores(raw, slope, terms={"edge": [Term(1.0, (PerNode(raw),))]})
 
 
 def _add(scale: float, factors: tuple[fx.Node, ...], scores: Scores, heads: int, edges: Edges) -> None:

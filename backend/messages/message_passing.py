@@ -34,8 +34,8 @@ from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
 from gossamer.backend.messages.message_cost import gains, missing_kernel
 from gossamer.backend.messages.message_edges import MessageEdges
-from gossamer.backend.messages.message_extremes import Extreme, extremes
 from gossamer.backend.messages.message_patterns import (
+    EXTREMES,
     SCATTERS,
     Aggregation,
     EdgeProducts,
@@ -61,21 +61,19 @@ class MessagePassing:
             return []
         part_sizes_from_values(graph, context.inputs)
         structure = Structure.of(graph, context.inputs)
-        aggregations = _aggregations(graph, structure)
-        if not any(a.gather for a in aggregations) and not any(extremes(graph, structure)):
+        extremes, others = _found(graph, structure)
+        if not extremes and not any(isinstance(each, Aggregation) and each.gather for each in others):
             return []
+        rewriting = _Rewriting(structure, context.inputs, context.options)
+        rewriting.count(others)
         joint = JointGraph(graph) if in_training(graph) else None
-        rewriting = _Rewriting(structure, joint, context.inputs, context.options)
-        rewriting.count([*aggregations, *_products(graph, structure)])
-        decisions = [d for node in [a.node for a in aggregations] for d in rewriting.take_attention(node)]
+        decisions = [d for node in [each.node for each in others] for d in rewriting.take_attention(node, joint)]
         graph.eliminate_dead_code()  # what attention was made of
-        for each in list(extremes(graph, structure)):
-            decisions += rewriting.take_extreme(each)
+        joint = JointGraph(graph) if in_training(graph) else None
+        for extreme in _found(graph, structure)[0]:
+            decisions += rewriting.take_extreme(extreme, joint)
         graph.eliminate_dead_code()
-        place = {node: number for number, node in enumerate(graph.nodes)}
-        found: list[Messages] = [*_aggregations(graph, structure), *_products(graph, structure)]
-        found.sort(key=lambda each: place[each.node])
-        decisions += [rewriting.take(each) for each in found]
+        decisions += [rewriting.take(each) for each in _found(graph, structure)[1]]
         graph.eliminate_dead_code()
         drop_vain_assertions(graph)
         rewriting.remember(graph)
@@ -84,12 +82,17 @@ class MessagePassing:
         return decisions
 
 
-def _aggregations(graph: fx.Graph, structure: Structure) -> list[Aggregation]:
-    return [a for n in graph.nodes if (a := aggregation_at(n, structure)) is not None]
-
-
-def _products(graph: fx.Graph, structure: Structure) -> list[EdgeProducts]:
-    return [p for n in graph.nodes if (p := edge_products_at(n, structure)) is not None]
+def _found(graph: fx.Graph, structure: Structure) -> tuple[list[Aggregation], list[Messages]]:
+    """The maxima and minima of a graph, and what else passes messages."""
+    extremes, others = list[Aggregation](), list[Messages]()
+    for node in graph.nodes:
+        aggregation = aggregation_at(node, structure)
+        found = aggregation or edge_products_at(node, structure)
+        if aggregation is not None and aggregation.kind in EXTREMES:
+            extremes.append(aggregation)
+        elif found is not None:
+            others.append(found)
+    return extremes, others
 
 
 Arguments = tuple[list[Any], str]
@@ -99,8 +102,8 @@ Arguments = tuple[list[Any], str]
 class _Rewriting:
     """The replacements in one graph."""
 
-    def __init__(self, structure: Structure, joint: JointGraph | None, inputs: Inputs, options: Options) -> None:
-        self._structure, self._joint, self._inputs, self._options = structure, joint, inputs, options
+    def __init__(self, structure: Structure, inputs: Inputs, options: Options) -> None:
+        self._structure, self._inputs, self._options = structure, inputs, options
         self._replaced: dict[fx.Node, fx.Node] = {}
         self._uses: Counter[str] = Counter()
         self._sorted: set[fx.Node] = set()
@@ -124,14 +127,14 @@ class _Rewriting:
             )
         return decision
 
-    def take_attention(self, node: fx.Node) -> list[Decision]:
+    def take_attention(self, node: fx.Node, joint: JointGraph | None) -> list[Decision]:
         """Replaces the attention, with its gradients, whose result a node is, if that pays."""
         aggregation = aggregation_at(node, self._structure)
         if aggregation is None:
             return []
         try:
             edges = MessageEdges.of(aggregation, self._structure)
-            found = edges and attention_at(edges.forward, edges.aggregation.message.meta["val"].shape[1:], edges, self._joint)
+            found = edges and attention_at(edges.forward, edges.aggregation.message.meta["val"].shape[1:], edges, joint)
         except Refused as problem:
             return [self._decision(aggregation, "graph attention", f"softmax and sums stay apart: {problem}")]
         if not edges or not found:
@@ -144,16 +147,16 @@ class _Rewriting:
         replace_attention(found, Operation(ops.attend, ops.attend_backward, [*leaves, of.size], [key]), Emitter(node, {}))
         return [decision, *([replace(decision, op="graph attention backward")] if found.trains else [])]
 
-    def take_extreme(self, found: Extreme) -> list[Decision]:
+    def take_extreme(self, found: Aggregation, joint: JointGraph | None) -> list[Decision]:
         """Replaces maxima or minima with their gradient, if that pays."""
-        of, backward, kept = self._with_gradient(found.aggregation)
-        decision = self._judge(of, f"{found.kind} aggregation", "edges")
+        of, backward, kept = _with_gradient(found, joint)
+        decision = self._judge(of, f"{of.kind} aggregation", "edges")
         if not decision.sparse:
             return [decision]
-        emit = Emitter(of.node, self._replaced)
-        x = PerNode(emit.now(of.source)).read([found.features], emit)
+        emit, features = Emitter(of.node, self._replaced), [prod(of.message.meta["val"].shape[1:])]
+        x = PerNode(emit.now(of.source)).read(features, emit)
         leaves, key = self._edge_list(*of.edges)
-        y = emit(ops.extreme, x, *leaves, emit.now(of.size), found.kind, key)
+        y = emit(ops.extreme, x, *leaves, emit.now(of.size), of.kind, key)
         self._put(of.node, PerNode(of.node).written(y, emit))
         if backward is None:
             return [replace(decision, reason=f"{decision.reason}; the gradient stays dense: {kept}") if kept else decision]
@@ -161,21 +164,10 @@ class _Rewriting:
             return [decision]
         (place,) = backward.gradients[of.source]
         emit = Emitter(place, self._replaced)
-        rows = PerNode(emit.now(backward.upstream)).read([found.features], emit)
-        new = emit(ops.extreme_backward, rows, x, y, *leaves, found.kind, key)
+        rows = PerNode(emit.now(backward.upstream)).read(features, emit)
+        new = emit(ops.extreme_backward, rows, x, y, *leaves, of.kind, key)
         self._put(place, PerNode(of.source).written(new, emit))
         return [decision, replace(decision, op=f"{decision.op} backward")]
-
-    def _with_gradient(self, of: Aggregation) -> tuple[Aggregation, BackwardPart | None, str]:
-        """An aggregation, of gathered rows or of messages as they are, with its gradient, or why that is not known."""
-        reason = ""
-        for each in (of, replace(of, gather=None)):
-            try:
-                if self._joint is not None:
-                    return each, self._joint.part(between([each.source], of.node), [each.source], of.node), ""
-            except Refused as problem:
-                reason = str(problem)
-        return of, None, reason
 
     def _judge(self, found: Messages, op: str, schedule: str, heads: int = 0) -> Decision:
         """Whether it pays; an attention has so many heads, anything else none."""
@@ -258,7 +250,7 @@ class _Rewriting:
         if weight is not None and self._is_known(found.factors):
             weight, known = None, weight
         x = PerNode(emit.now(found.source)).read(trail, emit)
-        leaves, key = self._edge_list(*found.edges, known, found.mean)
+        leaves, key = self._edge_list(*found.edges, known, found.kind == "mean")
         size = emit.sizes(found.base, (0,))[0] if found.base is not None else emit.now(found.size)
         y = emit(ops.aggregate, x, *leaves, weight, size, key)
         y = PerNode(found.node).written(_scaled(y, found.scale, emit), emit)
@@ -275,6 +267,19 @@ class _Rewriting:
     def _is_known(self, factors: Sequence[Factor]) -> bool:
         ones = all(size == 1 for f in factors for size in f.node.meta["val"].shape[1:])
         return ones and all(f.node in self._structure for f in factors)
+
+
+def _with_gradient(of: Aggregation, joint: JointGraph | None) -> tuple[Aggregation, BackwardPart | None, str]:
+    """An aggregation, of gathered rows or of messages as they are, with its gradient, or why that is not known."""
+    reason = ""
+    for each in (of, replace(of, gather=None)):
+        if joint is None:
+            break
+        try:
+            return each, joint.part(between([each.source], of.node), [each.source], of.node), ""
+        except Refused as problem:
+            reason = str(problem)
+    return of, None, reason
 
 
 def _scaled(node: fx.Node, scale: float, emit: Emitter) -> fx.Node:

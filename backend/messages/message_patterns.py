@@ -2,6 +2,7 @@
 
     aggregation   scatter_add(zeros, 0, %target, mul(%weight, index_select(%x, 0, %source)))     A @ x        SpMM
     edge products sum(mul(index_select(%a, 0, %target), index_select(%b, 0, %source)), -1)       at edges     SDDMM
+    maxima        scatter_reduce(zeros, 0, %target, index_select(%x, 0, %source), "amax", include_self=False)
 
 in every form that eager code, autograd and decompositions give them: `gather`, `index`, `embedding`; `index_add`, `index_put`,
 `scatter_reduce`, `index_reduce`; weights by multiplication or division, for all features or for each head; times a number. The
@@ -17,8 +18,9 @@ from torch import fx
 from gossamer.backend.devices.device import has_kernels
 from gossamer.backend.edges.spelling import rows_of
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import as_long, equal_sizes, of_tensors, same, same_dtype, same_shape
+from gossamer.backend.graph.nodes import as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape
 from gossamer.runtime.torch_internals import statically_known_true
+from gossamer.sparsity.edges.edge_extremes import MOST_FEATURES
 
 aten = torch.ops.aten
 
@@ -27,6 +29,10 @@ SCATTERS = {
     aten._unsafe_index_put.default, aten.index_reduce.default,
 }  # fmt: skip
 """Operations that sum by an index."""
+
+_REDUCTIONS = (aten.scatter_reduce.two, aten.index_reduce.default)
+_KINDS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
+EXTREMES = ("max", "min")
 
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default}
 """Operations that multiply rows, with numbers as well."""
@@ -70,7 +76,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """For each target the sum of messages over its edges, times a number.
+    """For each target the sum, mean, maximum or minimum of messages over its edges, times a number.
 
     node     the scatter
     target   the target of each edge
@@ -79,7 +85,7 @@ class Aggregation:
     message  [edges, *trail], what is summed
     base     what the sums are added to, None for zeros
     size     number of targets: an integer or a node
-    mean     whether each sum is divided by the number of edges (and by 1 where there are none)
+    kind     "sum", "mean", "max" or "min"; all are 0 where there are no edges
     scale    the number
     """
 
@@ -90,8 +96,8 @@ class Aggregation:
     message: fx.Node
     base: fx.Node | None
     size: Any
-    mean: bool
-    scale: float = 1.0
+    kind: str
+    scale: float
 
     @property
     def edges(self) -> tuple[fx.Node | None, fx.Node]:
@@ -106,7 +112,7 @@ class Aggregation:
     @property
     def plain(self) -> bool:
         """Whether it is the sum of `message` and nothing more."""
-        return self.base is None and not self.mean and bool(self.node.kwargs.get("alpha", 1) == 1)
+        return self.base is None and self.kind == "sum" and bool(self.node.kwargs.get("alpha", 1) == 1)
 
     @property
     def source(self) -> fx.Node:
@@ -154,64 +160,60 @@ Messages = Aggregation | EdgeProducts
 def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
     """The gather behind a node, up to views of its rows."""
     node = rows_of(node)
+    args: tuple[Any, ...] = node.args
     match node.target:
-        case aten.index_select.default if _first(node, node.args[1]):
-            x, index = node.args[0], node.args[2]
-        case aten.index.Tensor if len(node.args[1]) == 1 and node.args[1][0] is not None:  # type: ignore[arg-type, index]
-            x, index = node.args[0], node.args[1][0]  # type: ignore[index]
-        case aten.gather.default if _first(node, node.args[1]) and _same_trail(node.args[0], node):
-            x, index = node.args[0], repeated(node.args[2])
+        case aten.index_select.default if _first(node, args[1]):
+            x, _, index = args
+        case aten.index.Tensor if len(args[1]) == 1:
+            x, (index,) = args
+        case aten.gather.default if _first(node, args[1]) and _same_trail(args[0], node):
+            x, index = args[0], repeated(args[2])
         case aten.embedding.default:
-            x, index = node.args[0], node.args[1]
+            x, index = args[:2]
         case _:
             return None
     if not isinstance(index, fx.Node) or index not in structure or x in structure or not _is_edge_list(index):
         return None
     if not _together(index, x):
         return None
-    return Gather(x, index)  # type: ignore[arg-type]
+    return Gather(x, index)
 
 
 def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
     """The aggregation that a node is."""
-    mean, alpha = False, 1
-    index: Any
+    args: tuple[Any, ...] = node.args
     match node.target:
-        case aten.scatter_add.default if _first(node, node.args[1]) and same_shape(node.args[2], node.args[3]):
-            base, index, message = node.args[0], repeated(node.args[2]), node.args[3]
-        case aten.scatter_reduce.two if _first(node, node.args[1]) and same_shape(node.args[2], node.args[3]):
-            base, index, message = node.args[0], repeated(node.args[2]), node.args[3]
-            included = node.kwargs.get("include_self", True)
-            mean = node.args[4] == "mean"
-            if node.args[4] not in ("sum", "mean") or (mean if included else zeros_of(base) is None):
-                return None
-        case aten.index_add.default if _first(node, node.args[1]):
-            base, index, message = node.args[0], node.args[2], node.args[3]
-            alpha = node.kwargs.get("alpha", 1)  # type: ignore[assignment]
-        case aten.index_reduce.default if _first(node, node.args[1]) and node.args[4] == "mean":
-            base, index, message, mean = node.args[0], node.args[2], node.args[3], True
-            if node.kwargs.get("include_self", True):
-                return None
-        case aten.index_put.default | aten._unsafe_index_put.default if node.args[3:] == (True,) and len(node.args[1]) == 1:  # type: ignore[arg-type]
-            base, index, message = node.args[0], node.args[1][0], node.args[2]  # type: ignore[index]
+        case aten.scatter_add.default | aten.scatter_reduce.two if _first(node, args[1]) and same_shape(args[2], args[3]):
+            base, index, message = args[0], repeated(args[2]), args[3]
+        case aten.index_add.default | aten.index_reduce.default if _first(node, args[1]):
+            base, _, index, message = args[:4]
+        case aten.index_put.default | aten._unsafe_index_put.default if args[3:] == (True,) and len(args[1]) == 1:
+            base, (index,), message = args[:3]
         case _:
             return None
-    if (
-        not isinstance(index, fx.Node)
-        or index not in structure
-        or not _is_edge_list(index)
-        or not isinstance(alpha, int | float)
-    ):
+    size, value, alpha = zeros_of(base), node.meta["val"], node.kwargs.get("alpha", 1)
+    kind = _KINDS.get(args[4]) if node.target in _REDUCTIONS else "sum"
+    alone = node.target in _REDUCTIONS and not node.kwargs.get("include_self", True)
+    if kind is None or not isinstance(alpha, int | float) or (size is None if alone else kind != "sum"):
         return None
+    if not isinstance(index, fx.Node) or index not in structure or not _is_edge_list(index) or not _together(index, node):
+        return None
+    if message in structure or not value.is_floating_point() or not has_kernels(value.device):
+        return None
+    if not _same_trail(message, node) or not as_long(message, index) or (kind in EXTREMES and not _has_extremes(node)):
+        return None
+    root, gather, factors, scale = _message(message, structure)
+    if kind in EXTREMES and (factors or scale != 1):
+        root, gather, factors, scale = message, None, (), 1.0
+    return Aggregation(node, index, gather, factors, root, base if size is None else None, size, kind, scale * alpha)
+
+
+def _has_extremes(node: fx.Node) -> bool:
+    """Whether there are kernels for maxima and minima that a node computes."""
     value = node.meta["val"]
-    if message in structure or not value.is_floating_point() or not has_kernels(value.device) or not _together(index, node):
-        return None
-    if not _same_trail(message, node) or not as_long(message, index):
-        return None
-    size = zeros_of(base)
-    root, gather, factors, scale = _message(message, structure)  # type: ignore[arg-type]
-    base = base if size is None else None
-    return Aggregation(node, index, gather, factors, root, base, size, mean, scale * alpha)  # type: ignore[arg-type]
+    features = value.shape[1:].numel()
+    known = value.dtype in (torch.float32, torch.float64) and value.is_cpu and not is_backward(node)
+    return known and isinstance(features, int) and 0 < features <= MOST_FEATURES
 
 
 def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None:

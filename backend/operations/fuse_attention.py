@@ -86,5 +86,5 @@ def _decision(call: Call, inputs: Inputs, reason: str, schedule: str | None) -> 
     sizes = [hint(size) for size in pattern.rows.sizes]
     entries = hint(pattern.values.meta["val"].shape[0])
     density = min(1.0, entries / max(1, prod(sizes)))
-    name, format = name_of(pattern.rows.coordinates, inputs), pattern.format.name
+    name, format = name_of(pattern.rows.coordinates, inputs), pattern.format.name if schedule else None
     return Decision(name, "attention", tuple(sizes), density, format, schedule, schedule is not None, reason, None)

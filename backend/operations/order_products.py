@@ -126,7 +126,7 @@ class _Pair:
         backward = joint.part([first, second], [self.x, self.w, *bias], second)
         if backward.upstream is None:
             return None
-        for node in backward.nodes:
+        for node in sorted(backward.nodes):
             call = _aggregation(node, forward=False)
             if call is not None and _same_matrix(call, self.sparse):
                 return _Gradients(backward.upstream, call, backward.gradients[self.x], backward.gradients[self.w])
