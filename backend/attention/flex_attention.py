@@ -65,25 +65,11 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
     q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
     size = tuple(hint(n) or 0 for n in (q.shape[2], k.shape[2]))
 
-    kernels: list[str] = []
-
-    def decision(sparse: bool, reason: str, table: TileTable | None = None) -> Decision:
-        kind = f"{TILE_QUERIES}x{TILE_KEYS} tiles" if sparse else None
+    def decision(sparse: bool, reason: str, table: TileTable | None = None, keys: tuple[str, ...] = ()) -> Decision:
+        kind, schedule = (f"{TILE_QUERIES}x{TILE_KEYS} tiles", "blocks") if sparse else (None, None)
         share, picture = (1.0, "") if table is None else (table.share(size[1]), table.picture(size[1]))
-        schedule = "blocks" if sparse else None
-        return Decision(
-            place_of(node),
-            "attention",
-            size,
-            share,
-            kind,
-            schedule,
-            sparse,
-            reason,
-            None,
-            picture=picture,
-            kernels=tuple(kernels),
-        )
+        how = kind, schedule, sparse, reason, None
+        return Decision(place_of(node), "attention", size, share, *how, picture=picture, kernels=keys)
 
     backward = _backward_of(node)
     try:
@@ -92,7 +78,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         mask, leaves, numbers = _flex_mask(node, backward, context)
         scale = float(_fixed(node.args[5]))
         parts = ("forward", *(("queries", "keys") if backward else ()))
-        kernels += [attention_kernel(part, q, scale, mask.score).key for part in parts]
+        kernels = tuple(attention_kernel(part, q, scale, mask.score).key for part in parts)
     except (Refused, CompileError) as problem:
         if isinstance(problem, CompileError) and context.options.strict:
             raise
@@ -110,7 +96,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         each.replace_all_uses_with(emit(attend_flex_backward, upstream, of_logarithms, *each.args[:5], *given))
     now = context.inputs.given_now(leaves, numbers, (q, k))
     table = None if now is None else shared.table(now, (), q, k)
-    return decision(True, "the tiles that its mask leaves are found when what it is computed from is new", table)
+    return decision(True, "the tiles that its mask leaves are found when what it is computed from is new", table, kernels)
 
 
 def _backward_of(node: fx.Node) -> list[fx.Node]:
