@@ -26,6 +26,26 @@ Spread = tuple[float, tuple[fx.Node, ...]]
 """A product of a number and nodes."""
 
 
+def _alpha(node: fx.Node) -> Any:
+    return node.kwargs.get("alpha", 1)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor)
+
+
+_X, _Y, _NUMBER = Hole("x", _is_tensor), Hole("y", _is_tensor), Number("number")
+
+_SUMS = [
+    Rule(Call((aten.add.Tensor,), (_X, _Y), and_more=True), lambda node, x, y: [(1.0, x), (_alpha(node), y)]),
+    Rule(Call((aten.sub.Tensor,), (_X, _Y), and_more=True), lambda node, x, y: [(1.0, x), (-_alpha(node), y)]),
+    Rule(-_X, lambda node, x: [(-1.0, x)]),
+    Rule(_X * _NUMBER, lambda node, x, number: [(number, x)]),
+    Rule(_X / _NUMBER, lambda node, x, number: [(1 / number, x)] if number else []),
+]
+"""What a node is a sum of, with factors."""
+
+
 @dataclass(frozen=True, eq=False)
 class Term:
     """A product of a number and tensors."""
@@ -107,26 +127,6 @@ def _spread(node: fx.Node, scale: float, edges: Edges) -> list[Spread]:
     spread = [(one * other, (*some, *more)) for (one, some), (other, more) in pairs]
     known = any(edges.product(each) is not None for _, factors in spread for each in factors)
     return spread if known and len(spread) <= _MOST_TERMS else [(scale, (node,))]
-
-
-def _alpha(node: fx.Node) -> Any:
-    return node.kwargs.get("alpha", 1)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor)
-
-
-_X, _Y, _NUMBER = Hole("x", _is_tensor), Hole("y", _is_tensor), Number("number")
-
-_SUMS = [
-    Rule(Call((aten.add.Tensor,), (_X, _Y), and_more=True), lambda node, x, y: [(1.0, x), (_alpha(node), y)]),
-    Rule(Call((aten.sub.Tensor,), (_X, _Y), and_more=True), lambda node, x, y: [(1.0, x), (-_alpha(node), y)]),
-    Rule(-_X, lambda node, x: [(-1.0, x)]),
-    Rule(_X * _NUMBER, lambda node, x, number: [(number, x)]),
-    Rule(_X / _NUMBER, lambda node, x, number: [(1 / number, x)] if number else []),
-]
-"""What a node is a sum of, with factors."""
 
 
 def _is_value(node: fx.Node, heads: int) -> bool:
