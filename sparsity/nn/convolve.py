@@ -173,14 +173,8 @@ def _largest(x: Tensor, *sites: Any) -> Tensor:
     return found
 
 
-def _coarse(indices: Tensor, shape: Sequence[int], batch: int, path: Sequence[int], least: int = 0) -> Tensor:
-    places = site_maps(indices, shape, batch).sites(Window.parse_several(path, len(shape))).places
-    if len(places) < least:
-        raise GossamerError(
-            f"a layer leads to {len(places)} sites, and a compiled graph needs {least} (in training 2, else 1), as BatchNorm "
-            "may follow: call the model without torch.compile for such inputs"
-        )
-    return places.clone()
+def _coarse(indices: Tensor, shape: Sequence[int], batch: int, path: Sequence[int]) -> Tensor:
+    return site_maps(indices, shape, batch).sites(Window.parse_several(path, len(shape))).places.clone()
 
 
 def _fake_convolve(x: Tensor, weight: Tensor, _bias: Tensor | None, *sites: Any) -> Tensor:
@@ -218,7 +212,7 @@ ON_CUDA: dict[str, Callable[..., Tensor]] = {
 """What CUDA tensors run: the two that are not made of torch's operations have kernels of their own there."""
 
 for _name, _arguments, _cpu, _meta in (
-    ("coarse_sites", f"{_WHERE}, int least=0", _coarse, _fake_coarse),
+    ("coarse_sites", _WHERE, _coarse, _fake_coarse),
     (
         "convolve_sites",
         f"Tensor x, Tensor weight, Tensor? bias, {_PAIRS}, SymInt rows",
