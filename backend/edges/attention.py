@@ -3,176 +3,172 @@
     %z = leaky_relu(%a[source] + %b[target], slope)                             %r = attend(edges, %x, %b, %a, …, slope)
     %w = softmax of %z over the edges of each target                   →        %y = %r[0]
     %y = for each target the sum of %w * %x[source] over its edges
-    and with them: gradients of %x, of %w, of the softmax, of %a, %b   →        attend_backward(…)
+    and with them: gradients of %x, %a, %b                             →        attend_backward(…)
 
 (Veličković et al., "Graph Attention Networks", 2018.) The values of the edges, one for each edge and head, are then in no
-memory. The scores may be any that `scores.py` knows, and there may be dropout of the weights. In a joint graph all that reaches
-the scores comes from %y, so that what the scores' gradient is summed to, and the gradient of %x, are the outputs of one
-operation. If anything else depends on what is inside, all stays as it is.
+memory. The scores may be any that `scores.py` knows, and there may be dropout of the weights. Only the forward part is matched.
+Sequence numbers say what its gradients are (`graph/backward_part.py`).
 """
 
 import operator
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import fx
 
-from gossamer.backend.edges.scores import Gradient, Gradients, Scores, Term, gradients, read, starts
-from gossamer.backend.edges.spelling import Edges, Operation, PerNode, Sum, rows_of
-from gossamer.backend.graph.dropout import dropout_at
+from gossamer.backend.edges.scores import Scores, Term, read
+from gossamer.backend.edges.spelling import Edges, Operation, PerNode, Softmax, Sum, rows_of
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
+from gossamer.backend.graph.dropout import Dropout, dropout_at
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.nodes import ancestors, escapes, is_backward, same, same_dtype
+from gossamer.backend.graph.nodes import escapes, same_dtype
+from gossamer.backend.graph.refused import Refused
 from gossamer.sparsity.edges.edge_attention import MOST_FEATURES, NAMES, SEEDS
 
 aten = torch.ops.aten
+
+_INFERENCE = BackwardPart(frozenset(), None, {})
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
     """One attention.
 
-    result     [targets, heads, features], as one matrix or not
-    values     [sources, heads, features]
-    scores     what the softmax is of
-    dropout    of the weights, 0 for none
-    gradients  in a joint graph: the nodes that are gradients, by the name of the term
-    upstream   in a joint graph: the gradient of the result that they are computed from
+    result    [targets, heads, features], as one matrix or not
+    scores    what the softmax is of
+    terms     those of the operation by name, "values" [sources, heads, features] among them, each as a sum
+    dropout   of the weights, 0 for none
+    backward  what a joint graph has of its gradients
     """
 
     result: PerNode
-    values: PerNode
     heads: int
     features: int
     scores: Scores
+    terms: Mapping[str, Sequence[Term]]
     dropout: float
-    gradients: Gradients
-    upstream: PerNode | None
+    backward: BackwardPart
+
+    @property
+    def trains(self) -> bool:
+        """Whether any gradient is asked for."""
+        return any(self.backward.gradients.values())
+
+    def trail(self, name: str) -> list[Any]:
+        """The sizes of a term without its first, the nodes or edges."""
+        if name == "values":
+            return [self.heads, self.features]
+        if name in ("queries", "keys", "direction"):
+            return [self.heads, self.scores.size]
+        of_all = name == "edge" and self.terms[name][0].factors[0].tensor.meta["val"].dim() == 1
+        return [] if name == "weight" or of_all else [self.heads]
 
 
-def attention_at(forward: Sum, trail: Sequence[Any], edges: Edges) -> Attention | None:
-    """The attention whose last step is a sum of products [edges, *trail], gradients included."""
+def attention_at(forward: Sum, trail: Sequence[Any], edges: Edges, joint: JointGraph | None) -> Attention | None:
+    """The attention whose last step is a sum of products [edges, *trail]; None if its weights are no softmax.
+
+    `joint` is the graph if it has gradients. Raises Refused for a softmax that stays as it is.
+    """
     heads, features = (1, trail[0]) if len(trail) == 1 else trail if len(trail) == 2 else (None, None)
-    if not isinstance(heads, int) or not isinstance(features, int) or features > MOST_FEATURES:
-        return None
-    if forward.side != "target" or forward.gathered is None or len(forward.factors) != 1:
-        return None
-    weights = rows_of(forward.factors[0])
+    weights = rows_of(forward.weight)
     dropout = dropout_at(weights)
     softmax = edges.softmax(weights if dropout is None else dropout.of)
-    if softmax is None or (dropout is not None and dropout.share >= 1):
+    if softmax is None or not isinstance(heads, int) or not isinstance(features, int):
         return None
-    result, values = forward.result, forward.gathered
-    if not all(same_dtype(each, result.tensor) for each in (values.tensor, weights, softmax.of)):
-        return None
+    if dropout is not None and dropout.share >= 1:
+        raise Refused("its dropout leaves no weight")
+    if not all(same_dtype(each, forward.result.tensor) for each in (forward.values.tensor, weights, softmax.of)):
+        raise Refused("its scores and values are of several types")
+    reason = Refused("its scores are not one number for each edge and head")
     for scores in read(softmax.of, heads, edges):
-        if scores.product is not None and scores.product.size > MOST_FEATURES:
-            continue
-        of_scores = starts(scores, softmax.gradients)
-        known = _gradients(scores, of_scores, weights, values, edges)
-        if known is None:
-            continue
-        found, upstream = known
-        ends = {result.tensor, *(each.place.tensor for places in found.values() for each in places)}
-        inside = [scores.raw, *([] if dropout is None else [dropout.drawn])]
-        if any(escapes(node, ends) for node in inside):
-            continue  # something else reads what is inside
-        if found and scores.raw in ancestors([values.tensor]):
-            continue  # what reaches the scores does not all come from the result
-        return Attention(result, values, heads, features, scores, dropout.share if dropout else 0.0, found, upstream)
-    return None
+        try:
+            return _whole(forward, heads, features, scores, softmax, dropout, joint)
+        except Refused as problem:
+            reason = problem
+    raise reason
 
 
-def _gradients(
-    scores: Scores, of_scores: list[fx.Node], weights: fx.Node, values: PerNode, edges: Edges
-) -> tuple[Gradients, PerNode | None] | None:
-    """The gradients, and that of the result; None if they are not those of one attention."""
-    found: Gradients = {}
-    of_result: list[PerNode] = []
-    for each in edges.backward_sums():
-        if each.side == "source" and each.gathered is not None and [*map(rows_of, each.factors)] == [weights]:
-            found.setdefault("values", []).append(Gradient(each.result))
-            of_result.append(each.gathered)
-    if len(of_scores) > 1:
-        return None
-    for start in of_scores:
-        found |= gradients(scores, start, edges)
-        if escapes(start, {each.place.tensor for places in found.values() for each in places}):
-            if not scores.stored:
-                return None
-            found["edge"] = [Gradient(PerNode(start))]
-        of_result = of_result or [
-            product.queries
-            for node in start.graph.nodes
-            if is_backward(node) and (product := edges.product(node)) and same(product.keys.tensor) is same(values.tensor)
-        ]
-    if found and not of_result:
-        return None
-    return found, of_result[0] if of_result else None
+def _whole(
+    forward: Sum, heads: int, features: int, scores: Scores, softmax: Softmax, dropout: Dropout | None, joint: JointGraph | None
+) -> Attention:
+    """The attention with its gradients. Raises Refused if anything else depends on what is inside."""
+    if max(features, scores.size or 0) > MOST_FEATURES:
+        raise Refused(f"its heads have more than {MOST_FEATURES} features")
+    terms = {"values": [Term(1.0, (forward.values,))], **scores.terms}
+    inputs = list(dict.fromkeys(each.tensor for parts in terms.values() for term in parts for each in term.factors))
+    result = forward.result.tensor
+    fixed = [] if joint is None or softmax.shift is None or joint.backward_of(softmax.shift) else [softmax.shift]
+    inside = between([*inputs, *fixed], result)
+    if joint is not None and any(map(joint.backward_of, inside)):
+        backward = joint.part(inside, inputs, result)
+    else:
+        of_scores = {scores.raw, *between([scores.raw], result), *([] if dropout is None else [dropout.drawn])}
+        if any(escapes(node, {result}) for node in of_scores - {result, *inputs}):
+            raise Refused("its weights are used elsewhere")
+        backward = _INFERENCE
+    return Attention(forward.result, heads, features, scores, terms, dropout.share if dropout else 0.0, backward)
 
 
 def replace(found: Attention, operation: Operation, emit: Emitter) -> None:
     """Puts the operation and its gradients where they were; `emit` adds nodes before the result."""
-    terms = _terms(found, emit)
-    product = found.scores.product
-    slope = found.scores.slope if product is None or product.direction is None else product.slope
+    terms = {
+        name: _sum(emit, [_product(emit, term, found.trail(name)) for term in parts]) for name, parts in found.terms.items()
+    }
     device = found.result.tensor.meta["val"].device
     seed = emit(aten.randint.low, *SEEDS, [1], device=device) if found.dropout else None
-    numbers = found.scores.factor.scale, slope, found.dropout
+    numbers = found.scores.scale, found.scores.slope, found.dropout
     arguments = [*operation.before, *(terms.get(name) for name in NAMES), seed, *numbers]
     both = emit(operation.forward, *arguments, *operation.after)
     out, statistics = (emit(operator.getitem, both, number) for number in range(2))
-    _put(found.result, out, emit)
-    if found.upstream is None:
-        return
-    emit = Emitter(min(each.place.tensor for places in found.gradients.values() for each in places), {})
-    upstream = found.upstream.read([found.heads, found.features], emit)
-    needs = [name in found.gradients for name in NAMES]
-    parts = emit(operation.backward, upstream, out, statistics, *arguments, needs, *operation.after)
-    for number, name in enumerate(name for name in NAMES if name in found.gradients):
+    found.result.tensor.replace_all_uses_with(found.result.written(out, emit))
+    if found.trains:
+        _replace_gradients(found, operation, arguments, [out, statistics])
+
+
+def _replace_gradients(found: Attention, operation: Operation, arguments: list[Any], saved: list[fx.Node]) -> None:
+    places, gradient = found.backward.gradients, found.backward.upstream
+    assert gradient is not None
+    emit = Emitter(min(place for each in places.values() for place in each), {})
+    upstream = PerNode(gradient, found.result.across).read([found.heads, found.features], emit)
+    wanted = [name for name in NAMES if any(places[each.tensor] for term in found.terms.get(name, ()) for each in term.factors)]
+    needs = [name in wanted for name in NAMES]
+    parts = emit(operation.backward, upstream, *saved, *arguments, needs, *operation.after)
+    shares = defaultdict[fx.Node, list[fx.Node]](list)
+    for number, name in enumerate(wanted):
         gradient = emit(operator.getitem, parts, number)
-        for each in found.gradients[name]:
-            value = gradient if abs(each.multiple - 1) < 1e-9 else emit(aten.mul.Tensor, gradient, each.multiple)
-            if name == "direction":
-                value = emit(aten.reshape.default, value, list(each.place.tensor.meta["val"].shape))
-            _put(each.place, value, emit)
+        for term in found.terms[name]:
+            for factor in term.factors:
+                if places[factor.tensor]:
+                    others = Term(term.scale, tuple(each for each in term.factors if each is not factor))
+                    share = _product(emit, others, found.trail(name), gradient)
+                    shares[factor.tensor].append(factor.written(share, emit))
+    for tensor, own in shares.items():
+        _share_out(own, places[tensor], emit)
 
 
-def _put(place: PerNode, found: fx.Node, emit: Emitter) -> None:
-    place.tensor.replace_all_uses_with(place.written(found, emit))
+def _share_out(shares: list[fx.Node], places: Sequence[fx.Node], emit: Emitter) -> None:
+    """Puts parts of a gradient where its parts were. Autograd adds them, so that only their sum matters."""
+    for number, place in enumerate(places):
+        last = number == len(places) - 1
+        own = shares[number:] if last else shares[number : number + 1]
+        place.replace_all_uses_with(_sum(emit, own) if own else _zeros(emit, shares[0]))
 
 
-def _terms(found: Attention, emit: Emitter) -> dict[str, fx.Node]:
-    """The terms of the operation by name."""
-    scores, heads = found.scores, found.heads
-    terms = {"values": found.values.read([heads, found.features], emit)}
-    product = scores.product
-    if product is not None:
-        terms["queries"] = product.queries.read([heads, product.size], emit)
-        terms["keys"] = product.keys.read([heads, product.size], emit)
-        if product.direction is not None:
-            terms["direction"] = emit(aten.reshape.default, product.direction, [heads, product.size])
-        for weight in scores.factor.factors:
-            terms["weight"] = PerNode(weight).read([], emit)
-    for side, parts in scores.nodes.items():
-        if parts:
-            terms[side] = _sum(emit, [Term(scale, (each.read([heads], emit),)) for scale, each in parts])
-    if scores.stored:
-        edge = scores.raw if scores.alone else _sum(emit, scores.others)
-        terms["edge"] = edge if edge.meta["val"].dim() == 1 else PerNode(edge).read([heads], emit)
-    return terms
+def _zeros(emit: Emitter, like: fx.Node) -> fx.Node:
+    value = like.meta["val"]
+    return emit(aten.full.default, emit.sizes(like, tuple(range(value.dim()))), 0, dtype=value.dtype, device=value.device)
 
 
-def _sum(emit: Emitter, terms: Sequence[Term]) -> fx.Node:
-    """The sum of some products."""
-    products = []
-    for term in terms:
-        product, *factors = term.factors
-        for factor in factors:
-            product = emit(aten.mul.Tensor, product, factor)
-        products.append(product if term.scale == 1 else emit(aten.mul.Tensor, product, term.scale))
-    total, *others = products
-    for each in others:
-        total = emit(aten.add.Tensor, total, each)
-    return total
+def _product(emit: Emitter, term: Term, trail: list[Any], more: fx.Node | None = None) -> fx.Node:
+    """The product of some rows [..., *trail]."""
+    factors = [each.read(trail, emit) for each in term.factors]
+    product = reduce(lambda a, b: emit(aten.mul.Tensor, a, b), factors if more is None else [more, *factors])
+    return product if abs(term.scale - 1) < 1e-9 else emit(aten.mul.Tensor, product, term.scale)
+
+
+def _sum(emit: Emitter, terms: Sequence[fx.Node]) -> fx.Node:
+    return reduce(lambda a, b: emit(aten.add.Tensor, a, b), terms)

@@ -1,12 +1,11 @@
-"""What attention over edges is made of, in words that all spellings of it have.
+"""The parts of attention over edges, in words that all spellings of it have.
 
 A spelling says what a node computes in these words: gather and scatter over an edge list (`messages/message_edges.py`), or
-operations on SparseTensors (`operations/sparse_edges.py`). What attention is, `scores.py` and `attention.py` say once.
+operations on SparseTensors (`operations/sparse_edges.py`). `scores.py` and `attention.py` say once what attention is.
 
 An edge goes from a node on the side "source" to one on the side "target"; softmax and sums are by targets.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,34 +30,33 @@ def rows_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def unexpanded(node: fx.Node) -> fx.Node:
-    """The node before views and expansions that keep its rows."""
-    node = rows_of(node)
-    while node.target is aten.expand.default and as_long(node.args[0], node):
-        node = rows_of(node.args[0])  # type: ignore[arg-type]
-    return node
-
-
 @dataclass(frozen=True)
 class PerNode:
-    """A tensor with a row for each node of a side; `across` if it is a matrix that has columns for them instead."""
+    """A tensor with a row for each node of a side, or for each edge.
+
+    across  whether it is a matrix that has columns for them instead
+    once    whether it has one value for all of them instead
+    """
 
     tensor: fx.Node
     across: bool = False
+    once: bool = False
 
     def read(self, trail: list[Any], emit: Emitter) -> fx.Node:
-        """It as [nodes, *trail]."""
+        """It as [nodes, *trail], or as [*trail]."""
         now = emit(aten.permute.default, self.tensor, [1, 0]) if self.across else self.tensor
-        if equal_sizes(now.meta["val"].shape[1:], trail):
+        rows = [] if self.once else emit.sizes(now, (0,))
+        if equal_sizes(now.meta["val"].shape[len(rows) :], trail):
             return now
-        return emit(aten.reshape.default, now, [*emit.sizes(now, (0,)), *trail])
+        return emit(aten.reshape.default, now, [*rows, *trail])
 
     def written(self, found: fx.Node, emit: Emitter) -> fx.Node:
-        """What takes its place, made of the same numbers in rows [nodes, ...]."""
+        """What takes its place, made of the same numbers as `read` gives them."""
         shape = self.tensor.meta["val"].shape
-        trail = shape[:1] if self.across else shape[1:]
-        if not equal_sizes(found.meta["val"].shape[1:], trail):
-            found = emit(aten.reshape.default, found, [*emit.sizes(found, (0,)), *trail])
+        rows = [] if self.once else emit.sizes(found, (0,))
+        trail = shape[:1] if self.across else shape[len(rows) :]
+        if not equal_sizes(found.meta["val"].shape[len(rows) :], trail):
+            found = emit(aten.reshape.default, found, [*rows, *trail])
         return emit(aten.permute.default, found, [1, 0]) if self.across else found
 
 
@@ -68,42 +66,42 @@ class Product:
 
     <queries[target], keys[source]>        or, with a direction,        <direction, leaky_relu(queries[target] + keys[source])>
 
-    node       the sum, a number for each edge and head
     queries    [targets, heads, size] and `keys` [sources, heads, size], with heads and size as one dimension or two
-    joined     what leaky_relu is applied to, with its slope
+    slope      of leaky_relu
     direction  [..., heads, size]
     """
 
-    node: fx.Node
     queries: PerNode
     keys: PerNode
     size: int
-    joined: fx.Node | None = None
     slope: float = 1.0
     direction: fx.Node | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """What a softmax by targets is of, and the nodes of a joint graph that are the gradient of that."""
+    """A softmax by targets.
+
+    of       the scores
+    shift    what is subtracted from them by targets, as far as the graph says it
+    """
 
     of: fx.Node
-    gradients: tuple[fx.Node, ...]
+    shift: fx.Node | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """For each node of a side the sum over its edges of a product.
+    """For each target the sum over its edges of values of their sources, times weights.
 
-    result    one row a node
-    gathered  what the product has of each edge's node on the other side, if it has anything
-    factors   what else is multiplied, one row an edge
+    result  one row a target
+    values  one row a source
+    weight  one number an edge and head
     """
 
     result: PerNode
-    side: str
-    gathered: PerNode | None
-    factors: tuple[fx.Node, ...]
+    values: PerNode
+    weight: fx.Node
 
 
 class Edges(Protocol):
@@ -117,9 +115,6 @@ class Edges(Protocol):
 
     def softmax(self, node: fx.Node) -> Softmax | None:
         """The softmax that a node is."""
-
-    def backward_sums(self) -> Iterator[Sum]:
-        """The sums in the backward part of a joint graph."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,6 +58,11 @@ def same_dtype(a: Any, b: Any) -> bool:
     return bool(a.meta["val"].dtype == b.meta["val"].dtype)
 
 
+def alike(node: fx.Node) -> bool:
+    """Whether a node and all that it is computed from are tensors of one shape and type."""
+    return of_tensors(node) and all(same_shape(a, node) and same_dtype(a, node) for a in node.args)
+
+
 def as_long(a: Any, b: Any) -> bool:
     """Whether two tensors have the same first size, whatever that of inputs is."""
     return a.meta["val"].dim() > 0 and b.meta["val"].dim() > 0 and equal_sizes(a.meta["val"].shape[:1], b.meta["val"].shape[:1])

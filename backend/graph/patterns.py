@@ -233,6 +233,7 @@ def _is_last(dim: Any, call: fx.Node) -> bool:
     return len(dims) == 1 and dims[0] in (-1, source.meta["val"].dim() - 1)
 
 
+_ZEROS, _ONES = {aten.zeros.default, aten.zeros_like.default}, {aten.ones.default, aten.ones_like.default}
 _FILLED: dict[Any, int] = {aten.scalar_tensor.default: 0, aten.full.default: 1, aten.full_like.default: 1}
 """What makes a tensor that is full of one of its arguments, and of which."""
 
@@ -246,8 +247,8 @@ def number_of(value: Any) -> float | None:
         return None if square is None or square < 0 else sqrt(square)
     if value.target in _FILLED:
         return number_of(value.args[_FILLED[value.target]])
-    if value.target in (aten.zeros.default, aten.ones.default):
-        return float(value.target is aten.ones.default)
+    if value.target in _ZEROS | _ONES:
+        return float(value.target in _ONES)
     if value.target in CONVERTS | COPIES:
         return number_of(value.args[0])
     held = getattr(value.graph.owning_module, str(value.target), None) if value.op == "get_attr" else None

@@ -13,54 +13,41 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from gossamer.backend.calls import message_ops as ops
-from gossamer.backend.devices.device import device_of
 from gossamer.backend.edges.attention import attention_at
 from gossamer.backend.edges.attention import replace as replace_attention
 from gossamer.backend.edges.spelling import Operation, PerNode
 from gossamer.backend.edges.structure_values import remembered
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.nodes import hint, is_backward
+from gossamer.backend.graph.nodes import hint, in_training, is_backward
+from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
+from gossamer.backend.messages.message_cost import gains, missing_kernel
 from gossamer.backend.messages.message_edges import MessageEdges
-from gossamer.backend.messages.message_extremes import Extreme, extremes
 from gossamer.backend.messages.message_patterns import (
+    EXTREMES,
     SCATTERS,
     Aggregation,
     EdgeProducts,
     Factor,
+    Messages,
     aggregation_at,
     edge_products_at,
 )
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
-from gossamer.dialects.errors import CompileError
-from gossamer.sparsity.edges.edge_attention import attend_edges
-from gossamer.sparsity.edges.sorted_edges import SortedEdges
 
 aten = torch.ops.aten
-
-_GAIN = 3.0
-"""Elements of gathered rows that a product takes in the time in which gather and scatter move one."""
-_SORT = 55.0
-_SORT_CALLS = 10
-"""Elements that gather and scatter move in the time in which an edge is sorted, and calls in that in which any list is."""
-
-_SCORE = 16
-"""The same for a score: two gathers, a maximum, an exponential, a sum and a division of each edge and head are left out. Over
-edges by the thousand it is 26, over those by the hundred thousand, where gathered rows come from memory, 7 (Zen 5)."""
-_FEW_HEADS, _ATTENTION = 9, 100e3
-"""Elements in the time of an edge of attention with few heads, its lanes, and in that of its call beside a product's."""
 
 
 class MessagePassing:
@@ -74,20 +61,19 @@ class MessagePassing:
             return []
         part_sizes_from_values(graph, context.inputs)
         structure = Structure.of(graph, context.inputs)
-        aggregations = _aggregations(graph, structure)
-        if not any(a.gather for a in aggregations) and not any(extremes(graph, aggregations, structure)):
+        extremes, others = _found(graph, structure)
+        if not extremes and not any(isinstance(each, Aggregation) and each.gather for each in others):
             return []
         rewriting = _Rewriting(structure, context.inputs, context.options)
-        rewriting.count([*aggregations, *_products(graph, structure)])
-        decisions = [d for node in [a.node for a in aggregations] for d in rewriting.take_attention(node)]
+        rewriting.count(others)
+        joint = JointGraph(graph) if in_training(graph) else None
+        decisions = [d for node in [each.node for each in others] for d in rewriting.take_attention(node, joint)]
         graph.eliminate_dead_code()  # what attention was made of
-        for each in list(extremes(graph, _aggregations(graph, structure), structure)):
-            decisions += rewriting.take_extreme(each)
+        joint = JointGraph(graph) if in_training(graph) else None
+        for extreme in _found(graph, structure)[0]:
+            decisions += rewriting.take_extreme(extreme, joint)
         graph.eliminate_dead_code()
-        place = {node: number for number, node in enumerate(graph.nodes)}
-        found: list[Aggregation | EdgeProducts] = [*_aggregations(graph, structure), *_products(graph, structure)]
-        found.sort(key=lambda each: place[each.node])
-        decisions += [rewriting.take(each) for each in found]
+        decisions += [rewriting.take(each) for each in _found(graph, structure)[1]]
         graph.eliminate_dead_code()
         drop_vain_assertions(graph)
         rewriting.remember(graph)
@@ -96,12 +82,21 @@ class MessagePassing:
         return decisions
 
 
-def _aggregations(graph: fx.Graph, structure: Structure) -> list[Aggregation]:
-    return [a for n in graph.nodes if (a := aggregation_at(n, structure)) is not None]
+def _found(graph: fx.Graph, structure: Structure) -> tuple[list[Aggregation], list[Messages]]:
+    """The maxima and minima of a graph, and what else passes messages."""
+    extremes, others = list[Aggregation](), list[Messages]()
+    for node in graph.nodes:
+        aggregation = aggregation_at(node, structure)
+        found = aggregation or edge_products_at(node, structure)
+        if aggregation is not None and aggregation.kind in EXTREMES:
+            extremes.append(aggregation)
+        elif found is not None:
+            others.append(found)
+    return extremes, others
 
 
-def _products(graph: fx.Graph, structure: Structure) -> list[EdgeProducts]:
-    return [p for n in graph.nodes if (p := edge_products_at(n, structure)) is not None]
+Arguments = tuple[list[Any], str]
+"""The arguments of an operation that say which edge list it takes: leaves and numbers, and in the end the key."""
 
 
 class _Rewriting:
@@ -113,17 +108,15 @@ class _Rewriting:
         self._uses: Counter[str] = Counter()
         self._sorted: set[fx.Node] = set()
 
-    def count(self, found: Sequence[Aggregation | EdgeProducts]) -> None:
+    def count(self, found: Sequence[Messages]) -> None:
         """Notes how many operations each edge list serves."""
         self._uses.update(self._sorted_list(each) for each in found)
 
-    def _sorted_list(self, found: Aggregation | EdgeProducts) -> str:
+    def _sorted_list(self, found: Messages) -> str:
         """A name for what has to be sorted."""
-        if isinstance(found, Aggregation):
-            return self._structure.cut(found.gather.index if found.gather else None, found.target, None).key
-        return self._structure.cut(found.right.index, found.left.index, None).key
+        return self._structure.cut(*found.edges, None).key
 
-    def take(self, found: Aggregation | EdgeProducts) -> Decision:
+    def take(self, found: Messages) -> Decision:
         """Replaces one piece of message passing, if that pays."""
         aggregates = isinstance(found, Aggregation)
         decision = self._judge(found, "aggregation" if aggregates else "edge products", "rows" if aggregates else "sample")
@@ -134,71 +127,81 @@ class _Rewriting:
             )
         return decision
 
-    def take_attention(self, node: fx.Node) -> list[Decision]:
+    def take_attention(self, node: fx.Node, joint: JointGraph | None) -> list[Decision]:
         """Replaces the attention, with its gradients, whose result a node is, if that pays."""
         aggregation = aggregation_at(node, self._structure)
-        edges = aggregation and MessageEdges.of(aggregation, _aggregations(node.graph, self._structure), self._structure)
-        found = edges and attention_at(edges.forward, edges.aggregation.message.meta["val"].shape[1:], edges)
+        if aggregation is None:
+            return []
+        try:
+            edges = MessageEdges.of(aggregation, self._structure)
+            found = edges and attention_at(edges.forward, edges.aggregation.message.meta["val"].shape[1:], edges, joint)
+        except Refused as problem:
+            return [self._decision(aggregation, "graph attention", f"softmax and sums stay apart: {problem}")]
         if not edges or not found:
             return []
-        decision = self._judge(edges.aggregation, "graph attention", "edges", found.heads)
+        of = edges.aggregation
+        decision = self._judge(of, "graph attention", "edges", found.heads)
         if not decision.sparse:
             return []  # its parts are judged one by one
-        expression = self._structure.cut(edges.source.node, edges.target.node, None)
-        key = ops.edge_list(expression, self._options.verify)
-        before = [list(expression.leaves), list(expression.numbers), edges.aggregation.size]
-        replace_attention(found, Operation(ops.attend, ops.attend_backward, before, [key]), Emitter(node, {}))
-        return [decision, *([replace(decision, op="graph attention backward")] if found.gradients else [])]
+        leaves, key = self._edge_list(*of.edges)
+        replace_attention(found, Operation(ops.attend, ops.attend_backward, [*leaves, of.size], [key]), Emitter(node, {}))
+        return [decision, *([replace(decision, op="graph attention backward")] if found.trains else [])]
 
-    def take_extreme(self, found: Extreme) -> list[Decision]:
+    def take_extreme(self, found: Aggregation, joint: JointGraph | None) -> list[Decision]:
         """Replaces maxima or minima with their gradient, if that pays."""
-        of = found.aggregation
-        decision = self._judge(of, f"{found.kind} aggregation", "edges")
+        of, backward, kept = _with_gradient(found, joint)
+        decision = self._judge(of, f"{of.kind} aggregation", "edges")
         if not decision.sparse:
             return [decision]
-        emit = Emitter(of.node, self._replaced)
-        x = PerNode(emit.now(of.gather.x if of.gather else of.message)).read([found.features], emit)
-        expression = self._structure.cut(of.gather.index if of.gather else None, of.target, None)
-        leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
-        y = emit(ops.extreme, x, *leaves, emit.now(of.size), found.kind, key)
-        gradient, of_x = found.gradient, found.of_x
-        if gradient is not None and of_x is not None:
-            emit_backward = Emitter(of_x, self._replaced)
-            rows = PerNode(emit_backward.now(gradient)).read([found.features], emit_backward)
-            new = emit_backward(ops.extreme_backward, rows, x, y, *leaves, found.kind, key)
-            self._put(of_x, PerNode(of_x).written(new, emit_backward))
+        emit, features = Emitter(of.node, self._replaced), [prod(of.message.meta["val"].shape[1:])]
+        x = PerNode(emit.now(of.source)).read(features, emit)
+        leaves, key = self._edge_list(*of.edges)
+        y = emit(ops.extreme, x, *leaves, emit.now(of.size), of.kind, key)
         self._put(of.node, PerNode(of.node).written(y, emit))
-        return [decision, *([replace(decision, op=f"{decision.op} backward")] if of_x is not None else [])]
+        if backward is None:
+            return [replace(decision, reason=f"{decision.reason}; the gradient stays dense: {kept}") if kept else decision]
+        if not backward.gradients[of.source]:
+            return [decision]
+        (place,) = backward.gradients[of.source]
+        emit = Emitter(place, self._replaced)
+        rows = PerNode(emit.now(backward.upstream)).read(features, emit)
+        new = emit(ops.extreme_backward, rows, x, y, *leaves, of.kind, key)
+        self._put(place, PerNode(of.source).written(new, emit))
+        return [decision, replace(decision, op=f"{decision.op} backward")]
 
-    def _judge(self, found: Aggregation | EdgeProducts, op: str, schedule: str, scores: int = 0) -> Decision:
-        """Whether it pays; an attention computes so many scores for each edge, too."""
-        index = found.target if isinstance(found, Aggregation) else found.left.index
-        assert index is not None
-        leaves = self._structure.cut(index).leaves
-        name = " ".join(self._inputs.name(leaf) for leaf in leaves) or index.name
-        edges = _edges(index, leaves)
-        moved = edges * (_features(found) + _SCORE * scores)
-        value = found.node.meta["val"]
-        call = device_of(value.device).edge_call
-        # A list whose size is left open is most likely another one at every call, and is sorted for it.
-        uses = max(1, self._uses[self._sorted_list(found)])
-        sorting = (_SORT * edges + _SORT_CALLS * call) / uses if _is_open(leaves) else 0.0
-        attending = edges * max(_SCORE * scores / _GAIN, _FEW_HEADS) + _ATTENTION if scores else 0.0
-        product = edges * _features(found) / _GAIN + attending + call
-        gain = moved / (product + sorting)
-        reason = self._too_slow(gain, moved / product)
-        problem = None if reason else _missing_kernel(value.dtype, schedule, value.device)
+    def _judge(self, found: Messages, op: str, schedule: str, heads: int = 0) -> Decision:
+        """Whether it pays; an attention has so many heads, anything else none."""
+        leaves, value = self._structure.cut(found.edges[1]).leaves, found.node.meta["val"]
+        gain, sorted_before = gains(found, self._count(found), leaves, self._uses[self._sorted_list(found)], heads)
+        reason = self._too_slow(gain, sorted_before)
+        problem = None if reason else missing_kernel(value.dtype, schedule, value.device)
+        decision = self._decision(found, op, reason or "message passing over an edge list", gain, None if reason else schedule)
         if problem is not None:
             if self._options.strict:
                 raise problem
-            warnings.warn(f"gossamer leaves message passing over {name} dense: {problem}", stacklevel=2)
-            reason = FAILED
+            warnings.warn(f"gossamer leaves message passing over {decision.name} dense: {problem}", stacklevel=2)
+            return self._decision(found, op, FAILED, gain)
+        if decision.sparse:
+            self._sorted.update(leaves)
+        return decision
+
+    def _decision(
+        self, found: Messages, op: str, reason: str, gain: float | None = None, schedule: str | None = None
+    ) -> Decision:
+        """What the report says."""
+        target = found.edges[1]
+        name = " ".join(map(self._inputs.name, self._structure.cut(target).leaves)) or target.name
+        count, (rows, columns) = self._count(found), (hint(size) or 0 for size in found.shape)
+        density = min(1.0, count / max(1, rows * columns))
         op = f"{op} backward" if is_backward(found.node) else op
-        shape, density = _shape(found, edges)
-        if reason is not None:
-            return Decision(name, op, shape, density, None, None, False, reason, gain)
-        self._sorted.update(leaves)
-        return Decision(name, op, shape, density, "CSR", schedule, True, "message passing over an edge list", gain)
+        sparse = schedule is not None
+        return Decision(name, op, (rows, columns), density, "CSR" if sparse else None, schedule, sparse, reason, gain)
+
+    def _count(self, found: Messages) -> int:
+        """About how many edges there are."""
+        target = found.edges[1]
+        sizes = (hint(s) or 0 for leaf in self._structure.cut(target).leaves for s in leaf.meta["val"].shape)
+        return hint(target.meta["val"].shape[0]) or max(sizes, default=0)
 
     def _too_slow(self, gain: float, sorted_before: float) -> str | None:
         """Why a gain is too small, with sorting and without; None if it is not."""
@@ -208,6 +211,14 @@ class _Rewriting:
         if sorted_before >= least:
             return f"edges that may be others at every call: to sort them each time leaves no gain of {least:g}x"
         return f"too small for a gain of {least:g}x"
+
+    def _edge_list(
+        self, source: fx.Node | None, target: fx.Node, weight: fx.Node | None = None, mean: bool = False
+    ) -> Arguments:
+        """What an edge list, with weights that are known, is computed from, and its key."""
+        expression = self._structure.cut(source, target, weight)
+        key = ops.edge_list(expression, self._options.verify, mean)
+        return [list(expression.leaves), list(expression.numbers)], key
 
     def _put(self, old: fx.Node, new: fx.Node) -> None:
         old.replace_all_uses_with(new)
@@ -235,34 +246,44 @@ class _Rewriting:
 
     def _aggregate(self, found: Aggregation, emit: Emitter) -> fx.Node:
         trail = list(found.message.meta["val"].shape[1:])
-        rows, weight, known = found.message, None, None
-        if found.gather is not None:
-            rows = found.gather.x
-            weight = _product(found.factors, emit)
-            if weight is not None and self._is_known(found.factors):
-                weight, known = None, weight
-        x = PerNode(emit.now(rows)).read(trail, emit)
-        expression = self._structure.cut(found.gather.index if found.gather else None, found.target, known)
-        key = ops.edge_list(expression, self._options.verify, found.mean)
-        y = emit(ops.aggregate, x, list(expression.leaves), list(expression.numbers), weight, emit.now(found.size)
-                 if found.size is not None else emit.sizes(found.base, (0,))[0], key)  # type: ignore[arg-type]  # fmt: skip
-        y = PerNode(found.node).written(y, emit)
+        weight, known = _product(found.factors, emit), None
+        if weight is not None and self._is_known(found.factors):
+            weight, known = None, weight
+        x = PerNode(emit.now(found.source)).read(trail, emit)
+        leaves, key = self._edge_list(*found.edges, known, found.kind == "mean")
+        size = emit.sizes(found.base, (0,))[0] if found.base is not None else emit.now(found.size)
+        y = emit(ops.aggregate, x, *leaves, weight, size, key)
+        y = PerNode(found.node).written(_scaled(y, found.scale, emit), emit)
         return y if found.base is None else emit(aten.add.Tensor, emit.now(found.base), y)
 
     def _products(self, found: EdgeProducts, emit: Emitter) -> fx.Node:
-        value = found.product.meta["val"]
-        heads, features = prod(value.shape[1 : found.kept]), prod(value.shape[found.kept :])
+        shape = found.product.meta["val"].shape
+        heads, features = prod(shape[1 : found.kept]), prod(shape[found.kept :])
         left, right = (PerNode(emit.now(gather.x)).read([heads, features], emit) for gather in (found.left, found.right))
-        expression = self._structure.cut(found.right.index, found.left.index, None)
-        assert found.left.index is not None
-        edges = emit.sizes(found.left.index, (0,))[0]
-        leaves, key = [list(expression.leaves), list(expression.numbers)], ops.edge_list(expression, self._options.verify)
-        y = emit(ops.edge_products, left, right, *leaves, edges, key)
-        return PerNode(found.node).written(y, emit)
+        leaves, key = self._edge_list(*found.edges)
+        y = emit(ops.edge_products, left, right, *leaves, emit.sizes(found.edges[1], (0,))[0], key)
+        return PerNode(found.node).written(_scaled(y, found.scale, emit), emit)
 
     def _is_known(self, factors: Sequence[Factor]) -> bool:
         ones = all(size == 1 for f in factors for size in f.node.meta["val"].shape[1:])
         return ones and all(f.node in self._structure for f in factors)
+
+
+def _with_gradient(of: Aggregation, joint: JointGraph | None) -> tuple[Aggregation, BackwardPart | None, str]:
+    """An aggregation, of gathered rows or of messages as they are, with its gradient, or why that is not known."""
+    reason = ""
+    for each in (of, replace(of, gather=None)):
+        if joint is None:
+            break
+        try:
+            return each, joint.part(between([each.source], of.node), [each.source], of.node), ""
+        except Refused as problem:
+            reason = str(problem)
+    return of, None, reason
+
+
+def _scaled(node: fx.Node, scale: float, emit: Emitter) -> fx.Node:
+    return node if scale == 1 else emit(aten.mul.Tensor, node, scale)
 
 
 def _product(factors: Sequence[Factor], emit: Emitter) -> fx.Node | None:
@@ -275,47 +296,3 @@ def _product(factors: Sequence[Factor], emit: Emitter) -> fx.Node | None:
         else:
             product = emit(aten.div.Tensor if factor.inverse else aten.mul.Tensor, product, node)
     return product
-
-
-def _edges(index: fx.Node, leaves: Sequence[fx.Node]) -> int:
-    """About how many edges there are."""
-    size = hint(index.meta["val"].shape[0])
-    return size or max((hint(s) or 0 for leaf in leaves for s in leaf.meta["val"].shape), default=0)
-
-
-def _is_open(leaves: Sequence[fx.Node]) -> bool:
-    """Whether the size of what an edge list is computed from may be another one at the next call."""
-    return any(isinstance(size, torch.SymInt) for leaf in leaves for size in leaf.meta["val"].shape)
-
-
-def _features(found: Aggregation | EdgeProducts) -> int:
-    rows = found.message if isinstance(found, Aggregation) else found.product
-    return prod(hint(size) or 1 for size in rows.meta["val"].shape[1:])
-
-
-def _shape(found: Aggregation | EdgeProducts, edges: int) -> tuple[tuple[int, ...], float]:
-    """The sizes of the matrix, and the share of its elements that are stored."""
-    if isinstance(found, Aggregation):
-        columns = hint(found.gather.x.meta["val"].shape[0]) if found.gather else edges
-        rows = hint(found.node.meta["val"].shape[0])
-    else:
-        rows, columns = (hint(gather.x.meta["val"].shape[0]) for gather in (found.left, found.right))
-    shape = rows or 0, columns or 0
-    return shape, min(1.0, edges / max(1, prod(shape)))
-
-
-@lru_cache
-def _missing_kernel(dtype: torch.dtype, schedule: str, place: torch.device) -> CompileError | None:
-    """Why a schedule has no kernel for this type; None if there is one, ready to run."""
-    one, edge = torch.ones(1, 1, 1, dtype=dtype, device=place), torch.zeros(1, dtype=torch.int64, device=place)
-    edges = SortedEdges.of(edge, edge, 1, 1)
-    try:
-        if schedule == "rows":
-            edges.sums(one, one.flatten())
-        elif schedule == "sample":
-            edges.products(one, one)
-        else:
-            attend_edges(edges.positions, edges.coordinates, one, source=one[0], target=one[0])
-    except CompileError as problem:
-        return problem
-    return None

@@ -2,10 +2,11 @@
 
     aggregation   scatter_add(zeros, 0, %target, mul(%weight, index_select(%x, 0, %source)))     A @ x        SpMM
     edge products sum(mul(index_select(%a, 0, %target), index_select(%b, 0, %source)), -1)       at edges     SDDMM
+    maxima        scatter_reduce(zeros, 0, %target, index_select(%x, 0, %source), "amax", include_self=False)
 
 in every form that eager code, autograd and decompositions give them: `gather`, `index`, `embedding`; `index_add`, `index_put`,
-`scatter_reduce`; weights by multiplication or division, for all features or for each head. It is in forward and backward alike:
-the gradient of a gather is a scatter, that of a scatter a gather, and that of the weights an edge product.
+`scatter_reduce`, `index_reduce`; weights by multiplication or division, for all features or for each head; times a number. The
+table holds forward and backward: a gather's gradient is a scatter, a scatter's a gather, and that of weights an edge product.
 """
 
 from dataclasses import dataclass
@@ -17,16 +18,40 @@ from torch import fx
 from gossamer.backend.devices.device import has_kernels
 from gossamer.backend.edges.spelling import rows_of
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import as_long, equal_sizes, of_tensors, same, same_shape
+from gossamer.backend.graph.nodes import as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape
 from gossamer.runtime.torch_internals import statically_known_true
+from gossamer.sparsity.edges.edge_extremes import MOST_FEATURES
 
 aten = torch.ops.aten
 
 SCATTERS = {
     aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default, aten.index_put.default,
-    aten._unsafe_index_put.default,
+    aten._unsafe_index_put.default, aten.index_reduce.default,
 }  # fmt: skip
 """Operations that sum by an index."""
+
+_REDUCTIONS = (aten.scatter_reduce.two, aten.index_reduce.default)
+_KINDS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
+EXTREMES = ("max", "min")
+
+_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default}
+"""Operations that multiply rows, with numbers as well."""
+
+
+class EdgeIndex:
+    """An edge list, to be found again in other nodes; None, the edges themselves, is found in none."""
+
+    def __init__(self, node: fx.Node | None, structure: Structure) -> None:
+        self._structure = structure
+        self._known = None if node is None else self._identity(node)
+
+    def is_(self, node: fx.Node | None) -> bool:
+        """Whether this is computed in the same way."""
+        return node is not None and self._identity(node) == self._known
+
+    def _identity(self, node: fx.Node) -> tuple[Any, ...]:
+        expression = self._structure.cut(rows_of(node))
+        return expression.key, expression.leaves, expression.numbers
 
 
 @dataclass(frozen=True)
@@ -51,7 +76,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """For each target the sum of messages over its edges.
+    """For each target the sum, mean, maximum or minimum of messages over its edges, times a number.
 
     node     the scatter
     target   the target of each edge
@@ -60,7 +85,8 @@ class Aggregation:
     message  [edges, *trail], what is summed
     base     what the sums are added to, None for zeros
     size     number of targets: an integer or a node
-    mean     whether each sum is divided by the number of edges (and by 1 where there are none)
+    kind     "sum", "mean", "max" or "min"; all are 0 where there are no edges
+    scale    the number
     """
 
     node: fx.Node
@@ -70,72 +96,124 @@ class Aggregation:
     message: fx.Node
     base: fx.Node | None
     size: Any
-    mean: bool
+    kind: str
+    scale: float
+
+    @property
+    def edges(self) -> tuple[fx.Node | None, fx.Node]:
+        """The source of each edge, None if edges themselves are, and its target."""
+        return self.gather.index if self.gather else None, self.target
+
+    @property
+    def shape(self) -> tuple[Any, Any]:
+        """The sizes of the matrix that it multiplies with."""
+        return self.node.meta["val"].shape[0], self.source.meta["val"].shape[0]
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the sum of `message` and nothing more."""
+        return self.base is None and self.kind == "sum" and bool(self.node.kwargs.get("alpha", 1) == 1)
+
+    @property
+    def source(self) -> fx.Node:
+        """What has the rows that are summed."""
+        return self.gather.x if self.gather else self.message
 
 
 @dataclass(frozen=True)
 class EdgeProducts:
-    """For each edge, and each head, the dot product of two gathered rows; `node` is the sum, `kept` its leading dimensions."""
+    """For each edge, and each head, the dot product of two gathered rows, times a number.
+
+    node     the sum
+    product  what is summed
+    kept     the leading dimensions of the sum
+    scale    the number
+    """
 
     node: fx.Node
     left: Gather
     right: Gather
     product: fx.Node
     kept: int
+    scale: float
+
+    @property
+    def edges(self) -> tuple[fx.Node | None, fx.Node]:
+        """The source and the target of each edge."""
+        assert self.left.index is not None
+        return self.right.index, self.left.index
+
+    @property
+    def shape(self) -> tuple[Any, Any]:
+        """The sizes of the matrix at whose entries the products are."""
+        return self.left.x.meta["val"].shape[0], self.right.x.meta["val"].shape[0]
+
+    @property
+    def message(self) -> fx.Node:
+        """What has a row for each edge."""
+        return self.product
+
+
+Messages = Aggregation | EdgeProducts
 
 
 def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
     """The gather behind a node, up to views of its rows."""
     node = rows_of(node)
+    args: tuple[Any, ...] = node.args
     match node.target:
-        case aten.index_select.default if _first(node, node.args[1]):
-            x, index = node.args[0], node.args[2]
-        case aten.index.Tensor if len(node.args[1]) == 1 and node.args[1][0] is not None:  # type: ignore[arg-type, index]
-            x, index = node.args[0], node.args[1][0]  # type: ignore[index]
-        case aten.gather.default if _first(node, node.args[1]) and _same_trail(node.args[0], node):
-            x, index = node.args[0], repeated(node.args[2])
+        case aten.index_select.default if _first(node, args[1]):
+            x, _, index = args
+        case aten.index.Tensor if len(args[1]) == 1:
+            x, (index,) = args
+        case aten.gather.default if _first(node, args[1]) and _same_trail(args[0], node):
+            x, index = args[0], repeated(args[2])
         case aten.embedding.default:
-            x, index = node.args[0], node.args[1]
+            x, index = args[:2]
         case _:
             return None
     if not isinstance(index, fx.Node) or index not in structure or x in structure or not _is_edge_list(index):
         return None
     if not _together(index, x):
         return None
-    return Gather(x, index)  # type: ignore[arg-type]
+    return Gather(x, index)
 
 
 def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
     """The aggregation that a node is."""
-    mean, alpha = False, 1
-    index: Any
+    args: tuple[Any, ...] = node.args
     match node.target:
-        case aten.scatter_add.default if _first(node, node.args[1]) and same_shape(node.args[2], node.args[3]):
-            base, index, message = node.args[0], repeated(node.args[2]), node.args[3]
-        case aten.scatter_reduce.two if _first(node, node.args[1]) and same_shape(node.args[2], node.args[3]):
-            base, index, message = node.args[0], repeated(node.args[2]), node.args[3]
-            included = node.kwargs.get("include_self", True)
-            mean = node.args[4] == "mean"
-            if node.args[4] not in ("sum", "mean") or (mean if included else zeros_of(base) is None):
-                return None
-        case aten.index_add.default if _first(node, node.args[1]):
-            base, index, message = node.args[0], node.args[2], node.args[3]
-            alpha = node.kwargs.get("alpha", 1)  # type: ignore[assignment]
-        case aten.index_put.default | aten._unsafe_index_put.default if node.args[3:] == (True,) and len(node.args[1]) == 1:  # type: ignore[arg-type]
-            base, index, message = node.args[0], node.args[1][0], node.args[2]  # type: ignore[index]
+        case aten.scatter_add.default | aten.scatter_reduce.two if _first(node, args[1]) and same_shape(args[2], args[3]):
+            base, index, message = args[0], repeated(args[2]), args[3]
+        case aten.index_add.default | aten.index_reduce.default if _first(node, args[1]):
+            base, _, index, message = args[:4]
+        case aten.index_put.default | aten._unsafe_index_put.default if args[3:] == (True,) and len(args[1]) == 1:
+            base, (index,), message = args[:3]
         case _:
             return None
-    if not isinstance(index, fx.Node) or index not in structure or not _is_edge_list(index) or alpha != 1:
+    size, value, alpha = zeros_of(base), node.meta["val"], node.kwargs.get("alpha", 1)
+    kind = _KINDS.get(args[4]) if node.target in _REDUCTIONS else "sum"
+    alone = node.target in _REDUCTIONS and not node.kwargs.get("include_self", True)
+    if kind is None or not isinstance(alpha, int | float) or (size is None if alone else kind != "sum"):
         return None
+    if not isinstance(index, fx.Node) or index not in structure or not _is_edge_list(index) or not _together(index, node):
+        return None
+    if message in structure or not value.is_floating_point() or not has_kernels(value.device):
+        return None
+    if not _same_trail(message, node) or not as_long(message, index) or (kind in EXTREMES and not _has_extremes(node)):
+        return None
+    root, gather, factors, scale = _message(message, structure)
+    if kind in EXTREMES and (factors or scale != 1):
+        root, gather, factors, scale = message, None, (), 1.0
+    return Aggregation(node, index, gather, factors, root, base if size is None else None, size, kind, scale * alpha)
+
+
+def _has_extremes(node: fx.Node) -> bool:
+    """Whether there are kernels for maxima and minima that a node computes."""
     value = node.meta["val"]
-    if message in structure or not value.is_floating_point() or not has_kernels(value.device) or not _together(index, node):
-        return None
-    if not _same_trail(message, node) or not as_long(message, index):
-        return None
-    size = zeros_of(base)
-    root, gather, factors = _message(message, structure)  # type: ignore[arg-type]
-    base = base if size is None else None
-    return Aggregation(node, index, gather, factors, root, base, size, mean)  # type: ignore[arg-type]
+    features = value.shape[1:].numel()
+    known = value.dtype in (torch.float32, torch.float64) and value.is_cpu and not is_backward(node)
+    return known and isinstance(features, int) and 0 < features <= MOST_FEATURES
 
 
 def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None:
@@ -151,36 +229,45 @@ def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None
         return None
     if node.meta["val"].dtype != value.dtype or not value.is_floating_point():
         return None
-    if any(not same_shape(factor, product) or factor.meta["val"].dtype != value.dtype for factor in product.args):  # type: ignore[union-attr]
+    scale, factors = _factors(product)
+    alike = [f.node for f in factors if not f.inverse and same_shape(f.node, product) and same_dtype(f.node, product)]
+    if not len(alike) == len(factors) == 2:
         return None
-    left, right = (gather_at(factor, structure) for factor in product.args)  # type: ignore[arg-type]
-    return EdgeProducts(node, left, right, product, kept) if left and right else None
+    left, right = (gather_at(factor, structure) for factor in alike)
+    return EdgeProducts(node, left, right, product, kept, scale) if left and right else None
 
 
-def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | None, tuple[Factor, ...]]:
-    """A message as a product of gathered rows and weights, with the node whose shape they have."""
-    root = rows_of(message) if rows_of(message).target in (aten.mul.Tensor, aten.div.Tensor) else message
-    factors = _factors(root, False)
+def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | None, tuple[Factor, ...], float]:
+    """A message as a product of gathered rows, weights and a number, with the node whose shape they have."""
+    root = rows_of(message) if rows_of(message).target in _PRODUCTS else message
+    scale, factors = _factors(root)
     for at, factor in enumerate(factors):
         gather = gather_at(factor.node, structure) if not factor.inverse and same_shape(factor.node, root) else None
-        if gather is None or gather.x.meta["val"].dtype != root.meta["val"].dtype:
+        if gather is None or not same_dtype(gather.x, root):
             continue
-        rest = [Factor(_unexpanded(f.node), f.inverse) for f in factors[:at] + factors[at + 1 :]]
-        if all(_weighs(f.node, root) for f in rest):
-            return root, gather, tuple(rest)
-    return message, None, ()
+        rest = [Factor(unexpanded(f.node), f.inverse) for f in factors[:at] + factors[at + 1 :]]
+        if all(weighs(f.node, root) for f in rest):
+            return root, gather, tuple(rest), scale
+    return message, None, (), 1.0
 
 
-def _factors(node: fx.Node, inverse: bool) -> list[Factor]:
+def _factors(node: fx.Node, inverse: bool = False) -> tuple[float, list[Factor]]:
+    """What a node multiplies, and the number that it multiplies besides."""
     node = same(node)
-    if node.target in (aten.mul.Tensor, aten.div.Tensor) and of_tensors(node):
-        left, right = node.args
-        over = inverse ^ (node.target is aten.div.Tensor)
-        return _factors(left, inverse) + _factors(right, over)  # type: ignore[arg-type]
-    return [Factor(node, inverse)]
+    if node.target not in _PRODUCTS:
+        return 1.0, [Factor(node, inverse)]
+    left, right = (*node.args, -1.0)[:2]
+    over = inverse ^ (node.target in (aten.div.Tensor, aten.div.Scalar))
+    if isinstance(right, int | float) and right:
+        number, factors = _factors(left, inverse)  # type: ignore[arg-type]
+        return number / right if over else number * right, factors
+    if not of_tensors(node):
+        return 1.0, [Factor(node, inverse)]
+    (one, some), (other, more) = _factors(left, inverse), _factors(right, over)  # type: ignore[arg-type]
+    return one * other, some + more
 
 
-def _weighs(factor: fx.Node, root: fx.Node) -> bool:
+def weighs(factor: fx.Node, root: fx.Node) -> bool:
     """Whether it is one number an edge, or an edge and head: sizes of the messages first, then 1."""
     value, of = factor.meta["val"], root.meta["val"]
     if value.dim() != of.dim() or value.dtype != of.dtype or not as_long(factor, root):
@@ -208,7 +295,7 @@ def repeated(index: Any) -> fx.Node | None:
     return source if source is not None and _is_edge_list(source) and as_long(source, index) else None
 
 
-def _unexpanded(node: fx.Node) -> fx.Node:
+def unexpanded(node: fx.Node) -> fx.Node:
     source: Any = node.args[0] if node.target is aten.expand.default else node
     return source if source.meta["val"].dim() == node.meta["val"].dim() and as_long(source, node) else node
 

@@ -3,10 +3,9 @@
     %s = gossamer::sample([%pos, %crd, %a, %q, %k])               %r = gossamer::attend_edges(%pos, %crd, %v, …, %q, %k, …)
     %p = gossamer::softmax(%pos, scale * %s)                 →    %y = %r[0]
     %y = gossamer::einsum([%pos, %crd, dropout(%p), %v])
-    and with them: gradients of %v, of %p, of the softmax,   →    gossamer::attend_edges_backward(…)
-    of %s and of %q, %k, …
+    and with them: gradients of %v, %q, %k, …                →    gossamer::attend_edges_backward(…)
 
-What counts as attention is said in `edges/attention.py`.
+`edges/attention.py` says what counts as attention.
 """
 
 from math import prod
@@ -16,11 +15,14 @@ import torch
 from torch import fx
 
 from gossamer.backend.edges.attention import Attention, attention_at, replace
-from gossamer.backend.edges.spelling import Operation
+from gossamer.backend.edges.spelling import SIDES, Operation
+from gossamer.backend.graph.backward_part import JointGraph
 from gossamer.backend.graph.einsum_calls import Call, call_at, hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.nodes import in_training
+from gossamer.backend.graph.refused import Refused
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.operations.sparse_edges import SparseEdges
 from gossamer.backend.report.report import Decision
@@ -34,28 +36,30 @@ class FuseAttention:
     name: ClassVar[str] = "fuse-attention"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each attention."""
+        """A decision for each softmax that a product follows."""
+        if not any(node.target is ours.softmax.default for node in graph.nodes):
+            return []
+        joint = JointGraph(graph) if in_training(graph) else None
         decisions = []
-        for node in [n for n in graph.nodes if n.target is ours.einsum.default] if _has_softmax(graph) else ():
+        for node in graph.find_nodes(op="call_function", target=ours.einsum.default):
             call = call_at(node, ours.einsum.default)
-            found = None if call is None else _attention(call)
-            if call is None or found is None:
+            assert call is not None
+            try:
+                found = _attention(call, joint)
+            except Refused as problem:
+                decisions.append(_decision(call, context.inputs, f"softmax and product stay apart: {problem}", None))
                 continue
-            decisions.append(_decision(found, call, context.inputs))
-            arrays = list(call.sparse[0].arrays[:2])
-            operation = Operation(ours.attend_edges.default, ours.attend_edges_backward.default, arrays, [])
-            replace(found, operation, Emitter(node, {}))
-        if decisions:
-            graph.eliminate_dead_code()
+            if found is not None:
+                decisions.append(_decision(call, context.inputs, _reason(found), "edges"))
+                arrays = list(call.sparse[0].arrays[:2])
+                operation = Operation(ours.attend_edges.default, ours.attend_edges_backward.default, arrays, [])
+                replace(found, operation, Emitter(node, {}))
+        graph.eliminate_dead_code()
         return decisions
 
 
-def _has_softmax(graph: fx.Graph) -> bool:
-    return any(node.target is ours.softmax.default for node in graph.nodes)
-
-
-def _attention(call: Call) -> Attention | None:
-    """The attention that a product ends."""
+def _attention(call: Call, joint: JointGraph | None) -> Attention | None:
+    """The attention that a product ends. Raises Refused for one that stays as it is."""
     rows = call.sparse[0].rows if len(call.sparse) == len(call.dense) == 1 else None
     if rows is None or call.node.meta["val"].device.type != "cpu":
         return None
@@ -64,20 +68,23 @@ def _attention(call: Call) -> Attention | None:
     if forward is None:
         return None
     shape = call.node.meta["val"].shape
-    return attention_at(forward, shape[:1] if forward.result.across else shape[1:], edges)
+    return attention_at(forward, shape[:1] if forward.result.across else shape[1:], edges, joint)
 
 
-def _decision(found: Attention, call: Call, inputs: Inputs) -> Decision:
-    """What the report says about it."""
-    pattern, scores = call.sparse[0], found.scores
+def _reason(found: Attention) -> str:
+    kinds = ["dot products"] if "queries" in found.terms else []
+    kinds += ["sums by node"] if not found.terms.keys().isdisjoint(SIDES) else []
+    kinds += ["stored scores"] if "edge" in found.terms else []
+    training = " and their gradients" if found.trains else ""
+    return f"scores ({', '.join(kinds)}), softmax and product{training} in one pass over the rows"
+
+
+def _decision(call: Call, inputs: Inputs, reason: str, schedule: str | None) -> Decision:
+    """What the report says about an attention."""
+    pattern = call.sparse[0]
     assert pattern.format is not None and pattern.rows is not None
     sizes = [hint(size) for size in pattern.rows.sizes]
     entries = hint(pattern.values.meta["val"].shape[0])
-    kinds = ["dot products"] if scores.product is not None else []
-    kinds += ["sums by node"] if any(scores.nodes.values()) else []
-    kinds += ["stored scores"] if scores.stored else []
-    training = " and their gradients" if found.gradients else ""
-    reason = f"scores ({', '.join(kinds)}), softmax and product{training} in one pass over the rows"
     density = min(1.0, entries / max(1, prod(sizes)))
-    name = name_of(pattern.rows.coordinates, inputs)
-    return Decision(name, "attention", tuple(sizes), density, pattern.format.name, "edges", True, reason, None)
+    name, format = name_of(pattern.rows.coordinates, inputs), pattern.format.name if schedule else None
+    return Decision(name, "attention", tuple(sizes), density, format, schedule, schedule is not None, reason, None)

@@ -7,14 +7,12 @@
 The entries of a pattern are the edges, from the columns (sources) to the rows (targets); there is one head.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import fx
 
 from gossamer.backend.edges.spelling import PerNode, Product, Softmax, Sum
 from gossamer.backend.graph.einsum_calls import Call, Given, Rows, call_at
-from gossamer.backend.graph.nodes import is_backward, same, users
+from gossamer.backend.graph.nodes import same
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
@@ -46,41 +44,26 @@ class SparseEdges:
         size = matrices[0].values.meta["val"].shape[matrices[0].letters.index(features.pop())]
         if not isinstance(size, int):
             return None
-        return Product(same(node), _per_node(by[rows.row], rows.row), _per_node(by[rows.column], rows.column), size)
+        return Product(_per_node(by[rows.row], rows.row), _per_node(by[rows.column], rows.column), size)
 
     def softmax(self, node: fx.Node) -> Softmax | None:
         """The softmax of rows that a node is."""
         if node.target is not ours.softmax.default or node.args[2] or same(node.args[0]) is not self.rows.positions:
             return None
-        backward = (user for user in users(node) if user.target is ours.softmax_backward.default)
-        of = tuple(user for user in backward if same(user.args[2]) is node)
-        return Softmax(same(node.args[1]), of)
-
-    def backward_sums(self) -> Iterator[Sum]:
-        """Products with the pattern, whatever its values, in backward."""
-        for node in self.rows.positions.graph.nodes:
-            call = call_at(node, ours.einsum.default) if is_backward(node) else None
-            found = None if call is None else self.sum_of(call)
-            if found is not None:
-                yield found
+        return Softmax(same(node.args[1]))
 
     def sum_of(self, call: Call) -> Sum | None:
-        """The sum over the entries of each row, or column, that a product of the pattern with a matrix, or alone, is."""
-        if len(call.sparse) != 1 or len(call.dense) > 1:
+        """The sum over the entries of each row that a product of the pattern with a matrix is."""
+        if len(call.sparse) != 1 or len(call.dense) != 1:
             return None
-        pattern, result = call.sparse[0], call.spec.result.letters
+        pattern, (matrix,), result = call.sparse[0], call.dense, call.spec.result.letters
         rows = pattern.rows
-        if rows is None or rows.pattern != self.rows.pattern:
+        if rows is None or rows.pattern != self.rows.pattern or rows.row not in result or rows.column in result:
             return None
-        letter, other = (rows.row, rows.column) if rows.row in result else (rows.column, rows.row)
-        place, factors = PerNode(call.node, result[-1] == letter and len(result) == 2), (same(pattern.values),)
-        side = "target" if letter == rows.row else "source"
-        if not call.dense:
-            return Sum(place, side, None, factors) if result == letter else None
-        (matrix,) = call.dense
-        features = {*result} - {letter}
-        fits = len(result) == len(matrix.letters) == 2 and other not in result and {*matrix.letters} == {other, *features}
-        return Sum(place, side, _per_node(matrix, other), factors) if fits and len(features) == 1 else None
+        features = {*result} - {rows.row}
+        if not len(result) == len(matrix.letters) == 2 or {*matrix.letters} != {rows.column, *features}:
+            return None
+        return Sum(PerNode(call.node, result[-1] == rows.row), _per_node(matrix, rows.column), same(pattern.values))
 
     def _sample(self, node: fx.Node) -> tuple[list[Given], Rows] | None:
         """What is sampled at this pattern, with the letters of that call."""

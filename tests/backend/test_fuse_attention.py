@@ -193,3 +193,12 @@ def test_the_report_says_what_was_fused() -> None:
     assert (decision.format, decision.schedule, decision.shape) == ("CSR", "edges", (6, 5))
     assert "dot products" in decision.reason
     assert "attention" in str(report)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_report_says_why_a_softmax_stays_apart(gradient: bool) -> None:
+    given = [each.requires_grad_(gradient) for each in inputs()[1:]]
+    report = gossamer.explain(KEPT["weights are used twice"], inputs()[0], *given, options={"dense": "eager"})
+    (decision,) = {(d.sparse, d.reason) for d in report.decisions if d.op == "attention"}
+    reason = "its gradient is computed in part by something else" if gradient else "its weights are used elsewhere"
+    assert decision == (False, f"softmax and product stay apart: {reason}")
