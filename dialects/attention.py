@@ -122,6 +122,8 @@ class _Gradient(_Attention):
     delta       [batch, heads, queries], the sum over a head's elements of out times gradient
     """
 
+    lowering = "lower-attend-blocks-grad"
+
     gradient: ext.Operand[Any]
     statistics: ext.Operand[Any]
     delta: ext.Operand[Any]

@@ -44,6 +44,8 @@ class _Cached(KernelOp, traits=[ext.Pure]):
     out        as q; queries whose keys all have minus infinity get 0
     """
 
+    lowering = "lower-attend-cached"
+
     q: ext.Operand[Any]
     k: ext.Operand[Any]
     v: ext.Operand[Any]

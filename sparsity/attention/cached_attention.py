@@ -28,7 +28,7 @@ MOST_QUERIES = 8
 @lru_cache(64)
 def cached_kernel(heads: Heads, appends: bool) -> RegionKernel:
     """The kernel for such heads, of keys that lie in the cache or are appended. CompileError if it cannot be made."""
-    return compile_region(contract_of(heads, appends), schedule="cache")
+    return compile_region(contract_of(heads, appends), schedule="attend-cached")
 
 
 def heads_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float, cap: float | None) -> Heads:

@@ -53,7 +53,7 @@ def attention_kernel(what: str, q: Tensor, scale: float, score: Sequence[Step] =
 
 @lru_cache(256)
 def _kernel(what: str, *how: Any) -> RegionKernel:
-    return compile_region(attend_blocks(what, *how), schedule="blocks")
+    return compile_region(attend_blocks(what, *how), schedule="attend-blocks" if what == "forward" else "attend-blocks-grad")
 
 
 def _dots(q: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from gossamer.runtime.torch_internals import set_forward_gradients
 from gossamer.sparsity.edges import composed_attention
 from gossamer.sparsity.operations.batches import batched_one_by_one
-from gossamer.sparsity.operations.derivatives import differentiable
+from gossamer.sparsity.operations.derivatives import Derivative
 
 
 def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -56,6 +56,6 @@ def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
         return forward_ad.unpack_dual(composed_attention.attend_edges(*pattern, *dual, *others)[0], level=0).tangent
 
 
-differentiable("attend_edges", _setup, _gradients, _tangent)
+Derivative(_setup, _gradients, _tangent)("attend_edges")
 batched_one_by_one("attend_edges")
 batched_one_by_one("attend_edges_backward")

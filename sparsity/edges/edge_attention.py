@@ -155,12 +155,12 @@ def _width(integers: Tensor) -> int:
 
 @lru_cache(256)
 def _forward_kernel(attention: Attention) -> RegionKernel:
-    return compile_region(attention_ir.forward(attention), schedule="edges")
+    return compile_region(attention_ir.forward(attention), schedule="attend-edges")
 
 
 @lru_cache(256)
 def _gradient_kernel(attention: Attention, side: str, writes: tuple[str, ...], entry: torch.dtype | None) -> RegionKernel:
-    return compile_region(attention_ir.gradient(attention, side, writes, entry), schedule="edges")
+    return compile_region(attention_ir.gradient(attention, side, writes, entry), schedule="attend-edges-grad")
 
 
 def _flat(term: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations.argument_check import check_alike
 from gossamer.sparsity.operations.batches import batched_one_by_one
-from gossamer.sparsity.operations.derivatives import differentiable
+from gossamer.sparsity.operations.derivatives import Derivative
 from gossamer.sparsity.operations.matrix_calls import ByRows
 from gossamer.sparsity.operations.segments import spread
 
@@ -79,7 +79,7 @@ def _body(what: str, given: list[ir.Value], element: ir.Type) -> ir.Value:
 
 @lru_cache(256)
 def _kernel(what: str, features: int, format: Format, dtype: torch.dtype) -> RegionKernel:
-    return compile_region(extremes_ir(what, features, format, dtype), schedule="edges")
+    return compile_region(extremes_ir(what, features, format, dtype), schedule="reduce-edges")
 
 
 def _run(what: str, by: RowForm, matrices: list[Tensor]) -> Tensor:
@@ -152,7 +152,7 @@ for _name, _arguments, _cpu, _meta in (
     implement(_name, _cpu)
     describe(_name, _meta)
     batched_one_by_one(_name)
-differentiable("extremes", _setup, _gradient, _tangent)
+Derivative(_setup, _gradient, _tangent)("extremes")
 
 extremes = torch.ops.gossamer.extremes.default
 extremes_backward = torch.ops.gossamer.extremes_backward.default

@@ -12,13 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import FormatError, GossamerError
+from gossamer.dialects.errors import ArgumentError, FormatError
 from gossamer.sparsity.arrays.structure import INTEGERS, check_lengths
 from gossamer.sparsity.kernels.operands import Bound, Spec, bind
-
-
-class ArgumentError(GossamerError, RuntimeError):
-    """Tensors whose shapes, types or devices do not go together in an operation. torch has a RuntimeError for them."""
 
 
 def check_arguments(arrays: Sequence[Tensor], sizes: Sequence[int], spec: Spec, dtype: torch.dtype) -> None:

@@ -20,7 +20,7 @@ from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations import entry_products
 from gossamer.sparsity.operations.batches import batched_as_einsum, batched_one_by_one
 from gossamer.sparsity.operations.calls import call_of, launch
-from gossamer.sparsity.operations.derivatives import differentiable
+from gossamer.sparsity.operations.derivatives import Derivative
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 
 
@@ -190,8 +190,8 @@ for _name, _kernel, _fake in (("einsum", einsum_on_cpu, _einsum_fake), ("sample"
     LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor", tags=TAGS)
     implement(_name, _kernel)
     describe(_name, _fake)
-einsum_of = differentiable("einsum", _setup, _einsum_backward, _einsum_tangent)
+einsum_of = Derivative(_setup, _einsum_backward, _einsum_tangent)("einsum")
 """`gossamer::einsum`, of arrays, sizes and a spec."""
-_sample = differentiable("sample", _setup, _sample_backward, _sample_tangent)
+_sample = Derivative(_setup, _sample_backward, _sample_tangent)("sample")
 batched_as_einsum("einsum")
 batched_one_by_one("sample")

@@ -11,6 +11,7 @@ would refuse, and what it does to lists takes longer than a small product.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,67 +42,77 @@ Operation = Callable[..., Any]
 _single_level = refusal(TRANSFORMS) or enable_single_level_autograd_function
 
 
-def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent, result: int = 0) -> Operation:
-    """Gives gossamer::name, which is implemented already, the derivatives of one of its outputs.
+@dataclass(frozen=True)
+class Derivative:
+    """The derivatives of one of the outputs of an operation, `result`."""
 
-    Returns what calls the operation, without torch's dispatcher where nobody wants to see it.
-    """
-    operation, kernel = getattr(torch.ops.gossamer, name).default, KERNELS[name]
-    listed = "Tensor[]" in str(operation._schema).partition("->")[2]
+    setup: Setup
+    backward: Backward
+    tangent: Tangent
+    result: int = 0
 
-    class Node(SingleLevelFunction):
-        @staticmethod
-        def forward(ctx: Any, compute: Operation, inputs: Sequence[Any], *_: Tensor) -> Any:
-            ctx.set_materialize_grads(False)
-            output = compute()
-            outputs = (output,) if isinstance(output, Tensor) else tuple(output)
-            ctx.at, ctx.count = result % len(outputs), len(outputs)
-            ctx.mark_non_differentiable(*(each for number, each in enumerate(outputs) if number != ctx.at))
-            kept = setup(ctx, inputs, outputs)
-            ctx.save_for_backward(*kept)
-            ctx.save_for_forward(*kept)
-            return output if isinstance(output, Tensor) else outputs
+    def __call__(self, name: str) -> Operation:
+        """Gives them to gossamer::name, which is implemented already.
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-            gradient = gradients[ctx.at]
-            if gradient is None:
-                return (None,) * len(ctx.needs_input_grad)
-            return None, None, *backward(ctx, gradient)
+        Returns what calls the operation, without torch's dispatcher where nobody wants to see it.
+        """
+        setup, backward, tangent, result = self.setup, self.backward, self.tangent, self.result
+        operation, kernel = getattr(torch.ops.gossamer, name).default, KERNELS[name]
+        listed = "Tensor[]" in str(operation._schema).partition("->")[2]
 
-        @staticmethod
-        def jvp(ctx: Any, _compute: None, _inputs: None, *tangents: Tensor | None) -> Any:
-            if transforms_active():  # tangents may have tangents, which torch does not follow in here
-                with set_forward_gradients(True):
-                    found = tangent(_Primal(ctx), tangents)
+        class Node(SingleLevelFunction):
+            @staticmethod
+            def forward(ctx: Any, compute: Operation, inputs: Sequence[Any], *_: Tensor) -> Any:
+                ctx.set_materialize_grads(False)
+                output = compute()
+                outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+                ctx.at, ctx.count = result % len(outputs), len(outputs)
+                ctx.mark_non_differentiable(*(each for number, each in enumerate(outputs) if number != ctx.at))
+                kept = setup(ctx, inputs, outputs)
+                ctx.save_for_backward(*kept)
+                ctx.save_for_forward(*kept)
+                return output if isinstance(output, Tensor) else outputs
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+                gradient = gradients[ctx.at]
+                if gradient is None:
+                    return (None,) * len(ctx.needs_input_grad)
+                return None, None, *backward(ctx, gradient)
+
+            @staticmethod
+            def jvp(ctx: Any, _compute: None, _inputs: None, *tangents: Tensor | None) -> Any:
+                if transforms_active():  # tangents may have tangents, which torch does not follow in here
+                    with set_forward_gradients(True):
+                        found = tangent(_Primal(ctx), tangents)
+                else:
+                    found = tangent(ctx, tangents)
+                return found if ctx.count == 1 else tuple(found if number == ctx.at else None for number in range(ctx.count))
+
+        named: Any = type(name, (Node,), {})  # as `grad_fn` shows it
+        apply = named.apply
+
+        def on_autograd(keyset: Any, *inputs: Any) -> Any:
+            compute, tensors = partial(_below, operation, keyset, inputs), _tensors(inputs)
+            if transforms_active():  # the innermost of which has come to this operation
+                with _single_level():
+                    output = apply(partial(_seen_outside, compute), inputs, *tensors)
+            elif forward_level._current_level >= 0 or _needs_gradient(tensors):
+                output = apply(compute, inputs, *tensors)
             else:
-                found = tangent(ctx, tangents)
-            return found if ctx.count == 1 else tuple(found if number == ctx.at else None for number in range(ctx.count))
+                return compute()
+            return [*output] if listed else output
 
-    named: Any = type(name, (Node,), {})  # as `grad_fn` shows it
-    apply = named.apply
+        def call(*inputs: Any) -> Any:
+            tensors = _tensors(inputs)
+            if torch.compiler.is_compiling() or not all(map(is_plain, tensors)) or watched():
+                return operation(*inputs)
+            return apply(partial(kernel, *inputs), inputs, *tensors) if _needs_gradient(tensors) else kernel(*inputs)
 
-    def on_autograd(keyset: Any, *inputs: Any) -> Any:
-        compute, tensors = partial(_below, operation, keyset, inputs), _tensors(inputs)
-        if transforms_active():  # the innermost of which has come to this operation
-            with _single_level():
-                output = apply(partial(_seen_outside, compute), inputs, *tensors)
-        elif forward_level._current_level >= 0 or _needs_gradient(tensors):
-            output = apply(compute, inputs, *tensors)
-        else:
-            return compute()
-        return [*output] if listed else output
-
-    def call(*inputs: Any) -> Any:
-        tensors = _tensors(inputs)
-        if torch.compiler.is_compiling() or not all(map(is_plain, tensors)) or watched():
-            return operation(*inputs)
-        return apply(partial(kernel, *inputs), inputs, *tensors) if _needs_gradient(tensors) else kernel(*inputs)
-
-    if (refuse := refusal(SPARSE_TENSORS)) is not None:
-        on_autograd = call = refuse
-    LIBRARY.impl(name, untraced(on_autograd), "Autograd", with_keyset=True)
-    return call
+        if (refuse := refusal(SPARSE_TENSORS)) is not None:
+            on_autograd = call = refuse
+        LIBRARY.impl(name, untraced(on_autograd), "Autograd", with_keyset=True)
+        return call
 
 
 class _Primal:

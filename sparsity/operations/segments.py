@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.direct_call import describe
 from gossamer.runtime.operations import LIBRARY, TAGS, implement
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.stored_entries import as_int64
 from gossamer.sparsity.kernels import segment_ir
 from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.operations.argument_check import ArgumentError, check_alike
+from gossamer.sparsity.operations.argument_check import check_alike
 from gossamer.sparsity.operations.batches import batched_one_by_one
-from gossamer.sparsity.operations.derivatives import Operation, differentiable
+from gossamer.sparsity.operations.derivatives import Derivative, Operation
 
 
 def segment_reduce(positions: Tensor, values: Tensor, kind: str, extent: int = 0) -> Tensor:
@@ -229,5 +230,5 @@ for _name, _signature, _cpu, _fake, _setup, _backward, _tangent in (
     LIBRARY.define(f"{_name}{_signature} -> Tensor", tags=TAGS)
     implement(_name, _cpu)
     describe(_name, _fake)
-    _call[_name] = differentiable(_name, _setup, _backward, _tangent)
+    _call[_name] = Derivative(_setup, _backward, _tangent)(_name)
     batched_one_by_one(_name)

@@ -28,7 +28,7 @@ from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, ext
 from gossamer.sparsity.operations import sparse_kernels
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.dense_results import densified, gradients, sample, total, varied
-from gossamer.sparsity.operations.derivatives import Backward, Operation, Tangent, differentiable
+from gossamer.sparsity.operations.derivatives import Backward, Derivative, Operation, Tangent
 from gossamer.sparsity.operations.sparse_product import sparse_product
 
 
@@ -222,10 +222,10 @@ for _name, (_kernel, _of_operands, _of_result) in _SPARSE.items():
     LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor[]", tags=TAGS)
     implement(_name, _kernel)
     describe(_name, _sparse_fake)
-    _call[_name] = differentiable(_name, _setup, _of_operands, _of_result, result=-1)
+    _call[_name] = Derivative(_setup, _of_operands, _of_result, result=-1)(_name)
     batched_one_by_one(_name)
 LIBRARY.define(f"pick{ARGUMENTS} -> Tensor", tags=TAGS)
 implement("pick", sparse_kernels.pick)
 describe("pick", _pick_fake)
-_call["pick"] = differentiable("pick", _setup_pick, _pick_backward, _pick_tangent)
+_call["pick"] = Derivative(_setup_pick, _pick_backward, _pick_tangent)("pick")
 batched_one_by_one("pick")
