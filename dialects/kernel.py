@@ -65,7 +65,7 @@ def _type_problem(op: Any) -> str | None:
 def _given(type_: ir.Type) -> Given:
     tensor = ir.RankedTensorType(type_)
     shape = [None if tensor.is_dynamic_dim(dim) else tensor.shape[dim] for dim in range(tensor.rank)]
-    return Given(str(tensor.element_type), shape, tensor.encoding is not None, str(tensor))
+    return Given(str(tensor.element_type), shape, tensor.encoding is not None, lambda: str(tensor))
 
 
 _OPERANDS: dict[str, Any] = {

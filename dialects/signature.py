@@ -11,8 +11,9 @@ i32, bf16   this type
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gossamer.dialects.elements import FLOATS, INTEGERS, WIDE
@@ -32,12 +33,12 @@ Known = dict[str, Any]
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor as it comes: its element by its name in MLIR, its sizes, None for an open one, and how a message shows it."""
+    """A tensor as it comes: its element by its name in MLIR, its sizes, None for an open one, and what a message shows."""
 
     element: str
     shape: Sequence[Any]
     sparse: bool
-    text: str
+    text: Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Size:
     more: int
     fixed: bool
 
-    def of(self, known: Known) -> Any:
+    def of(self, known: Mapping[str, Any]) -> Any:
         """Its extent; None if nothing has said it yet."""
         if self.name.isdigit():
             return int(self.name)
@@ -95,7 +96,7 @@ class Declared:
             return None
         sizes = [size.of(known) for size in self.sizes]
         shape = ", ".join(str(size if extent is None else extent) for size, extent in zip(self.sizes, sizes, strict=True))
-        return f"{self.name} {given.text}, must be {'sparse ' if self.sparse else ''}{kind} [{shape}]"
+        return f"{self.name} {given.text()}, must be {'sparse ' if self.sparse else ''}{kind} [{shape}]"
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,12 @@ class Signature:
     def parse(cls, takes: str, gives: str) -> "Signature":
         """Of texts such as "x: f[rows k], w: f[k columns]" and "y: f[rows columns]"."""
         return cls(_declared(takes), _declared(gives))
+
+    @cached_property
+    def fixed(self) -> list[str]:
+        """The names of sizes that are known when a kernel is compiled."""
+        sizes = (size for each in self.takes + self.gives for size in each.sizes)
+        return list(dict.fromkeys(size.name for size in sizes if size.fixed))
 
     def __add__(self, other: "Signature") -> "Signature":
         return Signature(self.takes + other.takes, self.gives + other.gives)

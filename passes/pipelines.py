@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from torch_mlir import ir
 
@@ -67,7 +68,9 @@ One that is called as a pass that lowers an op, such as "take" by lower-take, ha
 def is_open(schedule: str) -> bool:
     """Whether there is such a schedule of operations of any shape."""
     lowering = f"lower-{schedule}"
-    return schedule in OPEN_SCHEDULES or (lowering in names() and any(op.lowering == lowering for op in KernelDialect.operations))
+    return schedule in OPEN_SCHEDULES or (
+        lowering in names() and any(op.lowering == lowering for op in KernelDialect.operations)
+    )
 
 
 def lowering_of(module: ir.Module, schedule: str, options: Mapping[str, int], gpu: bool = False) -> str:
@@ -76,11 +79,12 @@ def lowering_of(module: ir.Module, schedule: str, options: Mapping[str, int], gp
     lowerings = [op.lowering for op in KernelDialect.operations if op.OPERATION_NAME in there]
     if gpu:
         lowerings = [lowering.replace("lower-", "lower-gpu-", 1) for lowering in lowerings]
-    found = {name: [each.name for each in fields(get(name)) if each.name in options] for name in lowerings if name in names()}
-    if not found:
+    passes: dict[str, Any] = {name: get(name) for name in lowerings if name in names()}
+    if not passes:
         where = " for GPUs" if gpu else ""
         raise CompileError(f"the {schedule} schedule cannot compile the region: no pass lowers its ops{where}")
-    return ",".join(f"{name}{{{' '.join(f'{each}={options[each]}' for each in own)}}}" for name, own in found.items())
+    own = {name: [field.name for field in fields(each) if field.name in options] for name, each in passes.items()}
+    return ",".join(f"{name}{{{' '.join(f'{each}={options[each]}' for each in given)}}}" for name, given in own.items())
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def check(name: str, given: Sequence[tuple[Declared, Tensor]], known: Known) -> 
 def as_given(tensor: Tensor) -> Given:
     """A tensor of torch's as signatures see it."""
     dtype = tensor.dtype
-    return Given(ELEMENTS.get(dtype) or str(dtype), tensor.shape, False, f"is {dtype} {list(tensor.shape)}")
+    return Given(ELEMENTS.get(dtype) or str(dtype), tensor.shape, False, lambda: f"is {dtype} {list(tensor.shape)}")
 
 
 def _dtype(element: str) -> torch.dtype:

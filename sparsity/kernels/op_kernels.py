@@ -12,7 +12,7 @@ whoever made the arrays has checked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +31,11 @@ from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.kernels.gpu_kernels import LoadedKernel, loaded_kernel
 
 Op = type[KernelOp]
+_MOST = 1024
+
+
+_kernels: dict[tuple[Any, ...], Any] = {}
+"""By what they have been given and have passed: an op, shapes, types, and so on. Looking is quicker than checking."""
 
 
 def run(
@@ -40,17 +45,31 @@ def run(
 
     ArgumentError if they are not as declared, or not of the sizes that are `known`; DeviceError if a GPU has no kernel.
     """
+    key: list[Any] = [op, *attributes.values(), *(known or {}).values()]
+    for tensor in (*given, *made):
+        key += tensor.shape, tensor.dtype, tensor.is_cpu or tensor.device
+    kernel = _kernels.get(found := tuple(key))
+    if kernel is None:
+        if len(_kernels) >= _MOST:
+            _kernels.clear()
+        kernel = _kernels[found] = _checked(op, given, made, dict(known or {}), attributes)
+    kernel(given, made[0] if len(made) == 1 else made)
+
+
+def _checked(
+    op: Op, given: Sequence[Tensor], made: Sequence[Tensor], known: dict[str, Any], attributes: dict[str, Any]
+) -> Callable[..., None]:
+    """The kernel for such operands, after they have been looked at."""
     tensors = list(zip((*op.signature.takes, *op.signature.gives), (*given, *made), strict=True))
-    sizes: dict[str, Any] = dict(known or {})
-    check(op.OPERATION_NAME, tensors, sizes)
+    check(op.OPERATION_NAME, tensors, known)
     if not any(each.numel() for each in made):
-        return
-    fixed = tuple((name, sizes[name]) for name in _fixed(op))
+        return lambda given, made: None
+    fixed = tuple((name, known[name]) for name in op.signature.fixed)
     what = op, tuple(tensor.dtype for _, tensor in tensors), fixed, tuple(attributes.items())
     kernel = kernel_on(made[0].device, op_ir, what, schedule_of(op))
     if kernel is None:
         raise DeviceError(f"{op.OPERATION_NAME}: no kernel for {made[0].device}, there are some from sm_80 on; call .cpu()")
-    kernel(given, made[0] if len(made) == 1 else made)
+    return kernel
 
 
 def op_ir(
@@ -110,12 +129,6 @@ def _attribute(value: Any) -> ir.Attribute:
 def schedule_of(op: Op) -> str:
     """The schedule that computes the op as it is."""
     return op.lowering.removeprefix("lower-")
-
-
-@cache
-def _fixed(op: Op) -> list[str]:
-    sides = op.signature.takes, op.signature.gives
-    return list(dict.fromkeys(size.name for side in sides for each in side for size in each.sizes if size.fixed))
 
 
 def kernel_on(
