@@ -88,7 +88,7 @@ class Declared:
             given.sparse == self.sparse
             and len(given.shape) == len(self.sizes)
             and all(
-                extent == size.of(known) if extent is not None else not size.fixed
+                size.more <= extent == size.of(known) if extent is not None else not size.fixed
                 for size, extent in zip(self.sizes, given.shape, strict=True)
             )
         )

@@ -4,7 +4,6 @@ from gossamer.runtime import torch_internals
 from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.modules.packages import watch_packages
 from gossamer.runtime.modules.when_loaded import when_loaded
-from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.calls import calling, torch_refusals
 from gossamer.sparsity.edges import attention_derivatives
 from gossamer.sparsity.operations import tall_product
@@ -38,7 +37,6 @@ operations = (
 count_for_arrays()
 when_loaded("torch._inductor", lambda: watch_packages(torch_internals.ahead_of_time))
 give_back()
-cuda_operations.register()
 torch_refusals.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
 
 __all__ = ["EinsumError", "Mask", "SparseTensor", "einsum", "operations", "prepare"]

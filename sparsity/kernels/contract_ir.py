@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 from torch_mlir import ir
-from torch_mlir.dialects import func, tensor
+from torch_mlir.dialects import tensor
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -23,6 +23,7 @@ from gossamer.passes.framework.context import building
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import index
 from gossamer.runtime.elements import ELEMENTS
+from gossamer.sparsity.kernels.op_ir import function_of
 
 
 @dataclass(frozen=True)
@@ -105,17 +106,9 @@ def _region(operands: Sequence[Operand], dtype: torch.dtype, build: Callable[[Sc
         known = ", ".join(str(d).removeprefix("torch.") for d in ELEMENTS)
         raise CompileError(f"there are no kernels for {dtype}, only for {known}: convert the operands with .to(dtype)")
     with building():
-        module = ir.Module.create()
         element = ir.Type.parse(ELEMENTS[dtype])
         types = [_type(operand.letters, operand.format, element) for operand in operands]
-        with ir.InsertionPoint(module.body):
-            function = func.FuncOp("region", (types, []))
-        with ir.InsertionPoint(function.add_entry_block()):
-            result = build(Scalars(element), list(function.entry_block.arguments))
-            func.ReturnOp([result])
-        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, [result.type]))
-        module.operation.verify()
-        return str(module)
+        return function_of(types, lambda *given: [build(Scalars(element), list(given))])
 
 
 def _contract(scalars: Scalars, operands: Sequence[Operand], given: list[ir.Value], result: Operand) -> ir.Value:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func, math
+from torch_mlir.dialects import arith, math
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import ReadOp, end
@@ -12,6 +12,7 @@ from gossamer.dialects.open_ops import SegmentMapOp, SegmentReduceOp
 from gossamer.passes.framework.context import building
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.runtime.elements import ELEMENTS, FLOATS
+from gossamer.sparsity.kernels.op_ir import function_of
 
 _KINDS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
@@ -106,18 +107,9 @@ def _module(positions: torch.dtype, dtypes: Sequence[torch.dtype], build: Callab
         names = ", ".join(str(d).removeprefix("torch.") for d in known)
         raise CompileError(f"there are no kernels for {dtypes[0]}, only for {names}: convert the operands with .to(dtype)")
     with building():
-        module = ir.Module.create()
         element = ir.Type.parse(ELEMENTS[dtypes[0]])
         types = [_vector(ir.IntegerType.get_signless(positions.itemsize * 8)), *(_vector(element) for _ in dtypes)]
-        with ir.InsertionPoint(module.body):
-            function = func.FuncOp("region", (types, []))
-        with ir.InsertionPoint(function.add_entry_block()):
-            first, *values = function.entry_block.arguments
-            result = build(_Segments(first, element), *values)
-            func.ReturnOp([result])
-        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, [result.type]))
-        module.operation.verify()
-        return str(module)
+        return function_of(types, lambda first, *values: [build(_Segments(first, element), *values)])
 
 
 def _vector(element: ir.Type) -> ir.RankedTensorType:

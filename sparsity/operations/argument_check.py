@@ -40,20 +40,6 @@ def check_arguments(arrays: Sequence[Tensor], sizes: Sequence[int], spec: Spec, 
             _check_arrays(operand)
 
 
-def check_alike(name: str, operands: Sequence[tuple[str, Tensor]]) -> None:
-    """ArgumentError unless dense operands, with a letter for each dimension, are of the sizes that the letters share, of one
-    dtype and on one device."""
-    sizes: dict[str, int] = {}
-    first = operands[0][1]
-    for letters, tensor in operands:
-        if tensor.dtype != first.dtype or tensor.device != first.device:
-            found = f"{first.dtype} on {first.device} and {tensor.dtype} on {tensor.device}"
-            raise ArgumentError(f"{name} of {found}: bring all operands to one type and device")
-        if len(letters) != tensor.dim() or any(sizes.setdefault(*e) != e[1] for e in zip(letters, tensor.shape, strict=True)):
-            shapes = ", ".join(f"{letters} {list(tensor.shape)}" for letters, tensor in operands)
-            raise ArgumentError(f"{name} of operands that do not fit each other: {shapes}")
-
-
 def _check_arrays(operand: Bound) -> None:
     format = operand.format
     assert format is not None

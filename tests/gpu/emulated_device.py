@@ -18,7 +18,6 @@ from gossamer.backend.devices.cuda_device import Gpu
 from gossamer.runtime import cuda
 from gossamer.runtime.operation import OPERATIONS
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.arrays import sorting
 from gossamer.sparsity.edges import sorted_edges
 from gossamer.sparsity.kernels import op_kernels
@@ -77,7 +76,7 @@ class EmulatedDevice:
         on_cuda = {name: operation.cuda for name, operation in OPERATIONS.items() if operation.cuda is not None}
         library = torch.library.Library("gossamer", "IMPL")
         try:
-            for name, implementation in (cuda_operations.implementations() | on_cuda).items():
+            for name, implementation in on_cuda.items():
                 library.impl(name, _elsewhere(implementation), "CPU", allow_override=True)
             yield
         finally:
