@@ -25,6 +25,7 @@ from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
 
 Function = Callable[..., Any]
+_MOST = 256  # shapes that an operation remembers to have checked
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,21 @@ class Operation:
 
     def checked(self, function: Function) -> Function:
         """A function that computes it, of arguments that are as declared."""
-        if not self._places:
+        places, fitting = [place for place, _ in self._places], set[tuple[Any, ...]]()
+        if not places:
             return function
 
         @wraps(function)
         def call(*inputs: Any) -> Any:
-            self.check(*inputs)
+            key: list[Any] = []
+            for place in places:
+                tensor = inputs[place]
+                key += (None,) if tensor is None else (tensor.shape, tensor.dtype, tensor.is_cpu or tensor.device)
+            if (seen := tuple(key)) not in fitting:  # looking is quicker than checking
+                self.check(*inputs)
+                if len(fitting) >= _MOST:
+                    fitting.clear()
+                fitting.add(seen)
             return function(*inputs)
 
         return call

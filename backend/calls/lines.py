@@ -9,8 +9,7 @@ The result lies in memory as the operand does, channels innermost or not.
 import torch
 from torch import Tensor
 
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
+from gossamer.runtime.operation import Operation, register
 
 _INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -60,13 +59,9 @@ def _fake_spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, d
     return _like(small, size, dim)
 
 
-LIBRARY.define("pick_lines(Tensor x, Tensor index, int dim) -> Tensor", tags=TAGS)
-describe("pick_lines", _fake_pick)
-LIBRARY.define("spread_lines(Tensor small, Tensor index, Tensor? fill, int size, int dim) -> Tensor", tags=TAGS)
-describe("spread_lines", _fake_spread)
-for _name, _kernel in (("pick_lines", _pick), ("spread_lines", _spread)):
-    implement(_name, _kernel)
-    LIBRARY.impl(_name, untraced(_kernel), "CUDA")  # they are made of torch's operations
-
-pick_lines = torch.ops.gossamer.pick_lines.default
-spread_lines = torch.ops.gossamer.spread_lines.default
+pick_lines = register(Operation("pick_lines(Tensor x, Tensor index, int dim) -> Tensor", _pick, _pick, _fake_pick))
+spread_lines = register(
+    Operation(
+        "spread_lines(Tensor small, Tensor index, Tensor? fill, int size, int dim) -> Tensor", _spread, _spread, _fake_spread
+    )
+)

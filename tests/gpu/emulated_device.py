@@ -23,7 +23,7 @@ from gossamer.sparsity.edges import sorted_edges
 from gossamer.sparsity.kernels import op_kernels
 from gossamer.sparsity.kernels.gpu_kernels import GpuRegionKernel
 from gossamer.sparsity.nn import convolve, sites
-from gossamer.sparsity.operations import derivatives, matrix_calls
+from gossamer.sparsity.operations import derivatives, matrix_calls, segments
 from gossamer.sparsity.tensor import fast_matmul, fast_sddmm
 from tests.gpu.emulated_driver import EmulatedDriver
 
@@ -72,7 +72,8 @@ class EmulatedDevice:
             patch.setattr(room, "watched", lambda: True)
         patch.setattr(RegionKernel, "__call__", lambda *_: pytest.fail("computed by a kernel for CPUs"))
         patch.setattr(RegionKernel, "into", lambda *_: pytest.fail("computed by a kernel for CPUs"))
-        patch.setattr(op_kernels, "on_gpu", lambda place: True)
+        for room in (op_kernels, segments):
+            patch.setattr(room, "on_gpu", lambda place: True)
         on_cuda = {name: operation.cuda for name, operation in OPERATIONS.items() if operation.cuda is not None}
         library = torch.library.Library("gossamer", "IMPL")
         try:
