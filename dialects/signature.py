@@ -6,7 +6,7 @@ w, f, i, t  f32 or f64; floats; integers; any elements
 W, F, I, T  the same, of one type for all of the letter
 i32, bf16   this type
 #T          a sparse tensor
-[n w! 1]    a size for each dimension: equal names are equal sizes, `n+1` is one more, `w!` is known when a kernel is compiled
+[n w! any]  a size for each dimension: equal names are equal sizes, `n+1` is one more, `w!` is known when a kernel is compiled
 ?, *        may be missing; any number of them
 """
 
@@ -43,7 +43,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Size:
-    """A dimension: a name or a number, and what is added to it; `fixed` if it is known when a kernel is compiled."""
+    """A dimension: a name, and what is added to it; `fixed` if it is known when a kernel is compiled."""
 
     name: str
     more: int
@@ -51,8 +51,6 @@ class Size:
 
     def of(self, known: Mapping[str, Any]) -> Any:
         """Its extent; None if nothing has said it yet."""
-        if self.name.isdigit():
-            return int(self.name)
         return known[self.name] + self.more if self.name in known else None
 
     def __str__(self) -> str:
@@ -74,7 +72,7 @@ class Declared:
         if self.element.isupper():
             known.setdefault(self.element, given.element)
         for size, extent in zip(self.sizes, given.shape, strict=False):
-            if extent is not None:
+            if extent is not None and size.name != "any":
                 known.setdefault(size.name, extent - size.more)
 
     def problem(self, given: Given, known: Known) -> str | None:
@@ -88,7 +86,9 @@ class Declared:
             given.sparse == self.sparse
             and len(given.shape) == len(self.sizes)
             and all(
-                size.more <= extent == size.of(known) if extent is not None else not size.fixed
+                size.more <= extent == (extent if (expected := size.of(known)) is None else expected)
+                if extent is not None
+                else not size.fixed
                 for size, extent in zip(self.sizes, given.shape, strict=True)
             )
         )

@@ -56,10 +56,11 @@ def region(op: Op, takes: Mapping[str, Any], gives: Mapping[str, ir.Type], **att
 
     def build(*arguments: ir.Value) -> list[ir.Value]:
         each = iter(arguments)
+        results = {**dict.fromkeys(declared.name for declared in op.signature.gives), **gives}
         operands: dict[str, Any] = dict.fromkeys(declared.name for declared in op.signature.takes)
         for name, own in takes.items():
             operands[name] = [next(each) for _ in own] if isinstance(own, list) else next(each)
-        made = op(**operands, **{name: _attribute(value) for name, value in attributes.items()}, **gives)
+        made = op(**operands, **{name: _attribute(value) for name, value in attributes.items()}, **results)
         return [getattr(made, name) for name in gives]
 
     types = [each for types in takes.values() for each in (types if isinstance(types, list) else [types])]
