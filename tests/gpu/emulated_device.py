@@ -74,6 +74,8 @@ class EmulatedDevice:
         patch.setattr(RegionKernel, "into", lambda *_: pytest.fail("computed by a kernel for CPUs"))
         for room in (op_kernels, segments):
             patch.setattr(room, "on_gpu", lambda place: True)
+        patch.setattr(op_kernels, "_kernels", {})
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         on_cuda = {name: operation.cuda for name, operation in OPERATIONS.items() if operation.cuda is not None}
         library = torch.library.Library("gossamer", "IMPL")
         try:
