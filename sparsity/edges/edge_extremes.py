@@ -99,11 +99,6 @@ def _backward(positions: Tensor, coordinates: Tensor, grad: Tensor, x: Tensor, y
     return _run("shares", row_form(*pattern) or sorted_by_rows(*pattern), [x, y, grad / ties])
 
 
-def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    *given, ctx.kind = inputs
-    return *given, *outputs
-
-
 def _gradient(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     positions, coordinates, x, y = ctx.saved_tensors
     if torch.is_grad_enabled():  # this gradient is differentiated in turn, for which there is no kernel
@@ -155,7 +150,7 @@ extremes = register(
         f"extremes({_PATTERN}, {_NODES}, str kind) -> Tensor: T[rows features]",
         _extremes,
         _extremes_of_entries,
-        derivative=Derivative(_setup, _gradient, _tangent),
+        derivative=Derivative("positions coordinates x result", _gradient, _tangent),
         batched=batched_one_by_one,
     )
 )

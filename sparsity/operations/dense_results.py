@@ -104,12 +104,6 @@ def _sample_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
 # How they are differentiated
 
 
-def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    arrays: Sequence[Tensor]
-    arrays, ctx.sizes, ctx.spec = inputs
-    return arrays
-
-
 def _einsum_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     spec = Spec.parse(ctx.spec)
     operands = bind(ctx.saved_tensors, ctx.sizes, spec)
@@ -229,7 +223,7 @@ einsum_of = register(
         einsum_on_cpu,
         einsum_on_cuda,
         _einsum_fake,
-        Derivative(_setup, _einsum_backward, _einsum_tangent),
+        Derivative("arrays", _einsum_backward, _einsum_tangent),
         batched_as_einsum,
     )
 )
@@ -240,7 +234,7 @@ _sample = register(
         sample_on_cpu,
         sample_on_cuda,
         _sample_fake,
-        Derivative(_setup, _sample_backward, _sample_tangent),
+        Derivative("arrays", _sample_backward, _sample_tangent),
         batched_one_by_one,
     )
 )

@@ -44,9 +44,13 @@ _single_level = refusal(TRANSFORMS) or enable_single_level_autograd_function
 
 @dataclass(frozen=True)
 class Derivative:
-    """The derivatives of one of the outputs of an operation, `result`."""
+    """The derivatives of one of the outputs of an operation, `result`.
 
-    setup: Setup
+    keeps  the arguments whose tensors are kept of a call, "positions values result", with all that it gives at last; arguments
+           that are no tensors become attributes of ctx. Or a function that does so
+    """
+
+    keeps: str | Setup
     backward: Backward
     tangent: Tangent
     result: int = 0
@@ -56,8 +60,9 @@ class Derivative:
 
         Returns what calls the operation, without torch's dispatcher where nobody wants to see it.
         """
-        setup, backward, tangent, result = self.setup, self.backward, self.tangent, self.result
+        backward, tangent, result = self.backward, self.tangent, self.result
         operation, kernel = getattr(torch.ops.gossamer, name).default, KERNELS[name]
+        setup = _keeping(self.keeps, operation) if isinstance(self.keeps, str) else self.keeps
         listed = "Tensor[]" in str(operation._schema).partition("->")[2]
 
         class Node(SingleLevelFunction):
@@ -113,6 +118,20 @@ class Derivative:
             on_autograd = call = refuse
         LIBRARY.impl(name, untraced(on_autograd), "Autograd", with_keyset=True)
         return call
+
+
+def _keeping(names: str, operation: Any) -> Setup:
+    arguments = [argument.name for argument in operation._schema.arguments]
+
+    def setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        given = dict(zip(arguments, inputs, strict=False))
+        for name, value in given.items():
+            if not _tensors([value]):
+                setattr(ctx, name, value)
+        given["result"] = outputs
+        return _tensors(given[name] for name in names.split())
+
+    return setup
 
 
 class _Primal:

@@ -129,11 +129,6 @@ def _total(positions: Tensor, values: Tensor) -> Tensor:
     return spread(positions, segment_reduce(positions, values, "sum"), values.shape[0])
 
 
-def _setup_reduce(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    positions, values, ctx.kind, ctx.extent = inputs
-    return positions, values, *outputs
-
-
 def _reduce_backward(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     positions, values, _ = ctx.saved_tensors
     own = spread(positions, grad, values.shape[0])
@@ -181,11 +176,6 @@ def _of_neighbours(values: Tensor, there: Tensor, towards: int, longest: int) ->
     return product
 
 
-def _setup_softmax(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    positions, _, ctx.log = inputs
-    return positions, *outputs
-
-
 def _softmax_gradient(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     positions, output = ctx.saved_tensors
     return None, softmax_backward(positions, grad, output, ctx.log)
@@ -198,11 +188,6 @@ def _softmax_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | No
     if ctx.log:
         return tangent - _total(positions, output.exp() * tangent)
     return softmax_backward(positions, tangent, output)  # the Jacobian is symmetric
-
-
-def _setup_backward(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    positions, grad, result, ctx.log = inputs
-    return positions, grad, result
 
 
 def _second_gradient(ctx: Any, more: Tensor) -> Sequence[Tensor | None]:
@@ -238,7 +223,7 @@ _reduce_segments = register(
         f"segment_reduce({_GIVEN}, str kind, SymInt extent) -> Tensor: T[segments]",
         _reduce,
         _reduce,
-        derivative=Derivative(_setup_reduce, _reduce_backward, _reduce_tangent),
+        derivative=Derivative("positions values result", _reduce_backward, _reduce_tangent),
         batched=batched_one_by_one,
     )
 )
@@ -247,7 +232,7 @@ _softmax_segments = register(
         f"softmax({_GIVEN}, bool log) -> Tensor: T[entries]",
         _softmax,
         _softmax,
-        derivative=Derivative(_setup_softmax, _softmax_gradient, _softmax_tangent),
+        derivative=Derivative("positions result", _softmax_gradient, _softmax_tangent),
         batched=batched_one_by_one,
     )
 )
@@ -257,7 +242,7 @@ _softmax_gradients = register(
         " -> Tensor: T[entries]",
         _softmax_backward,
         _softmax_backward,
-        derivative=Derivative(_setup_backward, _second_gradient, _backward_tangent),
+        derivative=Derivative("positions grad output", _second_gradient, _backward_tangent),
         batched=batched_one_by_one,
     )
 )

@@ -143,17 +143,12 @@ def _pick_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
 # How they are differentiated
 
 
-def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    arrays, ctx.sizes, ctx.spec = inputs
-    ctx.inputs = len(arrays)
-    return *arrays, *outputs
-
-
 def _kept(ctx: Any) -> tuple[list[Bound], Bound]:
     """The operands and the result of a call."""
     saved, spec = ctx.saved_tensors, Spec.parse(ctx.spec)
-    operands = bind(saved[: ctx.inputs], ctx.sizes, spec)
-    return operands, _bound(spec.result, saved[ctx.inputs :], operands)
+    inputs = sum(operand.arrays for operand in spec.operands)
+    operands = bind(saved[:inputs], ctx.sizes, spec)
+    return operands, _bound(spec.result, saved[inputs:], operands)
 
 
 def _backward(derivative: Callable[[list[Bound], int, Bound], Tensor]) -> Backward:
@@ -191,12 +186,6 @@ def _at_own_entries(operands: list[Bound], at: int, grad: Bound) -> Tensor:
     return pick(grad, operands[at])
 
 
-def _setup_pick(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    arrays: Sequence[Tensor]
-    arrays, ctx.sizes, ctx.spec = inputs
-    return arrays
-
-
 def _pick_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     source, pattern = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
     weighted = pattern.with_values(grad)
@@ -224,7 +213,7 @@ for _name, _kernel, _on_cuda, _of_operands, _of_result in (
             _kernel,
             _on_cuda,
             _sparse_fake,
-            Derivative(_setup, _backward(_of_operands), _of_result, result=-1),
+            Derivative("arrays result", _backward(_of_operands), _of_result, result=-1),
             batched_one_by_one,
         )
     )
@@ -234,7 +223,7 @@ _call["pick"] = register(
         sparse_kernels.pick,
         sparse_kernels.pick,
         _pick_fake,
-        Derivative(_setup_pick, _pick_backward, _pick_tangent),
+        Derivative("arrays", _pick_backward, _pick_tangent),
         batched_one_by_one,
     )
 )
