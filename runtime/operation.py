@@ -5,7 +5,7 @@ softmax = register(
         "softmax(Tensor positions: i[segments+1], Tensor values: F[entries], bool log) -> Tensor: F[entries]",
         cpu=_softmax,
         cuda=_softmax,
-        derivative=Derivative(_setup, _gradient, _tangent),
+        derivative=Derivative("positions result", _gradient, _tangent),
     )
 )
 """
@@ -66,16 +66,14 @@ class Operation:
         """The tensors that are declared, and which argument each is."""
         return [(self._names.index(each.name), each) for each in self.signature.takes]
 
+    def _given(self, inputs: Sequence[Any]) -> list[tuple[Declared, Tensor]]:
+        return [(each, inputs[place]) for place, each in self._places if inputs[place] is not None]
+
     @cached_property
     def _names(self) -> list[str]:
         """Those of its arguments."""
         arguments = plain(self.schema).partition("(")[2].partition(") ->")[0].split(", ")
         return [argument.split()[-1].partition("=")[0] for argument in arguments]
-
-    def check(self, *inputs: Any, **known: int) -> None:
-        """ArgumentError unless the tensors are as declared, where some sizes are `known`."""
-        given = [(each, inputs[place]) for place, each in self._places if inputs[place] is not None]
-        check(self.name, given, known)
 
     def checked(self, function: Function) -> Function:
         """A function that computes it, of arguments that are as declared."""
@@ -90,7 +88,7 @@ class Operation:
                 tensor = inputs[place]
                 key += (None,) if tensor is None else (tensor.shape, tensor.dtype, tensor.is_cpu or tensor.device)
             if (seen := tuple(key)) not in fitting:  # looking is quicker than checking
-                self.check(*inputs)
+                check(self.name, self._given(inputs), {})
                 if len(fitting) >= _MOST:
                     fitting.clear()
                 fitting.add(seen)
@@ -101,7 +99,7 @@ class Operation:
     def traced(self, *inputs: Any) -> Any:
         """The results that are declared."""
         known: Known = {}
-        given = [(each, inputs[place]) for place, each in self._places if inputs[place] is not None]
+        given = self._given(inputs)
         for each, tensor in given:
             each.note(as_given(tensor), known)
         known |= {name: inputs[place] for place, name in enumerate(self._names[: len(inputs)]) if name not in known}
