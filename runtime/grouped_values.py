@@ -21,7 +21,7 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime.group_scales import scaled
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.packers.nonzeros import nonzero_mask
 
 _SCALES = {16: torch.bfloat16, 32: torch.float32}

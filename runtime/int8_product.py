@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 
 _LEAST, _EIGHTS = 17, 8
 

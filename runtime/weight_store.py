@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.packing import Packed
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from gossamer.backend.calls import mask_ops
 from gossamer.backend.graph.expressions import content_key, evaluated
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES, Step
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.remembered import Compared, Remembered
 from gossamer.sparsity.attention.masked_attention import Scoring, attend, fake, fake_backward, gradients
 from gossamer.sparsity.attention.tile_table import TileTable, listed

@@ -9,7 +9,7 @@ The result lies in memory as the operand does, channels innermost or not.
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 
 _INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
 

@@ -19,7 +19,7 @@ from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.graph.strips import strips
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.attention.mask import Mask
 from gossamer.sparsity.attention.masked_attention import (

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations.token_samples import sampled_at_places

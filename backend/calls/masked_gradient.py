@@ -8,7 +8,7 @@ What the mask keeps is found when it is new. What it hides is 0, whatever g and 
 from torch import Tensor
 
 from gossamer.backend.graph.kept_entries import KeptEntries
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.sparsity.kernels.spreading import spread
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 

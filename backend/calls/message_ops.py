@@ -23,7 +23,7 @@ from gossamer.backend.calls.lifetime import share
 from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.edges.edge_attention import NAMES
 from gossamer.sparsity.edges.edge_extremes import extremes, extremes_backward

@@ -23,7 +23,7 @@ from gossamer.backend.devices.kernel import Allocate, Kernel
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime import int8_product  # noqa: F401  # which bodies of regions from the disk call
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.packing import Packed
 
 

@@ -6,7 +6,7 @@ weight [M, K], int8    →    [M], float32
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.remembered import Remembered
 
 _sums: Remembered[Tensor] = Remembered(most=4096)

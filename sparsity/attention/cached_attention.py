@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.attention.cached_ir import Heads, contract_of
 from gossamer.sparsity.attention.masked_attention import cap_steps

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gossamer.dialects.attention import TANH, TILE_QUERIES, Step
 from gossamer.runtime.huge_pages import large_zeros
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.target import host

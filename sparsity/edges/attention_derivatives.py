@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.torch_internals import set_forward_gradients
 from gossamer.sparsity.edges import composed_attention, edge_attention
 from gossamer.sparsity.edges.edge_attention import NAMES

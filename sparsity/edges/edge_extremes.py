@@ -22,7 +22,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.passes.framework.context import building
 from gossamer.runtime.elements import ELEMENTS
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
 from gossamer.sparsity.kernels.compile_kernel import compile_region

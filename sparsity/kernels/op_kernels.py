@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import DeviceError
-from gossamer.runtime.operation import check
+from gossamer.runtime.operations import check
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.kernels.gpu_kernels import LoadedKernel, loaded_kernel

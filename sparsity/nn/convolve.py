@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError, GossamerError
 from gossamer.dialects.points import ConvolvePointsGradOp, ConvolvePointsOp
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.sparsity.kernels.op_kernels import run
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.nn.site_maps import Kind, site_maps

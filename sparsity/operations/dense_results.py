@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.modules import sizes as known_sizes
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.contract_ir import Operand

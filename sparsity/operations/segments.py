@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.sparsity.arrays.stored_entries import as_int64
 from gossamer.sparsity.kernels import segment_ir
 from gossamer.sparsity.kernels.op_kernels import kernel_on, on_gpu

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.torch_internals import detect_fake_mode, get_proxy_mode
 from gossamer.sparsity.arrays.structure import INTEGERS, sharing
 from gossamer.sparsity.kernels.contract_ir import Operand

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.compile_kernel import compile_region

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.runtime.modules import sizes
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.loop_order import unblocked

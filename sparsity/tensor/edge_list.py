@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 

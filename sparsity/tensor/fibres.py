@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operation import Operation, register
+from gossamer.runtime.operations import Operation, register
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec, bind, flat

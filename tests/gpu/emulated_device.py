@@ -16,7 +16,7 @@ from torch import Tensor
 from gossamer.backend.devices import device as devices
 from gossamer.backend.devices.cuda_device import Gpu
 from gossamer.runtime import cuda
-from gossamer.runtime.operation import OPERATIONS
+from gossamer.runtime.operations import OPERATIONS
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays import sorting
 from gossamer.sparsity.edges import sorted_edges
