@@ -21,7 +21,7 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime.group_scales import scaled
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.packers.nonzeros import nonzero_mask
 
 _SCALES = {16: torch.bfloat16, 32: torch.float32}
@@ -122,13 +122,11 @@ def _fake(groups: Tensor, rows: int, columns: int, bits: int) -> Tensor:
     return groups.new_empty((rows, columns), dtype=torch.float32)
 
 
-dense_groups = register(
-    Operation(
-        "dense_groups(Tensor groups, int rows, int columns, int bits) -> Tensor",
-        _dense_groups,
-        _dense_groups,
-        _fake,
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
-)
+dense_groups = Operation(
+    "dense_groups(Tensor groups, int rows, int columns, int bits) -> Tensor",
+    _dense_groups,
+    _dense_groups,
+    _fake,
+    tags=(torch.Tag.pt2_compliant_tag,),
+).register()
 """The float32 matrix [rows, columns] of groups of 16 along its rows, which are one tensor of `bits`."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 
 _LEAST, _EIGHTS = 17, 8
 
@@ -43,6 +43,6 @@ def _fake(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[1], dtype=torch.int32)
 
 
-int8_product = register(
-    Operation("int8_product(Tensor x, Tensor weight) -> Tensor", _on_cpu, _on_cuda, _fake, tags=(torch.Tag.pt2_compliant_tag,))
-)
+int8_product = Operation(
+    "int8_product(Tensor x, Tensor weight) -> Tensor", _on_cpu, _on_cuda, _fake, tags=(torch.Tag.pt2_compliant_tag,)
+).register()

@@ -1,13 +1,11 @@
 """Our operations of torch, each defined as one record. Graphs keep them as they are: opaque to compilers, compiled by ours.
 
-softmax = register(
-    Operation(
-        "softmax(Tensor positions: i[segments+1], Tensor values: F[entries], bool log) -> Tensor: F[entries]",
-        cpu=_softmax,
-        cuda=_softmax,
-        derivative=Derivative("positions result", _gradient, _tangent),
-    )
-)
+softmax = Operation(
+    "softmax(Tensor positions: i[segments+1], Tensor values: F[entries], bool log) -> Tensor: F[entries]",
+    cpu=_softmax,
+    cuda=_softmax,
+    derivative=Derivative("positions result", _gradient, _tangent),
+).register()
 """
 
 import sys
@@ -99,6 +97,22 @@ class Operation:
     remembers_floats: bool = False
     tags: tuple[torch.Tag, ...] = TAGS
 
+    def register(self) -> Function:
+        """Defines the operation. Returns what calls it."""
+        name, kernel = self.name, self.checked(self.cpu)
+        OPERATIONS[name], KERNELS[name] = self, kernel
+        LIBRARY.define(plain(self.schema), tags=self.tags)
+        LIBRARY.impl(name, untraced(kernel), "CPU")
+        if self.cuda is not None:
+            LIBRARY.impl(name, untraced(self.checked(self.cuda)), "CUDA")
+        torch.library.register_fake(f"{LIBRARY.ns}::{name}", _traced(self.fake or self.traced), lib=LIBRARY)
+        call: Function = getattr(torch.ops.gossamer, name).default
+        if self.derivative is not None:
+            call = self.derivative(name)
+        if self.batched is not None:
+            self.batched(name)
+        return call
+
     @property
     def name(self) -> str:
         """Its name, without "gossamer::"."""
@@ -158,24 +172,6 @@ class Operation:
             for each in self.signature.gives
         ]
         return made[0] if len(made) == 1 else tuple(made)
-
-
-def register(operation: Operation) -> Function:
-    """Defines the operation; what calls it."""
-    name = operation.name
-    LIBRARY.define(plain(operation.schema), tags=operation.tags)
-    KERNELS[name] = operation.checked(operation.cpu)
-    LIBRARY.impl(name, untraced(KERNELS[name]), "CPU")
-    if operation.cuda is not None:
-        LIBRARY.impl(name, untraced(operation.checked(operation.cuda)), "CUDA")
-    torch.library.register_fake(f"{LIBRARY.ns}::{name}", _traced(operation.fake or operation.traced), lib=LIBRARY)
-    OPERATIONS[name] = operation
-    call: Function = getattr(torch.ops.gossamer, name).default
-    if operation.derivative is not None:
-        call = operation.derivative(name)
-    if operation.batched is not None:
-        operation.batched(name)
-    return call
 
 
 def _traced(fake: Function) -> Function:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.packing import Packed
 
 
@@ -123,12 +123,10 @@ def _fake(handle: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return handle.new_empty((rows, columns))
 
 
-dense_weight = register(
-    Operation(
-        "dense_weight(Tensor handle, SymInt rows, SymInt columns) -> Tensor",
-        _dense_weight,
-        _dense_weight,
-        _fake,
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
-)
+dense_weight = Operation(
+    "dense_weight(Tensor handle, SymInt rows, SymInt columns) -> Tensor",
+    _dense_weight,
+    _dense_weight,
+    _fake,
+    tags=(torch.Tag.pt2_compliant_tag,),
+).register()

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from gossamer.backend.calls import mask_ops
 from gossamer.backend.graph.expressions import content_key, evaluated
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES, Step
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Compared, Remembered
 from gossamer.sparsity.attention.masked_attention import Scoring, attend, fake, fake_backward, gradients
 from gossamer.sparsity.attention.tile_table import TileTable, listed
@@ -202,12 +202,10 @@ def _attend_backward(
 
 _MASK = f"{mask_ops.LEAVES}, float scale, str key"
 _SAVED = f"Tensor upstream, Tensor? of_logarithms, {mask_ops.GIVEN}, Tensor out, Tensor logarithms"
-attend_flex = register(Operation(f"attend_flex({mask_ops.GIVEN}, {_MASK}) -> (Tensor, Tensor)", _attend, fake=fake))
-attend_flex_backward = register(
-    Operation(
-        f"attend_flex_backward({_SAVED}, {_MASK}) -> (Tensor, Tensor, Tensor)",
-        _attend_backward,
-        fake=lambda upstream, _, *given: fake_backward(upstream, *given),
-    )
-)
+attend_flex = Operation(f"attend_flex({mask_ops.GIVEN}, {_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()
+attend_flex_backward = Operation(
+    f"attend_flex_backward({_SAVED}, {_MASK}) -> (Tensor, Tensor, Tensor)",
+    _attend_backward,
+    fake=lambda upstream, _, *given: fake_backward(upstream, *given),
+).register()
 mask_ops.OPERATIONS.update((attend_flex, attend_flex_backward))

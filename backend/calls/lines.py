@@ -9,7 +9,7 @@ The result lies in memory as the operand does, channels innermost or not.
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 
 _INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -59,9 +59,7 @@ def _fake_spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, d
     return _like(small, size, dim)
 
 
-pick_lines = register(Operation("pick_lines(Tensor x, Tensor index, int dim) -> Tensor", _pick, _pick, _fake_pick))
-spread_lines = register(
-    Operation(
-        "spread_lines(Tensor small, Tensor index, Tensor? fill, int size, int dim) -> Tensor", _spread, _spread, _fake_spread
-    )
-)
+pick_lines = Operation("pick_lines(Tensor x, Tensor index, int dim) -> Tensor", _pick, _pick, _fake_pick).register()
+spread_lines = Operation(
+    "spread_lines(Tensor small, Tensor index, Tensor? fill, int size, int dim) -> Tensor", _spread, _spread, _fake_spread
+).register()

@@ -19,7 +19,7 @@ from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.graph.strips import strips
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.attention.mask import Mask
 from gossamer.sparsity.attention.masked_attention import (
@@ -111,14 +111,12 @@ def known(key: str) -> Any:
 
 GIVEN, LEAVES = "Tensor q, Tensor k, Tensor v", "Tensor[] leaves, SymInt[] numbers"
 _MASK = f"{LEAVES}, {SCORING}, str key"
-_attend_under = register(Operation(f"attend_under({GIVEN}, {_MASK}) -> (Tensor, Tensor)", _attend, fake=fake))
-_attend_under_backward = register(
-    Operation(
-        f"attend_under_backward(Tensor upstream, {GIVEN}, Tensor out, Tensor statistics, {_MASK}) -> (Tensor, Tensor, Tensor)",
-        _attend_backward,
-        fake=fake_backward,
-    )
-)
+_attend_under = Operation(f"attend_under({GIVEN}, {_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()
+_attend_under_backward = Operation(
+    f"attend_under_backward(Tensor upstream, {GIVEN}, Tensor out, Tensor statistics, {_MASK}) -> (Tensor, Tensor, Tensor)",
+    _attend_backward,
+    fake=fake_backward,
+).register()
 
 OPERATIONS = {_attend_under, _attend_under_backward}
 """Those whose last argument is the key of something shared."""

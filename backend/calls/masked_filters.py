@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations.token_samples import sampled_at_places
@@ -192,12 +192,10 @@ def _fake(g: Tensor, x: Tensor, mask: Tensor, stride: Any, padding: Any, dilatio
     return g.new_empty(mask.shape)
 
 
-masked_filter_gradient = register(
-    Operation(
-        "masked_filter_gradient(Tensor g, Tensor x, Tensor mask, int[] stride, int[] padding, int[] dilation, int groups)"
-        " -> Tensor",
-        _on_cpu,
-        fake=_fake,
-        remembers_floats=True,
-    )
-)
+masked_filter_gradient = Operation(
+    "masked_filter_gradient(Tensor g, Tensor x, Tensor mask, int[] stride, int[] padding, int[] dilation, int groups)"
+    " -> Tensor",
+    _on_cpu,
+    fake=_fake,
+    remembers_floats=True,
+).register()

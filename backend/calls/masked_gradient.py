@@ -8,7 +8,7 @@ What the mask keeps is found when it is new. What it hides is 0, whatever g and 
 from torch import Tensor
 
 from gossamer.backend.graph.kept_entries import KeptEntries
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.kernels.spreading import spread
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 
@@ -22,10 +22,8 @@ def _on_cpu(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     return spread(kept.positions, kept.coordinates, values, mask.shape[1])
 
 
-masked_gradient = register(
-    Operation(
-        "masked_gradient(Tensor g: F[tokens rows], Tensor x: F[tokens columns], Tensor mask: F[rows columns])"
-        " -> Tensor: F[rows columns]",
-        _on_cpu,
-    )
-)
+masked_gradient = Operation(
+    "masked_gradient(Tensor g: F[tokens rows], Tensor x: F[tokens columns], Tensor mask: F[rows columns])"
+    " -> Tensor: F[rows columns]",
+    _on_cpu,
+).register()

@@ -23,7 +23,7 @@ from gossamer.backend.calls.lifetime import share
 from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.edges.edge_attention import NAMES
 from gossamer.sparsity.edges.edge_extremes import extremes, extremes_backward
@@ -245,49 +245,39 @@ def _known(table: WeakValueDictionary[str, T], key: str) -> T:
 _LEAVES = "Tensor[] leaves, SymInt[] numbers"
 _TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
 _ATTEND = f"{_LEAVES}, SymInt targets, {_TERMS}float scale, float slope, float dropout"
-aggregate = register(
-    Operation(
-        f"aggregate(Tensor x, {_LEAVES}, Tensor? weight, SymInt size, str key) -> Tensor",
-        _aggregate,
-        _aggregate,
-        _aggregate_fake,
-    )
-)
-edge_products = register(
-    Operation(
-        f"edge_products(Tensor a: T[targets heads features], Tensor b: T[sources heads features], {_LEAVES}, SymInt edges, "
-        "str key) -> Tensor: T[edges heads]",
-        _edge_products,
-        _edge_products,
-    )
-)
-attend = register(Operation(f"attend({_ATTEND}, str key) -> (Tensor, Tensor)", _attend, _attend, _attend_fake))
-attend_backward = register(
-    Operation(
-        f"attend_backward(Tensor gradient, Tensor out, Tensor statistics, {_ATTEND}, bool[] needs, str key) -> Tensor[]",
-        _attend_backward,
-        _attend_backward,
-        _attend_backward_fake,
-    )
-)
-extreme = register(
-    Operation(
-        f"extreme(Tensor x: T[sources features], {_LEAVES}, SymInt size, str kind, str key) -> Tensor: T[size features]",
-        _extreme,
-        _extreme,
-    )
-)
-extreme_backward = register(
-    Operation(
-        "extreme_backward(Tensor gradient: T[size features], Tensor x: T[sources features], Tensor y: T[size features], "
-        f"{_LEAVES}, str kind, str key) -> Tensor: T[sources features]",
-        _extreme_backward,
-        _extreme_backward,
-    )
-)
-structure = register(
-    Operation(f"structure({_LEAVES}, SymInt[] size, str key) -> Tensor", _structure, _structure, _structure_fake)
-)
+aggregate = Operation(
+    f"aggregate(Tensor x, {_LEAVES}, Tensor? weight, SymInt size, str key) -> Tensor",
+    _aggregate,
+    _aggregate,
+    _aggregate_fake,
+).register()
+edge_products = Operation(
+    f"edge_products(Tensor a: T[targets heads features], Tensor b: T[sources heads features], {_LEAVES}, SymInt edges, "
+    "str key) -> Tensor: T[edges heads]",
+    _edge_products,
+    _edge_products,
+).register()
+attend = Operation(f"attend({_ATTEND}, str key) -> (Tensor, Tensor)", _attend, _attend, _attend_fake).register()
+attend_backward = Operation(
+    f"attend_backward(Tensor gradient, Tensor out, Tensor statistics, {_ATTEND}, bool[] needs, str key) -> Tensor[]",
+    _attend_backward,
+    _attend_backward,
+    _attend_backward_fake,
+).register()
+extreme = Operation(
+    f"extreme(Tensor x: T[sources features], {_LEAVES}, SymInt size, str kind, str key) -> Tensor: T[size features]",
+    _extreme,
+    _extreme,
+).register()
+extreme_backward = Operation(
+    "extreme_backward(Tensor gradient: T[size features], Tensor x: T[sources features], Tensor y: T[size features], "
+    f"{_LEAVES}, str kind, str key) -> Tensor: T[sources features]",
+    _extreme_backward,
+    _extreme_backward,
+).register()
+structure = Operation(
+    f"structure({_LEAVES}, SymInt[] size, str key) -> Tensor", _structure, _structure, _structure_fake
+).register()
 
 
 def used_in(graph: fx.Graph) -> dict[str, EdgeList | StructureValue]:

@@ -23,7 +23,7 @@ from gossamer.backend.devices.kernel import Allocate, Kernel
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime import int8_product  # noqa: F401  # which bodies of regions from the disk call
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.packing import Packed
 
 
@@ -187,6 +187,6 @@ def _unknown(key: str) -> CompileError:
     )
 
 
-region = register(Operation("region(Tensor[] operands, str key) -> Tensor", on_cpu, on_cuda, _fake))
-chain = register(Operation("chain(Tensor[] operands, str key) -> Tensor[]", on_cpu, fake=_fake_chain))
+region = Operation("region(Tensor[] operands, str key) -> Tensor", on_cpu, on_cuda, _fake).register()
+chain = Operation("chain(Tensor[] operands, str key) -> Tensor[]", on_cpu, fake=_fake_chain).register()
 count_writes()

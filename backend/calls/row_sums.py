@@ -6,7 +6,7 @@ weight [M, K], int8    →    [M], float32
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
 
 _sums: Remembered[Tensor] = Remembered(most=4096)
@@ -30,4 +30,4 @@ def _fake(weight: Tensor) -> Tensor:
     return weight.new_empty(weight.shape[0], dtype=torch.float32)
 
 
-row_sums = register(Operation("row_sums(Tensor weight) -> Tensor", _remembered, _on_cuda, _fake))
+row_sums = Operation("row_sums(Tensor weight) -> Tensor", _remembered, _on_cuda, _fake).register()

@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.attention.cached_ir import Heads, contract_of
 from gossamer.sparsity.attention.masked_attention import cap_steps
@@ -100,11 +100,9 @@ def _fake_appended(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, *_: object) -
 
 
 _HOW = "Tensor? mask, float scale, float? cap"
-attend_cached = register(Operation(f"attend_cached(Tensor q, Tensor k, Tensor v, {_HOW}) -> Tensor", _attend, fake=_fake))
-attend_appended = register(
-    Operation(
-        f"attend_appended(Tensor q, Tensor k, Tensor v, Tensor new_k, Tensor new_v, {_HOW}) -> (Tensor, Tensor, Tensor)",
-        _append,
-        fake=_fake_appended,
-    )
-)
+attend_cached = Operation(f"attend_cached(Tensor q, Tensor k, Tensor v, {_HOW}) -> Tensor", _attend, fake=_fake).register()
+attend_appended = Operation(
+    f"attend_appended(Tensor q, Tensor k, Tensor v, Tensor new_k, Tensor new_v, {_HOW}) -> (Tensor, Tensor, Tensor)",
+    _append,
+    fake=_fake_appended,
+).register()

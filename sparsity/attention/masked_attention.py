@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gossamer.dialects.attention import TANH, TILE_QUERIES, Step
 from gossamer.runtime.huge_pages import large_zeros
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.target import host
@@ -324,16 +324,14 @@ SCORING = "float scale, float? cap, Tensor? seed, float dropout, bool own"
 """The arguments that are a `Scoring`."""
 _MASK, _TILES = f"Tensor? mask, {SCORING}", f"Tensor[] tables, {SCORING}"
 _GRADIENTS = "(Tensor, Tensor, Tensor)"
-attend_masked = register(Operation(f"attend_masked({_GIVEN}{_MASK}) -> (Tensor, Tensor)", _attend, fake=fake))
-attend_masked_backward = register(
-    Operation(f"attend_masked_backward({_SAVED}{_MASK}) -> {_GRADIENTS}", _attend_backward, fake=fake_backward)
-)
-attend_masked_scores = register(
-    Operation(
-        f"attend_masked_scores({_SAVED}{_MASK}, int[] summed) -> (Tensor, Tensor, Tensor, Tensor)",
-        _attend_scores,
-        fake=_fake_scores,
-    )
-)
-register(Operation(f"attend_tiles({_GIVEN}{_TILES}) -> (Tensor, Tensor)", _attend_tiles, fake=fake))
-register(Operation(f"attend_tiles_backward({_SAVED}{_TILES}) -> {_GRADIENTS}", _attend_tiles_backward, fake=fake_backward))
+attend_masked = Operation(f"attend_masked({_GIVEN}{_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()
+attend_masked_backward = Operation(
+    f"attend_masked_backward({_SAVED}{_MASK}) -> {_GRADIENTS}", _attend_backward, fake=fake_backward
+).register()
+attend_masked_scores = Operation(
+    f"attend_masked_scores({_SAVED}{_MASK}, int[] summed) -> (Tensor, Tensor, Tensor, Tensor)",
+    _attend_scores,
+    fake=_fake_scores,
+).register()
+Operation(f"attend_tiles({_GIVEN}{_TILES}) -> (Tensor, Tensor)", _attend_tiles, fake=fake).register()
+Operation(f"attend_tiles_backward({_SAVED}{_TILES}) -> {_GRADIENTS}", _attend_tiles_backward, fake=fake_backward).register()

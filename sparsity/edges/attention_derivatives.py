@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import set_forward_gradients
 from gossamer.sparsity.edges import composed_attention, edge_attention
 from gossamer.sparsity.edges.edge_attention import NAMES
@@ -66,25 +66,21 @@ _PATTERN = "Tensor positions, Tensor coordinates"
 _TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
 _NUMBERS = "float scale, float slope, float dropout"
 _TAGS = (torch.Tag.pt2_compliant_tag,)
-attend_edges = register(
-    Operation(
-        f"attend_edges({_PATTERN}, {_TERMS}{_NUMBERS}) -> (Tensor, Tensor)",
-        edge_attention.attend_on_cpu,
-        composed_attention.attend_edges,
-        edge_attention.attend_fake,
-        Derivative(_setup, _gradients, _tangent),
-        batched_one_by_one,
-        tags=_TAGS,
-    )
-)
-attend_edges_backward = register(
-    Operation(
-        f"attend_edges_backward(Tensor gradient, Tensor out, Tensor statistics, {_PATTERN}, {_TERMS}{_NUMBERS}, bool[] needs)"
-        " -> Tensor[]",
-        edge_attention.backward_on_cpu,
-        composed_attention.attend_edges_backward,
-        edge_attention.backward_fake,
-        batched=batched_one_by_one,
-        tags=_TAGS,
-    )
-)
+attend_edges = Operation(
+    f"attend_edges({_PATTERN}, {_TERMS}{_NUMBERS}) -> (Tensor, Tensor)",
+    edge_attention.attend_on_cpu,
+    composed_attention.attend_edges,
+    edge_attention.attend_fake,
+    Derivative(_setup, _gradients, _tangent),
+    batched_one_by_one,
+    tags=_TAGS,
+).register()
+attend_edges_backward = Operation(
+    f"attend_edges_backward(Tensor gradient, Tensor out, Tensor statistics, {_PATTERN}, {_TERMS}{_NUMBERS}, bool[] needs)"
+    " -> Tensor[]",
+    edge_attention.backward_on_cpu,
+    composed_attention.attend_edges_backward,
+    edge_attention.backward_fake,
+    batched=batched_one_by_one,
+    tags=_TAGS,
+).register()

@@ -22,7 +22,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.passes.framework.context import building
 from gossamer.runtime.elements import ELEMENTS
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
 from gossamer.sparsity.kernels.compile_kernel import compile_region
@@ -145,21 +145,17 @@ def _backward_of_entries(positions: Tensor, coordinates: Tensor, grad: Tensor, x
 
 _PATTERN = "Tensor positions: i[rows+1], Tensor coordinates: i[entries]"
 _NODES = "Tensor x: T[columns features]"
-extremes = register(
-    Operation(
-        f"extremes({_PATTERN}, {_NODES}, str kind) -> Tensor: T[rows features]",
-        _extremes,
-        _extremes_of_entries,
-        derivative=Derivative("positions coordinates x result", _gradient, _tangent),
-        batched=batched_one_by_one,
-    )
-)
-extremes_backward = register(
-    Operation(
-        f"extremes_backward({_PATTERN}, Tensor grad: T[rows features], {_NODES}, Tensor y: T[rows features], str kind)"
-        " -> Tensor: T[columns features]",
-        _backward,
-        _backward_of_entries,
-        batched=batched_one_by_one,
-    )
-)
+extremes = Operation(
+    f"extremes({_PATTERN}, {_NODES}, str kind) -> Tensor: T[rows features]",
+    _extremes,
+    _extremes_of_entries,
+    derivative=Derivative("positions coordinates x result", _gradient, _tangent),
+    batched=batched_one_by_one,
+).register()
+extremes_backward = Operation(
+    f"extremes_backward({_PATTERN}, Tensor grad: T[rows features], {_NODES}, Tensor y: T[rows features], str kind)"
+    " -> Tensor: T[columns features]",
+    _backward,
+    _backward_of_entries,
+    batched=batched_one_by_one,
+).register()

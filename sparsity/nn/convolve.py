@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError, GossamerError
 from gossamer.dialects.points import ConvolvePointsGradOp, ConvolvePointsOp
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.kernels.op_kernels import run
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.nn.site_maps import Kind, site_maps
@@ -223,35 +223,27 @@ def _tangent_sum(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
 
 _WHERE = "Tensor indices, SymInt[] shape, SymInt batch, SymInt[] path"
 _PAIRS = f"{_WHERE}, SymInt[] window, str kind"
-coarse_sites = register(Operation(f"coarse_sites({_WHERE}, int least=0) -> Tensor", _coarse, _coarse, _fake_coarse))
-convolve_sites = register(
-    Operation(
-        "convolve_sites(Tensor x: F[read channels], Tensor weight: f[offsets channels filters], Tensor? bias: f[filters], "
-        f"{_PAIRS}, SymInt rows) -> Tensor: F[rows filters]",
-        _convolve,
-        _convolve,
-        derivative=Derivative(_setup, _gradients, _tangent),
-    )
-)
-convolve_sites_weight = register(
-    Operation(
-        f"convolve_sites_weight(Tensor x: f[read channels], Tensor gradient: f[sites filters], {_PAIRS}) -> Tensor",
-        _of_weight,
-        _of_weight,
-        _fake_of_weight,
-        Derivative(_setup_weight, _gradients_weight, _tangent_weight),
-    )
-)
-sum_sites = register(
-    Operation(
-        f"sum_sites(Tensor x: F[read channels], {_PAIRS}, SymInt rows) -> Tensor: F[rows channels]",
-        _sum,
-        _sum,
-        derivative=Derivative(_setup_sum, _gradients_sum, _tangent_sum),
-    )
-)
-largest_sites = register(
-    Operation(
-        f"largest_sites(Tensor x: f[read channels], {_PAIRS}, SymInt rows) -> Tensor: i64[rows channels]", _largest, _largest
-    )
-)
+coarse_sites = Operation(f"coarse_sites({_WHERE}, int least=0) -> Tensor", _coarse, _coarse, _fake_coarse).register()
+convolve_sites = Operation(
+    "convolve_sites(Tensor x: F[read channels], Tensor weight: f[offsets channels filters], Tensor? bias: f[filters], "
+    f"{_PAIRS}, SymInt rows) -> Tensor: F[rows filters]",
+    _convolve,
+    _convolve,
+    derivative=Derivative(_setup, _gradients, _tangent),
+).register()
+convolve_sites_weight = Operation(
+    f"convolve_sites_weight(Tensor x: f[read channels], Tensor gradient: f[sites filters], {_PAIRS}) -> Tensor",
+    _of_weight,
+    _of_weight,
+    _fake_of_weight,
+    Derivative(_setup_weight, _gradients_weight, _tangent_weight),
+).register()
+sum_sites = Operation(
+    f"sum_sites(Tensor x: F[read channels], {_PAIRS}, SymInt rows) -> Tensor: F[rows channels]",
+    _sum,
+    _sum,
+    derivative=Derivative(_setup_sum, _gradients_sum, _tangent_sum),
+).register()
+largest_sites = Operation(
+    f"largest_sites(Tensor x: f[read channels], {_PAIRS}, SymInt rows) -> Tensor: i64[rows channels]", _largest, _largest
+).register()

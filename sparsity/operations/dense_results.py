@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.modules import sizes as known_sizes
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.contract_ir import Operand
@@ -217,24 +217,20 @@ class _NoKernel(Exception):
     """There is none for a product."""
 
 
-einsum_of = register(
-    Operation(
-        f"einsum{ARGUMENTS} -> Tensor",
-        einsum_on_cpu,
-        einsum_on_cuda,
-        _einsum_fake,
-        Derivative("arrays", _einsum_backward, _einsum_tangent),
-        batched_as_einsum,
-    )
-)
+einsum_of = Operation(
+    f"einsum{ARGUMENTS} -> Tensor",
+    einsum_on_cpu,
+    einsum_on_cuda,
+    _einsum_fake,
+    Derivative("arrays", _einsum_backward, _einsum_tangent),
+    batched_as_einsum,
+).register()
 """`gossamer::einsum`, of arrays, sizes and a spec."""
-_sample = register(
-    Operation(
-        f"sample{ARGUMENTS} -> Tensor",
-        sample_on_cpu,
-        sample_on_cuda,
-        _sample_fake,
-        Derivative("arrays", _sample_backward, _sample_tangent),
-        batched_one_by_one,
-    )
-)
+_sample = Operation(
+    f"sample{ARGUMENTS} -> Tensor",
+    sample_on_cpu,
+    sample_on_cuda,
+    _sample_fake,
+    Derivative("arrays", _sample_backward, _sample_tangent),
+    batched_one_by_one,
+).register()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import as_int64
 from gossamer.sparsity.kernels import segment_ir
 from gossamer.sparsity.kernels.op_kernels import kernel_on, on_gpu
@@ -218,31 +218,25 @@ def _backward_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | N
 # The operations
 
 _GIVEN = "Tensor positions: i[segments+1], Tensor values: T[entries]"
-_reduce_segments = register(
-    Operation(
-        f"segment_reduce({_GIVEN}, str kind, SymInt extent) -> Tensor: T[segments]",
-        _reduce,
-        _reduce,
-        derivative=Derivative("positions values result", _reduce_backward, _reduce_tangent),
-        batched=batched_one_by_one,
-    )
-)
-_softmax_segments = register(
-    Operation(
-        f"softmax({_GIVEN}, bool log) -> Tensor: T[entries]",
-        _softmax,
-        _softmax,
-        derivative=Derivative("positions result", _softmax_gradient, _softmax_tangent),
-        batched=batched_one_by_one,
-    )
-)
-_softmax_gradients = register(
-    Operation(
-        "softmax_backward(Tensor positions: i[segments+1], Tensor grad: T[entries], Tensor output: T[entries], bool log)"
-        " -> Tensor: T[entries]",
-        _softmax_backward,
-        _softmax_backward,
-        derivative=Derivative("positions grad output", _second_gradient, _backward_tangent),
-        batched=batched_one_by_one,
-    )
-)
+_reduce_segments = Operation(
+    f"segment_reduce({_GIVEN}, str kind, SymInt extent) -> Tensor: T[segments]",
+    _reduce,
+    _reduce,
+    derivative=Derivative("positions values result", _reduce_backward, _reduce_tangent),
+    batched=batched_one_by_one,
+).register()
+_softmax_segments = Operation(
+    f"softmax({_GIVEN}, bool log) -> Tensor: T[entries]",
+    _softmax,
+    _softmax,
+    derivative=Derivative("positions result", _softmax_gradient, _softmax_tangent),
+    batched=batched_one_by_one,
+).register()
+_softmax_gradients = Operation(
+    "softmax_backward(Tensor positions: i[segments+1], Tensor grad: T[entries], Tensor output: T[entries], bool log)"
+    " -> Tensor: T[entries]",
+    _softmax_backward,
+    _softmax_backward,
+    derivative=Derivative("positions grad output", _second_gradient, _backward_tangent),
+    batched=batched_one_by_one,
+).register()

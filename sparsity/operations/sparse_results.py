@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import detect_fake_mode, get_proxy_mode
 from gossamer.sparsity.arrays.structure import INTEGERS, sharing
 from gossamer.sparsity.kernels.contract_ir import Operand
@@ -207,23 +207,19 @@ for _name, _kernel, _on_cuda, _of_operands, _of_result in (
     ("convert", sparse_kernels.convert, sparse_kernels.convert, _at_own_entries, _tangent_at_entries),
     ("compress", sparse_kernels.compress, sparse_kernels.compress, _at_own_entries, _tangent_at_entries),
 ):
-    _call[_name] = register(
-        Operation(
-            f"{_name}{ARGUMENTS} -> Tensor[]",
-            _kernel,
-            _on_cuda,
-            _sparse_fake,
-            Derivative("arrays result", _backward(_of_operands), _of_result, result=-1),
-            batched_one_by_one,
-        )
-    )
-_call["pick"] = register(
-    Operation(
-        f"pick{ARGUMENTS} -> Tensor",
-        sparse_kernels.pick,
-        sparse_kernels.pick,
-        _pick_fake,
-        Derivative("arrays", _pick_backward, _pick_tangent),
+    _call[_name] = Operation(
+        f"{_name}{ARGUMENTS} -> Tensor[]",
+        _kernel,
+        _on_cuda,
+        _sparse_fake,
+        Derivative("arrays result", _backward(_of_operands), _of_result, result=-1),
         batched_one_by_one,
-    )
-)
+    ).register()
+_call["pick"] = Operation(
+    f"pick{ARGUMENTS} -> Tensor",
+    sparse_kernels.pick,
+    sparse_kernels.pick,
+    _pick_fake,
+    Derivative("arrays", _pick_backward, _pick_tangent),
+    batched_one_by_one,
+).register()

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.compile_kernel import compile_region
@@ -29,10 +29,8 @@ def tall_product(x: Tensor, w: Tensor) -> Tensor:
     return out
 
 
-register(
-    Operation(
-        "tall_product(Tensor x: T[rows reduced], Tensor w: T[reduced columns]) -> Tensor: T[rows columns]",
-        tall_product,
-        torch.mm,
-    )
-)
+Operation(
+    "tall_product(Tensor x: T[rows reduced], Tensor w: T[reduced columns]) -> Tensor: T[rows columns]",
+    tall_product,
+    torch.mm,
+).register()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.runtime.modules import sizes
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.loop_order import unblocked
@@ -100,15 +100,13 @@ def _places_fake(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
     return [crd.new_empty([entries]) for _ in range(2)]
 
 
-register(
-    Operation(f"coordinates{ARGUMENTS} -> Tensor[]", _coordinates, _coordinates, _coordinates_fake, batched=batched_one_by_one)
-)
-register(
-    Operation(
-        "places(Tensor coordinates, Tensor index, SymInt extent) -> Tensor[]",
-        _places,
-        _places,
-        _places_fake,
-        batched=batched_one_by_one,
-    )
-)
+Operation(
+    f"coordinates{ARGUMENTS} -> Tensor[]", _coordinates, _coordinates, _coordinates_fake, batched=batched_one_by_one
+).register()
+Operation(
+    "places(Tensor coordinates, Tensor index, SymInt extent) -> Tensor[]",
+    _places,
+    _places,
+    _places_fake,
+    batched=batched_one_by_one,
+).register()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 
@@ -61,4 +61,4 @@ def _fake(nodes: Tensor, extent: int, name: str) -> Tensor:
     return nodes.new_empty(nodes.shape)
 
 
-_in_bounds = register(Operation("in_bounds(Tensor nodes, SymInt extent, str name) -> Tensor", _checked, _checked, _fake))
+_in_bounds = Operation("in_bounds(Tensor nodes, SymInt extent, str name) -> Tensor", _checked, _checked, _fake).register()

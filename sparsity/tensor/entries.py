@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.structure import check
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Bound
@@ -82,13 +82,13 @@ def _well_formed_fake(arrays: list[Tensor], shape: list[int], format: str) -> Te
     return torch.empty_like(arrays[0])
 
 
-register(Operation("set_places(Tensor mask) -> Tensor", _set_places, _set_places, _set_places_fake, batched=batched_one_by_one))
-register(
-    Operation(
-        "well_formed(Tensor[] arrays, SymInt[] shape, str format) -> Tensor",
-        _well_formed,
-        _well_formed,
-        _well_formed_fake,
-        batched=batched_one_by_one,
-    )
-)
+Operation(
+    "set_places(Tensor mask) -> Tensor", _set_places, _set_places, _set_places_fake, batched=batched_one_by_one
+).register()
+Operation(
+    "well_formed(Tensor[] arrays, SymInt[] shape, str format) -> Tensor",
+    _well_formed,
+    _well_formed,
+    _well_formed_fake,
+    batched=batched_one_by_one,
+).register()

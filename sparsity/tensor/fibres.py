@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operations import Operation, register
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec, bind, flat
@@ -109,12 +109,10 @@ def _fibres_fake(arrays: list[Tensor], sizes: list[int], text: str, everyone: bo
     return [tensor.values.new_empty([size], dtype=torch.int64) for size in (count + 1, entries)]
 
 
-register(
-    Operation(
-        "fibres(Tensor[] arrays, SymInt[] sizes, str spec, bool everyone) -> Tensor[]",
-        _fibres,
-        _fibres,
-        _fibres_fake,
-        batched=batched_one_by_one,
-    )
-)
+Operation(
+    "fibres(Tensor[] arrays, SymInt[] sizes, str spec, bool everyone) -> Tensor[]",
+    _fibres,
+    _fibres,
+    _fibres_fake,
+    batched=batched_one_by_one,
+).register()
