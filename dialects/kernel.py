@@ -146,12 +146,6 @@ def _attend_problem(op: Any) -> str | None:
     return None
 
 
-def _regroup_problem(op: Any) -> str | None:
-    if op.x.type != op.result.type or ir.RankedTensorType(op.x.type).rank != 2:
-        return f"gives {op.result.type} for {op.x.type}, which must be one type of matrices"
-    return None
-
-
 def _heads_problem(op: Any) -> str | None:
     heads, size, offset = (ir.IntegerAttr(a).value for a in (op.heads, op.head_size, op.offset))
     x, result = (ir.RankedTensorType(v.type) for v in (op.x, op.result))
@@ -390,12 +384,11 @@ class RegroupOp(KernelOp, name="regroup", traits=[ext.Pure]):
     """The rows of a matrix in another order: y[b length + s] = x[s batch + b] for sequences of `length` tokens and a batch of
     T / length, or back where `inverse`."""
 
-    x: ext.Operand[Any]
+    takes = "x: T[tokens columns]"
+    gives = "result: T[tokens columns]"
+
     length: ext.Operand[Any]
     inverse: ir.IntegerAttr
-    result: ext.Result[Any]
-
-    verify_invariants = verified(_regroup_problem)
 
 
 class ReadOp(KernelOp, name="read", traits=[ext.Pure]):

@@ -15,6 +15,7 @@ import torch
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
+from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import KernelOp
 from gossamer.dialects.signature import Declared
 from gossamer.passes.framework.context import building
@@ -46,7 +47,7 @@ def tensor_type(declared: Declared, dtype: torch.dtype, fixed: Mapping[str, int]
     """The type of a tensor whose sizes are open, but those that are `fixed`. In an MLIR context."""
     open_ = ir.ShapedType.get_dynamic_size()
     shape = [size.of(fixed) if size.fixed else open_ for size in declared.sizes]
-    return ir.RankedTensorType.get(shape, ir.Type.parse(ELEMENTS[dtype]))
+    return ir.RankedTensorType.get(shape, element_of(dtype))
 
 
 def region(op: Op, takes: Mapping[str, Any], gives: Mapping[str, ir.Type], **attributes: Any) -> str:
@@ -78,6 +79,14 @@ def function_of(types: Sequence[ir.Type], build: Callable[..., Sequence[ir.Value
     made = ir.FunctionType.get(list(types), [each.type for each in results])
     function.attributes["function_type"] = ir.TypeAttr.get(made)
     return str(module)
+
+
+def element_of(dtype: torch.dtype) -> ir.Type:
+    """The type of elements. CompileError if kernels do not compute with it."""
+    if dtype not in ELEMENTS:
+        known = ", ".join(str(each).removeprefix("torch.") for each in ELEMENTS)
+        raise CompileError(f"there are no kernels for {dtype}, only for {known}: convert the operands with .to(dtype)")
+    return ir.Type.parse(ELEMENTS[dtype])
 
 
 def _attribute(value: Any) -> ir.Attribute:

@@ -6,13 +6,11 @@ import torch
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math
 
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.dialects.open_ops import SegmentMapOp, SegmentReduceOp
 from gossamer.passes.framework.context import building
 from gossamer.passes.loops.scalars import Scalars
-from gossamer.runtime.elements import ELEMENTS, FLOATS
-from gossamer.sparsity.kernels.op_ir import function_of
+from gossamer.sparsity.kernels.op_ir import element_of, function_of
 
 _KINDS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
@@ -102,12 +100,8 @@ class Segments:
 
 def on_segments(positions: torch.dtype, dtypes: Sequence[torch.dtype], build: Callable[..., ir.Value]) -> str:
     """A module with one function of positions and [entries] tensors, which returns what `build` computes from them."""
-    known = list(FLOATS)
-    if dtypes[0] not in ELEMENTS:
-        names = ", ".join(str(d).removeprefix("torch.") for d in known)
-        raise CompileError(f"there are no kernels for {dtypes[0]}, only for {names}: convert the operands with .to(dtype)")
     with building():
-        element = ir.Type.parse(ELEMENTS[dtypes[0]])
+        element = element_of(dtypes[0])
         types = [_vector(ir.IntegerType.get_signless(positions.itemsize * 8)), *(_vector(element) for _ in dtypes)]
         return function_of(types, lambda first, *values: [build(Segments(first, element), *values)])
 
