@@ -31,15 +31,21 @@ examples: $(BIN)/gossamer-opt  ## run the other examples: minutes; npm fetches W
 	$(BIN)/python examples/long_documents.py
 	$(BIN)/python examples/pruned_mobilenet.py
 
-# Several processes share the cores, so that threads that wait must not spin.
+# Several processes share the cores, so that threads that wait must not spin. They share bytecode, too.
+# LLVM optimises the kernels of FULLY as for users. Elsewhere it would take most of the time, and those tests run each kernel once.
 # What decides by the machine is run once more as if it were each of MACHINES (tests/machines.py).
 MACHINES := avx2 icelake zen4
 DECIDES := tests/test_smoke.py tests/runtime/test_target.py $(patsubst %,tests/backend/test_%.py,decisions tune tuning_db)
+FULLY := tests/fuzz tests/passes tests/runtime tests/test_examples.py tests/test_run.py tests/test_skeletons.py \
+  $(patsubst %,tests/sparsity/test_%.py,kernels operations segments slices_schedule) \
+  $(patsubst %,tests/backend/test_%.py,chain_outputs convolutions_reference epilogues narrow_chains targets)
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 test: $(BIN)/gossamer-opt  ## all tests: smoke first, then pytest and lit
-	$(BIN)/python -m pytest tests/test_smoke.py
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist worksteal
-	printf '%s\n' $(MACHINES) | OMP_WAIT_POLICY=PASSIVE xargs -P 0 -I {} $(BIN)/python -m pytest --machine {} $(DECIDES)
-	$(BIN)/lit --quiet tests/lit
+	$(PYTEST) tests/test_smoke.py
+	$(PYTEST) -n auto --dist worksteal --llvm-level 0 $(addprefix --ignore=,$(FULLY))
+	$(PYTEST) -n auto --dist worksteal $(FULLY)
+	printf '%s\n' $(MACHINES) | xargs -P 0 -I {} $(PYTEST) --llvm-level 0 --machine {} $(DECIDES)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/lit --quiet tests/lit
 
 smoke: $(BIN)/gossamer-opt  ## seconds: does it compile anything at all
 	$(BIN)/python -m pytest tests/test_smoke.py

@@ -55,7 +55,7 @@ class StaticResults:
         made = self._made
         if made is None or not made.is_current(inputs) or made.value[1] != _state(inputs, made.value[0]):
             made = Made(inputs, "uncounted", self._forget)
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # torch counts no writes to what is made in inference mode
                 results = list(self.compute(*inputs))
             made.value = results, _state(inputs, results)
             self._made = made

@@ -23,6 +23,7 @@ from benchmarks.records import recorded, save
 from benchmarks.registry import BASELINES, Case, Contender, Outcome, Settings, names, plugins, workload
 from benchmarks.roofline import peaks
 from benchmarks.tables import brief
+from gossamer.dialects.command_line import ends_with_its_reader
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -192,6 +193,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return report
 
 
+@ends_with_its_reader
 def main(argv: list[str] | None = None) -> int:
     """0 if every contender that ran was right in every case, else 1."""
     args = parse(argv)

@@ -27,6 +27,7 @@ from benchmarks.arguments import counted, texts
 from benchmarks.registry import workload
 from benchmarks.tables import BEST, other_precision, timed
 from benchmarks.workloads.prediction import CLOSE, choice
+from gossamer.dialects.command_line import ends_with_its_reader
 
 Record = Mapping[str, Any]
 
@@ -302,6 +303,7 @@ def write(file: Path, contenders: Sequence[str] = ()) -> list[Path]:
     return written
 
 
+@ends_with_its_reader
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", allow_abbrev=False)
     parser.add_argument("files", type=Path, nargs="+", help="JSON written by python -m benchmarks")

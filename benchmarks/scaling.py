@@ -13,6 +13,7 @@ from scipy.spatial import Delaunay
 
 import gossamer
 from gossamer import SparseTensor
+from gossamer.dialects.command_line import ends_with_its_reader
 
 RANKS = (1, 2, 4, 16, 64, 256, 1024)
 
@@ -78,6 +79,12 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} {unit}" if count else "0"
 
 
-if __name__ == "__main__":
+@ends_with_its_reader
+def main() -> None:
+    """Prints both tables."""
     torch.manual_seed(0)
     print(graph_table(1_000_000, 64), "", training_table(1_100_000_000, 0.1), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -15,10 +15,12 @@ import time
 from typing import Any
 
 from benchmarks.machine import machine, record, versions
+from gossamer.dialects.command_line import ends_with_its_reader
 
 FEATURES, SPARSITY, SECONDS = (768, 3072), 0.9, 0.3
 
 
+@ends_with_its_reader
 def main(arguments: list[str]) -> None:
     """Runs the processes and prints, for each number of tokens, the medians and their spread."""
     count, *tokens = [int(each) for each in arguments] or [20, 128, 1024]

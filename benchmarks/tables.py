@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.arguments import counted
 from benchmarks.registry import workload
+from gossamer.dialects.command_line import ends_with_its_reader
 
 Record = Mapping[str, Any]
 
@@ -333,6 +334,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+@ends_with_its_reader
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from gossamer.dialects.errors import OptionError
+
 T = TypeVar("T")
 
 
@@ -37,9 +39,17 @@ def _cache_directory(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
+def _level(text: str | None) -> int:
+    if text not in (None, "", "0", "1", "2", "3"):
+        raise OptionError(f"the environment variable GOSSAMER_LLVM_LEVEL is {text!r}; it must be 0, 1, 2 or 3")
+    return int(text or 3)
+
+
 CACHE_DIR = Setting("GOSSAMER_CACHE_DIR", "directory of the cache, usually ~/.cache/gossamer; empty: none", _cache_directory)
 DUMP_IR = Setting("GOSSAMER_DUMP_IR", "directory for the text of every compilation stage", lambda text: text or None)
 
 CALIBRATE = Setting("GOSSAMER_CALIBRATE", "0: compilations measure nothing, predictions decide", lambda text: text != "0")
 
-SETTINGS = (CACHE_DIR, DUMP_IR, CALIBRATE)
+LLVM_LEVEL = Setting("GOSSAMER_LLVM_LEVEL", "how much LLVM optimises kernels for CPUs, 0 to 3, usually 3", _level)
+
+SETTINGS = (CACHE_DIR, DUMP_IR, CALIBRATE, LLVM_LEVEL)

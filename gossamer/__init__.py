@@ -9,8 +9,11 @@ The names here are the public ones; they are imported when they are first used.
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer.checkout import ROOMS as _ROOMS
+from gossamer.checkout import beside as _beside
 from gossamer.registration import register as _register
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ try:
     __version__ = version("gossamer")
 except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0+unknown"
+
+__path__ += _beside(Path(__file__).parent)
 
 if "torch" in sys.modules:
     _register()
@@ -98,6 +103,8 @@ _HOMES = {
     "train_sparse": "gossamer.sparsity.training.train_sparse",
 }
 
+_PACKAGES = {*_ROOMS, "nn", "torchsparse"}
+
 __all__ = [
     "ColwiseParallel",
     "CompileError",
@@ -148,6 +155,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"gossamer.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'gossamer' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)

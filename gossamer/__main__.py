@@ -7,12 +7,14 @@ import torch
 
 import gossamer
 from gossamer.backend.devices.calibrated import cpu_name, this_machine
+from gossamer.dialects.command_line import ends_with_its_reader
 from gossamer.dialects.settings import SETTINGS
 from gossamer.runtime import cache_files
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
 
 
+@ends_with_its_reader
 def main() -> None:
     """Prints a line for each."""
     here, calibrated = host(), ", ".join(sorted(this_machine().measured))

@@ -18,6 +18,7 @@ from time import perf_counter
 
 from torch_mlir import ir
 
+from gossamer.dialects.command_line import ends_with_its_reader
 from gossamer.dialects.errors import OptionError
 from gossamer.passes import registry
 from gossamer.passes.framework.context import context
@@ -28,6 +29,7 @@ from gossamer.passes.framework.pass_options import signature
 _SEPARATOR = "// -----\n"
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool with these arguments (default: the command line's); returns the exit status."""
     options = _parser().parse_args(argv)
@@ -36,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _process(options)
+    except BrokenPipeError:
+        raise
     except (OptionError, OSError) as error:
         print(f"gossamer-opt: {error}", file=sys.stderr)
         return 2

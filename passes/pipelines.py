@@ -118,6 +118,10 @@ class Lowered:
     tile_workspace: tuple[int, ...]
 
 
+_SEQUENCE_MARK = "kernel.sequence"
+_IN_STAGES = ("kernel.read", "kernel.yield")
+
+
 def plan(
     contract: str,
     schedule: str,
@@ -133,20 +137,43 @@ def plan(
     cache; `gathers` says that it reads many places at once faster than one after the other.
     """
     with context(), ir.Location.unknown():
-        try:
-            module = ir.Module.parse(contract)
-        except ir.MLIRError as error:
-            raise CompileError(f"the contract IR does not parse: {error}") from error
+        module = _parsed(contract, "contract")
         _run(module, _planning(schedule, vector_bits, features, l1d, gathers), observer)
         if schedule == SEQUENCE:  # of the same ops as a chain
-            module.operation.attributes["kernel.sequence"] = ir.UnitAttr.get()
-        region = next(op for op in module.body.operations if op.operation.name == "func.func")
-        types = [a.type for a in region.operation.regions[0].blocks[0].arguments]
-        tensors = [ir.RankedTensorType(t) if isinstance(t, ir.RankedTensorType) else None for t in types]
-        formats = tuple(storage_of_type(t) if t is not None else None for t in tensors)
-        sized = tuple(t is not None and t.encoding is not None and not t.has_static_shape for t in tensors)
-        numbers = tuple(t is None for t in tensors)
-        return Plan(str(module), schedule, vector_bits, formats, sized, numbers, "amx" in features, module)
+            module.operation.attributes[_SEQUENCE_MARK] = ir.UnitAttr.get()
+        return _plan_of(module, schedule, vector_bits, features)
+
+
+def planned(kernel_ir: str, vector_bits: int, features: frozenset[str] = frozenset()) -> Plan:
+    """The plan whose text is in a dump: kernel IR of a product or of a chain. CompileError if it is something else."""
+    with context(), ir.Location.unknown():
+        module = _parsed(kernel_ir, "kernel")
+        stages = [op for op in all_ops(module.operation) if op.name.startswith("kernel.") and op.name not in _IN_STAGES]
+        products = [op for op in stages if op.name == "kernel.spmm"]
+        if not products:
+            raise CompileError("the kernel IR has no kernel.spmm: only products and chains of them can be run by themselves")
+        if len(stages) > 1:
+            schedule = SEQUENCE if _SEQUENCE_MARK in module.operation.attributes else CHAIN
+        else:
+            schedule = ir.StringAttr(products[0].attributes["schedule"]).value
+        return _plan_of(module, schedule, vector_bits, features)
+
+
+def _parsed(text: str, what: str) -> ir.Module:
+    try:
+        return ir.Module.parse(text)
+    except ir.MLIRError as error:
+        raise CompileError(f"the {what} IR does not parse: {error}") from error
+
+
+def _plan_of(module: ir.Module, schedule: str, vector_bits: int, features: frozenset[str]) -> Plan:
+    region = next(op for op in module.body.operations if op.operation.name == "func.func")
+    types = [a.type for a in region.operation.regions[0].blocks[0].arguments]
+    tensors = [ir.RankedTensorType(t) if isinstance(t, ir.RankedTensorType) else None for t in types]
+    formats = tuple(storage_of_type(t) if t is not None else None for t in tensors)
+    sized = tuple(t is not None and t.encoding is not None and not t.has_static_shape for t in tensors)
+    numbers = tuple(t is None for t in tensors)
+    return Plan(str(module), schedule, vector_bits, formats, sized, numbers, "amx" in features, module)
 
 
 def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -> Lowered:

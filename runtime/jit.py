@@ -1,4 +1,4 @@
-"""LLVM IR to machine code in this process, by llvmlite: optimised at O3 for a target, checked for missing symbols."""
+"""LLVM IR to machine code in this process, by llvmlite: optimised for a target, checked for missing symbols."""
 
 import ctypes
 import glob
@@ -27,7 +27,7 @@ class Code:
 
 
 def optimize(llvm_ir: str, target: Target) -> llvm.ModuleRef:
-    """Parse LLVM IR as MLIR prints it and run LLVM's O3 pipeline for the target. CompileError if LLVM refuses it.
+    """Parse LLVM IR as MLIR prints it and run LLVM's pipeline for the target's level. CompileError if LLVM refuses it.
 
     For a target that does not round to bf16, the module must not compute with bfloat.
     """
@@ -43,7 +43,7 @@ def optimize(llvm_ir: str, target: Target) -> llvm.ModuleRef:
             module.verify()
         except RuntimeError as problem:
             raise CompileError(f"LLVM refuses the kernel: {problem}") from problem
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=target.level))
         builder.getModulePassManager().run(module, builder)
         return module
 

@@ -11,6 +11,7 @@ from typing import Self
 import llvmlite.binding as llvm
 
 from gossamer.dialects.errors import OptionError
+from gossamer.dialects.settings import LLVM_LEVEL
 
 _AMX = "+avx512f,+avx512bf16,+avx512vbmi,+avx512vbmi2,+amx-tile,+amx-bf16,+amx-int8"
 _WITH_TILES = frozenset({"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"})
@@ -24,12 +25,14 @@ _NAMED = {
 
 @dataclass(frozen=True)
 class Target:
-    """What LLVM compiles for; `vector_bits` is the width of the widest vector that kernels use."""
+    """What LLVM compiles for; `vector_bits` is the width of the widest vector that kernels use, `level` how much LLVM
+    optimises, from 0 to 3."""
 
     triple: str
     cpu: str
     features: str
     vector_bits: int
+    level: int = 3
 
     @classmethod
     def named(cls, name: str) -> Self:
@@ -79,10 +82,10 @@ class Target:
         return self.vector_bits >= 256 and not _gathers_are_guarded() and _gathers_by_one_instruction(self)
 
     def machine(self) -> llvm.TargetMachine:
-        """LLVM's target machine at O3, for code that can lie anywhere."""
+        """LLVM's target machine at the target's level, for code that can lie anywhere."""
         initialize()
         return llvm.Target.from_triple(self.triple).create_target_machine(
-            cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="small"
+            cpu=self.cpu, features=self.features, opt=self.level, reloc="pic", codemodel="small"
         )
 
 
@@ -99,7 +102,8 @@ def host() -> Target:
         bits = 512
     else:
         bits = 256 if features.get("avx2") and features.get("fma") else 128
-    return Target(llvm.get_process_triple(), _unmasked(llvm.get_host_cpu_name(), features), features.flatten(), bits)
+    cpu = _unmasked(llvm.get_host_cpu_name(), features)
+    return Target(llvm.get_process_triple(), cpu, features.flatten(), bits, LLVM_LEVEL.get())
 
 
 def _unmasked(cpu: str, features: Mapping[str, bool]) -> str:

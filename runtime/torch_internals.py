@@ -52,6 +52,7 @@ TRANSFORMS = "torch.func on operations of SparseTensors"
 DDP = "gossamer.data_parallel"
 EXCHANGE = "gossamer.ShardedRows"
 SHARDED = "a quick look at weights beside FSDP2"
+ANY_NUMBER = "batch norm over a number of rows that a compiled graph learns when it runs"
 OPTIMIZERS = "compiled steps of optimizers on SparseTensors"
 HOOKS = "weights that hooks compute, kept until something changes"
 EVAL = "gradients of models in eval mode when they are asked for"
@@ -308,6 +309,8 @@ PRIVATE = {
     "functions_apart": Private(
         "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers", "what it takes apart", OPTIMIZERS, dict
     ),
+    "VariableTracker": Private("torch._dynamo.variables.base:VariableTracker", "tracing ours instead", ANY_NUMBER, Absent),
+    "specialize_symnode": Private("torch._dynamo.utils:specialize_symnode", "its epsilon", ANY_NUMBER, lambda value: value),
     "emit_call_in_export": Private("torch._export.wrappers:_emit_flat_apply_call", "a call in it", EXPORT, lambda **_: None),
     "get_proxy_mode": Private(
         "torch.fx.experimental.proxy_tensor:get_proxy_mode", "whether a graph is made", COMPILED_SIZES, _YES

@@ -5,6 +5,7 @@ from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.modules.packages import watch_packages
 from gossamer.runtime.modules.when_loaded import when_loaded
 from gossamer.sparsity.calls import calling, torch_refusals
+from gossamer.sparsity.calls.batch_norm import trace_any_number
 from gossamer.sparsity.edges import attention_derivatives
 from gossamer.sparsity.operations import tall_product
 from gossamer.sparsity.prepare import prepare
@@ -36,6 +37,7 @@ operations = (
 
 count_for_arrays()
 when_loaded("torch._inductor", lambda: watch_packages(torch_internals.ahead_of_time))
+when_loaded("torch._dynamo", trace_any_number)
 give_back()
 torch_refusals.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
 

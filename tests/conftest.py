@@ -1,4 +1,5 @@
-"""For all tests: one temporary cache on disk for the whole run, and the machine that `--machine` names instead of this one.
+"""For all tests: one temporary cache on disk for the whole run, the machine that `--machine` names instead of this one, and
+how much LLVM optimises (`--llvm-level`; 3 as for users, unless it is given).
 
 The cache begins with the machine code of earlier runs in this checkout, unless the compiler's source has changed since: LLVM
 takes about half of the time of tests that compile. `pytest --cache-clear` forgets it, and a clean checkout has none.
@@ -20,6 +21,7 @@ from tests.machines import MACHINES, pretend
 
 _CACHE = "GOSSAMER_CACHE_DIR"
 _CALIBRATE = "GOSSAMER_CALIBRATE"
+_LEVEL = "GOSSAMER_LLVM_LEVEL"
 _VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"
 
 
@@ -29,12 +31,18 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--machine", choices=[*MACHINES], help="pretend to be another machine (tests/machines.py)")
+    parser.addoption("--llvm-level", choices="0123", help="how much LLVM optimises kernels: 0 compiles fastest (default 3)")
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays loaded: the garbage collector, whom tracing keeps busy, need not walk through it."""
+    """What is loaded by now stays loaded: the garbage collector, whom tracing keeps busy, need not walk through it.
+
+    It comes less often, too: tracing makes many objects, which are all in use.
+    """
+    gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     # pytest listens to every logger that does not propagate, and for whoever listens to this one torch prints all its graphs.
     trace = logging.getLogger("torch.__trace")
     trace.handlers.clear()
@@ -43,12 +51,18 @@ def pytest_collection_finish() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before tests are collected, which already ask what this machine can do. Processes that share the work share the cache."""
+    gc.disable()  # until all is loaded
     patch = pytest.MonkeyPatch()
     patch.setenv(_CALIBRATE, "0")
+    if level := config.getoption("--llvm-level"):
+        patch.setenv(_LEVEL, level)
     patch.setattr("gossamer.backend.devices.others._STAT", os.devnull)  # nor do other processes change what tests see
     # Or each process in which Inductor compiles takes seconds to make sure that the CPU and g++ are not mistaken about vectors.
     patch.setenv(_VECTORS, "1")
     patch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)
+    # After each compilation Dynamo collects garbage and times its guards on empty caches. Each takes some per cent of all time.
+    patch.setattr("torch._dynamo.config.run_gc_after_compile", False)
+    patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
     config.add_cleanup(patch.undo)
     if not hasattr(config, "workerinput"):
         cache = tempfile.TemporaryDirectory(prefix="gossamer-tests-")

@@ -1,8 +1,29 @@
-"""Processes of one machine that a test spawns, joined by gloo."""
+"""Processes of one machine that a test starts, joined by gloo."""
 
+import multiprocessing
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
+from torch.multiprocessing import start_processes
+
+_LOADED = [
+    "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
+    "torch._inductor.compile_fx", "gossamer.backend.compile_graph", "gossamer.backend.graph_passes",
+    "gossamer.passes.pipelines", "gossamer.sparsity.training.fully_shard", "gossamer.sparsity.training.train_sparse",
+    "pytest",
+]  # fmt: skip
+
+
+def in_processes(worker: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> None:
+    """Calls worker(rank, *arguments) in so many processes, and raises what one of them raised.
+
+    They are forked from one process that has loaded torch and Gossamer, and has run nothing. So each starts anew, but need not
+    load these, which takes seconds.
+    """
+    multiprocessing.set_forkserver_preload(_LOADED)
+    start_processes(worker, arguments, nprocs=ranks, start_method="forkserver")
 
 
 def leave() -> None:

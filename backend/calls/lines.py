@@ -3,22 +3,18 @@
     gossamer::pick_lines(x, index, dim)                   →  x[..., index, ...]
     gossamer::spread_lines(small, index, fill, size, dim) →  what has these lines of `small`, and others of `fill`, or zeros
 
-The result lies in memory as the operand does, channels innermost or not.
+The result lies in memory as the operand does: the dimensions in the same order, from the outermost on.
 """
 
-import torch
 from torch import Tensor
 
+from gossamer.backend.graph.nodes import hint
 from gossamer.runtime.operations import Operation
-
-_INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
-    order = _order(x)
-    if order is None:
-        return x.index_select(dim, index)
-    return x.permute(order).index_select(order.index(dim), index).permute(_inverse(order))
+    order = outside_in(x)
+    return x.permute(order).index_select(order.index(dim), index).permute(inverse(order))
 
 
 def _spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, dim: int) -> Tensor:
@@ -34,20 +30,21 @@ def _spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, dim: i
 
 def _like(small: Tensor, size: int, dim: int) -> Tensor:
     """Memory for as many lines."""
-    order = _order(small) or list(range(small.dim()))
+    order = outside_in(small)
     sizes = [size if n == dim else small.shape[n] for n in order]
-    return small.new_empty(sizes).permute(_inverse(order))
+    return small.new_empty(sizes).permute(inverse(order))
 
 
-def _order(x: Tensor) -> list[int] | None:
-    """Its dimensions from the outermost on, if those are others than in a contiguous tensor."""
-    form = _INNERMOST.get(x.dim())
-    if form is None or x.is_contiguous() or not x.is_contiguous(memory_format=form):
-        return None
-    return [0, *range(2, x.dim()), 1]
+def outside_in(x: Tensor) -> list[int]:
+    """Its dimensions, from the outermost on; as in a contiguous tensor where strides are unknown."""
+    strides, sizes = ([hint(n) for n in each] for each in (x.stride(), x.shape))
+    if None in strides or None in sizes:
+        return list(range(x.dim()))
+    return sorted(range(x.dim()), key=lambda n: (sizes[n] != 1, -(strides[n] or 0), n))
 
 
-def _inverse(order: list[int]) -> list[int]:
+def inverse(order: list[int]) -> list[int]:
+    """The places of dimensions 0, 1, … in an order."""
     return [order.index(n) for n in range(len(order))]
 
 

@@ -47,32 +47,46 @@ class Recomputed:
         self.static_of, self.moving_of, self.numbers_of = map(_picker, (self.static, self.moving, self.numbers))
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        if self.habit.differentiates():
-            return self.training(*inputs)
         results: Sequence[Any] = _Recomputation.apply(self, *inputs)
         return results
 
-    def gradients(self, inputs: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The gradient of each input for these of the results, None where there is none; with gradients of their own if
-        gradients are enabled."""
-        again = torch.is_grad_enabled()
+    def differentiable(self, inputs: Sequence[Any], again: bool) -> "_Passed":
+        """The function computed with gradients; with gradients of these if it is to be differentiated `again`."""
         # Hooks of the inputs belong to the caller's graph, so that neither way may differentiate these themselves.
         leaves = [_alias(each, again) if isinstance(each, torch.Tensor) else each for each in inputs]
         with torch.enable_grad(), self.context():
-            results = self.plain(*leaves) if again else self.training(*leaves)
-        wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        pairs = [(y, t) for y, t in zip(results, tangents, strict=True) if t is not None and y.requires_grad]
+            return _Passed(leaves, self.plain(*leaves) if again else self.training(*leaves))
+
+
+@dataclass(frozen=True, eq=False)
+class _Passed:
+    """A forward pass that can be differentiated: its inputs, without a history unless they are to have one, and its results."""
+
+    leaves: Sequence[Any]
+    results: Sequence[Any]
+
+    def detached(self) -> list[Any]:
+        """The results without their history."""
+        return [each.detach() if isinstance(each, torch.Tensor) else each for each in self.results]
+
+    def gradients(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The gradient of each input for these of the results, None where there is none; with gradients of their own if
+        gradients are enabled."""
+        wanted = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        pairs = [(y, t) for y, t in zip(self.results, tangents, strict=True) if t is not None and y.requires_grad]
         if not pairs or not wanted:
-            return [None] * len(inputs)
+            return [None] * len(self.leaves)
         values, given = zip(*pairs, strict=True)
+        again = torch.is_grad_enabled()
         found = iter(torch.autograd.grad(values, wanted, given, create_graph=again, allow_unused=True))
-        return [next(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in leaves]
+        return [next(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in self.leaves]
 
 
 class _Recomputation(SingleLevelFunction):  # torch.autograd.Function looks at every argument, for torch.func
     @staticmethod
     def forward(ctx: Any, function: Recomputed, *inputs: Any) -> Any:
-        results = function.inference(*inputs)
+        ctx.passed = function.differentiable(inputs, again=False) if function.habit.differentiates() else None
+        results = _own_tensors(function.inference(*inputs)) if ctx.passed is None else ctx.passed.detached()
         ctx.function = function
         # To save hundreds of parameters as autograd does takes it half a microsecond each.
         ctx.static = function.static_of(inputs)
@@ -85,16 +99,24 @@ class _Recomputation(SingleLevelFunction):  # torch.autograd.Function looks at e
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
-        function: Recomputed = ctx.function
-        function.habit.asked()
-        moving = ctx.saved_tensors  # raises if one of them was written to since
-        for tensor, version in zip(ctx.static, ctx.versions, strict=True):
-            if tensor._version != version:
-                raise RuntimeError(_WRITTEN.format(tuple(tensor.shape), tensor._version, version))
-        inputs = dict(zip(function.static, ctx.static, strict=True))
-        inputs |= dict(zip(function.moving, moving, strict=True))
-        inputs |= dict(zip(function.numbers, ctx.numbers, strict=True))
-        return None, *function.gradients([inputs[place] for place in range(len(inputs))], tangents)
+        passed: _Passed | None = ctx.passed
+        ctx.passed = None  # what a pass keeps for its gradients serves once
+        if passed is None or torch.is_grad_enabled():
+            passed = _passed_again(ctx)
+        return None, *passed.gradients(tangents)
+
+
+def _passed_again(ctx: Any) -> _Passed:
+    function: Recomputed = ctx.function
+    function.habit.asked()
+    moving = ctx.saved_tensors  # raises if one of them was written to since
+    for tensor, version in zip(ctx.static, ctx.versions, strict=True):
+        if tensor._version != version:
+            raise RuntimeError(_WRITTEN.format(tuple(tensor.shape), tensor._version, version))
+    inputs = dict(zip(function.static, ctx.static, strict=True))
+    inputs |= dict(zip(function.moving, moving, strict=True))
+    inputs |= dict(zip(function.numbers, ctx.numbers, strict=True))
+    return function.differentiable([inputs[place] for place in range(len(inputs))], torch.is_grad_enabled())
 
 
 _VERSION = attrgetter("_version")
@@ -103,6 +125,11 @@ _WRITTEN = (
     "shape {} is at version {}; expected version {} instead. The model is in eval mode, so its backward pass computes the "
     "forward pass again and needs all parameters as they were. Call backward before you change them, or call model.train()."
 )
+
+
+def _own_tensors(results: Sequence[Any]) -> Sequence[Any]:
+    """The results, none of which is a view: autograd refuses writes to those that a function of ours returns."""
+    return [each.detach() if isinstance(each, torch.Tensor) and each._is_view() else each for each in results]
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

@@ -15,15 +15,20 @@ class Impure(Exception):
 
 def impurity(graph: fx.Graph, inputs: Inputs) -> str | None:
     """Why an inference graph may be computed once only: it draws random numbers, writes to an input, or returns a view of one
-    that has gradients. None if it may be computed twice."""
+    that has gradients, or two of anything, so that writes to one result are seen in another. None if it may be computed twice.
+    """
     for node in graph.nodes:
         if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):
             return f"{node.target} draws random numbers"
     for node in written_by(graph):
         return f"it writes to its input {node.name}"
     returned: Any = graph.output_node().args[0]
-    for result in returned:
+    seen = set[object]()
+    for result in dict.fromkeys(returned):
         node = _viewed(result)
+        if isinstance(node, fx.Node) and node in seen:
+            return f"two of its results are views of {node.name}"
+        seen.add(node)
         if isinstance(node, fx.Node) and node.op == "placeholder" and _has_gradients(inputs.value(node)):
             return f"it returns a view of its input {node.name}"
     return None

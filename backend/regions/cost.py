@@ -3,8 +3,11 @@
 import math
 from dataclasses import replace
 
+import torch
+
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, tokens_class
+from gossamer.backend.graph.zero_pattern import Pattern
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS, Prediction
@@ -96,14 +99,18 @@ def lasting_tokens(contraction: Contraction) -> int:
 def matrix_of(contraction: Contraction) -> Matrix:
     """The weight of a contraction, as the families see it: its pattern is rounded to that of similar weights."""
     c, weight = contraction, contraction.weight
-    device = device_of(weight.device)
     by_rows = weight.transposed == (c.side == "right")  # stored as [M, K]
-    pattern = (weight.pattern if by_rows else weight.pattern.transposed).rounded
+    made = matrix_with(weight.pattern if by_rows else weight.pattern.transposed, c.m, c.k, weight.dtype, weight.device)
+    given = WEIGHTS[c.given] if c.given != weight.dtype else None
+    return replace(made, reduction=1 if by_rows else 0, given=given, groups=weight.groups if by_rows else None)
+
+
+def matrix_with(pattern: Pattern, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Matrix:
+    """A weight [rows, columns] with such a pattern, as the families see it."""
+    found, place = pattern.rounded, device_of(device)
     return Matrix(
-        c.m, c.k, 1 if by_rows else 0, WEIGHTS[weight.dtype], device.bits, pattern.density,
-        block=pattern.block, fill=pattern.fill, nm=pattern.rows.nm, skew=pattern.rows.skew, features=device.features,
-        vnm=pattern.rows.vnm, given=WEIGHTS[c.given] if c.given != weight.dtype else None,
-        l1d=first_level_bytes(), groups=weight.groups if by_rows else None,
+        rows, columns, 1, WEIGHTS[dtype], place.bits, found.density, block=found.block, fill=found.fill, nm=found.rows.nm,
+        skew=found.rows.skew, features=place.features, vnm=found.rows.vnm, l1d=first_level_bytes(),
     )  # fmt: skip
 
 

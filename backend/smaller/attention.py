@@ -40,9 +40,8 @@ def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
             analysis.want(operand, heads & ~given.const if operand is operands[2] else heads)
 
     def build(builder: Any) -> fx.Node:
-        if one.fill is not None and (mask is not None or dropout):
-            lines = builder.kept(one)
-            builder.zeros(builder.taken(one.fill, {0: ~lines & const.all(1)}))
+        if mask is not None or dropout:
+            builder.zero_constants(one, const)
         return builder.same(node)
 
     return Step(replace(one, const=const), operands, back, build)
@@ -92,8 +91,8 @@ def product(analysis: Analysis, node: fx.Node) -> Step | None:
             analysis.want(operand, mask & ~given.const if operand is b and weighed else mask)
 
     def build(builder: Any) -> fx.Node:
-        if weighed and two.fill is not None:
-            builder.zeros(builder.taken(two.fill, {0: ~builder.kept(two) & result.const.all(1)}))
+        if weighed:
+            builder.zero_constants(two, result.const)
         return builder.same(node)
 
     return Step(result, [a, b], back, build)

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gossamer.backend.calls.lines import pick_lines, spread_lines
+from gossamer.backend.calls.lines import inverse, outside_in, pick_lines, spread_lines
 from gossamer.backend.smaller.analysis import Analysis
 from gossamer.backend.smaller.channels import Channels
 from gossamer.backend.smaller.recipe import Known
+from gossamer.backend.smaller.writes import writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,8 @@ class Builder:
             self._env[node] = self.same(node) if step is None or step.build is None else step.build(self)
             if node.op == "placeholder":
                 self._last = self._env[node]
-        self.graph.eliminate_dead_code()
+        effects = {self._env[node] for node in self._analysis.graph.nodes if not node.users}  # why else it would be there
+        self.graph.eliminate_dead_code(lambda node: node in effects or node.is_impure() or bool(writes(node)))
         inputs = [known for known, _ in self._inputs]
         named = [self.recipe.main_leaf(known) for known in inputs]
         for node in placeholders:
@@ -90,7 +92,7 @@ class Builder:
         if node not in self._full:
             value = node.meta["example_value"]
             fill = None if channels.fill is None else self._spelled(channels, channels.fill, value)
-            self._full[node] = self._spread(self._env[node], channels.dim, lines, fill, value.dim())
+            self._full[node] = self._spread(self._env[node], channels.dim, lines, fill, outside_in(value))
         return self._full[node]
 
     def _spelled(self, channels: Channels, fill: Known, value: Tensor) -> fx.Node:
@@ -101,15 +103,21 @@ class Builder:
         turned = self.recipe(torch.reshape, turned, [sizes.get(n, 1) for n in range(value.dim())])
         return self.input(self.recipe(Tensor.to, turned, value.dtype))
 
-    def _spread(self, small: fx.Node, dim: int, lines: Tensor, fill: fx.Node | None, dims: int) -> fx.Node:
-        """The lines of a smaller value where they belong, and constants elsewhere."""
+    def _spread(self, small: fx.Node, dim: int, lines: Tensor, fill: fx.Node | None, order: list[int]) -> fx.Node:
+        """The lines of a smaller value where they belong, and constants elsewhere; see `_selected` for the order."""
         if not self._analysis.gradients:  # which operations of ours have not
             index = self.input(self.recipe.constant(lines.nonzero().flatten()))
             return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim))
         index = self.input(self.recipe.constant((lines.cumsum(0) - 1).clamp(min=0)))
-        mask = self.input(self.recipe.constant(lines.reshape([-1 if n == dim else 1 for n in range(dims)])))
-        whole = self.graph.call_function(torch.index_select, (small, dim, index))
+        mask = self.input(self.recipe.constant(lines.reshape([-1 if n == dim else 1 for n in range(len(order))])))
+        whole = self._selected(small, dim, index, order)
         return self.graph.call_function(torch.where, (mask, whole, 0.0 if fill is None else fill))
+
+    def _selected(self, value: fx.Node, dim: int, index: fx.Node, order: list[int]) -> fx.Node:
+        """Lines of a value; the result lies in memory in this order of dimensions, from the outermost on."""
+        call = self.graph.call_function
+        selected = call(torch.index_select, (call(torch.permute, (value, order)), order.index(dim), index))
+        return call(torch.permute, (selected, inverse(order)))
 
     def gathered(self, node: fx.Node, channels: Channels) -> fx.Node:
         """Those of a whole value that some product takes."""
@@ -119,7 +127,7 @@ class Builder:
         if (node, dim) not in self._gathered:
             index, whole = self.input(self.recipe.constant(kept.nonzero().flatten())), self.full(node)
             if self._analysis.gradients:
-                made = self.graph.call_function(torch.index_select, (whole, dim, index))
+                made = self._selected(whole, dim, index, outside_in(node.meta["example_value"]))
             else:
                 made = self.graph.call_function(pick_lines, (whole, index, dim))
             self._gathered[node, dim] = made
@@ -140,6 +148,11 @@ class Builder:
         """Has the smaller graph depend on this being zeros."""
         if known.value.numel():
             self._zeros.append(known)
+
+    def zero_constants(self, channels: Channels, which: Tensor) -> None:
+        """Has the smaller graph depend on these constants of a value being zeros."""
+        if channels.fill is not None and bool(which.any()):
+            self.zeros(self.recipe(torch.where, which, channels.fill, 0.0))
 
     def finite(self, known: Known) -> None:
         """Has the smaller graph depend on this being finite."""

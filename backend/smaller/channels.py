@@ -78,11 +78,11 @@ class Atoms:
         """Has those stay that a mask tells."""
         self._needed.append(ids[mask])
 
-    def kept(self) -> Tensor:
-        """Whether each of them stays."""
+    def kept(self, also: Sequence[Tensor] = ()) -> Tensor:
+        """Whether each of them stays, if those of `also` are needed, too."""
         label = self._labels(self._ties)
         needed = np.zeros(self._count, dtype=bool)
-        for ids in self._needed:
+        for ids in (*self._needed, *also):
             needed[label[ids.numpy()]] = True
         return torch.from_numpy(needed[label])
 

@@ -92,6 +92,7 @@ class _Source:
         for node, n in zip(placeholders, smaller.taken, strict=False):
             node._dynamo_source = old[n]._dynamo_source
         for node, (value, _, leaf) in zip(placeholders[len(given) :], smaller.inputs, strict=True):
+            value = value.detach().requires_grad_(value.requires_grad)  # a leaf, of which torch may ask for the gradient
             fake = mode.from_tensor(value, static_shapes=True) if mode is not None else value
             source = leaf.meta["grapharg"].source if leaf is not None and "grapharg" in leaf.meta else None
             node.meta = {"example_value": fake, "grapharg": SimpleNamespace(source=source, example=value.detach())}

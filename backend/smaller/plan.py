@@ -18,6 +18,7 @@ from gossamer.backend.smaller.build import Builder, SmallerGraph
 from gossamer.backend.smaller.recipe import Recipe
 from gossamer.backend.smaller.worth import Judged, judge
 from gossamer.backend.smaller.writes import argument
+from gossamer.runtime.torch_internals import free_unbacked_symbols
 from gossamer.runtime.weight_store import store_of
 
 _RULES = {**products.RULES, **pointwise.RULES, **views.RULES, **attention.RULES}
@@ -69,6 +70,8 @@ def _planned(analysis: Analysis, options: Options) -> Plan | None:
     judged = judge(analysis, options.min_gain)
     if not any(each.pays for each in judged):
         return None
+    if any(1 in each.kept for each in judged if each.pays) and _has_unbacked_sizes(analysis.graph):
+        return None  # torch asks whether a matrix with one row or column has one of the other, too, and nobody knows
     smaller = Builder(analysis, analysis.atoms.kept()).run()
     return Plan(smaller, [*_decisions(judged)])
 
@@ -88,14 +91,22 @@ def _decisions(judged: Sequence[Judged]) -> Iterator[Decision]:
         yield Decision(
             each.product.name, each.product.op, tuple(weight.shape), density(weight),
             f"{rows}x{columns}" if each.pays else None, "smaller" if each.pays else None, each.pays,
-            f"without {left_out}" if each.pays else f"{left_out} are zeros, too few to make it faster", each.gain,
+            f"without {left_out}" if each.pays else f"{left_out} are zeros, {_why_not(each)}", each.gain,
             dense_bytes=weight.numel() * width if each.pays else 0, packed_bytes=small.numel() * width if each.pays else 0,
         )  # fmt: skip
+
+
+def _why_not(judged: Judged) -> str:
+    return f"and without them its {judged.lost} would be lost" if judged.lost else "too few to make it faster"
 
 
 def _is_plain(value: object) -> bool:
     plain = type(value) in (Tensor, torch.nn.Parameter) and value.is_cpu and value.layout is torch.strided  # type: ignore[attr-defined]
     return plain and store_of(value) is None  # type: ignore[arg-type]
+
+
+def _has_unbacked_sizes(graph: fx.Graph) -> bool:
+    return any(free_unbacked_symbols(node.meta.get("example_value")) for node in graph.find_nodes(op="placeholder"))
 
 
 def _has_empty_lines(value: Tensor) -> bool:

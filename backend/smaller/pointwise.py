@@ -56,7 +56,7 @@ _ALIASES = {"to", "float"}
 def _pure(analysis: Analysis, node: fx.Node, given: Channels) -> Known | None:
     """What a function makes of the constants."""
     target: Any = node.target
-    kwargs = {name: each for name, each in node.kwargs.items() if name not in ("inplace", "input")}
+    kwargs = {name: each for name, each in node.kwargs.items() if name not in ("inplace", "input", "memory_format")}
     places = node.args[1 : INPLACE.get(target)]
     if node.op == "call_method":
         name = str(target).rstrip("_")
@@ -85,8 +85,13 @@ def dropout(analysis: Analysis, node: fx.Node) -> Step | None:
     def back(need: Tensor) -> None:
         analysis.want(x, need & ~zero)
 
+    def build(builder: Any) -> fx.Node:
+        if training:
+            builder.zero_constants(given, zero)
+        return builder.same(node)
+
     result = Channels(given.dims, given.ids, given.along, zero, given.fill if not training else None)
-    return Step(result, [x], back, alias=True)
+    return Step(result, [x], back, build, alias=True)
 
 
 def binary(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -115,17 +120,21 @@ def binary(analysis: Analysis, node: fx.Node) -> Step | None:
     sizes = _sizes(other, dims)
     if sizes is None or any(sizes[dim] != 1 for dim in given.dims):
         return None
-    return _with_scales(analysis, x, given, function is torch.mul)
+    return _with_scales(analysis, node, x, given, function is torch.mul)
 
 
-def _with_scales(analysis: Analysis, x: fx.Node, given: Channels, product: bool) -> Step:
+def _with_scales(analysis: Analysis, node: fx.Node, x: fx.Node, given: Channels, product: bool) -> Step:
     """With something that is the same for all channels, or known with its own; of a product, zeros stay."""
     const = analysis.is_zero(given.fill, given.const) if product else torch.zeros_like(given.const)
 
     def back(need: Tensor) -> None:
         analysis.want(x, need & ~const)
 
-    return Step(Channels(given.dims, given.ids, given.along, const, None), [x], back)
+    def build(builder: Any) -> fx.Node:
+        builder.zero_constants(given, const)
+        return builder.same(node)
+
+    return Step(Channels(given.dims, given.ids, given.along, const, None), [x], back, build)
 
 
 def _with_static(
@@ -148,9 +157,11 @@ def _with_static(
             fill = None
         step = _elementwise(analysis, node, x, given, fill)
     else:
-        step = _with_scales(analysis, x, given, function is torch.mul)
+        step = _with_scales(analysis, node, x, given, function is torch.mul)
 
     def build(builder: Any) -> fx.Node:
+        if not alone and function is torch.mul:
+            builder.zero_constants(given, analysis.is_zero(given.fill, given.const))
         lines = builder.kept(given)
         place = given.dim - (dims - known.value.dim())
         if bool(lines.all()) or whole[given.dim] == 1:
@@ -176,21 +187,20 @@ def _both(analysis: Analysis, node: fx.Node, function: Any, one: Channels, two: 
     if one.fill is not None or two.fill is not None or function not in (torch.add, torch.sub, torch.mul):
         fills = [constants(a, one), constants(b, two)]
         fill = analysis.recipe(function, *fills)
-    if function is torch.mul:
-        zero = analysis.is_zero(one.fill, one.const) | analysis.is_zero(two.fill, two.const)
-        if bool(zero.any()):
-            const, fill = const | zero, None if fill is None else analysis.recipe(torch.where, zero, 0.0, fill)
+    # Zeros times what is not constant are zeros.
+    zeros = [analysis.is_zero(each.fill, each.const) & ~const for each in (one, two)]
+    zero = zeros[0] | zeros[1]
+    if function is torch.mul and bool(zero.any()):
+        const, fill = const | zero, None if fill is None else analysis.recipe(torch.where, zero, 0.0, fill)
 
     def back(need: Tensor) -> None:
         for operand, given in ((a, one), (b, two)):
             analysis.want(operand, need & ~const & ~given.const)
 
     def build(builder: Any) -> fx.Node:
-        if function is torch.mul:  # zeros times what is not constant
-            lines = builder.kept(one)
-            for each, other in ((one, two), (two, one)):
-                if each.fill is not None and each.ids.dim() == 1:
-                    builder.zeros(builder.taken(each.fill, {0: ~lines & each.const & ~other.const & const}))
+        if function is torch.mul:
+            for each, which in zip((one, two), zeros, strict=True):
+                builder.zero_constants(each, which)
         return builder.same(node)
 
     return Step(Channels(one.dims, one.ids, one.along, const, fill), [a, b], back, build)
@@ -220,10 +230,10 @@ def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
 
     def build(builder: Any) -> fx.Node:
         lines = builder.kept(given)
+        if weight is not None:
+            builder.zeros(builder.taken(weight, {0: const & ~given.const}))
         if bool(lines.all()):
             return builder.same(node)
-        if weight is not None:
-            builder.zeros(builder.taken(weight, {0: ~lines & const & ~given.const}))
         small = [None if each is None else builder.input(builder.taken(each, {0: lines})) for each in known]
         momentum = builder.mapped(argument(node, 6, "momentum", 0.1))
         args = (builder.small(x), *small, False, momentum, eps)

@@ -132,13 +132,14 @@ def _summed(
     def build(builder: "Builder") -> fx.Node:
         rows, kept = builder.kept(result), builder.kept(given)
         left_out = given.const & ~kept
+        # Others may count on constants that are computed all the same, for the sake of what they are added to.
+        settled = given.const & analysis.is_zero(given.fill, given.const) if padded else given.const
+        builder.zeros(builder.taken(builder.taken(weight, {0: const}), {1: ~settled}))
+        if padded:
+            builder.zero_constants(given, settled & (nonzero & const[:, None]).any(0))
         if bool(rows.all()) and bool(kept.all()):
             return builder.same(node)
         taken = builder.taken(weight, {0: rows})
-        settled = given.const & analysis.is_zero(given.fill, given.const) if padded else given.const
-        builder.zeros(builder.taken(builder.taken(weight, {0: ~rows & const}), {1: ~settled}))
-        if padded and given.fill is not None:
-            builder.zeros(builder.taken(given.fill, {0: settled & (nonzero & (~rows & const)[:, None]).any(0)}))
         builder.zeros(builder.taken(taken, {1: ~kept & ~given.const}))
         small, added = builder.taken(taken, {1: kept}), bias
         added = None if bias is None else builder.taken(bias, {0: rows})
@@ -222,12 +223,11 @@ def _depthwise(analysis: Analysis, node: fx.Node, x: fx.Node, weight: Known, bia
 
     def build(builder: "Builder") -> fx.Node:
         kept = builder.kept(result)
+        builder.zeros(builder.taken(weight, {0: const & ~settled}))
+        if padded:
+            builder.zero_constants(given, settled)
         if bool(kept.all()):
             return builder.same(node)
-        dropped = ~kept & const
-        builder.zeros(builder.taken(weight, {0: dropped & ~settled}))
-        if padded and given.fill is not None:
-            builder.zeros(builder.taken(given.fill, {0: dropped & settled}))
         inputs: list[Any] = [builder.input(builder.taken(each, {0: kept})) for each in (weight, bias) if each]
         how = (argument(node, 3, "stride", 1), argument(node, 4, "padding", 0), argument(node, 5, "dilation", 1))
         added = inputs[1] if len(inputs) == 2 else None

@@ -46,8 +46,7 @@ def pool(analysis: Analysis, node: fx.Node) -> Step | None:
     result = replace(given, const=zero)
 
     def build(builder: "Builder") -> fx.Node:
-        if given.fill is not None:
-            builder.zeros(builder.taken(given.fill, {0: zero & ~builder.kept(given)}))
+        builder.zero_constants(given, zero)
         return builder.same(node)
 
     return Step(result, [x], lambda need: analysis.want(x, need & ~zero), build)

@@ -2,18 +2,22 @@
 
 before   each product as it would be otherwise, dense or sparse
 after    each product of what is left, and copies where a value is gathered from, or made whole again
+
+A weight of blocks, or n:m, has fast kernels of its own. If the smaller weight would lose them, channels are left out by whole
+blocks or groups, or not at all, whatever is fastest.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from math import inf, prod
 
 import torch
 from torch import Tensor, fx
 
 from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.graph.inputs import density
+from gossamer.backend.graph.zero_pattern import Pattern
 from gossamer.backend.smaller.analysis import Analysis, Product
 from gossamer.backend.smaller.channels import Channels
 from gossamer.runtime.elements import WEIGHTS
@@ -44,6 +48,7 @@ class Judged:
     kept  (rows, columns) of the smaller weight, which is `small`
     gain  over the whole one, together with all that hangs together with it
     pays  whether that is enough
+    lost  the pattern that the whole weight has and the smaller one would not have, such as "2:4"; empty for none
     """
 
     product: Product
@@ -51,57 +56,164 @@ class Judged:
     small: Tensor
     gain: float
     pays: bool
+    lost: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """What it would be like if these channels stayed.
+
+    kept   whether each of all channels stays
+    gains  of the families from which some are left out
+    free   the families for which nothing has to be copied
+    """
+
+    kept: Tensor
+    gains: Mapping[int, float]
+    free: Set[int]
+
+    def pays(self, family: int, min_gain: float) -> bool:
+        """Whether leaving out is enough of a gain for a family."""
+        return self.gains.get(family, 0.0) >= (1.0 if family in self.free else max(min_gain, _LEAST))
+
+
+class _Judgement:
+    """Of all that hangs together: rows and columns of a product belong to several families, each of which is judged."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._label = analysis.atoms.families([each.ids for each in analysis.all_channels()])
+        self._patterns = dict[Product, Pattern]()
+
+    def family(self, channels: Channels) -> int:
+        """The family of channels."""
+        return int(self._label[channels.ids.flatten()[0]])
+
+    def changed(self, kept: Tensor) -> Iterator[tuple[Product, tuple[int, int], set[int]]]:
+        """Products whose weights become smaller, the rows and columns that stay, and the families that this depends on."""
+        for product in self._analysis.products():
+            sizes = [(each, int(each.lines(kept).sum()), each.lines(kept).numel()) for each in (product.rows, product.columns)]
+            if families := {self.family(each) for each, stay, all_ in sizes if stay < all_}:
+                yield product, (sizes[0][1], sizes[1][1]), families
+
+    def trial(self, kept: Tensor) -> _Trial:
+        """The gains if these channels stay."""
+        before, after, copies = (defaultdict[int, float](float) for _ in range(3))
+        for product, _, families in self.changed(kept):
+            whole, less = self._costs_of(product, small(product, kept))
+            for each in families:
+                before[each] += whole / len(families)
+                after[each] += less / len(families)
+        for channels, us in _copies(self._analysis, kept):
+            copies[self.family(channels)] += us
+        gains = {each: before[each] / max(after[each] + copies[each] + _CALL_US, 1e-9) for each in before}
+        shares = {each: float(kept[torch.from_numpy(self._label == each)].float().mean()) for each in before}
+        return _Trial(kept, gains, {each for each in before if not copies[each] and shares[each] < _FREE})
+
+    def in_multiples(self, kept: Tensor) -> list[Tensor]:
+        """The channels that have to stay, too, for weights to keep their blocks or groups."""
+        return [
+            channels.ids.movedim(channels.along, 0)[_multiples(channels.lines(kept), size)].flatten()
+            for product, _, _ in self.changed(kept)
+            if _is_sparse(product, small(product, kept))
+            for channels, size in zip((product.rows, product.columns), _granules(self._pattern(product)), strict=True)
+            if size > 1
+        ]
+
+    def lost(self, product: Product, kept: Tensor) -> str:
+        """The pattern of a weight that the smaller one does not have, and that matters."""
+        less = small(product, kept)
+        label = self._pattern(product).label if _is_sparse(product, less) else ""
+        return label if label and Pattern.of(less).label != label else ""
+
+    def _pattern(self, product: Product) -> Pattern:
+        if product not in self._patterns:
+            self._patterns[product] = Pattern.of(product.weight)
+        return self._patterns[product]
+
+    def _costs_of(self, product: Product, less: Tensor) -> tuple[float, float]:
+        """Microseconds of a product with its weight, and with the smaller one."""
+        weights = product.weight, less
+        dense = [_dense_us(product, weight) for weight in weights]
+        if not _is_sparse(product, less):
+            return dense[0], dense[1]
+        patterns = self._pattern(product), Pattern.of(less)
+        if any(pattern.label for pattern in patterns) and not self._analysis.training:
+            sparse = [_sparse_us(product, weight, each) for weight, each in zip(weights, patterns, strict=True)]
+        else:
+            sparse = [us * pattern.density for us, pattern in zip(dense, patterns, strict=True)]
+        return min(dense[0], sparse[0]), min(dense[1], sparse[1])
 
 
 def judge(analysis: Analysis, min_gain: float) -> list[Judged]:
     """All products some of whose channels are not needed; has all channels stay where leaving them out does not pay."""
-    kept, products = analysis.atoms.kept(), analysis.products()
-    members = [each.ids for each in analysis.all_channels()]
-    label = analysis.atoms.families(members)
-    # Rows and columns of a product belong to several families: each is judged with all that it changes.
-    family = {id(each): int(label[each.ids.flatten()[0]]) for each in analysis.all_channels()}
-    before, after = defaultdict[int, float](float), defaultdict[int, float](float)
-    changed = list[tuple[Product, tuple[int, int], Tensor, set[int]]]()
-    for product in products:
-        rows, columns = (int(each.lines(kept).sum()) for each in (product.rows, product.columns))
-        m, k = product.weight.shape[:2]
-        if (rows, columns) == (m, k):
-            continue
-        small = _small(product, kept)
-        sparse = product.op == "linear" and density(small) < _SPARSE
-        whole, less = (_cost(product, weight, sparse) for weight in (product.weight, small))
-        families = {family[id(each)] for each, n, of in ((product.rows, rows, m), (product.columns, columns, k)) if n < of}
-        changed.append((product, (rows, columns), small, families))
-        for each in families:
-            before[each] += whole / len(families)
-            after[each] += less / len(families)
-    copies = defaultdict[int, float](float)
-    for channels, us in _copies(analysis, kept):
-        copies[family[id(channels)]] += us
-    gains = {each: before[each] / max(after[each] + copies[each] + _CALL_US, 1e-9) for each in before}
-    free = {each for each in gains if not copies[each] and float(kept[torch.from_numpy(label == each)].float().mean()) < _FREE}
-    enough = {each: gain >= (1.0 if each in free else max(min_gain, _LEAST)) for each, gain in gains.items()}
+    judgement = _Judgement(analysis)
+    most = judgement.trial(analysis.atoms.kept())
+    trials = [most]
+    if also := judgement.in_multiples(most.kept):
+        trials.append(judgement.trial(analysis.atoms.kept(also)))
+    best: dict[int, _Trial | None] = {}
+    for family in most.gains:
+        paying = [trial for trial in trials if trial.pays(family, min_gain)]
+        best[family] = max(paying, key=lambda trial: trial.gains[family], default=None)
     for channels in analysis.all_channels():
-        if not enough.get(family[id(channels)], False):
-            analysis.atoms.need(channels.ids, torch.ones_like(channels.const))
+        trial = best.get(judgement.family(channels))
+        stay = torch.ones_like(channels.const) if trial is None else trial.kept[channels.ids]
+        analysis.atoms.need(channels.ids, stay)
+    final = analysis.atoms.kept()
     judged = []
-    for product, sizes, small, families in changed:
-        gain = min(gains[each] for each in families)
-        judged.append(Judged(product, sizes, small, gain, all(enough[each] for each in families)))
+    for product, sizes, families in judgement.changed(most.kept):
+        chosen = [best[each] for each in families]
+        pays = all(trial is not None for trial in chosen)
+        gain = min((most if trial is None else trial).gains[each] for each, trial in zip(families, chosen, strict=True))
+        kept = final if pays else most.kept
+        if pays:
+            sizes = (int(product.rows.lines(kept).sum()), int(product.columns.lines(kept).sum()))
+            if sizes == product.weight.shape[:2]:  # what the others of its family leave out is no whole group here
+                continue
+        lost = "" if pays else judgement.lost(product, kept)
+        judged.append(Judged(product, sizes, small(product, kept), gain, pays, lost))
     return judged
 
 
-def _small(product: Product, kept: Tensor) -> Tensor:
+def _multiples(stay: Tensor, size: int) -> Tensor:
+    """Which lines stay if those of an aligned group, so many, stay or go together."""
+    groups = torch.nn.functional.pad(stay, (0, -len(stay) % size)).view(-1, size)
+    return groups.any(1).repeat_interleave(size)[: len(stay)]
+
+
+def _granules(pattern: Pattern) -> tuple[int, int]:
+    """How many rows, and how many columns, are left out together for a weight to keep its pattern."""
+    rows, columns = pattern.block or (1, 1)
+    return max(rows, pattern.rows.v or 1), max(columns, (pattern.rows.nm or (1, 1))[1])
+
+
+def small(product: Product, kept: Tensor) -> Tensor:
+    """The weight of a product without what does not stay."""
     weight = product.weight[product.rows.lines(kept)]
     return weight[:, product.columns.lines(kept)]
 
 
-def _cost(product: Product, weight: Tensor, sparse: bool) -> float:
-    """Microseconds of a product with a weight, dense; of a sparse one, its nonzeros' share of them."""
+def _is_sparse(product: Product, less: Tensor) -> bool:
+    """Whether kernels for sparse weights may take what is left of a weight."""
+    return product.op == "linear" and density(less) < _SPARSE
+
+
+def _dense_us(product: Product, weight: Tensor) -> float:
+    """Microseconds of a dense product with a weight."""
     m, k = weight.shape[0], prod(weight.shape[1:])
     speed = this_machine().speeds[WEIGHTS[weight.dtype]]
-    us = speed.dense_us(m * k, weight.dtype.itemsize, product.tokens or _UNKNOWN_TOKENS) / torch.get_num_threads()
-    return us * density(weight) if sparse else us
+    return speed.dense_us(m * k, weight.dtype.itemsize, product.tokens or _UNKNOWN_TOKENS) / torch.get_num_threads()
+
+
+def _sparse_us(product: Product, weight: Tensor, pattern: Pattern) -> float:
+    """Microseconds of the fastest kernel for a weight with a pattern; infinite if there is none."""
+    from gossamer.backend.devices.device import device_of  # which load MLIR
+    from gossamer.backend.regions.cost import matrix_with
+
+    matrix = matrix_with(pattern, weight.shape[0], weight.shape[1], weight.dtype, weight.device)
+    found = device_of(weight.device).predict(replace(matrix, density=pattern.density), product.tokens or _UNKNOWN_TOKENS)
+    return found.sparse_us if found.by_schedule else inf
 
 
 def _copies(analysis: Analysis, kept: Tensor) -> Iterator[tuple[Channels, float]]:

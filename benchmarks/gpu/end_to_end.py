@@ -27,7 +27,7 @@ from gossamer.runtime import cache_files
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest result
 _SAMPLES, _CALLS = 15, 20
-_GPU = {"gpu": "untested"}
+_GPU: dict[str, Any] = {"gpu": "untested"}
 
 
 @dataclass(frozen=True)

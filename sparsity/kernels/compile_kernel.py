@@ -48,6 +48,13 @@ def compile_region(
         return known
 
 
+def compile_kernel_ir(text: str) -> RegionKernel:
+    """The kernel for kernel IR as a dump has it, for this machine. CompileError if it is refused."""
+    target = host()
+    with _lock:
+        return _made(pipelines.planned(text, target.vector_bits, target.instructions), None, target)
+
+
 def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
     """ "auto" is "kblock", and "reference" for what that cannot compute."""
     if schedule != "auto":
@@ -60,7 +67,11 @@ def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, t
 
 def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
     can = target.instructions, first_level_bytes(), target.gathers
-    plan = pipelines.plan(contract, schedule, target.vector_bits, observer, *can)
+    return _made(pipelines.plan(contract, schedule, target.vector_bits, observer, *can), observer, target)
+
+
+def _made(plan: pipelines.Plan, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
+    """The kernel of a plan, which this process or the disk may have."""
     key = hashlib.sha256(f"{plan.text}\n{target}\n{compiler()}".encode()).hexdigest()[:32]
     note = Note(key, plan.schedule, plan.formats, plan.sized, plan.numbers)
     known = find(note) if observer is None else None

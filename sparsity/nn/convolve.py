@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import ArgumentError, GossamerError
+from gossamer.dialects.errors import ArgumentError
 from gossamer.dialects.points import ConvolvePointsGradOp, ConvolvePointsOp
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.kernels.op_kernels import run
@@ -110,14 +110,8 @@ def _largest(x: Tensor, *sites: Any) -> Tensor:
     return found
 
 
-def _coarse(indices: Tensor, shape: Sequence[int], batch: int, path: Sequence[int], least: int = 0) -> Tensor:
-    places = site_maps(indices, shape, batch).sites(Window.parse_several(path, len(shape))).places
-    if len(places) < least:
-        raise GossamerError(
-            f"a layer leads to {len(places)} sites, and a compiled graph needs {least} (in training 2, else 1), as BatchNorm "
-            "may follow: call the model without torch.compile for such inputs"
-        )
-    return places.clone()
+def _coarse(indices: Tensor, shape: Sequence[int], batch: int, path: Sequence[int]) -> Tensor:
+    return site_maps(indices, shape, batch).sites(Window.parse_several(path, len(shape))).places.clone()
 
 
 def _fake_of_weight(x: Tensor, gradient: Tensor, _indices: Tensor, shape: Sequence[int], *rest: Any) -> Tensor:
@@ -223,7 +217,7 @@ def _tangent_sum(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
 
 _WHERE = "Tensor indices, SymInt[] shape, SymInt batch, SymInt[] path"
 _PAIRS = f"{_WHERE}, SymInt[] window, str kind"
-coarse_sites = Operation(f"coarse_sites({_WHERE}, int least=0) -> Tensor", _coarse, _coarse, _fake_coarse).register()
+coarse_sites = Operation(f"coarse_sites({_WHERE}) -> Tensor", _coarse, _coarse, _fake_coarse).register()
 convolve_sites = Operation(
     "convolve_sites(Tensor x: F[read channels], Tensor weight: f[offsets channels filters], Tensor? bias: f[filters], "
     f"{_PAIRS}, SymInt rows) -> Tensor: F[rows filters]",

@@ -90,7 +90,7 @@ class _SparseConv(_Convolution):
     """To every site that the window leads to from one that is there."""
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
-        to = led(x, self.window, self.indice_key, self.training)
+        to = led(x, self.window, self.indice_key)
         return x.at(self._convolved(x, x.level.where, self.window, "down", to.indices.shape[0]), to)
 
 
@@ -157,13 +157,9 @@ def described(window: Window) -> str:
     return ", ".join(f"{name}={list(value)}" for name, value in vars(window).items() if name != "transposed")
 
 
-def led(x: SparseConvTensor, window: Window, indice_key: str | None, training: bool) -> Level:
+def led(x: SparseConvTensor, window: Window, indice_key: str | None) -> Level:
     """The level to which a layer's window leads, from which the key leads back."""
-    # BatchNorm asks for so many of a number that is known only when the graph runs.
-    least = 1 + training if torch.compiler.is_compiling() else 0
-    to = x.led(window, least)
-    if least:
-        torch._check(to.indices.shape[0] >= least)
+    to = x.led(window)
     if indice_key is not None:
         x.passed[indice_key] = x.level
     return to

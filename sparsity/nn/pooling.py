@@ -38,7 +38,7 @@ class _Pool(SparseModule):
             raise GossamerError(
                 f"{type(self).__name__}: the sites have {len(x.level.shape)} dimensions, must have {self.dimensions}"
             )
-        to = led(x, self.window, self.indice_key, self.training)
+        to = led(x, self.window, self.indice_key)
         return x.at(self._pooled(x.features, (*x.level.where, self.window.numbers, "down", to.indices.shape[0])), to)
 
     def _pooled(self, features: Tensor, where: tuple[Any, ...]) -> Tensor:

@@ -85,8 +85,8 @@ class SparseConvTensor:
         made.features, made.level, made.passed, made.coarse = features, level, self.passed, self.coarse
         return made
 
-    def led(self, window: Window, least: int = 0) -> Level:
-        """The level to which a window leads from this one; GossamerError if it has fewer sites than `least`."""
+    def led(self, window: Window) -> Level:
+        """The level to which a window leads from this one."""
         level = self.level
         shape = window.shape_of(level.shape)
         if min(shape) < 1:
@@ -95,7 +95,7 @@ class SparseConvTensor:
             raise GossamerError(f"a convolution leads to a grid of {list(shape)}, whose places int32 coordinates cannot name")
         path = (*level.path, *window.numbers)
         if path not in self.coarse:
-            self.coarse[path] = coarse_sites(level.root, level.root_shape, level.batch, path, least)
+            self.coarse[path] = coarse_sites(level.root, level.root_shape, level.batch, path)
         return replace(level, indices=self.coarse[path], shape=shape, path=path)
 
     def dense(self, channels_first: bool = True) -> Tensor:

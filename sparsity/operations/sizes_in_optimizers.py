@@ -35,15 +35,15 @@ def _fixing(kind: type[Tensor], method: Any) -> Any:
 
 def _fix(arrays: list[Tensor]) -> None:
     """Until the frame is compiled."""
-    from gossamer.runtime.torch_internals import dynamo_callbacks
+    from gossamer.runtime.torch_internals import callback_handler
 
     for array in arrays:
         marks = vars(array)
         marks[_FIXED] = set(range(array.dim()))
         marks.pop(_OPEN, None)
     _fixed.extend(arrays)
-    if _fixed and _free not in dynamo_callbacks.end_callbacks:  # which torch.compiler.reset() empties
-        dynamo_callbacks.register_end_callback(_free)
+    if _fixed and _free not in callback_handler.end_callbacks:  # which torch.compiler.reset() empties
+        callback_handler.register_end_callback(_free)
 
 
 def _free(_: object) -> None:

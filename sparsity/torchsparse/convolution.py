@@ -51,7 +51,7 @@ class Conv3d(nn.Module):
         return f"{self.in_channels}, {self.out_channels}, {shape}" + (", transposed=True" if self.transposed else "")
 
     def forward(self, input: SparseTensor) -> SparseTensor:
-        return _convolve(input, self.kernel, self.bias, self.window, self.transposed, self.training)
+        return _convolve(input, self.kernel, self.bias, self.window, self.transposed)
 
 
 def conv3d(
@@ -67,14 +67,12 @@ def conv3d(
     generative: bool = False,
     training: bool = False,
 ) -> SparseTensor:
-    """What Conv3d computes, with a weight that is given; `config` has no meaning."""
+    """What Conv3d computes, with a weight that is given; `config` and `training` have no meaning."""
     window = _centred(kernel_size, stride, padding, dilation, generative)
-    return _convolve(input, weight, bias, window, transposed, training)
+    return _convolve(input, weight, bias, window, transposed)
 
 
-def _convolve(
-    input: SparseTensor, kernel: Tensor, bias: Tensor | None, window: Window, transposed: bool, training: bool
-) -> SparseTensor:
+def _convolve(input: SparseTensor, kernel: Tensor, bias: Tensor | None, window: Window, transposed: bool) -> SparseTensor:
     if _is_pointwise(window):
         y = input.feats @ kernel
         return input.with_feats(y if bias is None else y + bias)
@@ -86,7 +84,7 @@ def _convolve(
         where = (*sites.level.where, window.numbers, "same", sites.features.shape[0])
         return input.with_feats(convolved("Conv3d", input.feats, weight, bias, where))
     sites.passed.setdefault(_key(input.stride), sites.level)
-    to = led(sites, window, None, training)
+    to = led(sites, window, None)
     y = convolved("Conv3d", input.feats, weight, bias, (*sites.level.where, window.numbers, "down", to.indices.shape[0]))
     stride = _each(mul, input.stride, window.stride)
     if input.spatial_range is not None:

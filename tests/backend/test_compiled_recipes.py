@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gossamer
 from tests.backend.harness import assert_same, compile_and_run
-from tests.processes import leave
+from tests.processes import in_processes, leave
 
 STEPS = 13
 
@@ -89,4 +89,4 @@ def worker(rank: int, size: int, directory: str) -> None:
 
 
 def test_masks_are_in_step_on_all_ranks(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, (2, str(tmp_path)), nprocs=2)
+    in_processes(worker, (2, str(tmp_path)), 2)

@@ -14,7 +14,7 @@ from torch import nn
 import gossamer
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.report import collect
-from tests.processes import leave
+from tests.processes import in_processes, leave
 
 LAYERS, WIDTH = 3, 512
 OPTIONS = {"min_gain": 0, "strict": True, "dense": "eager"}
@@ -64,7 +64,7 @@ def worker(rank: int, size: int, directory: str) -> None:
 
 
 def test_a_masked_model_trains_sparse_under_ddp(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, (2, str(tmp_path)), nprocs=2)
+    in_processes(worker, (2, str(tmp_path)), 2)
 
 
 def test_static_tensors_without_content_stay_dense_and_say_so() -> None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import gossamer
 from gossamer.backend.report.report import collect
 from tests.backend.harness import prune_
-from tests.processes import leave
+from tests.processes import in_processes, leave
 
 STEPS, RANKS = 6, 2
 X = torch.randn(STEPS, RANKS, 12, 32, generator=torch.Generator().manual_seed(1))
@@ -123,4 +123,4 @@ def parted(rank: int, directory: str) -> None:
 
 @pytest.mark.parametrize("worker", [gathered, parted])
 def test_steps_are_those_of_one_process(worker: object, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, (str(tmp_path),), nprocs=RANKS)  # type: ignore[arg-type]
+    in_processes(worker, (str(tmp_path),), RANKS)  # type: ignore[arg-type]

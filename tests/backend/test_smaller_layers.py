@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from tests.backend.harness import assert_same
 from tests.backend.smaller import Attention, Pair, Residual, empty_, run, shifted, small_layers_pay, smaller
@@ -157,6 +158,30 @@ def test_filters_before_a_shift_are_left_out(memory_format: torch.memory_format)
     expected = network(x.clone()).detach()
     assert_same(made.output, expected)
     assert made.output.stride() == expected.stride()
+
+
+class Laid(nn.Module):
+    """Images whose empty filters are put back, and tokens that lie across."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 1), nn.Linear(9, 24)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.a(x)
+        return y, self.b(y.flip(1)), self.c(x).permute(2, 0, 3, 1), y.permute(0, 2, 3, 1).view(-1, 16)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_put_back_lies_in_memory_as_ever(grad: bool) -> None:
+    model, x = Laid(), torch.randn(2, 8, 6, 9).contiguous(memory_format=torch.channels_last)
+    for layer in (model.a, model.c):
+        prune.ln_structured(layer, "weight", 0.5, 2, 0)
+    made = run(model, x, grad=grad)
+    assert len(smaller(made)) == 2
+    for found, expected in zip(made.output, model(x), strict=True):
+        assert_same(found, expected if grad else expected.detach())
+        assert found.stride() == expected.stride()
 
 
 def test_channels_of_scale_zero_are_constants() -> None:

@@ -42,6 +42,20 @@ def test_a_marked_dimension_stays_open() -> None:
         assert_same(made.function(x), attention(x).detach())
 
 
+@pytest.mark.parametrize(("kept", "found"), [(1, {}), (2, {"first.weight": "32x2"})])
+def test_an_unbacked_dimension_stays_unknown_in_gradients(kept: int, found: dict[str, str]) -> None:
+    pair, x = Pair(torch.tanh), torch.randn(2, 9, 16, requires_grad=True)
+    prune.custom_from_mask(pair.first, "weight", (torch.arange(16) < kept).expand(32, 16))
+    torch._dynamo.decorators.mark_unbacked(x, 1)
+    made = run(pair, x, grad=True, regions=len(found))
+    assert smaller(made) == found
+    assert_same(made.output, pair(x))
+    made.output.sum().backward()
+    found_gradient, x.grad = x.grad, None
+    pair(x).sum().backward()
+    assert_same(found_gradient, x.grad)
+
+
 def test_new_values_are_noticed() -> None:
     pair, x = Pair(), torch.randn(7, 16)
     empty_(pair.first.weight)
@@ -65,6 +79,41 @@ def test_rows_that_become_nonzero_again_are_noticed() -> None:
         assert_same(made.function(x), pair(x))
         empty_(pair.first.weight)
         assert_same(made.function(x), pair(x))
+
+
+WITH_ZEROS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "scaled": lambda net, x: net.c(net.a(x) * x.mean(-1, keepdim=True)),
+    "scaled by a table": lambda net, x: net.c(net.a(x) * net.table),
+    "dropped out": lambda net, x: net.c(F.dropout(net.a(x), 0.0, True)),
+    "two of them": lambda net, x: net.c(net.a(x) * net.b(x)),
+    "in heads": lambda net, x: net.c((net.a(x).view(-1, 4, 8) * net.d(x).view(-1, 4, 8)).reshape(-1, 32)),
+    "kept beside others": lambda net, x: torch.cat([net.c(net.e(net.a(x)).tanh()), net.a(x) + net.d(x)], -1),
+}
+
+
+@pytest.mark.parametrize("how", WITH_ZEROS)
+def test_constants_that_layers_count_on_are_noticed(how: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.d = (nn.Linear(16, 32) for _ in range(3))
+            self.c, self.e, self.table = nn.Linear(32, 24), nn.Linear(32, 32), nn.Parameter(torch.randn(7, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return WITH_ZEROS[how](self, x)
+
+    net, x = Net(), torch.randn(7, 16)
+    with torch.no_grad():
+        for empty in (net.a.weight, net.a.bias, net.b.weight):
+            empty[:16] = 0
+        net.e.weight[:16, 1:] = 0  # rows that read a constant alone
+    made = run(net, x)
+    assert smaller(made)
+    assert_same(made.output, net(x).detach())
+    for change in (net.a.bias, net.a.weight[0], net.b.bias, net.b.weight[1]):
+        with torch.no_grad():
+            change.add_(1)
+            assert_same(made.function(x), net(x))
 
 
 def test_weights_that_change_at_every_call() -> None:
@@ -162,6 +211,39 @@ def test_masks_are_trained_in_the_smaller_layers(between: Callable[[Tensor], Ten
         for found, expected in zip(pair.parameters(), reference.parameters(), strict=True):
             assert_same(found.grad, expected.grad)  # type: ignore[arg-type]
             assert_same(found.detach(), expected.detach())
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_of_smaller_layers_warn_of_nothing(training: bool) -> None:
+    pair, x = Pair().train(training), torch.randn(7, 16)
+    prune.ln_structured(pair.first, "weight", 0.5, 2, 0)
+    made = run(pair, x, grad=True)
+    made.output.sum().backward()
+    assert len(smaller(made)) == 2
+
+
+def test_what_nobody_reads_is_written_all_the_same() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair, self.norm, self.relu = Pair(), nn.BatchNorm1d(24), nn.ReLU(inplace=True)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.pair(x))
+            self.count.add_(1)
+            self.count += 1
+            self.relu(y)
+            return y
+
+    network, x = Network(), torch.randn(7, 16)
+    prune.ln_structured(network.pair.first, "weight", 0.5, 2, 0)
+    expected = copy.deepcopy(network.norm)(network.pair(x)).relu()
+    made = run(network, x, grad=True)
+    assert len(smaller(made)) == 2
+    assert_same(made.output, expected)
+    assert network.count == 2 and network.norm.num_batches_tracked == 1
 
 
 def test_a_mask_that_changes_in_training_is_noticed() -> None:

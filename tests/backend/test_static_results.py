@@ -112,6 +112,19 @@ def test_they_are_computed_once_until_something_changes(mode: str, computed: lis
         assert len(computed) == 3 and not model[0].weight.any()
 
 
+@pytest.mark.parametrize("hook", [prune_half, normalize])
+def test_inference_mode_and_others_take_turns(hook: Hook) -> None:
+    model, x = network(hook, "eval"), torch.randn(8, 32)
+    expected = model(x).detach()
+    with torch.inference_mode():
+        function = run(model, x, "no_grad", **({"regions": 0} if hook is normalize else {})).function
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            result = function(x)
+            assert_same(result.detach().clone(), expected)
+    result.sum().backward()
+
+
 def test_a_weight_that_somebody_overwrites_is_computed_again() -> None:
     model, x = network(prune_half, "no_grad"), torch.randn(16, 32)
     function = run(model, x, "no_grad").function

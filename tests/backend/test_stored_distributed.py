@@ -14,7 +14,7 @@ from gossamer import OptionError, SparseTensor
 from gossamer.backend.report.report import collect
 from gossamer.sparsity.tensor.pointwise import PatternError
 from tests.backend.harness import prune_
-from tests.processes import leave
+from tests.processes import in_processes, leave
 
 STEPS, RANKS = 12, 2
 X = torch.randn(64, 24, generator=torch.Generator().manual_seed(1))
@@ -89,4 +89,4 @@ def worker(rank: int, directory: str) -> None:
 
 
 def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, (str(tmp_path),), nprocs=RANKS)
+    in_processes(worker, (str(tmp_path),), RANKS)

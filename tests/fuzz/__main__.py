@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from tests.fuzz import gradient_trial, model_trial, trial
-from tests.fuzz.models import ModelProgram, make_model
+from tests.fuzz.builder import ModelProgram
+from tests.fuzz.models import make_model
 from tests.fuzz.steps import make
 
 
@@ -46,8 +47,9 @@ def main() -> int:
         if problem:
             print(f"# seed {case}: {problem}".replace("\n", "\n# "), f"{program}\n", sep="\n", flush=True)
         case += 1
+    right = sum(count for word, count in how.items() if word.startswith("right"))
     refused = sum(count for word, count in how.items() if word.startswith("refused"))
-    print(f"{case - given.seed} cases from {given.seed} on: {how['wrong']} wrong, {how['right']} right, {refused} refused")
+    print(f"{case - given.seed} cases from {given.seed} on: {how['wrong']} wrong, {right} right, {refused} refused")
     if given.summary:
         print(*(f"{count:6} {word}" for word, count in how.most_common()), sep="\n")
     return how["wrong"]

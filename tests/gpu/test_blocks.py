@@ -133,7 +133,7 @@ def check(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("size", "capability"), [(64, 80), (16, 90), (32, 90), (64, 90), (128, 90), (64, 100)])
-def test_it_assembles(size: int, capability: int) -> None:
+def test_the_assembler_takes_the_kernel(size: int, capability: int) -> None:
     kernels = compiled(Region(768, 768, "bf16", ("bias", "gelu"), block=(size, size)), SCHEDULE, capability)
     usage = assembled(kernels.ptx, capability)
     assert set(usage) == set(kernels.kernels.launches)
@@ -142,7 +142,7 @@ def test_it_assembles(size: int, capability: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "capability"), [(64, 80), (16, 90), (64, 90), (128, 90), (64, 100)])
-def test_integers_assemble(size: int, capability: int) -> None:
+def test_the_assembler_takes_the_kernel_of_integers(size: int, capability: int) -> None:
     kernels = compiled(Int8Region(768, 768, block=(size, size)), SCHEDULE, capability)
     assert all(kernel.registers <= 200 and kernel.spilled <= 16 for kernel in assembled(kernels.ptx, capability).values())
     assert all(launch.shared <= 99 * 1024 for launch in kernels.launches.values())
@@ -151,7 +151,7 @@ def test_integers_assemble(size: int, capability: int) -> None:
 
 
 @pytest.mark.parametrize("element", ["bf16", "f16"])
-def test_instructions(element: str) -> None:
+def test_a_warp_multiplies_by_tensor_cores_and_copies_16_bytes_at_once(element: str) -> None:
     ptx = compiled(Region(768, 768, element, ("bias", "gelu"), block=(64, 64)), SCHEDULE).ptx
     widest = ptx[: ptx.rindex("region_t32(")]
     assert widest.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{element}.{element}.f32") == 4 * 4 * 4

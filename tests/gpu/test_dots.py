@@ -42,7 +42,7 @@ def test_any_length_of_the_sums(k: int) -> None:
 
 
 @pytest.mark.parametrize("element", ["f64", "bf16", "f16"])
-def test_elements(element: str) -> None:
+def test_every_type_gives_the_products_at_the_entries(element: str) -> None:
     for k in (3, 40):
         pattern, x, y = (torch.rand(5, 20) < 0.5).float(), eighths(5, k), eighths(20, k)
         assert_near(sampled(pattern, x, y, element), expected(pattern, x, y))
@@ -87,7 +87,7 @@ def test_planted_faults_are_caught(pattern: str, replacement: str, number: int) 
 
 
 @pytest.mark.parametrize(("element", "capability"), [("f32", 80), ("f32", 90), ("f32", 100), ("f64", 90), ("bf16", 80)])
-def test_it_assembles(element: str, capability: int) -> None:
+def test_the_assembler_takes_the_kernel(element: str, capability: int) -> None:
     made = compiled("dots", element, capability)
     usage = assembled(made.ptx, capability)
     assert set(usage) == set(made.kernels.launches) == {"region_e256"}
@@ -96,7 +96,7 @@ def test_it_assembles(element: str, capability: int) -> None:
 
 
 @pytest.mark.parametrize("element", ["f32", "bf16"])
-def test_instructions(element: str) -> None:
+def test_entries_are_read_ahead_and_products_fused_with_sums(element: str) -> None:
     ptx = compiled("dots", element).ptx
     assert len(re.findall(r"ld\.global\.nc\.v4\.b32", ptx)) == 2 * 4, "both rows of four entries are on their way at once"
     assert "fma.rn.f32" in ptx and "mul.rn.f32" not in ptx.replace("mul.rn.f32x2", "")

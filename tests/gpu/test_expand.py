@@ -91,7 +91,7 @@ def test_planted_faults_are_caught(pattern: str, replacement: str, number: int) 
 
 
 @pytest.mark.parametrize(("element", "capability"), [("bf16", 80), ("bf16", 90), ("bf16", 100), ("f16", 90)])
-def test_it_assembles(element: str, capability: int) -> None:
+def test_the_assembler_takes_the_kernel(element: str, capability: int) -> None:
     kernels = compiled(Region(4096, 4096, element, ("bias", "gelu")), SCHEDULE, capability)
     usage = assembled(kernels.ptx, capability)
     assert set(usage) == set(kernels.kernels.launches)
@@ -102,7 +102,7 @@ def test_it_assembles(element: str, capability: int) -> None:
     assert no_generic_access(kernels.ptx)
 
 
-def test_the_packing() -> None:
+def test_the_packing_says_where_each_nonzero_lies() -> None:
     w = torch.zeros(33, 8)
     w[0, 0], w[0, 7], w[4, 1], w[9, 2] = 1, 2, 3, 4
     w[32, 5] = 5

@@ -103,7 +103,7 @@ def test_planted_faults_are_caught(pattern: str, replacement: str, number: int) 
 
 
 @pytest.mark.parametrize(("element", "capability"), [("f32", 80), ("f32", 90), ("f32", 100), ("bf16", 90)])
-def test_it_assembles(element: str, capability: int) -> None:
+def test_the_assembler_takes_the_kernel(element: str, capability: int) -> None:
     kernels = compiled(Region(4096, 4096, element, ("bias", "gelu")), SCHEDULE, capability)
     usage = assembled(kernels.ptx, capability)
     assert set(usage) == set(kernels.kernels.launches)
@@ -112,7 +112,7 @@ def test_it_assembles(element: str, capability: int) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_integers_assemble(capability: int) -> None:
+def test_the_assembler_takes_the_kernel_of_integers(capability: int) -> None:
     kernels = compiled(Int8Region(4096, 4096), SCHEDULE, capability)
     usage = assembled(kernels.ptx, capability)
     assert all(kernel.registers <= 40 and kernel.spilled == 0 for kernel in usage.values())

@@ -46,7 +46,7 @@ def test_a_weight_that_is_stored_transposed() -> None:
 
 
 @pytest.mark.parametrize("epilogue", STEPS)
-def test_every_epilogue(epilogue: str) -> None:
+def test_every_epilogue_is_that_of_the_reference(epilogue: str) -> None:
     region = Region(12, 40, "f32", ("bias", epilogue))
     x, w, extras = region.operands(5)
     assert_near(emulate(compiled(region, SCHEDULE), "t32", x, w, extras), region.reference(x, w, extras))
@@ -112,7 +112,7 @@ def test_planted_faults_are_caught(pattern: str, replacement: str, number: int) 
 
 
 @pytest.mark.parametrize(("element", "capability"), [("f32", 80), ("f32", 90), ("f32", 100), ("bf16", 80), ("f16", 90)])
-def test_it_assembles(element: str, capability: int) -> None:
+def test_the_assembler_takes_the_kernel(element: str, capability: int) -> None:
     kernels = compiled(Region(768, 768, element, ("bias", "gelu")), SCHEDULE, capability)
     usage = assembled(kernels.ptx, capability)
     assert set(usage) == set(kernels.kernels.launches)
@@ -122,7 +122,7 @@ def test_it_assembles(element: str, capability: int) -> None:
         assert launch.shared <= 99 * 1024  # of every architecture since Turing, the least that a block can have
 
 
-def test_instructions() -> None:
+def test_memory_is_read_and_written_16_bytes_at_once() -> None:
     ptx = compiled(Region(768, 768, "f32", ("bias", "gelu")), SCHEDULE).ptx
     widest = ptx[: ptx.rindex("region_t64(")]
     assert "ld.global.nc.v4.b32" in widest and "st.global.v4.b32" in widest and "ld.shared.v4.b32" in widest

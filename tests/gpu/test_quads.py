@@ -89,7 +89,7 @@ def test_planted_faults_are_caught(pattern: str, replacement: str, number: int) 
 
 
 @pytest.mark.parametrize(("element", "capability"), [("f32", 80), ("f32", 90), ("f32", 100), ("bf16", 90), ("f16", 90)])
-def test_it_assembles(element: str, capability: int) -> None:
+def test_the_assembler_takes_the_kernel(element: str, capability: int) -> None:
     kernels = compiled(Int8Region(4096, 4096, element), SCHEDULE, capability)
     usage = assembled(kernels.ptx, capability)
     assert set(usage) == set(kernels.kernels.launches)
@@ -108,7 +108,7 @@ def test_rows_of_any_length_assemble(k: int) -> None:
     assert ("cp.async.ca.shared.global" in kernels.ptx) is (k % 4 == 0)
 
 
-def test_the_packing() -> None:
+def test_the_packing_says_where_each_nonzero_lies() -> None:
     w = torch.zeros(33, 66, dtype=torch.int8)
     w[0, 1], w[0, 60], w[7, 12], w[9, 18] = 1, 2, 3, 4
     w[32, 65] = 5

@@ -21,7 +21,7 @@ from tests.gpu.emulated_driver import EmulatedDriver
         ("gpu-expand", Region(70, 136, "bf16", ("bias", "relu", "residual"))),
     ],
 )
-def test_a_region(schedule: str, region: Region, tokens: int) -> None:
+def test_the_words_of_a_call_run_the_emulated_kernel(schedule: str, region: Region, tokens: int) -> None:
     torch.manual_seed(0)
     kernel = compile_gpu_region(region.text(), Architecture(90), schedule=schedule)
     x, w, extras = region.operands(tokens)

@@ -43,7 +43,7 @@ def test_any_number_of_columns(columns: int, variant: str) -> None:
 
 
 @pytest.mark.parametrize("element", ["f64", "bf16", "f16"])
-def test_elements(element: str) -> None:
+def test_every_type_gives_the_dense_product(element: str) -> None:
     for columns in (3, 136):
         a, x = matrix(9, 40, 0.3, element), eighths(40, columns).to(TYPES[element])
         assert_near(product(a, x, "r8", element), a.double() @ x.double())
@@ -93,7 +93,7 @@ def test_planted_faults_are_caught(pattern: str, replacement: str, number: int) 
 
 
 @pytest.mark.parametrize(("element", "capability"), [("f32", 80), ("f32", 90), ("f32", 100), ("f64", 90), ("bf16", 90)])
-def test_it_assembles(element: str, capability: int) -> None:
+def test_the_assembler_takes_the_kernel(element: str, capability: int) -> None:
     made = compiled("rows", element, capability)
     usage = assembled(made.ptx, capability)
     assert set(usage) == set(made.kernels.launches)
@@ -102,7 +102,7 @@ def test_it_assembles(element: str, capability: int) -> None:
     assert no_generic_access(made.ptx)
 
 
-def test_instructions() -> None:
+def test_memory_is_read_and_written_16_bytes_at_once() -> None:
     ptx = compiled("rows", "f32").ptx
     widest = ptx[ptx.index("region_r32(") :]
     assert len(re.findall(r"ld\.global\.nc\.v4\.b32", widest)) >= 4 and "st.global.v4.b32" in widest
@@ -118,7 +118,7 @@ def test_instructions() -> None:
         ("f64", ("relu_backward", "bias")),
     ],
 )
-def test_epilogues(element: str, steps: tuple[str, ...]) -> None:
+def test_an_epilogue_reaches_rows_of_every_length(element: str, steps: tuple[str, ...]) -> None:
     """On rows of a warp, on those shared out to a block, on empty ones; in vectors of every width, and a column at a time."""
     described, made = OpenProduct(element, steps), compiled("rows", element, steps=steps)
     for columns in (3, 33, 136) if element == "f32" else (3, 136):

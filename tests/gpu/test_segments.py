@@ -48,7 +48,7 @@ def softmax(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_softmax(x: Tensor, dtype: torch.dtype) -> None:
+def test_softmax_goes_over_each_segment(x: Tensor, dtype: torch.dtype) -> None:
     assert_near(computed("softmax", COUNTS, x.to(dtype)), softmax(x.to(dtype)))
 
 
@@ -57,7 +57,7 @@ def test_any_order_of_warps(x: Tensor, seed: int) -> None:
     assert_near(computed("softmax", COUNTS, x, seed=seed), softmax(x))
 
 
-def test_its_gradient(x: Tensor) -> None:
+def test_softmax_has_the_gradient_of_torch(x: Tensor) -> None:
     y, grad = softmax(x).float(), torch.randn(len(x))
     pairs = zip(y.double().split(COUNTS), grad.double().split(COUNTS), strict=True)
     expected = torch.cat([(b - (a * b).sum()) * a for a, b in pairs])
@@ -65,7 +65,7 @@ def test_its_gradient(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sum", "amax", "prod"])
-def test_reductions(x: Tensor, kind: str) -> None:
+def test_reductions_keep_nan_and_give_empty_segments_the_neutral_element(x: Tensor, kind: str) -> None:
     """A segment without entries gives the neutral element, a NaN is kept."""
     x[5] = torch.nan
     result = computed(kind, COUNTS, x)
@@ -97,7 +97,7 @@ def test_planted_faults_are_caught(x: Tensor, pattern: str, replacement: str, nu
 
 
 @pytest.mark.parametrize(("dtype", "capability"), [(torch.float32, 80), (torch.float32, 100), (torch.bfloat16, 90)])
-def test_it_assembles(dtype: torch.dtype, capability: int) -> None:
+def test_the_assembler_takes_the_kernel(dtype: torch.dtype, capability: int) -> None:
     for name in ("softmax", "amax"):
         made = compiled(name, dtype, capability)
         (usage,) = assembled(made.ptx, capability).values()

@@ -99,7 +99,7 @@ def test_planted_faults_are_caught(pattern: str, replacement: str, number: int) 
     ("element", "capability", "vnm"),
     [("bf16", 80, (128, 2, 8)), ("bf16", 100, (64, 2, 8)), ("f16", 90, (64, 2, 16))],
 )
-def test_it_assembles(element: str, capability: int, vnm: tuple[int, int, int]) -> None:
+def test_the_assembler_takes_the_kernel(element: str, capability: int, vnm: tuple[int, int, int]) -> None:
     kernels = compiled(Pruned(4096, 4096, element, ("bias", "relu"), vnm=vnm), SCHEDULE, capability)
     usage = assembled(kernels.ptx, capability)
     assert set(usage) == set(kernels.kernels.launches)
@@ -111,7 +111,7 @@ def test_it_assembles(element: str, capability: int, vnm: tuple[int, int, int]) 
     assert no_generic_access(kernels.ptx)
 
 
-def test_the_packing() -> None:
+def test_the_packing_says_where_each_nonzero_lies() -> None:
     w = torch.zeros(70, 16)
     w[0, 1], w[0, 6], w[63, 7], w[64, 9] = 1, 2, 3, 4
     packed = pack(w, Vnm(1, 64, 8))

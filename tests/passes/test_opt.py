@@ -1,6 +1,8 @@
 """gossamer-opt called from Python, and the comments that announce diagnostics; tests/lit has the rest."""
 
 import io
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +150,14 @@ def test_a_place_in_another_file_is_no_place() -> None:
     wanted = expectations("// expected-error @unknown {{bad}}")
     assert mismatches(wanted, [Diagnostic("error", "bad", "model.py", 1, 1)]) == []
     assert len(mismatches(expectations("op // expected-error {{bad}}"), [Diagnostic("error", "bad")])) == 2
+
+
+@pytest.mark.parametrize(
+    "command", [["-m", "gossamer.passes.opt", "--list-passes"], ["-m", "gossamer"], ["-m", "benchmarks", "--help"]]
+)
+def test_a_command_whose_reader_has_ended_ends_quietly(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run([sys.executable, "-m", *command.split()], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (128 + signal.SIGPIPE, "")

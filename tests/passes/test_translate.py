@@ -48,7 +48,7 @@ def test_as_the_binding() -> None:
     assert text.count("store float") == STORES
 
 
-def test_nothing_stays() -> None:
+def test_translating_keeps_no_memory() -> None:
     with context(), ir.Location.unknown():
         operation = module().operation
         size = len(translate_to_llvm_ir(operation))

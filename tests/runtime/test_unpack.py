@@ -61,7 +61,7 @@ def test_a_nan_is_a_nonzero_and_minus_zero_is_not() -> None:
     assert nonzero_mask(torch.tensor([float("nan"), -0.0, 1e-45, float("-inf")])).tolist() == [True, False, True, True]
 
 
-def test_divided() -> None:
+def test_quotients_and_remainders_are_those_of_torch() -> None:
     numbers = torch.arange(1000, dtype=torch.int32)
     quotient, remainder = divided(numbers, 7)
     assert torch.equal(quotient, numbers // 7) and torch.equal(remainder, numbers % 7)

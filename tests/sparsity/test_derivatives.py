@@ -1,6 +1,6 @@
 """Forward differentiation, torch.func and derivatives of any order through SparseTensors: what dense torch has, or an error."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +16,7 @@ from tests.sparsity.made import matrix, sparse
 from tests.sparsity.operations import OPERATIONS, expected
 
 DOUBLE = torch.float64
-pytestmark = pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.filterwarnings("ignore:SparseTensor has no sparse"), pytest.mark.usefixtures("fresh_dynamo")]
 
 
 def of_one(*shape: int) -> Tensor:

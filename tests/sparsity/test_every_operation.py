@@ -1,7 +1,7 @@
 """Every operation in every format, eager and compiled in one graph, against dense torch."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +16,7 @@ from gossamer.backend import sparse as backend
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse
 from tests.sparsity.operations import GIVE_SPARSE, OPERATIONS, TOO_FULL_FOR_2_4, expected
 
-pytestmark = pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.filterwarnings("ignore:SparseTensor has no sparse"), pytest.mark.usefixtures("fresh_dynamo")]
 
 
 TRIED = [name for name in FORMATS if name not in ("CSR", "BSC", "loose", "interleaved COO", "dense")]

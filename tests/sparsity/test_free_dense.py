@@ -5,7 +5,6 @@ import gc
 import io
 import pickle
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,14 +16,7 @@ from gossamer.runtime.weight_store import dense_weight
 from gossamer.sparsity.packed_linear import PackedLinear
 
 EAGER = {"dense": "eager", "min_gain": 0, "strict": True}
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def pruned(density: float = 0.1, dtype: torch.dtype = torch.float32) -> nn.Sequential:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 import gossamer
 from gossamer import OptionError, SparseTensor
 from gossamer.backend.report.report import collect
-from tests.processes import leave
+from tests.processes import in_processes, leave
 
 STEPS, TOKENS = 8, 8
 X = torch.randn(STEPS, 4, TOKENS, 24, generator=torch.Generator().manual_seed(1))
@@ -135,7 +135,7 @@ def worker(rank: int, ranks: int, directory: str) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_steps_are_those_of_one_process(ranks: int, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, (ranks, str(tmp_path)), nprocs=ranks)
+    in_processes(worker, (ranks, str(tmp_path)), ranks)
 
 
 def half(rank: int, directory: str, ranks: int, first: bool) -> None:
@@ -167,5 +167,5 @@ def half(rank: int, directory: str, ranks: int, first: bool) -> None:
 
 @pytest.mark.parametrize(("ranks", "then"), [(2, 4), (4, 2)])
 def test_a_checkpoint_goes_on_with_another_number_of_processes(ranks: int, then: int, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(half, (str(tmp_path), ranks, True), nprocs=ranks)
-    torch.multiprocessing.spawn(half, (str(tmp_path), then, False), nprocs=then)
+    in_processes(half, (str(tmp_path), ranks, True), ranks)
+    in_processes(half, (str(tmp_path), then, False), then)

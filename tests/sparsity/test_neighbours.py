@@ -7,9 +7,7 @@ from torch import Tensor, nn
 
 import gossamer
 import gossamer.nn as spconv
-from tests.sparsity.test_points import at, close, dense, sites
-
-SHAPE = (9, 8, 10)
+from tests.sparsity.clouds import SHAPE, at, close, dense, sites
 
 
 def composed(pairs: gossamer.SparseTensor, x: Tensor, weight: Tensor) -> Tensor:

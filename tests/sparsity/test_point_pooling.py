@@ -1,7 +1,6 @@
 """Pooling and transposed convolutions of points, against torch's on grids in float64."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,17 +9,10 @@ from torch import Tensor, nn
 
 import gossamer
 import gossamer.nn as spconv
-from tests.sparsity.test_points import TOLERANCE, at, close, dense, sites
+from tests.sparsity.clouds import TOLERANCE, at, close, dense, sites
 
 SHAPES = ((13,), (9, 10), (6, 7, 8))
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def grid(features: Tensor, indices: Tensor, shape: tuple[int, ...], nothing: float) -> Tensor:
@@ -179,26 +171,6 @@ def test_one_graph_for_any_number_of_points() -> None:
             found, expected = [points, whole, leaf.grad, *(p.grad for p in network.parameters())], found
         for one, other in zip(expected, found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(("training", "count"), [(False, 0), (True, 0), (True, 1)])
-@pytest.mark.parametrize("layer", [lambda: spconv.SparseMaxPool2d(2, 2), lambda: spconv.SparseConv2d(4, 5, 2, 2)])
-def test_a_compiled_graph_says_how_many_sites_it_needs(layer: Callable[[], nn.Module], training: bool, count: int) -> None:
-    network = spconv.SparseSequential(layer()).train(training)
-
-    def function(x: Tensor, indices: Tensor) -> Tensor:
-        out: Tensor = network(spconv.SparseConvTensor(x, indices, [6, 6], 1)).features
-        return out
-
-    compiled = torch.compile(function, backend="sparse", fullgraph=True, dynamic=True, options={"dense": "eager"})
-    with torch.no_grad():
-        for enough in (20, 12, *([] if training else [1])):
-            inputs = torch.randn(enough, 4), sites(1, (6, 6), enough)
-            torch.testing.assert_close(compiled(*inputs), function(*inputs))
-        few = torch.randn(count, 4), torch.zeros(count, 3, dtype=torch.int32)
-        assert len(function(*few)) == count
-        with pytest.raises(gossamer.GossamerError, match=f"leads to {count} sites, and a compiled graph needs {1 + training}"):
-            compiled(*few)
 
 
 def test_what_does_not_fit_is_refused() -> None:

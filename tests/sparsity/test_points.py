@@ -16,31 +16,10 @@ from gossamer.sparsity.kernels.op_kernels import schedule_of
 from gossamer.sparsity.nn.convolve import coarse_sites, convolve_sites, convolve_sites_weight
 from gossamer.sparsity.nn.site_maps import _known, site_maps
 from gossamer.sparsity.nn.windows import Window
+from tests.sparsity.clouds import TOLERANCE, Shape, at, close, dense, sites
 from tests.sparsity.made import team_of
 
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-Shape = tuple[int, ...]
-
-
-def sites(batch: int, shape: Shape, count: int) -> Tensor:
-    """So many places of some grids, in any order."""
-    there = torch.randperm(batch * torch.Size(shape).numel())[:count]
-    return torch.stack(torch.unravel_index(there, (batch, *shape)), 1).int()
-
-
-def at(grid: Tensor, indices: Tensor) -> Tensor:
-    """[N, C] of [batch, C, ...]"""
-    return grid.movedim(1, -1)[tuple(indices.long().T)]
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    tolerance = TOLERANCE[found.dtype] * max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
-    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance)
-
-
-def dense(features: Tensor, indices: Tensor, batch: int, shape: Shape) -> Tensor:
-    grid = torch.zeros(batch, *shape, features.shape[1], dtype=torch.float64)
-    return grid.index_put(tuple(indices.long().T), features.detach().double()).movedim(-1, 1)
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def ones(size: int, value: int = 1) -> Shape:
@@ -270,15 +249,6 @@ class Unet(nn.Module):
         y = self.down(x)
         y = self.middle(y.replace_feature(y.features + self.branch(x).features))
         return self.end(torch.cat([x.features, self.up(y).features], 1))
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def clouds(*counts: int) -> Iterator[tuple[Tensor, Tensor]]:

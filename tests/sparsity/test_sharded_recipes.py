@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import gossamer
 from gossamer import OptionError
-from tests.processes import leave
+from tests.processes import in_processes, leave
 
 STEPS, HALF = 8, 4
 X = torch.randn(STEPS, 4, 8, 12, generator=torch.Generator().manual_seed(1))
@@ -136,9 +136,9 @@ def half(rank: int, directory: str, ranks: int, first: bool) -> None:
 
 @pytest.mark.parametrize("worker", [sharded, parted])
 def test_steps_are_those_of_one_process(worker: object, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, (str(tmp_path),), nprocs=2)  # type: ignore[arg-type]
+    in_processes(worker, (str(tmp_path),), 2)  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_of_two_processes_goes_on_with_four(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(half, (str(tmp_path), 2, True), nprocs=2)
-    torch.multiprocessing.spawn(half, (str(tmp_path), 4, False), nprocs=4)
+    in_processes(half, (str(tmp_path), 2, True), 2)
+    in_processes(half, (str(tmp_path), 4, False), 4)

@@ -17,7 +17,7 @@ import gossamer
 from benchmarks.scaling import fetched_rows
 from gossamer import Format, FormatError, OptionError, ShardedRows, SparseTensor
 from gossamer.backend.report.report import collect
-from tests.processes import leave
+from tests.processes import in_processes, leave
 
 NODES, FEATURES, CLASSES, STEPS = 70, 6, 5, 5  # 70 are dealt as 18, 18, 18, 16 to four
 
@@ -150,4 +150,4 @@ def worker(rank: int, directory: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_graphs_in_parts(ranks: int, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, (str(tmp_path), ranks), nprocs=ranks)
+    in_processes(worker, (str(tmp_path), ranks), ranks)

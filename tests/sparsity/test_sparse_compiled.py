@@ -1,7 +1,7 @@
 """SparseTensors in compiled models: one graph, our operations in it, the same results and gradients, few recompilations."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,14 +17,7 @@ from gossamer.sparsity.kernels.operands import Spec
 from gossamer.sparsity.operations import dense_results, sparse_kernels
 from tests.sparsity.made import matrix, sparse
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import gossamer
 from gossamer import OptionError, SparseTensor
 from gossamer.backend.report.report import collect
 from tests.backend.harness import prune_
-from tests.processes import leave
+from tests.processes import in_processes, leave
 
 STEPS = 4
 X = torch.randn(STEPS, 6, 18, generator=torch.Generator().manual_seed(1))
@@ -93,4 +93,4 @@ def worker(rank: int, directory: str) -> None:
 
 
 def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, (str(tmp_path),), nprocs=2)
+    in_processes(worker, (str(tmp_path),), 2)

@@ -1,7 +1,5 @@
 """TorchSparse's modules against dense convolutions in float64, eager, compiled, in training and under autocast."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,23 +8,10 @@ from torch import Tensor, nn
 import gossamer
 import gossamer.torchsparse as torchsparse
 from gossamer.sparsity.nn import sparse_conv_tensor
-from tests.sparsity.test_points import at, close, dense, sites
+from tests.sparsity.clouds import SHAPE, at, close, cloud, dense
 
 spnn = torchsparse.nn
-SHAPE = (9, 8, 10)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def cloud(count: int = 300, channels: int = 4) -> torchsparse.SparseTensor:
-    return torchsparse.SparseTensor(torch.randn(count, channels), sites(2, SHAPE, count), spatial_range=(2, *SHAPE))
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def as_torch(layer: nn.Module, size: tuple[int, ...]) -> Tensor:

@@ -1,7 +1,6 @@
 """Programs as TorchSparse's examples are written: its modules by import, voxels, batches, functions, pooling, backbones."""
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,22 +17,9 @@ from gossamer.torchsparse import SparseTensor
 from gossamer.torchsparse.nn.utils import fapply, get_kernel_offsets
 from gossamer.torchsparse.utils.collate import sparse_collate, sparse_collate_fn
 from gossamer.torchsparse.utils.quantize import sparse_quantize
-from tests.sparsity.test_points import close, sites
+from tests.sparsity.clouds import close, cloud
 
-SHAPE = (9, 8, 10)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def cloud(count: int = 300, channels: int = 4, grids: int = 2) -> SparseTensor:
-    return SparseTensor(torch.randn(count, channels), sites(grids, SHAPE, count), spatial_range=(grids, *SHAPE))
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def test_its_modules_are_imported_by_name() -> None:

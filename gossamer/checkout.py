@@ -1,0 +1,32 @@
+"""Where the packages of Gossamer lie: in this folder if it was installed from a wheel, beside it in a checkout.
+
+A checkout that is the current folder is found before whatever is installed, so it must be whole by itself.
+"""
+
+import sys
+from collections.abc import Iterable
+from importlib.metadata import distributions
+from pathlib import Path
+
+ROOMS = ("backend", "sparsity", "passes", "runtime", "dialects")
+
+
+def beside(folder: Path) -> list[str]:
+    """The folders of the packages that are not in the folder of `gossamer`: none, or the checkout.
+
+    Raises ImportError for a checkout that nobody has installed for this Python.
+    """
+    root = folder.parent
+    if (folder / ROOMS[-1]).is_dir() or not all((root / room / "__init__.py").is_file() for room in ROOMS):
+        return []
+    if not _elsewhere(root, (str(each.locate_file("")) for each in distributions(name="gossamer"))):
+        raise ImportError(
+            f"{root} is a checkout of Gossamer that is not installed for {sys.executable}. Run `make smoke` there and use "
+            f"{root / '.venv/bin/python'}, or install it: {sys.executable} -m pip install --editable '{root}'"
+        )
+    return [str(root)]
+
+
+def _elsewhere(root: Path, installed: Iterable[str]) -> bool:
+    """Whether one of the places of installed packages is not the checkout, in which a build leaves metadata behind."""
+    return any(Path(place).resolve() != root.resolve() for place in installed)
