@@ -2,6 +2,7 @@
 
 from gossamer.backend.entry import sparse
 from gossamer.backend.report.options import Options
-from gossamer.backend.report.report import Decision, Report
+from gossamer.backend.report.report import Decision
+from gossamer.backend.report.table import Report
 
 __all__ = ["Decision", "Options", "Report", "sparse"]

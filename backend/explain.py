@@ -18,7 +18,8 @@ from gossamer.backend.graph.without_zeros import without_zeros
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.report.graph_breaks import collect_breaks, is_whole, watch_graph_breaks
 from gossamer.backend.report.options import Options
-from gossamer.backend.report.report import Collector, Report, collect
+from gossamer.backend.report.report import Collector, collect
+from gossamer.backend.report.table import Report
 from gossamer.backend.unchanged import Held, unchanged
 from gossamer.runtime.torch_internals import known_off
 

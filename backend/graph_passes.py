@@ -1,4 +1,4 @@
-"""The rewritings of a graph, in the order in which they run. A new one is a file and a line here.
+"""The rewritings of a graph, in the order in which they run. A new one is a file and a line here, with why it stands there.
 
 Importing this file imports none of them, and nothing of the compiler.
 """
@@ -15,27 +15,49 @@ if TYPE_CHECKING:
     from gossamer.backend.graph.graph_pass import GraphPass
 
 GRAPH_PASSES = {
+    # first: all others compare sizes
     "tangent-sizes": "operations.tangent_sizes:TangentSizes",
+    # before all patterns: they look through clones, not through copies
     "drop-copies": "operations.drop_copies:DropCopies",
+    # makes the operations on SparseTensors that the next passes read
     "message-passing": "messages.message_passing:MessagePassing",
+    # after it: normalised weights are constants; before what multiplies by them is fused
     "fold-values": "operations.fold_values:FoldValues",
+    # before products of attention are ordered or get an epilogue of their own
     "fuse-attention": "operations.fuse_attention:FuseAttention",
+    # before `fuse-rows` and `stored-weights` hold the products in an operation
     "order-products": "operations.order_products:OrderProducts",
+    # before `fuse-rows`, which would take the same products; for `sparse-weights`
     "stored-weights": "weights.stored_weights:StoredWeights",
+    # after all that rewrites operations on SparseTensors
     "fuse-rows": "operations.fuse_rows:FuseRows",
+    # makes products of int8 that `sparse-weights` takes
     "unsigned-products": "weights.unsigned_products:UnsignedProducts",
+    # the same, of products of floats
     "dequantized-products": "weights.dequantized_products:DequantizedProducts",
+    # before `sparse-weights`, whose chains hold attention as one operation
     "written-attention": "attention.written_attention:WrittenAttention",
+    # before `sparse-weights`, whose regions grow over the derivative
     "silu-gradients": "weights.silu_gradients:SiluGradients",
+    # the first that takes dense products, with chains and what follows them
     "sparse-weights": "weights.sparse_weights:SparseWeights",
+    # after it: the gradient of a weight is the product of its layer that is no region
     "masked-gradients": "weights.masked_gradients:MaskedGradients",
+    # reads grouped products alone, which no other pass takes
     "routed-experts": "weights.routed_experts:RoutedExperts",
+    # reads FlexAttention alone, which no other pass takes
     "flex-attention": "attention.flex_attention:FlexAttention",
+    # reads convolutions alone; regions of products are there already
     "convolutions": "convolution.convolutions:Convolutions",
+    # joins what `convolutions` made
     "convolutions-in-a-row": "convolution.convolutions_in_a_row:ConvolutionsInARow",
+    # attention that no chain took; before `masked-attention`, which would take it with its mask
     "cached-attention": "attention.cached_attention:CachedAttention",
+    # the last that takes attention: what is left and has a mask
     "masked-attention": "attention.masked_attention:MaskedAttention",
+    # after all that make, change or drop operations on SparseTensors
     "report-operations": "operations.report_operations:ReportOperations",
+    # last: dense products that nothing else took
     "tall-products": "operations.tall_products:TallProducts",
 }
 

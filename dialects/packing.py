@@ -1,7 +1,7 @@
 """Packings: storage of a weight that `sparse_tensor` encodings cannot say.
 
 A `Packing` stands where a `Format` can stand. In IR it is a string in place of the encoding,
-`tensor<768x3072xf32, "bitmap(reduction=1, lanes=16)">`; `parse` reads either. A kind is a frozen dataclass whose fields, all
+`tensor<768x3072xf32, "padded(reduction=1, columns=384)">`; `parse` reads either. A kind is a frozen dataclass whose fields, all
 integers, are what the kernel must know; `runtime/packers/fill.py` has a function that fills its arrays.
 """
 
@@ -15,23 +15,6 @@ from gossamer.dialects.gpu_packings import Fragments, QuadFragments, TwoFour, Vn
 from gossamer.dialects.packing_base import Component
 from gossamer.dialects.packing_base import Packing as Packing
 from gossamer.dialects.quantized_packings import Groups
-
-
-@dataclass(frozen=True)
-class Bitmap(Packing):
-    """A bit for each element of a row, one mask for each vector of `lanes` columns, and the nonzeros in that order.
-
-    `positions` say where the values of each row begin.
-    """
-
-    kind: ClassVar[str] = "bitmap"
-    lanes: int
-
-    def __post_init__(self) -> None:
-        self._check((self.lanes in (8, 16), "lanes must be 8 or 16"))
-
-    def components(self) -> tuple[Component, ...]:
-        return Component("positions", 32), Component("masks", self.lanes), Component("values", 0)
 
 
 @dataclass(frozen=True)
@@ -364,7 +347,7 @@ class Slices(Packing):
 
 
 _KINDS = (
-    Bitmap, Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, TileMap, ByteWindows, Panels, Slices,
+    Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, TileMap, ByteWindows, Panels, Slices,
     TwoFour, Vnm, Fragments, QuadFragments, Groups,
 )  # fmt: skip
 KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from gossamer.backend.explain import explain
     from gossamer.backend.measuring.calibrate import calibrate
     from gossamer.backend.report.options import Options
-    from gossamer.backend.report.report import Decision, Report
+    from gossamer.backend.report.report import Decision
+    from gossamer.backend.report.table import Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
     from gossamer.sparsity.checkpoints.save_load import load, save
@@ -61,7 +62,7 @@ _HOMES = {
     "explain": "gossamer.backend.explain",
     "Options": "gossamer.backend.report.options",
     "Decision": "gossamer.backend.report.report",
-    "Report": "gossamer.backend.report.report",
+    "Report": "gossamer.backend.report.table",
     "Format": "gossamer.dialects.format",
     "GossamerError": "gossamer.dialects.errors",
     "CompileError": "gossamer.dialects.errors",

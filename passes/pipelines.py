@@ -199,7 +199,7 @@ def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int, gath
     if is_open(schedule):
         chosen = OPEN_SCHEDULES.get(schedule, "").replace("%d", str(bits)).replace("%c", str(l1d))
         return ",".join(filter(None, (_NORMALIZE, "forget-hints", chosen.replace("%g", str(gathers).lower()))))
-    family = "kblock" if schedule in (CHAIN, SEQUENCE) else schedule
+    family = "broadcast" if schedule in (CHAIN, SEQUENCE) else schedule
     options = f"schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}"
     chain = " chain=true" if schedule == CHAIN else ""
     return f"{_NORMALIZE},{_FUSE},choose-format{{{options} l1d={l1d}{chain}}},schedule{{{options}}}"

@@ -4,6 +4,7 @@ in them, from the door of each down to what all of it stands on."""
 import ast
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,15 @@ def test_imports_go_down_within_a_room(path: Path) -> None:
         if room_of(name) == room and order.index(inner_room(room, name)) < order.index(own)
     ]
     assert not upward, f"{room}/{own} may import {order[order.index(own) :]}"
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    files = {module_name(path): path for path in FILES}
+
+    def file_of(name: str) -> str:
+        return name if name in files or "." not in name else file_of(name.rpartition(".")[0])
+
+    TopologicalSorter({own: {file_of(name) for _, name in imports_of(path)} - {own} for own, path in files.items()}).prepare()
 
 
 def test_every_room_is_listed_and_none_is_crowded() -> None:

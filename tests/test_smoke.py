@@ -34,4 +34,4 @@ def test_a_pruned_model_runs_sparse_and_right() -> None:
 def test_gossamer_opt_lists_its_passes() -> None:
     from gossamer.passes import registry
 
-    assert {"fuse-epilogue", "choose-format", "schedule", "lower-kblock"} <= set(registry.names())
+    assert {"fuse-epilogue", "choose-format", "schedule", "lower-broadcast"} <= set(registry.names())

@@ -237,7 +237,7 @@ def kernel_us_of(convolution: Convolution, density: float | None = None) -> floa
         return c.kernel_us
     matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
     cycles = _depthwise_cycles(matrix, c.window, *c.results[1:]) if c.depthwise else _cycles(matrix, c.window, c.results)
-    us = c.images * cycles / this_machine().speeds[matrix.element].cycles_a_us("kblock", c.pixels)
+    us = c.images * cycles / this_machine().speeds[matrix.element].cycles_a_us("rowpairs", c.pixels)
     return us / torch.get_num_threads() + this_machine().call_us
 
 
@@ -267,7 +267,7 @@ def dense_us(convolution: Convolution) -> float:
         return predicted(c, c.pixels, 1.0).dense_us * c.share
     matrix, tokens = matrix_of(c), c.pixels
     cycles = matrix.rows / matrix.lanes * tokens * (_STORE + _DENSE_TAP * c.window.taps)
-    return cycles / this_machine().speeds[matrix.element].cycles_a_us("kblock", tokens) / torch.get_num_threads()
+    return cycles / this_machine().speeds[matrix.element].cycles_a_us("rowpairs", tokens) / torch.get_num_threads()
 
 
 def planar_us(node: fx.Node) -> float | None:

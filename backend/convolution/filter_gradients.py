@@ -62,7 +62,7 @@ class FilterGradient:
         mask = self.mask.meta["val"]
         dense = filter_gradient_us(g, x, mask.shape, mask.dtype, self.stride, self.padding, self.dilation, self.groups)
         lanes = device_of(mask.device).bits // (8 * mask.dtype.itemsize)
-        cycles_a_us = this_machine().speeds[FLOATS[mask.dtype]].cycles_a_us("kblock", prod([g[0], *g[2:]]))
+        cycles_a_us = this_machine().speeds[FLOATS[mask.dtype]].cycles_a_us("rowpairs", prod([g[0], *g[2:]]))
         cycles_a_us *= torch.get_num_threads()
         if dense is None:
             dense = prod([*g, *mask.shape[1:]]) / lanes * _DENSE / cycles_a_us

@@ -23,7 +23,7 @@ def call_us() -> float:
     matrix = Matrix(
         _SIZE, _SIZE, 1, "f32", host().vector_bits, 1 / _SIZE, features=host().instructions, l1d=first_level_bytes(),
     )  # fmt: skip
-    kernel = kernel_of(matrix, torch.float32, "kblock")
+    kernel = kernel_of(matrix, torch.float32, "broadcast")
     weight, x = torch.eye(_SIZE), random(1, _SIZE)
     packings = Packings.of(_KEY, _itself(), format_of(kernel))
     region = region_op.add(

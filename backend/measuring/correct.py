@@ -1,6 +1,6 @@
 """A prediction that was wrong when measured corrects the model: from then on this machine counts as fast as it was found to be.
 
-    predicted kblock 100 us, measured 250 us at 16 tokens      →      kblock passes through 2.5 times fewer cycles a microsecond
+    predicted lookup 100 us, measured 250 us at 16 tokens      →      lookup passes through 2.5 times fewer cycles a microsecond
                                                                       there, in every prediction of this and later processes
 
 One product may be odd: what counts is the mean of all that were measured together, by kernel and number of tokens, and one

@@ -2,7 +2,7 @@
 
 A journal beside the kernel cache, one for each CPU and set of versions; a line is a key and its times:
 
-    {"key": {"rows": 768, "columns": 3072, ..., "tokens": 128, "threads": 1}, "us": {"dense": 6369, "kblock": 1204}}
+    {"key": {"rows": 768, "columns": 3072, ..., "tokens": 128, "threads": 1}, "us": {"dense": 6369, "broadcast": 1204}}
 
 Equal keys share times. A similar one lends them: the same structure and tokens, a density and sizes not far off, and a
 prediction that orders the contenders alike; its times are scaled by the predictions.
@@ -21,6 +21,7 @@ from gossamer.backend.devices.measured_times import DENSE, Times
 from gossamer.backend.measuring.kept import TRIES
 from gossamer.dialects.elements import FLOATS
 from gossamer.passes.framework.family import Matrix
+from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime import records
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
@@ -29,6 +30,7 @@ _FIELDS = ("rows", "columns", "reduction", "element", "density", "block", "fill"
 _SAME = ("reduction", "element", "block", "nm", "given")
 _NEAR_SIZE, _NEAR_DENSITY = 2.0, 1.6  # factors up to which a pattern is similar
 _CLEAR = 1.15  # how far ahead the fastest has to be to be taken over
+_LONGEST_US = 1e9  # that can be believed of a product
 
 
 def _count(value: Any) -> bool:
@@ -93,7 +95,7 @@ class TuningDatabase:
                 key, us = Key.from_json(line["key"]), {str(name): float(value) for name, value in line["us"].items()}
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # a line of something else
-            if us.keys() > {DENSE} and all(0 < value < math.inf for value in us.values()):
+            if {DENSE} < us.keys() <= {DENSE, *FAMILIES} and all(0 < value < _LONGEST_US for value in us.values()):
                 self._enter(key, us, bool(line.get("disturbed")))
 
     def find(self, key: Key) -> Times | None:

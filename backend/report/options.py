@@ -29,10 +29,9 @@ class Options:
     """What can be set, with its default.
 
     dense     who runs what is not sparse: "inductor", "eager", or "auto" (Inductor where a C++ compiler is found).
-    schedule  who schedules the sparse kernels: "auto", "kblock" (K-blocked register tiles), "lookup", "planes",
-              "bitmap", "gather" (for a few tokens), "broadcast" (for some), "block" and "blockvec"
-              (for blocks, many and few tokens), "rowpairs" (half dense), those for other types and patterns,
-              "reference" (MLIR's own sparsifier: slow and simple, to compare with), or those for CUDA tensors, "gpu-...".
+    schedule  who schedules the sparse kernels: "auto", "lookup" and "planes" (for a few tokens), "broadcast" (for more),
+              "rowpairs" (half dense), "block" and "blockvec" (for blocks), those for other types and patterns, "reference"
+              (MLIR's own sparsifier: slow and simple, to compare with), or those for CUDA tensors, "gpu-...".
               A layer on a device that has no such schedule stays dense.
     min_gain  predicted speed-up over dense that a region needs to be replaced; 0 replaces every contraction whose
               weight is static.

@@ -1,6 +1,6 @@
-"""What was decided, as data: one `Decision` a region or weight, and the `Report` that a person reads.
+"""What was decided, as data: one `Decision` a region or weight.
 
-The log, the report and the tests all read these records. `record` hands decisions to the log, to torch's counters
+The log, the report (table.py) and the tests all read these records. `record` hands decisions to the log, to torch's counters
 (`torch._dynamo.utils.counters["gossamer"]`) and to every `collect` block that is open in this thread.
 """
 
@@ -68,54 +68,6 @@ class Decision:
 
 
 @dataclass
-class Report:
-    """Everything that one compilation decided.
-
-    decisions     in the order of the graph, forward before backward; in the end, weights without zeros
-    graph_breaks  why Dynamo split the model, each with the user's line; a sparse region never crosses a break
-    kernels       number of distinct kernels behind the sparse decisions
-    seconds       what each graph pass took, over all graphs; nothing where a graph was in the cache on disk
-    off           what this torch has no way to, each as a sentence
-    training      whether gradients are among what was compiled
-    other         what is decided in the other of the two modes, inference and training; None if nobody looked
-    """
-
-    decisions: list[Decision] = field(default_factory=list)
-    graph_breaks: list[str] = field(default_factory=list)
-    kernels: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    off: list[str] = field(default_factory=list)
-    training: bool = False
-    other: "Report | None" = None
-
-    @property
-    def layers(self) -> dict[str, bool]:
-        """What was decided about, by name, and whether a sparse kernel took any use of it."""
-        taken = {decision.name for decision in self.sparse}
-        return {decision.name: decision.name in taken for decision in self.decisions}
-
-    @property
-    def sparse(self) -> list[Decision]:
-        """The decisions that were taken by a sparse kernel."""
-        return [d for d in self.decisions if d.sparse]
-
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of the weights that are packed, each counted once, as they were (`prepare(free_dense=True)` drops them)."""
-        return sum({d.name: d.dense_bytes for d in self.sparse if d.packed_bytes}.values())
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the same weights as they are packed, once for each format."""
-        return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
-
-    def __str__(self) -> str:
-        from gossamer.backend.report.table import render
-
-        return render(self)
-
-
-@dataclass
 class Collector:
     """Receives what is decided while a `collect` block is open."""
 
@@ -158,4 +110,4 @@ def record(
             collector.seconds[name] = collector.seconds.get(name, 0.0) + taken
 
 
-__all__ = ["Collector", "Decision", "Report", "collect", "log", "record"]
+__all__ = ["Collector", "Decision", "collect", "log", "record"]

@@ -1,8 +1,9 @@
-"""The report as a table of 100 columns; equal layers of a stack share a row."""
+"""The report that a person reads: its text is a table of 100 columns, in which equal layers of a stack share a row."""
 
 import io
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from rich.box import SIMPLE_HEAD
@@ -10,14 +11,60 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.backend.report.options import SCHEDULES
-from gossamer.backend.report.report import FEW_ZEROS, NO_ZEROS, Decision, Report
+from gossamer.backend.report.report import FEW_ZEROS, NO_ZEROS, Decision
 
 _WIDTH = 100
 _NAME = 32
 
 
-def render(report: Report) -> str:
-    """The mode, a summary, the sparse and the dense weights, and the graph breaks, as text."""
+@dataclass
+class Report:
+    """Everything that one compilation decided.
+
+    decisions     in the order of the graph, forward before backward; in the end, weights without zeros
+    graph_breaks  why Dynamo split the model, each with the user's line; a sparse region never crosses a break
+    kernels       number of distinct kernels behind the sparse decisions
+    seconds       what each graph pass took, over all graphs; nothing where a graph was in the cache on disk
+    off           what this torch has no way to, each as a sentence
+    training      whether gradients are among what was compiled
+    other         what is decided in the other of the two modes, inference and training; None if nobody looked
+    """
+
+    decisions: list[Decision] = field(default_factory=list)
+    graph_breaks: list[str] = field(default_factory=list)
+    kernels: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    off: list[str] = field(default_factory=list)
+    training: bool = False
+    other: "Report | None" = None
+
+    @property
+    def layers(self) -> dict[str, bool]:
+        """What was decided about, by name, and whether a sparse kernel took any use of it."""
+        taken = {decision.name for decision in self.sparse}
+        return {decision.name: decision.name in taken for decision in self.decisions}
+
+    @property
+    def sparse(self) -> list[Decision]:
+        """The decisions that were taken by a sparse kernel."""
+        return [d for d in self.decisions if d.sparse]
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the weights that are packed, each counted once, as they were (`prepare(free_dense=True)` drops them)."""
+        return sum({d.name: d.dense_bytes for d in self.sparse if d.packed_bytes}.values())
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the same weights as they are packed, once for each format."""
+        return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
+
+    def __str__(self) -> str:
+        """The mode, a summary, the sparse and the dense weights, and the graph breaks, as text."""
+        return _render(self)
+
+
+def _render(report: Report) -> str:
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, markup=False)
     console.print(f"gossamer, {_mode(report)}: {_summary(report)}")
     if report.packed_bytes:

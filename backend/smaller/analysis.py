@@ -8,7 +8,7 @@ What no rule takes gets the whole value, and so needs all channels that are not 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -16,9 +16,6 @@ from torch import Tensor, fx
 from gossamer.backend.smaller.channels import Atoms, Channels
 from gossamer.backend.smaller.recipe import Known, Recipe
 from gossamer.backend.smaller.writes import writes
-
-if TYPE_CHECKING:
-    from gossamer.backend.smaller.build import Builder
 
 Rule = Callable[["Analysis", fx.Node], "Step | None"]
 
@@ -47,7 +44,7 @@ class Step:
     result    the channels of its value, or of each of several
     operands  the nodes that it takes without what is left out
     back      which channels of the result are needed (of each) → says so of the operands, by `Analysis.want`
-    build     the node for the smaller values; None for the same call
+    build     `build.Builder` → the node for the smaller values; None for the same call
     product   the product that it is, if it is one
     alias     whether the result may be over the memory of its operand
     """
@@ -55,7 +52,7 @@ class Step:
     result: Channels | list[Channels]
     operands: Sequence[fx.Node]
     back: Callable[[Any], None]
-    build: "Callable[[Builder], fx.Node] | None" = None
+    build: Callable[[Any], fx.Node] | None = None
     product: Product | None = None
     alias: bool = False
 

@@ -9,8 +9,7 @@ after    scf.parallel (%task) = ...                           // batch x heads x
              sums[d][query] = sums * exp(largest before - largest) + sum_key v[key][d] scores[key][query]
            sums / total into y, largest + log(total) into s
 
-Softmax goes along with the keys (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
-"FlashAttention", 2022). Runs on functions whose storage is exposed (expose-storage).
+Softmax goes along with the keys (online_softmax.py). Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ from torch_mlir.dialects import arith, math, scf, vector
 from gossamer.dialects.attention import ADD, LOW, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.block_rows import BlockRows, Entry
 from gossamer.passes.attention.query_tile import Rows
-from gossamer.passes.finish.expand_math import exp_below_zero
+from gossamer.passes.finish.online_softmax import Running, along, larger, power
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import (
     index,
     loop,
-    lowest_of,
     mask_of,
     splat_of,
     zeros,
@@ -67,26 +65,24 @@ class _Attend(BlockRows):
         begin, end = self.listed(batch, head, row)
         pair = self.pair(batch, head)
         numbers = self.weight_numbers(pair, first, "queries") if self.dropout else []
-        lowest = [splat_of(vec, lowest_of(vec.element_type))] * tile.vectors
-        with loop(begin, end, index(self.chunk), [*lowest, *[zeros(vec)] * tile.vectors]) as chunks:
-            start, carried = chunks.induction_variable, list(chunks.inner_iter_args)
-            largest, totals = carried[: tile.vectors], carried[tile.vectors :]
+
+        def chunk(start: ir.Value, before: Running) -> Running:
             count = arith.minui(arith.subi(end, start), index(self.chunk))
-            now = self._score(start, count, k, turned, scores, largest)
-            shrunk = [exp_below_zero(arith.subf(a, b)) for a, b in zip(largest, now, strict=True)]
-            totals = [arith.mulf(t, s) for t, s in zip(totals, shrunk, strict=True)]
+            now = self._score(start, count, k, turned, scores, before.largest)
+            shrunk = before.shrunk(now)
+            totals = [arith.mulf(t, s) for t, s in zip(before.totals, shrunk, strict=True)]
             totals = self._exponentials(start, count, scores, now, totals, numbers)
 
-            def place_of(group: ir.Value, number: ir.Value, start: ir.Value = start) -> tuple[ir.Value, ir.Value]:
+            def place_of(group: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value]:
                 return v.memory, v.at(arith.addi(self.first_key(arith.addi(start, group)), number))
 
-            def partial(group: ir.Value, start: ir.Value = start) -> ir.Value:
+            def partial(group: ir.Value) -> ir.Value:
                 return self.partial(arith.addi(start, group))
 
             tile.add_weighted(sums, shrunk, count, scores, TILE_KEYS, place_of, partial)
-            scf.YieldOp([*now, *totals])
-        ends = list(chunks.results)
-        self._finish(pair, first, sums, ends[: tile.vectors], ends[tile.vectors :])
+            return Running(now, totals)
+
+        self._finish(pair, first, sums, along(begin, end, self.chunk, vec, tile.vectors, chunk))
         tile.turn_back(sums, self.rows("out", batch, head, "queries"), first)
 
     def _score(
@@ -126,9 +122,7 @@ class _Attend(BlockRows):
                 if seen is not None:
                     products = self.hidden(products, seen, number, float("-inf"))
                 tile.store(products, scores, arith.addi(slot, number))
-                for v, score in enumerate(products):
-                    larger = arith.cmpf(arith.CmpFPredicate.OGT, score, found[v])
-                    found[v] = arith.select(larger, score, found[v])
+                found = [larger(score, before) for score, before in zip(products, found, strict=True)]
             scf.YieldOp(found)
         return list(keys.results)
 
@@ -146,9 +140,7 @@ class _Attend(BlockRows):
         tile = self.tile
         with loop(index(0), arith.muli(count, index(TILE_KEYS)), index(1), totals) as keys:
             slot = keys.induction_variable
-            powers = [
-                exp_below_zero(arith.subf(score, top)) for score, top in zip(tile.load(scores, slot), largest, strict=True)
-            ]
+            powers = [power(score, top) for score, top in zip(tile.load(scores, slot), largest, strict=True)]
             kept = powers
             if numbers:
                 group, number = arith.divui(slot, index(TILE_KEYS)), arith.remui(slot, index(TILE_KEYS))
@@ -158,18 +150,17 @@ class _Attend(BlockRows):
             scf.YieldOp([arith.addf(t, p) for t, p in zip(keys.inner_iter_args, powers, strict=True)])
         return list(keys.results)
 
-    def _finish(self, pair: ir.Value, first: ir.Value, sums: ir.Value, largest: list[ir.Value], totals: list[ir.Value]) -> None:
+    def _finish(self, pair: ir.Value, first: ir.Value, sums: ir.Value, ends: Running) -> None:
         """sums / totals, and the statistics."""
         tile, queries = self.tile, self.sizes["queries"]
         none, one = zeros(tile.vec), splat_of(tile.vec, 1.0)
-        some = [arith.cmpf(arith.CmpFPredicate.UNE, total, none) for total in totals]
-        divisors = [arith.select(s, t, one) for s, t in zip(some, totals, strict=True)]
-        inverse = [arith.divf(one, d) for d in divisors]
-        tile.scale(sums, inverse)
+        some = [arith.cmpf(arith.CmpFPredicate.UNE, total, none) for total in ends.totals]
+        divisors = [arith.select(s, t, one) for s, t in zip(some, ends.totals, strict=True)]
+        tile.scale(sums, [arith.divf(one, d) for d in divisors])
         base = arith.addi(arith.muli(pair, queries), first)
         left = arith.subi(queries, first)
         for v in range(tile.vectors):
-            top, total = largest[v], math.log(divisors[v])
+            top, total = ends.largest[v], math.log(divisors[v])
             if ADD in self.steps:  # which would absorb the total
                 low = arith.cmpf(arith.CmpFPredicate.OLT, top, splat_of(tile.vec, LOW))
                 top = arith.select(low, none, top)

@@ -23,7 +23,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 from gossamer.dialects.attention import ADD, FILLED_LOW, LOW, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.block_rows import BlockRows, Entry
 from gossamer.passes.attention.query_tile import Rows
-from gossamer.passes.finish.expand_math import exp_below_zero
+from gossamer.passes.finish.online_softmax import power
 from gossamer.passes.loops.buffers import buffer_of
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, loop, mask_of, splat_of, zeros
@@ -108,7 +108,7 @@ class _Gradient(BlockRows):
                 low = self._low(score) if ADD in self.steps else None
                 if low is not None:  # absorbs all else, and is not in the statistics
                     score = [arith.select(each, zeros(tile.vec), x) for each, x in zip(low[0], score, strict=True)]
-                p = [exp_below_zero(arith.subf(a, b)) for a, b in zip(score, statistics, strict=True)]
+                p = [power(*each) for each in zip(score, statistics, strict=True)]
                 left = p
                 if kept is not None:
                     factors = self.kept(kept.numbers, kept.offset(row))

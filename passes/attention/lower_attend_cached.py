@@ -23,14 +23,13 @@ from torch_mlir.dialects import arith, math, memref, scf, vector
 
 from gossamer.dialects.attention import TANH, steps_of
 from gossamer.dialects.cached_attention import SIZES, STRIDED
-from gossamer.passes.finish.expand_math import exp_below_zero
+from gossamer.passes.finish.online_softmax import lowest, power
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import (
     index,
     loop,
-    lowest_of,
     mask_of,
     narrowed,
     parallel,
@@ -180,7 +179,7 @@ class _Attend:
             vector.store(zeros(self.vec), self.sums, [self._at(row, padded, d)])
 
         self._pieces(one)
-        vector.store(splat_of(self.vec, lowest_of(self.vec.element_type)), self.largest, [self._at(row, self.lanes)])
+        vector.store(*lowest(self.vec, 1), self.largest, [self._at(row, self.lanes)])
         vector.store(zeros(self.vec), self.totals, [self._at(row, self.lanes)])
 
     def _copy(self, rows: _Rows, into: _Rows, low: ir.Value, high: ir.Value, before: ir.Value) -> None:
@@ -273,13 +272,13 @@ class _Attend:
         state = self._at(row, self.lanes)
         before = vector.load(self.vec, self.largest, [state])
         now = arith.maximumf(before, top)
-        shrunk = exp_below_zero(arith.subf(before, now))
+        shrunk = power(before, now)
         total = arith.mulf(vector.load(self.vec, self.totals, [state]), shrunk)
         with loop(index(0), arith.subi(end, first), lanes, [total]) as groups:
             at = groups.induction_variable
-            power = exp_below_zero(arith.subf(vector.load(self.vec, self.scores, [at]), now))
-            vector.store(power, self.scores, [at])
-            scf.YieldOp([arith.addf(groups.inner_iter_args[0], power)])
+            weight = power(vector.load(self.vec, self.scores, [at]), now)
+            vector.store(weight, self.scores, [at])
+            scf.YieldOp([arith.addf(groups.inner_iter_args[0], weight)])
         vector.store(groups.results[0], self.totals, [state])
         vector.store(now, self.largest, [state])
         masks = [None] * (self.size // self.lanes)

@@ -34,8 +34,8 @@ class AttentionInPairs(Attention):
             scf.YieldOp([arith.addf(total, more) for total, more in zip(js.inner_iter_args, both, strict=True)])
         return list(js.results)
 
-    def _power(self, x: ir.Value) -> ir.Value:
-        return coarse_exp_below_zero(x)
+    def _power(self, score: ir.Value, highest: ir.Value) -> ir.Value:
+        return coarse_exp_below_zero(arith.subf(score, highest))
 
     def _vectors(self, buffer: ir.Value, row: ir.Value) -> list[ir.Value]:
         line = vector_of(LINE, ir.BF16Type.get())

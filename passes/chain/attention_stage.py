@@ -17,8 +17,8 @@ from torch_mlir.dialects import arith, math, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
 from gossamer.passes.chain.stages import Frame, emit_transposed
-from gossamer.passes.finish.expand_math import exp_below_zero
-from gossamer.passes.loops.vectors import index, loop, lowest_of, splat_of, vector_of, widened, zeros
+from gossamer.passes.finish.online_softmax import inverse, larger, lowest, power
+from gossamer.passes.loops.vectors import index, loop, splat_of, vector_of, widened, zeros
 
 _KEYS = 4  # keys, or features of the values, that share the loads of a vector of queries
 
@@ -100,8 +100,7 @@ class Attention:
     def _score(self, query: ir.Value, row: ir.Value) -> list[ir.Value]:
         """Fill the scores of a head; returns the highest of each query."""
         frame, keys = self.frame, self.keys_at_once
-        lowest = [splat_of(frame.vec, lowest_of(frame.vec.element_type))] * frame.vectors
-        with self._tiles(lowest) as tiles:
+        with self._tiles(lowest(frame.vec, frame.vectors)) as tiles:
             origin, taken, stride = self._tile(tiles.induction_variable)
             base = arith.addi(self.sequence.keys, arith.muli(tiles.induction_variable, self.sequence.tile))
             with loop(index(0), taken, index(keys), list(tiles.inner_iter_args)) as js:
@@ -131,8 +130,7 @@ class Attention:
         for v, (product, before) in enumerate(zip(products, highest, strict=True)):
             score = self._masked(product, key, v)
             vector.store(score, self.scores, [key, self.frame.at(v)])
-            # In one instruction; where one is NaN, so is the total, whatever this is.
-            found.append(arith.select(arith.cmpf(arith.CmpFPredicate.OGT, before, score), before, score))
+            found.append(larger(score, before))
         return found
 
     def _masked(self, total: ir.Value, key: ir.Value, v: int) -> ir.Value:
@@ -176,14 +174,14 @@ class Attention:
         """exp(scores - highest) of a key."""
         frame = self.frame
         scores = [vector.load(frame.vec, self.scores, [key, frame.at(v)]) for v in self.vectors]
-        return [self._power(arith.subf(score, top)) for score, top in zip(scores, highest, strict=True)]
+        return [self._power(*each) for each in zip(scores, highest, strict=True)]
 
-    def _power(self, x: ir.Value) -> ir.Value:
-        return exp_below_zero(x) if isinstance(self.frame.vec.element_type, ir.F32Type) else math.exp(x)
+    def _power(self, score: ir.Value, highest: ir.Value) -> ir.Value:
+        return power(score, highest)
 
     def _sum(self, result: ir.Value, row: ir.Value, totals: list[ir.Value]) -> None:
         """The values of a head, weighed by the scores."""
-        frame, inverse = self.frame, self._inverse(totals)
+        frame, shares = self.frame, inverse(totals)
         step = next(n for n in (self.keys_at_once, 2, 1) if self.size % n == 0)
         with loop(index(0), index(self.size), index(step)) as ds:
             rows = [arith.addi(arith.addi(row, ds.induction_variable), index(a)) for a in range(step)]
@@ -195,17 +193,7 @@ class Attention:
             for a in range(step):
                 m = arith.addi(arith.addi(result, ds.induction_variable), index(a))
                 for v in self.vectors:
-                    frame.store(
-                        arith.mulf(tiles.results[a * frame.vectors + v], inverse[v]), self.op.operation.results[0], m, v
-                    )
-
-    def _inverse(self, totals: list[ir.Value]) -> list[ir.Value]:
-        """1 / totals, 0 where all keys are masked."""
-        one, none, inverse = splat_of(self.frame.vec, 1.0), self.start, []
-        for total in totals:
-            some = arith.cmpf(arith.CmpFPredicate.UNE, total, none)
-            inverse.append(arith.select(some, arith.divf(one, total), none))
-        return inverse
+                    frame.store(arith.mulf(tiles.results[a * frame.vectors + v], shares[v]), self.op.operation.results[0], m, v)
 
     def _add(self, origin: ir.Value, taken: ir.Value, places: list[ir.Value], carried: list[ir.Value]) -> list[ir.Value]:
         """Some sums and the values of a tile, weighed."""

@@ -14,7 +14,8 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector, x86
 
 from gossamer.passes.chain.attention_pairs import AttentionInPairs
-from gossamer.passes.loops.vectors import index, loop, lowest_of, mask_of, splat_of, transpose, vector_of, zeros
+from gossamer.passes.finish.online_softmax import inverse, lowest
+from gossamer.passes.loops.vectors import index, loop, mask_of, transpose, vector_of, zeros
 from gossamer.passes.weights_bf16.bf16_pairs import LINE
 
 KEYS, FEATURES = 16, 32
@@ -40,8 +41,7 @@ class AttentionInTiles(AttentionInPairs):
 
     def _score(self, query: ir.Value, row: ir.Value) -> list[ir.Value]:
         frame = self.frame
-        lowest = [splat_of(frame.vec, lowest_of(frame.vec.element_type))] * frame.vectors
-        with self._tiles(lowest) as tiles:
+        with self._tiles(lowest(frame.vec, frame.vectors)) as tiles:
             origin, taken, stride = self._tile(tiles.induction_variable)
             base = arith.addi(self.sequence.keys, arith.muli(tiles.induction_variable, self.sequence.tile))
             with loop(index(0), taken, index(KEYS), list(tiles.inner_iter_args)) as blocks:
@@ -86,7 +86,7 @@ class AttentionInTiles(AttentionInPairs):
         return totals
 
     def _sum(self, result: ir.Value, row: ir.Value, totals: list[ir.Value]) -> None:
-        frame, inverse = self.frame, self._inverse(totals)
+        frame, shares = self.frame, inverse(totals)
         count = arith.ceildivui(self.keys, index(self.sequence.tokens))
         seen = arith.divui(self.sequence.within, index(self.sequence.tokens)) if self.causal else count
         with loop(index(0), index(self.size), index(KEYS)) as blocks:
@@ -105,7 +105,7 @@ class AttentionInTiles(AttentionInPairs):
                 for i, total in enumerate(sums):
                     a, v = divmod(i, frame.vectors)
                     row_of_y = arith.addi(place, features[a])
-                    frame.store(arith.mulf(total, inverse[v]), self.op.operation.results[0], row_of_y, v)
+                    frame.store(arith.mulf(total, shares[v]), self.op.operation.results[0], row_of_y, v)
 
     def _multiply_values(self, number: ir.Value, row: ir.Value, carried: Sequence[ir.Value]) -> list[ir.Value]:
         """sums + 16 features of the values of a tile of keys, weighed."""

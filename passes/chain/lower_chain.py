@@ -1,7 +1,7 @@
 """lower-chain: a function of several kernel ops becomes loops in which a tile of tokens goes through all of them.
 
-before   %h = "kernel.spmm"(%x, %up) ({... gelu ...}) {schedule = "kblock", ...}
-         %y = "kernel.spmm"(%h, %down) ({... + kernel.read(%x) ...}) {schedule = "kblock", ...}
+before   %h = "kernel.spmm"(%x, %up) ({... gelu ...}) {schedule = "broadcast", ...}
+         %y = "kernel.spmm"(%h, %down) ({... + kernel.read(%x) ...}) {schedule = "broadcast", ...}
 after    if tiles >= threads
            scf.parallel (%tile) = ...              // a phase: all its stages, tile by tile
              call @region_pack(...)                // x, feature-major, into this thread's scratch memory

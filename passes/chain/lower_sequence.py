@@ -1,9 +1,9 @@
 """lower-sequence: the stages of a chain for a few tokens follow each other, each with all of them, laid out as in torch.
 
-before   %h = "kernel.spmm"(%x, %up) ({... gelu ...}) {schedule = "gather", ...}
+before   %h = "kernel.spmm"(%x, %up) ({... gelu ...}) {schedule = "lookup", ...}
          %s = "kernel.sum"() ({... kernel.read(%h) ...}) {size = 3072}
          %y = "kernel.spmm"(%h, %down) ({... * kernel.read(%s) ...}) {schedule = "planes", ...}
-after    %h = "kernel.spmm"(%x, %up) ({...}) {schedule = "gather", ...} into memory of the workspace
+after    %h = "kernel.spmm"(%x, %up) ({...}) {schedule = "lookup", ...} into memory of the workspace
          scf.for (%token) ... vector.load ... vector.reduction <add>          // sums and maps of rows, features in lanes
          %y = "kernel.spmm"(%h', %down) ({... kernel.read(%s') ...}) {...}     // of what lies in that memory
 

@@ -1,8 +1,7 @@
 """choose-format: gives each sparse weight of a product the encoding that its schedule wants.
 
 before   func.func @region(%x: ..., %w: tensor<3072x768xf32, #CSR> {kernel.density = 0.1 : f64})
-after    func.func @region(%x: ..., %w: tensor<3072x768xf32, #KB>)
-         #KB = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed), posWidth = 32, crdWidth = 16
+after    func.func @region(%x: ..., %w: tensor<3072x768xf32, "padded(reduction=1, columns=384)">)
 
 Each family of schedules has its own (`Family.storage`). The choice uses shape and hints (rounded by the importer) alone, and
 the hints are then dropped, so that layers of one shape share one kernel. A weight whose hints ask for a schedule of its own
@@ -34,7 +33,7 @@ class ChooseFormat:
     (`amx+avx512bf16`), `l1d` the bytes of its first-level data cache, `chain` whether the function becomes one."""
 
     name: ClassVar[str] = "choose-format"
-    schedule: str = "kblock"
+    schedule: str = "broadcast"
     bits: int = 512
     features: str = ""
     l1d: int = 32 << 10

@@ -1,7 +1,7 @@
 """schedule: decides how each `kernel.contract` is computed and writes it down as a scheduled op.
 
 before   %y = "kernel.contract"(%x, %w) ({epilogue}) {indexing_maps = [(t, m, k) -> (t, k), (t, m, k) -> (m, k)]}
-after    %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "kblock", tile = [64, 1024, 192], lanes = 16, reduction = 1}
+after    %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "broadcast", tile = [32], lanes = 16, reduction = 1}
 
 The weight has the format that choose-format has given it for the same schedule, or for the one that it has noted. A
 contraction that the schedule cannot compute is an error, and so is linalg that is no part of one: the caller leaves such a
@@ -28,7 +28,7 @@ class Schedule:
     """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides."""
 
     name: ClassVar[str] = "schedule"
-    schedule: str = "kblock"
+    schedule: str = "broadcast"
     bits: int = 512
     features: str = ""
 

@@ -30,6 +30,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.window import Window
+from gossamer.passes.convolution.kblock_loop import KBlockRows
 from gossamer.passes.convolution.pixels import Pixels, Seen, Tiles
 from gossamer.passes.loops.inner_loop import InnerLoop
 from gossamer.passes.loops.product import Operands, Product
@@ -45,7 +46,6 @@ from gossamer.passes.loops.vectors import (
     widened,
     zeros,
 )
-from gossamer.passes.weights.kblock_loop import KBlockRows
 
 _LINE = 64  # bytes of a cache line
 _AVX512 = 64  # bytes of its vectors

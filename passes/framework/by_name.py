@@ -1,8 +1,8 @@
 """What there is, by the names of files: nothing is imported to list it.
 
-a pass      "lower-kblock" is the class `LowerKblock` of a file `lower_kblock.py`, in any room of `passes/`, with a line
-            `name: ClassVar[str] = "lower-kblock"`
-a schedule  "kblock" is the `Family` called `KBLOCK` of a file `lower_kblock.py`, in a room of schedules
+a pass      "lower-block" is the class `LowerBlock` of a file `lower_block.py`, in any room of `passes/`, with a line
+            `name: ClassVar[str] = "lower-block"`
+a schedule  "block" is the `Family` called `BLOCK` of a file `lower_block.py`, in a room of schedules
 """
 
 from collections.abc import Iterator

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func, math, memref, vector
+from torch_mlir.dialects import arith, func, memref, vector
 
 from gossamer.dialects.edges import operands_of
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.passes.finish.expand_math import exp_below_zero
 from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
 from gossamer.passes.loops.heads_in_lanes import dot, spread
 from gossamer.passes.loops.openmp import thread_number
@@ -289,10 +288,6 @@ class EdgeRows:
     def spread(self, values: ir.Value, size: int) -> list[ir.Value]:
         """A value for each head at all of its elements."""
         return spread(values, self.group, size, self.lanes)
-
-    def exp(self, difference: ir.Value) -> ir.Value:
-        """exp(difference) of a score to the largest: where it is next to nothing, 0, in as little time as elsewhere."""
-        return exp_below_zero(difference) if isinstance(self.element, ir.F32Type) else math.exp(difference)
 
     def activated(self, raw: ir.Value) -> ir.Value:
         """leaky_relu(raw, slope)"""

@@ -10,9 +10,8 @@ after    scf.parallel (%part) = ...
              for each entry: sums += values[column] * scratch                        // vectors of features
            sums / total into y; largest, 1 / total into s
 
-Only a row with several blocks waits in y: what it has so far is scaled when `largest` grows (Milakov and Gimelshein, "Online
-normalizer calculation for softmax", 2018). Runs on functions whose storage is exposed with the arrays of open operands
-(expose-storage{arrays=true}).
+Only a row with several blocks waits in y: what it has so far is scaled when `largest` grows (online_softmax.py). Runs on
+functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
 
 from collections.abc import Sequence
@@ -22,9 +21,10 @@ from typing import Any, ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
+from gossamer.passes.finish.online_softmax import Running, along, larger, power
 from gossamer.passes.loops.heads_in_lanes import gathered_sums, repeated
 from gossamer.passes.loops.queries import walk
-from gossamer.passes.loops.vectors import index, loop, lowest_of, splat_of, zeros
+from gossamer.passes.loops.vectors import index, loop, splat_of, zeros
 from gossamer.passes.operands.edge_loops import VECTORS, EdgeRows, Rows
 
 _SCORES = 1024  # of a block: with what is read for them, they stay in the first-level cache
@@ -69,24 +69,24 @@ class _Forward(EdgeRows):
     def _row(self, rows: Rows, scratch: ir.Value, row: ir.Value) -> None:
         begin, end = self.bounds(rows, row)
         own = self.read_row(rows, row)
-        lowest = lowest_of(self.element)
-        with loop(begin, end, index(self.entries), [splat_of(self.short, lowest), zeros(self.short)]) as blocks:
-            first, (largest, total) = blocks.induction_variable, blocks.inner_iter_args
+
+        def block(first: ir.Value, before: Running) -> Running:
             stop = arith.minui(arith.addi(first, index(self.entries)), end)
-            now = self._scores(rows, scratch, row, own, first, stop, largest)
-            shrunk = self.exp(arith.subf(largest, now))
+            now = self._scores(rows, scratch, row, own, first, stop, before.largest[0])
+            (shrunk,) = before.shrunk([now])
             filled = arith.muli(arith.subi(stop, first), index(self.width))
             sums = self._exponentials(rows, scratch, first, filled, now)
-            total = vector.fma(total, shrunk, sums)
+            total = vector.fma(before.totals[0], shrunk, sums)
             inverse = arith.divf(splat_of(self.short, 1.0), total)
             last = arith.cmpi(arith.CmpIPredicate.eq, stop, end)
             factor = arith.select(last, inverse, splat_of(self.short, 1.0))
             self._weighted_sums(rows, scratch, row, _Block(begin, first, stop), shrunk, factor)
-            scf.YieldOp([now, total])
-        largest, total = blocks.results
+            return Running([now], [total])
+
+        ends = along(begin, end, self.entries, self.short, 1, block)
         out, statistics = rows.outputs
-        self.store_heads(largest, statistics, row, rows.first_head)
-        inverse = arith.divf(splat_of(self.short, 1.0), total)
+        self.store_heads(ends.largest[0], statistics, row, rows.first_head)
+        inverse = arith.divf(splat_of(self.short, 1.0), ends.totals[0])
         self.store_heads(inverse, statistics, row, arith.addi(rows.first_head, index(self.heads)))
         empty = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, begin, end))
         with ir.InsertionPoint(empty.then_block):
@@ -110,8 +110,7 @@ class _Forward(EdgeRows):
             self.prefetch(rows, place)
             score = self.activated(self.score(rows, self.entry(rows, place, row, own)).raw)
             vector.store(score, scratch, [self._at(place, first)])
-            larger = arith.cmpf(arith.CmpFPredicate.OGT, score, largest)
-            scf.YieldOp([arith.select(larger, score, largest)])
+            scf.YieldOp([larger(score, largest)])
         return entries.results[0]
 
     def _exponentials(self, rows: Rows, scratch: ir.Value, first: ir.Value, filled: ir.Value, largest: ir.Value) -> ir.Value:
@@ -120,13 +119,12 @@ class _Forward(EdgeRows):
         subtracted = repeated(largest, self.lanes)
         with loop(index(0), filled, index(self.lanes), [zeros(self.vec)]) as vectors:
             at = [vectors.induction_variable]
-            power = self.exp(arith.subf(vector.load(self.vec, scratch, at), subtracted))
-            weight = power
+            weight = kept = power(vector.load(self.vec, scratch, at), subtracted)
             if self.dropout:
                 number = arith.addi(first, arith.divui(vectors.induction_variable, index(self.width)))
-                weight = arith.mulf(power, self.kept(rows, number, self.lanes))
-            vector.store(weight, scratch, at)
-            scf.YieldOp([arith.addf(vectors.inner_iter_args[0], power)])
+                kept = arith.mulf(weight, self.kept(rows, number, self.lanes))
+            vector.store(kept, scratch, at)
+            scf.YieldOp([arith.addf(vectors.inner_iter_args[0], weight)])
         return gathered_sums(vectors.results[0], self.width)
 
     def _weighted_sums(

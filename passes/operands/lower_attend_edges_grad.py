@@ -21,6 +21,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.edges import gradients_of
+from gossamer.passes.finish.online_softmax import power
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, loop, splat_of, zeros
 from gossamer.passes.operands.edge_loops import EdgeRows, Entry, Rows, Score
@@ -73,7 +74,7 @@ class _Backward(EdgeRows):
         gradient, values = self.read(rows, "gradient", entry), self.read(rows, "values", entry)
         largest, inverse = self.read(rows, "statistics", entry)
         score = self.score(rows, entry)
-        weight = arith.mulf(self.exp(arith.subf(self.activated(score.raw), largest)), inverse)
+        weight = arith.mulf(power(self.activated(score.raw), largest), inverse)
         of_weight, used = self.dots(gradient, values, self.features), weight
         if self.dropout:
             kept = self.kept(rows, entry.number, self.width)

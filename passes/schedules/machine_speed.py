@@ -45,10 +45,8 @@ class Curve:
 
 # Cycles that pass in a microsecond of families whose terms were fitted to another CPU. This one has 3.6 GHz, but begins one
 # load of 512 bits a cycle instead of two, be it of x or of one value into all lanes, and one multiply-add; it reads 32 bytes a
-# cycle from the second-level cache; and a gather costs more.
+# cycle from the second-level cache.
 _ZEN4 = {
-    "kblock": Curve(((1, 3800.0), (16, 3800.0), (32, 3250.0), (64, 2480.0))),
-    "gather": Curve(((1, 1600.0), (2, 1800.0), (4, 2000.0))),
     "lookup": Curve(((1, 3400.0), (2, 3000.0), (8, 3150.0))),
     "broadcast": Curve(((1, 2800.0), (16, 2800.0), (32, 2700.0))),
     "block": Curve(((1, 2800.0), (32, 2550.0))),

@@ -37,8 +37,7 @@ class FewTokens(WeightInLanes):
         if len(tile) != 1 or not 1 <= tile[0] <= _MOST:
             raise CompileError(f"tile {tile} is not a number of tokens from 1 to {_MOST}")
         (self.tokens,), self.padded_K = tile, padded_K
-        # The copy of x, then a vector of rows' totals for each token.
-        size = self.tokens * (padded_K + self.lanes) * byte_width(self.sum_type)
+        size = self.tokens * padded_K * byte_width(self.sum_type)
         self.workspace = -(-size // _CACHE_LINE) * _CACHE_LINE
 
     def lower(self, module: ir.Module, widths: list[int], emit: Callable[[int, Operands], None]) -> None:
@@ -74,12 +73,6 @@ class TokenRows:
             for t in range(self.count):
                 vector.store(zeros(self.vec), copy, [index(t), index(k)])
         return copy
-
-    def totals(self) -> ir.Value:
-        """Memory for a vector of rows' totals for each token."""
-        type_ = ir.MemRefType.get([self.count, self.lanes], self.product.sum_type)
-        after = self.count * self.product.padded_K * byte_width(self.product.sum_type)
-        return memref.view(type_, self.operands.workspace, arith.addi(self.operands.offset, index(after)), [])
 
     def store(self, row: ir.Value, totals: list[ir.Value]) -> None:
         """Put a vector of rows' totals for each token through the epilogue into y."""

@@ -9,6 +9,9 @@ after    the loops of row_groups.py over tiles of 64 tokens, panels of 768 colum
 
 Large blocks are stored cut into small ones. Runs on functions whose storage is exposed (expose-storage). Nothing is read or
 written past the end of a tensor: blocks are filled up with zeros, tokens past the last one repeat it and are not stored.
+
+Fastest for blocks and many tokens: 1.15 times as fast as "blockvec" at "768x3072 4x4 90% 128 tokens" in
+benchmarks/results/intel-xeon-graniterapids/prediction.json. It also runs in chains.
 """
 
 from dataclasses import dataclass

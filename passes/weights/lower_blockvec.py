@@ -15,6 +15,9 @@ after    scf.parallel (%task) = ...                    // token tiles x chunks o
 Each value of the weight is loaded once for all tokens, and the results need no transpose. A single token, and blocks of 16
 columns or more, read x as it lies in memory. Runs on functions whose storage is exposed (expose-storage). Nothing is read or
 written past the end of a tensor: the loads of x are masked there, tokens past the last one repeat it and are not stored.
+
+Fastest for blocks and few tokens: 4.4 times as fast as "broadcast" at "768x3072 1x16 90% 1 token" in
+benchmarks/results/intel-xeon-graniterapids/prediction.json.
 """
 
 from dataclasses import dataclass

@@ -10,6 +10,9 @@ after    scf.parallel (%task) = ...                     // tiles of 32 or 128 to
 
 Tokens are the rows of the left tiles, so x is loaded as it lies in memory and y stored as it is computed; the blocks of the
 weight are the right tiles, in the order that the instruction wants them.
+
+Fastest for large blocks: 1.46 times as fast as "amxcolumns" at "768x3072 32x32 90% 128 tokens bf16" in
+benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
 """
 
 from dataclasses import dataclass

@@ -11,6 +11,9 @@ after    scf.parallel (%task) = ...                     // chunks of the strips 
 
 The weight is read as its nonzeros and a bit for each element. As in a dense product, an infinity or a NaN in x reaches all
 results of its token.
+
+Fastest for weights that are half zeros and few tokens: 1.20 times as fast as "planes" at "768x3072 50% 1 token bf16" in
+benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
 """
 
 from collections.abc import Sequence

@@ -12,6 +12,9 @@ after    scf.parallel (%task) = ...                    // token tiles x chunks o
            unpack:  16 rows of sums at a time, transposed, through the epilogue into y
 
 The two columns need not be neighbours.
+
+Fastest for unstructured zeros and more than a few tokens on CPUs with dot products of bf16 and no AMX: 1.59 times as fast as
+"broadcast" at "768x3072 90% 128 tokens bf16" in benchmarks/results/amd-epyc-znver5/prediction-bf16.json.
 """
 
 from dataclasses import dataclass

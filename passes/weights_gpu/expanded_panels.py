@@ -4,7 +4,7 @@
 each warp: start to copy its first two panels: masks, offsets, values of w; x[16 tokens][64 bytes]
 scf.for %panel step 8 iter_args(2 x 2 x 4 sums)
   start to copy the panel after the next; wait for the panel's own copy
-  each lane: its elements of w, zeros included          // ExpandedPanels.expanded, of who multiplies
+  each lane: its elements of w, zeros included          // ExpandedPanels.elements, of who multiplies
   nvgpu.ldmatrix of x; nvvm.mma.sync
 the warps' sums added up through shared memory; through the epilogue into y
 
@@ -14,19 +14,24 @@ et al., VLDB 2023). Warps share nothing before the end, so nothing but their own
 columns beyond K are zeros, and not read.
 """
 
+from functools import partial
+from typing import ClassVar
+
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, memref, scf, vector
 
 from gossamer.dialects.gpu_packings import Fragments
 from gossamer.dialects.launch import Launch
+from gossamer.passes.framework.family import Family
 from gossamer.passes.loops.gpu_threads import WARP, below, divmod_by, load, shared, store, sync_warp, when, widest
+from gossamer.passes.loops.product import products
 from gossamer.passes.loops.tensor_core import commit, copy_async, load_matrices, multiply_add, wait
 from gossamer.passes.loops.vectors import added, byte_width, index, load_index, loop, rolled, vector_of, zeros
 from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 
 TOKENS = (16, 8)
 ROWS = Fragments.ROWS
-RESIDENT = 3  # blocks of a multiprocessor: as many as shared memory holds where there is much
+_RESIDENT = 3  # blocks of a multiprocessor: as many as shared memory holds where there is much
 _LINE = 64  # bytes of a row of x in a panel
 _PIECE = 16  # bytes that a lane copies at once
 _WARPS = 8
@@ -37,10 +42,17 @@ _APART = ROWS + 4  # sums between those of neighbouring tokens: then no two lane
 
 
 class ExpandedPanels:
-    """Emits the body of one kernel. The 32 rows of the thread block are those of the operands' chunk."""
+    """Emits the body of one kernel. The 32 rows of the thread block are those of the operands' chunk.
 
-    def __init__(self, spmm: GpuProduct, stored: type[Fragments], operands: Operands) -> None:
-        self.spmm, self.stored, self.operands = spmm, stored, operands
+    Who multiplies says in `stored` how the weight is packed, and in `lower` which bits of a mask are those before a lane's own.
+    """
+
+    stored: ClassVar[type[Fragments]]
+    lower: ir.Value
+
+    def __init__(self, spmm: GpuProduct, operands: Operands) -> None:
+        stored = self.stored
+        self.spmm, self.operands = spmm, operands
         self.positions, *self.sources = operands.weight
         self.count, self.warp = operands.launch.tokens, operands.warp
         self.i32, i16 = (ir.IntegerType.get_signless(width) for width in (32, 16))
@@ -55,9 +67,43 @@ class ExpandedPanels:
         self.widths = self.count // 8
         self.sums = vector_of(4, spmm.sum_type)
 
+    @classmethod
+    def lower_all(cls, module: ir.Module, family: Family) -> None:
+        """Kernels in place of all products of a family."""
+        for op in products(module, family.name):
+            with op.location:
+                spmm = GpuProduct(op, cls.tile())
+                launches = {tokens: launch(spmm, cls.stored, tokens) for tokens in TOKENS}
+                spmm.kernels(launches, partial(cls._emit, spmm), _RESIDENT)
+
+    @classmethod
+    def _emit(cls, spmm: GpuProduct, operands: Operands) -> None:
+        cls(spmm, operands).emit()
+
+    @classmethod
+    def tile(cls) -> list[int]:
+        """[tokens, rows of the weight, columns of K]"""
+        return [TOKENS[0], cls.stored.ROWS, cls.stored.COLUMNS]
+
+    def first_mask(self, tile: int) -> ir.Value:
+        """The first of the four masks of a tile, one a quarter, that are this lane's."""
+        raise NotImplementedError
+
+    def elements(self, slot: ir.Value, mask: ir.Value, place: ir.Value) -> ir.Value:
+        """This lane's elements of a quarter of a tile, whose values begin at `place` in the slot."""
+        raise NotImplementedError
+
     def expanded(self, slot: ir.Value, tile: int) -> list[ir.Value]:
         """This lane's elements of a tile of w: of each quarter those that `multiply_add` takes."""
-        raise NotImplementedError
+        at = [self.warp, slot, self.first_mask(tile)]
+        masks = load(vector_of(4, self.i32), self.masks, at)
+        offsets = load(vector_of(4, ir.IntegerType.get_signless(16)), self.offsets, at)
+        found = []
+        for quarter in range(4):
+            mask = vector.extract(masks, [], [quarter])
+            place = arith.addi(arith.extui(self.i32, vector.extract(offsets, [], [quarter])), self._before(mask))
+            found.append(self.elements(slot, mask, place))
+        return found
 
     def emit(self) -> None:
         """The whole body."""
@@ -179,9 +225,9 @@ class ExpandedPanels:
         chunks = arith.addi(arith.muli(row, index(_LINE // _PIECE)), arith.xori(chunk, spread))
         return arith.muli(chunks, index(self.chunk))
 
-    def before(self, mask: ir.Value, lower: ir.Value) -> ir.Value:
-        """How many bits of a mask are among the lower ones."""
-        return ir.Operation.create("llvm.intr.ctpop", results=[self.i32], operands=[arith.andi(mask, lower)]).results[0]
+    def _before(self, mask: ir.Value) -> ir.Value:
+        """How many bits of a mask come before this lane's."""
+        return ir.Operation.create("llvm.intr.ctpop", results=[self.i32], operands=[arith.andi(mask, self.lower)]).results[0]
 
     def i32_constant(self, value: int) -> ir.Value:
         """A word."""

@@ -11,7 +11,6 @@ gives NaN as in the dense product. Only for bf16 and f16, K a multiple of 8.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from torch_mlir import ir
@@ -21,14 +20,12 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.gpu_packings import Fragments
 from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.family import Family, Matrix, entries_read
-from gossamer.passes.loops.gpu_threads import WARP, divmod_by, load
-from gossamer.passes.loops.product import products
+from gossamer.passes.loops.gpu_threads import WARP, divmod_by
 from gossamer.passes.loops.tensor_core import CHUNK
 from gossamer.passes.loops.vectors import index, vector_of
-from gossamer.passes.weights_gpu.expanded_panels import RESIDENT, TOKENS, ExpandedPanels, launch
+from gossamer.passes.weights_gpu.expanded_panels import TOKENS, ExpandedPanels
 from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 
-_TILE = [TOKENS[0], Fragments.ROWS, Fragments.COLUMNS]
 _FEW = 64  # tokens up to which it may be the fastest
 
 
@@ -39,7 +36,7 @@ def _storage(matrix: Matrix) -> Fragments | None:
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
     """[tokens, rows of the weight, columns of K]"""
-    return tuple(_TILE) if stored == _storage(matrix) else None
+    return tuple(_Kernel.tile()) if stored == _storage(matrix) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
@@ -59,22 +56,16 @@ class LowerGpuExpand:
     name: ClassVar[str] = "lower-gpu-expand"
 
     def run(self, module: ir.Module) -> None:
-        for op in products(module, GPU_EXPAND.name):
-            with op.location:
-                spmm = GpuProduct(op, _TILE)
-                launches = {tokens: launch(spmm, Fragments, tokens) for tokens in TOKENS}
-                spmm.kernels(launches, partial(_emit, spmm), RESIDENT)
-
-
-def _emit(spmm: GpuProduct, operands: Operands) -> None:
-    _Kernel(spmm, operands).emit()
+        _Kernel.lower_all(module, GPU_EXPAND)
 
 
 class _Kernel(ExpandedPanels):
     """Panels of bf16 or f16: two neighbours of each quarter of a tile are a lane's."""
 
+    stored = Fragments
+
     def __init__(self, spmm: GpuProduct, operands: Operands) -> None:
-        super().__init__(spmm, Fragments, operands)
+        super().__init__(spmm, operands)
         # Which bits of a mask are this lane's: `shift` and the next one; `lower` has those before.
         half, place = divmod_by(operands.lane, WARP // 2)
         self.mask_of_half = arith.muli(half, index(4))
@@ -82,21 +73,15 @@ class _Kernel(ExpandedPanels):
         one = self.i32_constant(1)
         self.lower = arith.subi(arith.shli(one, self.shift), one)
 
-    def expanded(self, slot: ir.Value, tile: int) -> list[ir.Value]:
-        at = [self.warp, slot, arith.addi(index(8 * tile), self.mask_of_half)]
-        masks = load(vector_of(4, self.i32), self.masks, at)
-        offsets = load(vector_of(4, ir.IntegerType.get_signless(16)), self.offsets, at)
-        found = []
-        for quarter in range(4):
-            mask = vector.extract(masks, [], [quarter])
-            place = arith.addi(arith.extui(self.i32, vector.extract(offsets, [], [quarter])), self.before(mask, self.lower))
-            mine = arith.shrui(mask, self.shift)
-            pair = []
-            for number in range(2):
-                bit = arith.andi(arith.shrui(mine, self.i32_constant(number)), self.i32_constant(1))
-                value = memref.load(self.values, [self.warp, slot, arith.index_castui(ir.IndexType.get(), place)])
-                is_there = arith.cmpi(arith.CmpIPredicate.ne, bit, self.i32_constant(0))
-                pair.append(arith.select(is_there, value, arith.constant(self.spmm.element, 0.0)))
-                place = arith.addi(place, bit)
-            found.append(vector.from_elements(vector_of(2, self.spmm.element), pair))
-        return found
+    def first_mask(self, tile: int) -> ir.Value:
+        return arith.addi(index(8 * tile), self.mask_of_half)
+
+    def elements(self, slot: ir.Value, mask: ir.Value, place: ir.Value) -> ir.Value:
+        mine, pair = arith.shrui(mask, self.shift), []
+        for number in range(2):
+            bit = arith.andi(arith.shrui(mine, self.i32_constant(number)), self.i32_constant(1))
+            value = memref.load(self.values, [self.warp, slot, arith.index_castui(ir.IndexType.get(), place)])
+            is_there = arith.cmpi(arith.CmpIPredicate.ne, bit, self.i32_constant(0))
+            pair.append(arith.select(is_there, value, arith.constant(self.spmm.element, 0.0)))
+            place = arith.addi(place, bit)
+        return vector.from_elements(vector_of(2, self.spmm.element), pair)

@@ -14,24 +14,20 @@ multiple of 16, x is copied 16 bytes at a time.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, vector
+from torch_mlir.dialects import arith, memref
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.gpu_packings import QuadFragments
 from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.gpu_threads import load
-from gossamer.passes.loops.product import products
-from gossamer.passes.loops.vectors import index, vector_of
-from gossamer.passes.weights_gpu.expanded_panels import RESIDENT, TOKENS, ExpandedPanels, launch
+from gossamer.passes.loops.vectors import index
+from gossamer.passes.weights_gpu.expanded_panels import TOKENS, ExpandedPanels
 from gossamer.passes.weights_gpu.gpu_product import GpuProduct, Operands
 from gossamer.passes.weights_int8.lower_quads import kept_quads
 
-_TILE = [TOKENS[0], QuadFragments.ROWS, QuadFragments.COLUMNS]
 _OF_A_QUAD = 1.5 / 8  # bytes of its bit, and of its share of an offset
 
 
@@ -41,7 +37,7 @@ def _storage(matrix: Matrix) -> QuadFragments:
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
     """[tokens, rows of the weight, columns of K]"""
-    return tuple(_TILE) if stored == _storage(matrix) else None
+    return tuple(_Kernel.tile()) if stored == _storage(matrix) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
@@ -67,35 +63,24 @@ class LowerGpuQuads:
     name: ClassVar[str] = "lower-gpu-quads"
 
     def run(self, module: ir.Module) -> None:
-        for op in products(module, GPU_QUADS.name):
-            with op.location:
-                spmm = GpuProduct(op, _TILE)
-                launches = {tokens: launch(spmm, QuadFragments, tokens) for tokens in TOKENS}
-                spmm.kernels(launches, partial(_emit, spmm), RESIDENT)
-
-
-def _emit(spmm: GpuProduct, operands: Operands) -> None:
-    _Kernel(spmm, operands).emit()
+        _Kernel.lower_all(module, GPU_QUADS)
 
 
 class _Kernel(ExpandedPanels):
     """Panels of int8: a quad of each quarter of a tile is a lane's, whose number is that of its bit."""
 
+    stored = QuadFragments
+
     def __init__(self, spmm: GpuProduct, operands: Operands) -> None:
-        super().__init__(spmm, QuadFragments, operands)
+        super().__init__(spmm, operands)
         one = self.i32_constant(1)
         self.mine = arith.shli(one, arith.index_cast(self.i32, operands.lane))
         self.lower = arith.subi(self.mine, one)
 
-    def expanded(self, slot: ir.Value, tile: int) -> list[ir.Value]:
-        at = [self.warp, slot, index(4 * tile)]
-        masks = load(vector_of(4, self.i32), self.masks, at)
-        offsets = load(vector_of(4, ir.IntegerType.get_signless(16)), self.offsets, at)
-        found = []
-        for quarter in range(4):
-            mask = vector.extract(masks, [], [quarter])
-            place = arith.addi(arith.extui(self.i32, vector.extract(offsets, [], [quarter])), self.before(mask, self.lower))
-            word = memref.load(self.words, [self.warp, slot, arith.index_castui(ir.IndexType.get(), place)])
-            is_there = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(mask, self.mine), self.i32_constant(0))
-            found.append(arith.select(is_there, word, self.i32_constant(0)))
-        return found
+    def first_mask(self, tile: int) -> ir.Value:
+        return index(4 * tile)
+
+    def elements(self, slot: ir.Value, mask: ir.Value, place: ir.Value) -> ir.Value:
+        word = memref.load(self.words, [self.warp, slot, arith.index_castui(ir.IndexType.get(), place)])
+        is_there = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(mask, self.mine), self.i32_constant(0))
+        return arith.select(is_there, word, self.i32_constant(0))

@@ -13,6 +13,9 @@ after    scf.parallel (%task) = ...                     // chunks of the strips 
 Up to some tens of tokens a dense product waits for the weight, of which this reads less.
 
 Bytes, and all weights of chains, are maps of tiles (amx_map_loop.py), which are multiplied with a tile of x that is packed.
+
+Fastest for unstructured zeros on AMX: 2.8 times as fast as "broadcast" at "768x3072 80% 32 tokens bf16" in
+benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
 """
 
 from dataclasses import dataclass

@@ -8,6 +8,8 @@ after    the loops of lower_amxcolumns.py over tiles of 32 tokens and strips of 
              x86.amx.tile_muli(16 rows x 64 columns of the panel, 64 columns x 16 tokens, sums)      // 2 x 2 tiles of i32
 
 Four neighbours along K are a line of x, so blocks may have any width that is a multiple of 4.
+
+For int8 in blocks of 16 rows and 4 columns or more on AMX. No recorded file has such a case.
 """
 
 from dataclasses import dataclass

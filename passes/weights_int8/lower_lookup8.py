@@ -10,6 +10,9 @@ after    scf.parallel (%task) = ...                     // chunks of the strips 
              through the epilogue into y
 
 So a multiplication is one of a nonzero, wherever it lies, and two instructions make 64 of them.
+
+Fastest for int8 without AMX: 2.7 times as fast as Inductor's int8 at "768x3072 90% 128 tokens" in
+benchmarks/results/amd-epyc-znver5/linear-peers.json.
 """
 
 from dataclasses import dataclass

@@ -9,6 +9,9 @@ after    the loops of row_groups.py over tiles of 64 tokens, panels of 384 colum
 
 Four aligned neighbours along K are stored as soon as one of them is nonzero. The sum is an i32, of which the epilogue
 makes a float.
+
+The only one for int8 on CPUs that do not look up bytes. Recorded: 2.8 times as fast as Inductor's int8 at "768x3072 95% 128
+tokens" in benchmarks/results/intel-xeon-emeraldrapids/linear-peers.json.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,6 @@ import torch
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.gpu_packings import Fragments, QuadFragments, TwoFour, Vnm
 from gossamer.dialects.packing import (
-    Bitmap,
     Blocks,
     BlockVectors,
     ByteWindows,
@@ -85,13 +84,6 @@ def checked(packing: Packing, arrays: Sequence[torch.Tensor]) -> list[torch.Tens
 def positions(counts: torch.Tensor) -> torch.Tensor:
     """Where each of the consecutive pieces of these lengths begins, and the last one ends."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-
-def _bitmap(packing: Bitmap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    columns, lanes = rows.nonzero.shape[1], packing.lanes
-    filled = torch.nn.functional.pad(rows.nonzero, (0, -columns % lanes))
-    bits = filled.view(-1, lanes).to(torch.int32) << torch.arange(lanes, dtype=torch.int32)
-    return [positions(rows.counts), bits.sum(1)], rows.places[rows.nonzero]
 
 
 def _vnni(packing: Vnni, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -307,7 +299,6 @@ def _fragments(packing: Fragments, rows: Rows) -> tuple[list[torch.Tensor], torc
 
 
 _FILL: dict[type[Packing], Fill] = {
-    Bitmap: _bitmap,
     Padded: _padded,
     Windows: _windows,
     Vnni: _vnni,

@@ -56,11 +56,11 @@ def compile_kernel_ir(text: str) -> RegionKernel:
 
 
 def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
-    """ "auto" is "kblock", and "reference" for what that cannot compute."""
+    """ "auto" is "broadcast", and "reference" for what that cannot compute."""
     if schedule != "auto":
         return _compile(contract, schedule, observer, target)
     try:
-        return _compile(contract, "kblock", observer, target)
+        return _compile(contract, "broadcast", observer, target)
     except CompileError:
         return _compile(contract, "reference", observer, target)
 

@@ -95,31 +95,15 @@ def sr_ste(steps: int, pattern: str = "2:4", decay: float = 2e-4, begin: int = 0
 
     w <- w - lr (g + decay * (1 - mask) * w)
     """
-    return Recipe(Sparsifier(pruned="train", decay=decay), Schedule(begin, steps), pattern=pattern)
-
-
-def mask_decay(steps: int, pattern: str = "2:4", begin: int = 0, end: int | None = None) -> Recipe:
-    """The mask is 1 - t' where weights are pruned, t' rising to 1: Kao et al., 2022, "mask decay", linear.
-
-    So are their gradients. They fade from step `begin` on and are gone at `end`, by default after 75 % of the steps.
-    """
-    return Recipe(Sparsifier(pruned="fade"), Fading(begin, _end(end, steps, 0.75)), pattern=pattern)
-
-
-def progressive_gradient_flow(
-    steps: int, pattern: str = "2:4", begin: int = 0, end: int | None = None, rate: float = 5.0
-) -> Recipe:
-    """Mask decay by an exponential: Bambhaniya et al., 2024, "MdGf-Exponential". From `end` on masks are 0 and 1."""
-    return Recipe(Sparsifier(pruned="fade"), Fading(begin, _end(end, steps, 0.75), rate=rate), pattern=pattern)
+    return _straight_through(pattern, Schedule(begin, steps), decay=decay)
 
 
 def structure_decay(steps: int, pattern: str = "2:4", begin: int = 0, end: int | None = None) -> Recipe:
     """N falls from M - 1 over M / 2, M / 4, … to the one asked for: Kao et al., 2022, "structure decay".
 
-    "SdGf-Stepwise" of Bambhaniya et al., 2024. Masks are those of the moment, and gradients go straight through them.
+    "SdGf-Stepwise" of Bambhaniya et al., 2024.
     """
-    schedule = Stepwise(begin, max(begin, steps), settled=_end(end, steps, 0.5))
-    return Recipe(Sparsifier(pruned="train"), schedule, pattern=pattern)
+    return _straight_through(pattern, Stepwise(begin, max(begin, steps), settled=_end(end, steps, 0.5)))
 
 
 def step(
@@ -131,8 +115,7 @@ def step(
     `latest`: 10 % and 50 % of the steps.
     """
     first, last = _end(earliest, steps, 0.1), _end(latest, steps, 0.5)
-    sparsifier = Sparsifier(pruned="train", decay=decay, frozen_variance=(first, max(first, last)))
-    return Recipe(sparsifier, Schedule(0, steps), pattern=pattern)
+    return _straight_through(pattern, Schedule(0, steps), decay=decay, frozen_variance=(first, max(first, last)))
 
 
 def bi_mask(steps: int, pattern: str = "2:4", decay: float = 2e-4, every: int = 100) -> Recipe:
@@ -140,7 +123,28 @@ def bi_mask(steps: int, pattern: str = "2:4", decay: float = 2e-4, every: int = 
 
     It is chosen every so many steps among random orders of the rows. Linear layers only.
     """
-    return Recipe(Sparsifier(pruned="train", decay=decay, backward_mask=every), Schedule(0, steps), pattern=pattern)
+    return _straight_through(pattern, Schedule(0, steps), decay=decay, backward_mask=every)
+
+
+def _straight_through(pattern: str, schedule: Schedule, **how: Any) -> Recipe:
+    """Masks are those of the moment, and gradients go straight through them."""
+    return Recipe(Sparsifier(pruned="train", **how), schedule, pattern=pattern)
+
+
+def progressive_gradient_flow(
+    steps: int, pattern: str = "2:4", begin: int = 0, end: int | None = None, rate: float | None = 5.0
+) -> Recipe:
+    """Mask decay by an exponential: Bambhaniya et al., 2024, "MdGf-Exponential".
+
+    Where weights are pruned, the mask falls from 1 at step `begin` to 0 at `end`, by default after 75 % of the steps. Their
+    gradients fade alike.
+    """
+    return Recipe(Sparsifier(pruned="fade"), Fading(begin, _end(end, steps, 0.75), rate=rate), pattern=pattern)
+
+
+def mask_decay(steps: int, pattern: str = "2:4", begin: int = 0, end: int | None = None) -> Recipe:
+    """The same in a straight line: Kao et al., 2022, "mask decay", linear."""
+    return progressive_gradient_flow(steps, pattern, begin, end, rate=None)
 
 
 def soft(

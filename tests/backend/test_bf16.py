@@ -27,7 +27,7 @@ def model(block: tuple[int, int]) -> nn.Sequential:
 
 @pytest.mark.parametrize(
     ("schedule", "block"),
-    [("kblock", (1, 1)), pytest.param("bf16dot", (32, 32), marks=needs_dot), pytest.param("pairs", (1, 1), marks=needs_dot)],
+    [("broadcast", (1, 1)), pytest.param("bf16dot", (32, 32), marks=needs_dot), pytest.param("pairs", (1, 1), marks=needs_dot)],
 )
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bf16_layers_become_sparse(autocast: bool, schedule: str, block: tuple[int, int]) -> None:

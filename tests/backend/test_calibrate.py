@@ -54,7 +54,7 @@ def test_what_was_measured_is_kept(seen: list[str]) -> None:
     found = gossamer.calibrate()
     assert found.measured == {"f32"} == calibrated.this_machine().measured
     assert calibrated.this_machine().to_json() == found.to_json()
-    assert {"sum", "dense", "kblock", "gather"} <= set(seen) <= {"sum", "dense", *FAMILIES}
+    assert {"sum", "dense", "broadcast", "rowpairs"} <= set(seen) <= {"sum", "dense", *FAMILIES}
     assert set(found.speeds["f32"].families) == set(seen) - {"sum", "dense"}
 
 
@@ -68,10 +68,10 @@ def test_the_call_of_a_region_takes_microseconds() -> None:
 
 def test_rates_are_cycles_over_times(seen: list[str]) -> None:
     speed = gossamer.calibrate().speeds["f32"]
-    cycles = FAMILIES["kblock"].cycles(Matrix(96, 64, 1, "f32", host().vector_bits, 0.2), 8)
-    assert speed.families["kblock"].at(8) == pytest.approx(cycles / 50.0)
-    cycles = FAMILIES["kblock"].cycles(Matrix(96, 64, 1, "f32", host().vector_bits, 0.5), 16)
-    assert speed.half["kblock"].at(16) == speed.cycles_a_us("kblock", 16, 0.5) == pytest.approx(cycles / 50.0)
+    cycles = FAMILIES["broadcast"].cycles(Matrix(96, 64, 1, "f32", host().vector_bits, 0.2), 8)
+    assert speed.families["broadcast"].at(8) == pytest.approx(cycles / 50.0)
+    cycles = FAMILIES["broadcast"].cycles(Matrix(96, 64, 1, "f32", host().vector_bits, 0.5), 16)
+    assert speed.half["broadcast"].at(16) == speed.cycles_a_us("broadcast", 16, 0.5) == pytest.approx(cycles / 50.0)
     assert speed.dense_us(384 * 384, 4, 16) == pytest.approx(50.0)
 
 
@@ -98,7 +98,7 @@ def test_an_unknown_element_type() -> None:
 def test_the_command_line_shows_what_was_measured(seen: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     calibrate.main([])
     shown = capsys.readouterr().out
-    assert "dense GF/s 0.6 MB" in shown and "kblock cycles/us" in shown
+    assert "dense GF/s 0.6 MB" in shown and "broadcast cycles/us" in shown
 
 
 @pytest.mark.parametrize(

@@ -39,18 +39,18 @@ def measured(threads: int = 1, matrix: Matrix = MATRIX, tokens: int = 64, **slow
 
 @pytest.mark.parametrize("factor", [1 / 1.4, 1.0, 1.4])
 def test_what_was_about_right_stays(factor: float) -> None:
-    assert corrected(USUAL, measured(dense=factor, kblock=factor)) is None
+    assert corrected(USUAL, measured(dense=factor, broadcast=factor)) is None
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", [DENSE, "kblock"])
+@pytest.mark.parametrize("name", [DENSE, "broadcast"])
 @pytest.mark.parametrize("factor", [1 / 1.8, 1.6, 3.0])
 def test_what_was_wrong_is_right_afterwards(name: str, factor: float, threads: int) -> None:
     found = corrected(USUAL, measured(threads, **{name: factor}))
     assert found is not None
     before, after = predicted(USUAL, threads=threads), predicted(found, threads=threads)
     assert 1 / 1.5 < factor * before[name] / after[name] < 1.5
-    for other in before.keys() - {name, "rowpairs"}:
+    for other in before.keys() - {name}:
         assert after[other] == pytest.approx(before[other])
 
 
@@ -61,34 +61,34 @@ def test_only_numbers_of_tokens_near_by_are_corrected() -> None:
 
 
 def test_one_measurement_changes_a_speed_by_four_at_most() -> None:
-    found = corrected(USUAL, measured(kblock=100.0))
-    assert found is not None and predicted(found)["kblock"] == pytest.approx(4 * predicted(USUAL)["kblock"])
+    found = corrected(USUAL, measured(broadcast=100.0))
+    assert found is not None and predicted(found)["broadcast"] == pytest.approx(4 * predicted(USUAL)["broadcast"])
 
 
 def test_products_that_disagree_meet_in_the_middle() -> None:
     other = replace(MATRIX, rows=1536)
-    assert corrected(USUAL, measured(kblock=2.0) + measured(matrix=other, kblock=0.5)) is None
+    assert corrected(USUAL, measured(broadcast=2.0) + measured(matrix=other, broadcast=0.5)) is None
 
 
 def test_calls_are_no_products() -> None:
     tiny = replace(MATRIX, rows=16, columns=16)
-    assert corrected(USUAL, measured(matrix=tiny, tokens=1, dense=50.0, gather=50.0)) is None
+    assert corrected(USUAL, measured(matrix=tiny, tokens=1, dense=50.0, rowpairs=50.0)) is None
 
 
 def test_numbers_of_tokens_between_classes_are_not_errors() -> None:
-    assert corrected(USUAL, measured(tokens=33, dense=1.0, kblock=1.0)) is None
+    assert corrected(USUAL, measured(tokens=33, dense=1.0, broadcast=1.0)) is None
 
 
 def test_of_types_that_nobody_calibrated_nothing_is_learned() -> None:
-    assert corrected(Machine.usual(512), measured(kblock=3.0)) is None
+    assert corrected(Machine.usual(512), measured(broadcast=3.0)) is None
 
 
 def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
     calibrated.keep(USUAL)
-    correct(measured(kblock=3.0))
+    correct(measured(broadcast=3.0))
     calibrated.forget()
-    assert predicted(calibrated.this_machine())["kblock"] == pytest.approx(3 * predicted(USUAL)["kblock"], rel=0.1)
+    assert predicted(calibrated.this_machine())["broadcast"] == pytest.approx(3 * predicted(USUAL)["broadcast"], rel=0.1)
 
 
 def test_later_compilations_predict_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

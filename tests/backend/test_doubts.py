@@ -114,7 +114,7 @@ def test_what_is_not_in_doubt_is_not_measured(stopwatch: Stopwatch, monkeypatch:
     assert stopwatch.asked == []
 
 
-@pytest.mark.parametrize("given", [{"min_gain": 0}, {"schedule": "kblock"}])
+@pytest.mark.parametrize("given", [{"min_gain": 0}, {"schedule": "broadcast"}])
 def test_what_a_user_has_decided_is_not_measured(
     stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:

@@ -136,7 +136,7 @@ def test_two_of_four_is_named() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("schedule", ["kblock", "gather", "bitmap"])
+@pytest.mark.parametrize("schedule", ["broadcast", "rowpairs", "lookup"])
 def test_schedules_are_named_as_the_option_takes_them(schedule: str) -> None:
     report = explained(Layer(), torch.randn(8, 64), options={**EAGER, "schedule": schedule})
     assert f"sparse ({schedule})," in str(report)

@@ -18,6 +18,8 @@ from tests.backend.harness import assert_same, compile_and_run, prune_
         ({"min_gian": 1}, r"unknown option 'min_gian' \(did you mean 'min_gain'\?\); the options are dense, schedule"),
         ({"dense": "inducto"}, r"option dense is 'inducto' \(did you mean 'inductor'\?\); it must be one of auto, indu"),
         ({"schedule": 3}, "option schedule is 3; it must be one of auto, "),
+        ({"schedule": "gather"}, r"option schedule is 'gather' \(did you mean 'gpu-gather'\?\); it must be one of .*lookup"),
+        ({"schedule": "bitmap"}, "option schedule is 'bitmap'; it must be one of auto, .*lookup, .*rowpairs, gpu-blocks"),
         ({"verify": "none"}, "option verify is 'none'; it must be one of version, full"),
         ({"gpu": "sparse"}, "option gpu is 'sparse'; it must be one of dense, untested"),
         ({"min_gain": -1}, "option min_gain is -1; it must be a number of at least 0"),
@@ -75,7 +77,7 @@ def test_modes_reach_inductor(mode: str) -> None:
         assert_same(torch.compile(model, backend="sparse", mode=mode)(x), model(x))
 
 
-@pytest.mark.parametrize("schedule", ["kblock", "gather", "reference"])
+@pytest.mark.parametrize("schedule", ["broadcast", "rowpairs", "reference"])
 def test_schedules(schedule: str) -> None:
     model, x = prune_(nn.Sequential(nn.Linear(64, 48), nn.GELU())).eval(), torch.randn(5, 64)
     run = compile_and_run(model, x, schedule=schedule)

@@ -57,7 +57,7 @@ print(json.dumps([info.artifacts, counters["aot_autograd"]["autograd_cache_hit"]
 def keep_measured() -> Machine:
     """As if this machine had been calibrated for f32."""
     machine = replace(calibrated.this_machine(), name="measured")
-    families = {"kblock": Curve(((1, 3000.0), (16, 3100.5)))}
+    families = {"broadcast": Curve(((1, 3000.0), (16, 3100.5)))}
     speed = replace(machine.speeds["f32"], families=families, half=families)
     calibrated.keep(machine := machine.with_speed("f32", speed))
     return machine
@@ -102,7 +102,7 @@ def test_what_was_measured_goes_along(other_directory: Path, monkeypatch: pytest
     with CacheArtifactManager.with_fresh_cache():
         machine = keep_measured()
         key = tuning_db.Key(Matrix(64, 96, 1, "f32", 512, 0.1), 16, 1)
-        tuning_db.TuningDatabase().add(key, Times({DENSE: 2.0, "kblock": 1.0}))
+        tuning_db.TuningDatabase().add(key, Times({DENSE: 2.0, "broadcast": 1.0}))
         assert kept("convolution", [1, 2], lambda: 3.0) == 3.0
         saved = torch.compiler.save_cache_artifacts()
     assert saved is not None and len(saved[1].artifacts["gossamer_records"]) == 3

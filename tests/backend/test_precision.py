@@ -32,7 +32,7 @@ def model(block: tuple[int, int]) -> nn.Sequential:
     [
         (200, (32, 32), "auto", {"bf16dot", "amxcolumns"}),
         (200, (1, 1), "auto", {"pairs", "amxexpand"}),
-        (200, (1, 1), "kblock", {"kblock"}),
+        (200, (1, 1), "broadcast", {"broadcast"}),
         (5, (1, 1), "expand", {"expand"}),
         (40, (32, 32), "bf16dot", {"bf16dot"}),
     ],

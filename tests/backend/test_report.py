@@ -81,8 +81,8 @@ def test_graph_breaks_are_reported_with_their_line() -> None:
 
 def decision(name: str, **changes: object) -> Decision:
     fields = {
-        "op": "linear", "shape": (768, 3072), "density": 0.1, "format": "KBlock(192)", "schedule": "kblock",
-        "sparse": True, "reason": "2 ops fused", "gain": 3.2,
+        "op": "linear", "shape": (768, 3072), "density": 0.1, "format": "padded(reduction=1, columns=192)",
+        "schedule": "broadcast", "sparse": True, "reason": "2 ops fused", "gain": 3.2,
     } | changes  # fmt: skip
     return Decision(name, **fields)  # type: ignore[arg-type]
 
@@ -95,7 +95,7 @@ def test_the_table_groups_equal_layers() -> None:
     lines = text.splitlines()
     assert lines[0] == "gossamer, inference: 24 sparse on 2 kernels, 1 left dense"
     assert sum("encoder.layer.{0-11}.attention." in line for line in lines) == 2
-    assert "self.query.weight (x12)" in text and "sparse (kblock), 2" in text and "3.2x" in text and "10%" in text
+    assert "self.query.weight (x12)" in text and "sparse (broadcast), 2" in text and "3.2x" in text and "10%" in text
     assert "too dense for a" in text
     assert lines[-2:] == ["1 graph break; no region crosses one:", "  1. model.py:3: Attempted to call print"]
 

@@ -18,7 +18,7 @@ from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.measured_times import DENSE
 from gossamer.backend.measuring import calibrate
 from gossamer.backend.measuring.tune import tuned
-from gossamer.backend.report.report import Report
+from gossamer.backend.report.table import Report
 from gossamer.passes.schedules import cost_model
 from gossamer.passes.schedules.families import FAMILIES
 from gossamer.passes.schedules.machine_speed import Machine
@@ -30,7 +30,10 @@ Times = Callable[[Mapping[str, Callable[[], object]]], dict[str, float]]
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, two families to choose from, and predictions of vectors of 512 bits, without a calibration."""
+    """A cache of its own, predictions of vectors of 512 bits without a calibration, and two families to choose from.
+
+    These are "broadcast", and "rowpairs" as if it were for three tokens at most and not for chains.
+    """
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
     usual = replace(Machine.usual(512), measured=frozenset(calibrate._TYPES))
     monkeypatch.setattr(calibrated, "this_machine", lambda: usual)
@@ -38,7 +41,10 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     predict = lambda matrix, *given: cost_model.predict(replace(matrix, bits=512), *given)
     for place in ("devices.cpu._predict", "measuring.tune.predict"):
         monkeypatch.setattr(f"gossamer.backend.{place}", predict)
-    monkeypatch.setattr(cost_model, "FAMILIES", {name: FAMILIES[name] for name in ("kblock", "gather")})
+    cycles = lambda *given: 1.2 * FAMILIES["broadcast"].cycles(*given)
+    few = replace(FAMILIES["rowpairs"], most=3, cycles=cycles, chain=None)
+    for place in ("schedules.cost_model", "chain.products"):
+        monkeypatch.setattr(f"gossamer.passes.{place}.FAMILIES", {"broadcast": FAMILIES["broadcast"], "rowpairs": few})
     return tmp_path
 
 
@@ -72,24 +78,24 @@ def explained(model: nn.Module, tokens: int = 2, mode: str = "max-autotune", **o
 
 
 def test_the_fastest_of_the_measured_is_taken(stopwatch: Stopwatch) -> None:
-    for winner in ("gather", "kblock"):
+    for winner in ("rowpairs", "broadcast"):
         stopwatch.us = {DENSE: 1000.0, winner: 10.0}
-        (decision,) = explained(layer(1024 if winner == "gather" else 3000)).decisions
+        (decision,) = explained(layer(1024 if winner == "rowpairs" else 3000)).decisions
         assert decision.sparse and decision.schedule == winner and decision.measured
         assert decision.gain == pytest.approx(1000 / (10 + Machine.usual(512).call_us))
         assert decision.reason.startswith("1 op fused; measured: ") and f"{winner} 10 us" in decision.reason
-    assert all(DENSE in asked and {"gather", "kblock"} <= set(asked) for asked in stopwatch.asked)
+    assert all(DENSE in asked and {"rowpairs", "broadcast"} <= set(asked) for asked in stopwatch.asked)
 
 
-@pytest.mark.parametrize("kblock", [11.0, 90.0])
+@pytest.mark.parametrize("broadcast", [11.0, 90.0])
 def test_few_tokens_go_through_a_chain_by_the_schedules_that_were_measured_to_be_fastest(
-    stopwatch: Stopwatch, kblock: float
+    stopwatch: Stopwatch, broadcast: float
 ) -> None:
-    """One product after the other; of these two only kblock runs on the tiles of longer chains, so it is measured, too."""
-    stopwatch.us = {DENSE: 1000.0, "gather": 10.0, "kblock": kblock}
+    """One product after the other; of these two only broadcast runs on the tiles of longer chains, so it is measured, too."""
+    stopwatch.us = {DENSE: 1000.0, "rowpairs": 10.0, "broadcast": broadcast}
     found = explained(nn.Sequential(layer(2048), layer(1024, 2048)), tokens=1).decisions
-    assert all(asked == [DENSE, "gather", "kblock"] for asked in stopwatch.asked)
-    assert [(d.measured, d.schedule, "in a chain of 2" in d.reason) for d in found] == [(True, "gather", True)] * 2
+    assert all(asked == ["broadcast", DENSE, "rowpairs"] for asked in stopwatch.asked)
+    assert [(d.measured, d.schedule, "in a chain of 2" in d.reason) for d in found] == [(True, "rowpairs", True)] * 2
 
 
 def test_dense_is_taken_where_it_is_the_fastest(stopwatch: Stopwatch) -> None:
@@ -131,11 +137,11 @@ def test_equal_layers_are_measured_once(stopwatch: Stopwatch) -> None:
 
 
 def test_a_similar_layer_borrows_the_times(stopwatch: Stopwatch) -> None:
-    stopwatch.us = {DENSE: 1000.0, "gather": 10.0}
+    stopwatch.us = {DENSE: 1000.0, "rowpairs": 10.0}
     explained(layer())
     (decision,) = explained(layer(1300)).decisions
     assert len(stopwatch.asked) == 1
-    assert decision.measured and decision.schedule == "gather" and "measured on 1024x1024 at 10%" in decision.reason
+    assert decision.measured and decision.schedule == "rowpairs" and "measured on 1024x1024 at 10%" in decision.reason
 
 
 @pytest.mark.parametrize("other", [{"rows": 3000}, {"density": 0.3}])
@@ -153,7 +159,7 @@ def test_other_numbers_of_tokens_are_measured(stopwatch: Stopwatch) -> None:
 
 
 def test_a_close_race_is_not_taken_over(stopwatch: Stopwatch) -> None:
-    stopwatch.us = {DENSE: 1000.0, "gather": 10.0, "kblock": 10.5}
+    stopwatch.us = {DENSE: 1000.0, "rowpairs": 10.0, "broadcast": 10.5}
     explained(layer())
     explained(layer(1300))
     assert len(stopwatch.asked) == 2
@@ -165,8 +171,8 @@ def test_hopeless_layers_are_not_measured(stopwatch: Stopwatch) -> None:
 
 
 def test_a_given_schedule_is_measured_alone(stopwatch: Stopwatch) -> None:
-    explained(layer(), schedule="kblock")
-    assert stopwatch.asked == [[DENSE, "kblock"]]
+    explained(layer(), schedule="broadcast")
+    assert stopwatch.asked == [["broadcast", DENSE]]
     explained(layer())
     assert len(stopwatch.asked) == 2, "what was measured for one schedule does not stand for all"
 
@@ -174,13 +180,13 @@ def test_a_given_schedule_is_measured_alone(stopwatch: Stopwatch) -> None:
 def test_dynamic_tokens_get_a_schedule_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(calls: Mapping[str, Any], threads: int) -> dict[str, float]:
         tokens = calls[DENSE].args[0].shape[0]
-        best = "gather" if tokens <= 1 else "kblock"
+        best = "rowpairs" if tokens <= 1 else "broadcast"
         return {name: 1000.0 if name == DENSE else 10.0 if name == best else 100.0 for name in calls}
 
     monkeypatch.setattr("gossamer.backend.measuring.tune.fastest", measure)
     model, x = layer(), torch.randn(9, 1024)
     run = compile_and_run(model, x, dynamic=True, min_gain=1.1, max_autotune=True)
-    assert [d.schedule for d in run.regions] == ["gather, kblock"]
+    assert [d.schedule for d in run.regions] == ["rowpairs, broadcast"]
     for tokens in (9, 3, 2, 70):
         x = torch.randn(tokens, 1024)
         assert_same(run.function(x), model(x).detach())
@@ -193,13 +199,13 @@ def test_a_schedule_that_fails_is_left_out(stopwatch: Stopwatch, monkeypatch: py
     kernel_of = measure.kernel_of
 
     def failing(matrix: Any, dtype: torch.dtype, schedule: str) -> Any:
-        if schedule == "gather":
+        if schedule == "rowpairs":
             raise CompileError("no")
         return kernel_of(matrix, dtype, schedule)
 
     monkeypatch.setattr(measure, "kernel_of", failing)
     (decision,) = explained(layer()).decisions
-    assert "gather" not in stopwatch.asked[0] and decision.schedule != "gather"
+    assert "rowpairs" not in stopwatch.asked[0] and decision.schedule != "rowpairs"
 
 
 def test_the_random_numbers_of_the_user_are_left_alone(stopwatch: Stopwatch) -> None:

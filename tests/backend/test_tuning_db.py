@@ -19,7 +19,7 @@ MATRIX = Matrix(
     768, 3072, 1, "f32", host().vector_bits, 0.1, (4, 4), 0.9, skew=1.5, features=host().instructions, l1d=first_level_bytes()
 )
 KEY = Key(MATRIX, 16, 1)
-TIMES = Times({DENSE: 100.0, "kblock": 20.0, "gather": 50.0})
+TIMES = Times({DENSE: 100.0, "broadcast": 20.0, "rowpairs": 50.0})
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def predicted(key: Key) -> dict[str, float]:
     """A model of which all contenders go by the size of the weight."""
-    elements = key.matrix.rows * key.matrix.columns / 1e6
-    return {DENSE: 90 * elements, "kblock": 200 * elements * key.matrix.density, "gather": 400 * elements * key.matrix.density}
+    elements, density = key.matrix.rows * key.matrix.columns / 1e6, key.matrix.density
+    return {DENSE: 90 * elements, "broadcast": 200 * elements * density, "rowpairs": 400 * elements * density}
 
 
 def another(**fields: Any) -> Key:
@@ -54,7 +54,7 @@ def test_what_was_added_is_found_again() -> None:
 
 def test_the_last_times_count() -> None:
     TuningDatabase().add(KEY, TIMES)
-    TuningDatabase().add(KEY, Times({DENSE: 1.0, "kblock": 2.0}))
+    TuningDatabase().add(KEY, Times({DENSE: 1.0, "broadcast": 2.0}))
     found = TuningDatabase().find(KEY)
     assert found is not None and found.fastest == DENSE
 
@@ -106,7 +106,7 @@ def test_nothing_is_lent_where_predictions_disagree() -> None:
 
     def torn(asked: Key) -> dict[str, float]:
         us = predicted(asked)
-        return us | {"kblock": us["gather"], "gather": us["kblock"]} if asked == key else us
+        return us | {"broadcast": us["rowpairs"], "rowpairs": us["broadcast"]} if asked == key else us
 
     assert database.similar(key, torn) is None
 
@@ -114,12 +114,12 @@ def test_nothing_is_lent_where_predictions_disagree() -> None:
 def test_nothing_is_lent_of_schedules_that_cannot_compute_it() -> None:
     database, key = TuningDatabase(), another(rows=1024)
     database.add(KEY, TIMES)
-    assert database.similar(key, lambda asked: {k: v for k, v in predicted(asked).items() if k != "gather"}) is None
+    assert database.similar(key, lambda asked: {k: v for k, v in predicted(asked).items() if k != "rowpairs"}) is None
 
 
 def test_nothing_is_lent_of_a_close_race() -> None:
     database = TuningDatabase()
-    database.add(KEY, Times({DENSE: 100.0, "kblock": 20.0, "gather": 21.0}))
+    database.add(KEY, Times({DENSE: 100.0, "broadcast": 20.0, "rowpairs": 21.0}))
     assert database.similar(another(rows=1024), predicted) is None
 
 
@@ -131,9 +131,10 @@ def test_nothing_is_lent_of_a_close_race() -> None:
         "3",
         json.dumps({"key": {}, "us": {}}),
         json.dumps({"key": KEY.to_json(), "us": {DENSE: 1.0}}),
-        json.dumps({"key": KEY.to_json(), "us": {DENSE: 1.0, "kblock": -1.0}}),
-        json.dumps({"key": KEY.to_json(), "us": {DENSE: "fast", "kblock": 1.0}}),
-        json.dumps({"key": KEY.to_json() | {"tokens": None}, "us": {DENSE: 1.0, "kblock": 1.0}}),
+        json.dumps({"key": KEY.to_json(), "us": {DENSE: 1.0, "broadcast": -1.0}}),
+        json.dumps({"key": KEY.to_json(), "us": {DENSE: 1.0, "broadcast": 1.0, "a schedule of another version": 0.5}}),
+        json.dumps({"key": KEY.to_json(), "us": {DENSE: "fast", "broadcast": 1.0}}),
+        json.dumps({"key": KEY.to_json() | {"tokens": None}, "us": {DENSE: 1.0, "broadcast": 1.0}}),
         '{"key": \x00',
     ],
 )
@@ -185,16 +186,17 @@ def test_tokens_class(tokens: int, number: int) -> None:
 
 
 def test_times_in_words() -> None:
-    assert str(TIMES) == "measured: kblock 20 us, gather 50 us, dense 100 us"
-    assert str(Times({DENSE: 1234.5, "kblock": 2.345}, "8x8 at 10%")) == "measured on 8x8 at 10%: kblock 2.35 us, dense 1234 us"
+    assert str(TIMES) == "measured: broadcast 20 us, rowpairs 50 us, dense 100 us"
+    times = Times({DENSE: 1234.5, "lookup": 2.345}, "8x8 at 10%")
+    assert str(times) == "measured on 8x8 at 10%: lookup 2.35 us, dense 1234 us"
 
 
 def test_disturbed_times_are_measured_again_and_the_least_count() -> None:
-    for dense, kblock in ((100.0, 30.0), (130.0, 20.0)):
-        TuningDatabase().add(KEY, Times({DENSE: dense, "kblock": kblock}), disturbed=True)
+    for dense, broadcast in ((100.0, 30.0), (130.0, 20.0)):
+        TuningDatabase().add(KEY, Times({DENSE: dense, "broadcast": broadcast}), disturbed=True)
         assert not TuningDatabase().is_settled(KEY)
     found = TuningDatabase().find(KEY)
-    assert found is not None and found.us == {DENSE: 100.0, "kblock": 20.0}
+    assert found is not None and found.us == {DENSE: 100.0, "broadcast": 20.0}
 
 
 def test_the_third_disturbed_times_are_the_last() -> None:
@@ -205,7 +207,7 @@ def test_the_third_disturbed_times_are_the_last() -> None:
 
 
 def test_undisturbed_times_replace_disturbed_ones_and_stay() -> None:
-    better = Times({DENSE: 120.0, "kblock": 40.0})
+    better = Times({DENSE: 120.0, "broadcast": 40.0})
     TuningDatabase().add(KEY, TIMES, disturbed=True)
     TuningDatabase().add(KEY, better)
     assert TuningDatabase().is_settled(KEY) and TuningDatabase().find(KEY) == better

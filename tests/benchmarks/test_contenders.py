@@ -70,10 +70,10 @@ def test_gossamer_that_sees_no_zeros_is_an_error() -> None:
 def test_prediction_measures_schedules_and_skips_those_that_refuse() -> None:
     everyone = prediction.contenders()
     assert "reference" not in everyone
-    chosen = {name: everyone[name] for name in ("dense", "auto", "kblock", "block")}
+    chosen = {name: everyone[name] for name in ("dense", "auto", "broadcast", "block")}
     found = race(linear.build((384, 768), "unstructured", 0.9, 32), chosen, settings=QUICK)
     assert found["dense"]["notes"]["sparse"] == 0
-    assert found["kblock"]["notes"]["schedules"] == ["kblock"]
+    assert found["broadcast"]["notes"]["schedules"] == ["broadcast"]
     assert found["block"] == {"skipped": "it has no way to compute this"}
     assert prediction.choice(found) is not None
 
@@ -85,8 +85,8 @@ def results(auto: float, schedule: str | None, **others: float) -> dict[str, dic
 
 
 def test_prediction_is_judged_by_the_best_of_all() -> None:
-    assert prediction.choice(results(2.0, "kblock", dense=5.0, kblock=2.1, gather=1.0)) == ("kblock", 2.0)
-    assert prediction.choice(results(1.0, None, dense=1.1, kblock=4.0)) == ("dense", 1.0)
+    assert prediction.choice(results(2.0, "broadcast", dense=5.0, broadcast=2.1, rowpairs=1.0)) == ("broadcast", 2.0)
+    assert prediction.choice(results(1.0, None, dense=1.1, broadcast=4.0)) == ("dense", 1.0)
     assert prediction.choice({"auto": {"error": "no"}}) is None
     cases = [{"name": "a", "results": results(1.0, "x", y=1.0)}, {"name": "b", "results": results(4.0, "x", y=1.0)}]
     first, *rest = prediction.conclude(cases)

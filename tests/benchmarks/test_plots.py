@@ -26,15 +26,15 @@ def test_figures_of_a_race(report: dict[str, Any], tmp_path: Path) -> None:
     speedup = found["-speedup-1T.svg"]
     assert "8 tokens" in speedup and "Sparse" in speedup and "Half" in speedup
     assert "dense product 100 GF/s" in found["-roofline-1T.svg"]
-    assert "kblock" in found["-memory.svg"]
+    assert "broadcast" in found["-memory.svg"]
 
 
 def test_figures_of_prediction_and_startup(report: dict[str, Any], tmp_path: Path) -> None:
     prediction, startup = copy.deepcopy(report), copy.deepcopy(report)
     results = {
         "dense": {"median_ms": 2.0},
-        "kblock": {"median_ms": 1.0},
-        "auto": {"median_ms": 1.0, "notes": {"schedules": ["kblock"]}},
+        "broadcast": {"median_ms": 1.0},
+        "auto": {"median_ms": 1.0, "notes": {"schedules": ["broadcast"]}},
     }
     prediction["cases"] = [{**report["cases"][0], "workload": "prediction", "results": results}]
     assert "100% within 10 %" in written(prediction, tmp_path, "prediction")["-prediction-1T.svg"]

@@ -7,7 +7,6 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.gpu_packings import Fragments, QuadFragments, TwoFour, Vnm
 from gossamer.dialects.packing import (
     KINDS,
-    Bitmap,
     Blocks,
     BlockVectors,
     ByteWindows,
@@ -28,8 +27,6 @@ from gossamer.dialects.packing import (
 from gossamer.dialects.quantized_packings import Groups
 
 PACKINGS: list[Packing] = [
-    Bitmap(1, 16),
-    Bitmap(0, 8),
     Windows(1, 16),
     Windows(0, 64),
     Padded(0, 192),
@@ -79,12 +76,11 @@ def test_an_encoding_is_a_format() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("bitmap", "is no packing, there are bitmap"),
-        ("bytemap(lanes=16)", "is no packing"),
-        ("bitmap(lanes=16)", r"must be bitmap\(reduction=…, lanes=…\)"),
-        ("bitmap(lanes=16, reduction=1)", "must be bitmap"),
-        ("bitmap(reduction=1, lanes=-1)", "must be bitmap"),
-        ("bitmap(reduction=1, lanes=3)", "lanes must be 8 or 16"),
+        ("windows", "is no packing, there are windows"),
+        ("bitmap(reduction=1, lanes=16)", "is no packing"),
+        ("windows(lanes=16)", r"must be windows\(reduction=…, lanes=…\)"),
+        ("windows(lanes=16, reduction=1)", "must be windows"),
+        ("windows(reduction=1, lanes=-1)", "must be windows"),
         ("vnni(reduction=1, rows=8, columns=32)", "rows must be a multiple of 16"),
         ("vnni(reduction=1, rows=16, columns=64)", "columns must be 2, 4, 8, 16 or 32"),
         ("vnnimap(reduction=1, rows=48)", "rows must be 16 or 32"),
@@ -94,7 +90,7 @@ def test_an_encoding_is_a_format() -> None:
         ("pairs(reduction=1, width=65537)", "width must be 1 to 65536"),
         ("windows(reduction=1, lanes=32)", "lanes must be 2, 4, 8, 16 or 64"),
         ("padded(reduction=1, columns=8192)", "columns must be from 1 to 8191"),
-        ("bitmap(reduction=2, lanes=16)", "reduction must be 0 or 1"),
+        ("windows(reduction=2, lanes=16)", "reduction must be 0 or 1"),
         ("blocks(reduction=1, rows=0, columns=1, width=16)", "rows and columns must be positive"),
         ("blocks(reduction=1, rows=4, columns=3, width=16)", "width must be a multiple of columns"),
         ("blocks(reduction=1, rows=4, columns=1, width=65537)", "width must be at most 65536"),

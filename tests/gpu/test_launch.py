@@ -184,7 +184,7 @@ def test_a_call_checks_devices_and_alignment_and_asks_torch_for_its_stream(monke
 
 
 def test_an_unknown_schedule_and_architecture() -> None:
-    with pytest.raises(OptionError, match=r"unknown schedule 'kblock' for GPUs, there are gpu-blocks, .*gpu-kblock"):
-        compile_gpu_region(Region(24, 40).text(), Architecture(90), schedule="kblock")
+    with pytest.raises(OptionError, match=r"unknown schedule 'broadcast' for GPUs, there are gpu-blocks, .*gpu-kblock"):
+        compile_gpu_region(Region(24, 40).text(), Architecture(90), schedule="broadcast")
     with pytest.raises(OptionError, match="no PTX is made for compute capability 75, only for 80, 86"):
         Architecture(75)

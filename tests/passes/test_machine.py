@@ -40,13 +40,13 @@ def test_dense_time_goes_by_the_size_of_the_weight() -> None:
 
 
 def test_sparse_time_goes_by_the_rate_of_the_family() -> None:
-    slow, fast = (dict(cost_model.predict(MATRIX, 64, 1, machine(kblock=rate)).by_schedule) for rate in (1000, 4000))
+    slow, fast = (dict(cost_model.predict(MATRIX, 64, 1, machine(broadcast=rate)).by_schedule) for rate in (1000, 4000))
     call = Machine.usual(512).call_us
-    assert slow["kblock"] - call == pytest.approx(4 * (fast["kblock"] - call))
+    assert slow["broadcast"] - call == pytest.approx(4 * (fast["broadcast"] - call))
 
 
 def test_values_have_to_be_read() -> None:
-    fast = replace(machine(1e-9, kblock=1e9, gather=1e9), read=flat(10.0))
+    fast = replace(machine(1e-9, broadcast=1e9, rowpairs=1e9), read=flat(10.0))
     assert cost_model.predict(MATRIX, 1, 1, fast).sparse_us == pytest.approx(4 * MATRIX.nonzeros / 10e3 + fast.call_us)
 
 
@@ -56,16 +56,16 @@ def test_values_have_to_be_multiplied() -> None:
 
 
 def test_a_family_that_was_not_measured_is_as_fast_as_its_terms_say() -> None:
-    assert machine(kblock=1000, gather=4000).speeds["f32"].cycles_a_us("another", 8) == 3000
+    assert machine(broadcast=1000, rowpairs=4000).speeds["f32"].cycles_a_us("another", 8) == 3000
 
 
 def test_rates_lie_between_those_of_two_densities() -> None:
-    speed = replace(machine(kblock=1000, gather=1000).speeds["f32"], half={"kblock": flat(4000)})
-    found = [speed.cycles_a_us("kblock", 8, density) for density in (0.05, 0.2, 0.1**0.5, 0.5, 0.9)]
+    speed = replace(machine(broadcast=1000, rowpairs=1000).speeds["f32"], half={"broadcast": flat(4000)})
+    found = [speed.cycles_a_us("broadcast", 8, density) for density in (0.05, 0.2, 0.1**0.5, 0.5, 0.9)]
     assert found == pytest.approx([1000, 1000, 2000, 4000, 4000])
-    assert speed.cycles_a_us("gather", 8, 0.5) == pytest.approx(1000)  # which was not measured with the denser one
-    slower = speed.slower("kblock", 8, 2.0)
-    assert [slower.cycles_a_us("kblock", 8, density) for density in (0.2, 0.5)] == pytest.approx([500, 2000])
+    assert speed.cycles_a_us("rowpairs", 8, 0.5) == pytest.approx(1000)  # which was not measured with the denser one
+    slower = speed.slower("broadcast", 8, 2.0)
+    assert [slower.cycles_a_us("broadcast", 8, density) for density in (0.2, 0.5)] == pytest.approx([500, 2000])
 
 
 def test_half_the_multiply_adds_make_dense_products_slower() -> None:
@@ -80,20 +80,20 @@ def test_measured_rates_change_the_choice() -> None:
         return cost_model.predict(Matrix(768, 3072, 1, "f32", 512, 0.1), 2, 1, machine(**families)).schedule
 
     rates = dict.fromkeys(FAMILIES, 1.0)
-    assert chosen(**rates | {"gather": 1e6}) == "gather"
-    assert chosen(**rates | {"kblock": 1e6}) == "kblock"
+    assert chosen(**rates | {"rowpairs": 1e6}) == "rowpairs"
+    assert chosen(**rates | {"broadcast": 1e6}) == "broadcast"
 
 
 def test_predictions_are_sorted_and_scaled() -> None:
     found = cost_model.predict(MATRIX, 2)
     assert list(found.by_schedule) == sorted(found.by_schedule, key=lambda item: item[1])
-    scaled = found.scaled(2.0, {"kblock": 0.5})
+    scaled = found.scaled(2.0, {"broadcast": 0.5})
     assert scaled.dense_us == 2 * found.dense_us
-    assert scaled.by_schedule == (("kblock", 0.5 * dict(found.by_schedule)["kblock"]),)
+    assert scaled.by_schedule == (("broadcast", 0.5 * dict(found.by_schedule)["broadcast"]),)
 
 
 def test_json() -> None:
-    written = machine(kblock=1000.0, gather=2000.0).to_json()
+    written = machine(broadcast=1000.0, rowpairs=2000.0).to_json()
     read = Machine.usual(512).updated(json.loads(json.dumps(written)))
     assert read.to_json() == written
     assert read.measured == {"f32"}

@@ -6,29 +6,30 @@ import pytest
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.dialects.packing import Packing, Padded, RowPairs
 from gossamer.passes import pipelines
 from gossamer.passes.pipelines import Lowered, Plan
 from tests.contracts import STEPS, Region
 
-OURS = ["kblock", "gather", "broadcast"]  # those for any weight on any target
+OURS = ["broadcast", "rowpairs"]  # those for any weight on any target
 
 
-def plan(region: Region, schedule: str = "kblock", bits: int = 512) -> Plan:
+def plan(region: Region, schedule: str = "broadcast", bits: int = 512) -> Plan:
     return pipelines.plan(region.text(), schedule, bits)
 
 
 @pytest.mark.parametrize(
     ("schedule", "transposed", "expected"),
     [
-        ("kblock", False, Format.kblock(48)),
-        ("kblock", True, Format.kblock(48).permuted((1, 0))),
-        ("gather", False, Format.CSR.with_widths(32, 16)),
-        ("gather", True, Format.CSC.with_widths(32, 16)),
+        ("broadcast", False, Padded(1, 48)),
+        ("broadcast", True, Padded(0, 48)),
+        ("rowpairs", False, RowPairs(1, 40)),
+        ("rowpairs", True, RowPairs(0, 40)),
         ("reference", False, Format.CSR),
         ("reference", True, Format.CSR),
     ],
 )
-def test_the_plan_says_how_the_weight_is_stored(schedule: str, transposed: bool, expected: Format) -> None:
+def test_the_plan_says_how_the_weight_is_stored(schedule: str, transposed: bool, expected: Format | Packing) -> None:
     planned = plan(Region(24, 40, epilogue=("bias",), transposed=transposed), schedule)
     assert planned.formats == (None, expected, None)
     assert str(expected) in planned.text
@@ -84,10 +85,10 @@ def test_all_schedules_are_called_in_the_same_way(schedule: str) -> None:
 
 
 def test_the_workspace_holds_a_tile_of_x_and_a_panel_of_sums() -> None:
-    """For 64 tokens, 48 columns of x (40, in whole vectors) and 16 rows of sums (1024 where columns are several panels),
+    """For 32 tokens, 48 columns of x (40, in whole vectors) and 16 rows of sums (1024 where columns are several panels),
     and a cache line between threads."""
-    assert pipelines.lower(plan(Region(24, 40))).workspace == (48 + 16) * 64 * 4 + 64
-    assert pipelines.lower(plan(Region(5000, 3000))).workspace == (3008 + 1024) * 64 * 4 + 64
+    assert pipelines.lower(plan(Region(24, 40))).workspace == (48 + 16) * 32 * 4 + 64
+    assert pipelines.lower(plan(Region(5000, 3000))).workspace == (3008 + 1024) * 32 * 4 + 64
 
 
 def test_the_reference_needs_no_workspace() -> None:
@@ -118,7 +119,7 @@ def test_the_observer_sees_each_pass(schedule: str) -> None:
 @pytest.mark.parametrize("text", ["func.func @region(", "func.func @region() { return %x }", "no MLIR at all"])
 def test_text_that_does_not_parse(text: str) -> None:
     with pytest.raises(CompileError, match="the contract IR does not parse"):
-        pipelines.plan(text, "kblock", 512)
+        pipelines.plan(text, "broadcast", 512)
 
 
 @pytest.mark.parametrize("schedule", OURS)

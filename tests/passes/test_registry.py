@@ -1,5 +1,6 @@
 """Passes by name, their options, and pipelines that mix ours with MLIR's."""
 
+import json
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from gossamer.passes.framework.family import Family
 from gossamer.passes.framework.pass_options import build, label, signature
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.registry import get, instance, names, parse_pipeline, register, run_pipeline
-from gossamer.passes.schedules.families import ALL_FAMILIES
+from gossamer.passes.schedules.families import ALL_FAMILIES, FAMILIES
 
 ROOT = Path(__file__).parents[2]
 PASSES = ROOT / "passes"
@@ -137,6 +138,16 @@ def test_every_lowering_in_a_room_of_schedules_is_a_family() -> None:
     assert len(ALL_FAMILIES) == sum(len(list((PASSES / room).glob("lower_*.py"))) for room in rooms)
 
 
+@pytest.mark.parametrize("schedule", sorted(FAMILIES.keys() - {"amxquads"}))
+def test_a_schedule_names_the_recorded_case_that_it_wins(schedule: str) -> None:
+    text = " ".join((import_module(get(FAMILIES[schedule].lowering).__module__).__doc__ or "").split())
+    found = re.search(r'"([^"]*)" in (benchmarks/results/\S+\.json)', text)
+    assert found is not None, 'its docstring must say what it is for: "CASE" in benchmarks/results/MACHINE/RECORD.json'
+    record = json.loads((ROOT / found[2]).read_text())
+    (case,) = (each for each in record["cases"] if each["name"] == found[1] and each["threads"] == 1)
+    assert any(schedule in result.get("notes", {}).get("schedules", ()) for result in case["results"].values())
+
+
 def test_every_pass_has_options_that_a_pipeline_can_write() -> None:
     for name in registry._PASSES.keys() - {"fail"}:
         assert labels(name) == [name]
@@ -147,7 +158,7 @@ def test_listing_names_imports_neither_mlir_nor_torch() -> None:
     code = "import sys; from gossamer.passes.registry import names, by_name; names(); "
     code += "print(by_name.schedules(*by_name.CPU_SCHEDULES, *by_name.GPU_SCHEDULES), *sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "'kblock'" in result.stdout and "'gpu-vnm'" in result.stdout
+    assert "'broadcast'" in result.stdout and "'gpu-vnm'" in result.stdout
     assert not {"torch_mlir", "torch", "gossamer.passes.contract.schedule"} & set(result.stdout.split())
 
 

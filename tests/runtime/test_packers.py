@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.packing import (
-    Bitmap,
     Blocks,
     BlockVectors,
     ByteWindows,
@@ -28,22 +27,6 @@ from gossamer.runtime.packing import Packed, pack
 
 def unsigned(array: Tensor) -> list[int]:
     return array.numpy().view(f"u{array.itemsize}").tolist()
-
-
-def unpacked_bitmap(packed: Packed, rows: int, columns: int) -> Tensor:
-    assert isinstance(packed.format, Bitmap)
-    positions, masks, values = packed.components
-    lanes, dense, at = packed.format.lanes, torch.zeros(rows, columns), 0
-    vectors = -(-columns // lanes)
-    for row in range(rows):
-        assert unsigned(positions)[row] == at
-        for vector, mask in enumerate(unsigned(masks)[row * vectors : (row + 1) * vectors]):
-            for lane in range(lanes):
-                if mask >> lane & 1:
-                    dense[row, vector * lanes + lane] = values[at]
-                    at += 1
-    assert unsigned(positions)[rows] == at == values.numel()
-    return dense
 
 
 def unpacked_windows(packed: Packed, rows: int, columns: int) -> Tensor:
@@ -249,7 +232,6 @@ def unpacked_row_pairs(packed: Packed, rows: int, columns: int) -> Tensor:
 
 
 UNPACKED = {
-    Bitmap: unpacked_bitmap,
     Windows: unpacked_windows,
     Padded: unpacked_padded,
     Vnni: unpacked_vnni,
@@ -264,10 +246,8 @@ UNPACKED = {
     RowPairs: unpacked_row_pairs,
 }
 PACKINGS = [
-    Bitmap(1, 16),
     TileMap(1, 32),
     TileMap(0, 64),
-    Bitmap(0, 8),
     Windows(1, 16),
     Windows(0, 4),
     Windows(1, 64),
@@ -326,5 +306,5 @@ def test_new_values_are_taken_over_and_a_new_pattern_is_not(packing: Packing) ->
 
 
 def test_what_is_no_matrix_is_refused() -> None:
-    with pytest.raises(FormatError, match=re.escape("bitmap(reduction=1, lanes=16) stores matrices, the shape is (2, 3, 4)")):
-        pack(torch.ones(2, 3, 4), Bitmap(1, 16))
+    with pytest.raises(FormatError, match=re.escape("padded(reduction=1, columns=16) stores matrices, the shape is (2, 3, 4)")):
+        pack(torch.ones(2, 3, 4), Padded(1, 16))

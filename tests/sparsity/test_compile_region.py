@@ -22,21 +22,21 @@ __all__ = ["on_its_own"]  # a fixture for each test
 
 
 def test_regions_that_differ_in_their_hints_share_a_kernel() -> None:
-    one = compile_region(Region(40, 79, density=0.1, tokens=1).text(), schedule="kblock")
-    other = compile_region(Region(40, 79, density=0.15, tokens=128).text(), schedule="kblock")
+    one = compile_region(Region(40, 79, density=0.1, tokens=1).text(), schedule="broadcast")
+    other = compile_region(Region(40, 79, density=0.15, tokens=128).text(), schedule="broadcast")
     assert one is other
 
 
 def test_a_density_that_wants_another_format_is_another_kernel() -> None:
     """So many columns that no first-level cache holds all of their x."""
-    sparse, denser = (compile_region(Region(800, 3000, density=d).text(), schedule="kblock") for d in (0.05, 0.5))
+    sparse, denser = (compile_region(Region(800, 3000, density=d).text(), schedule="broadcast") for d in (0.05, 0.5))
     assert sparse.formats[1] != denser.formats[1]
     assert sparse.key != denser.key
 
 
 def test_the_key_tells_apart_what_the_code_depends_on() -> None:
     regions = [Region(24, 40), Region(24, 41), Region(25, 40), Region(24, 40, "f64"), Region(24, 40, epilogue=("bias",))]
-    keys = {compile_region(r.text(), schedule=s).key for r in regions for s in ("gather", "reference")}
+    keys = {compile_region(r.text(), schedule=s).key for r in regions for s in ("rowpairs", "reference")}
     assert len(keys) == 2 * len(regions)
 
 
@@ -44,7 +44,7 @@ def test_regions_that_say_the_same_in_other_words_share_a_kernel() -> None:
     text = Region(24, 40, epilogue=("bias",)).text()
     renamed = text.replace("%y0", "%result").replace("#CSR", "#weight")
     assert renamed != text
-    assert compile_region(text, schedule="gather") is compile_region(renamed, schedule="gather")
+    assert compile_region(text, schedule="rowpairs") is compile_region(renamed, schedule="rowpairs")
 
 
 def test_code_comes_from_the_disk_in_the_next_process(
@@ -58,15 +58,15 @@ def test_code_comes_from_the_disk_in_the_next_process(
         compiled.cache_clear()
         if process:
             monkeypatch.setattr(compile_kernel, "_machine_code", lambda *_: pytest.fail("compiled again"))
-        check(region, "gather", 3)
+        check(region, "rowpairs", 3)
 
 
 def test_the_source_of_the_compiler_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Region(22, 45).text()
-    before = compile_region(text, schedule="gather").key
+    before = compile_region(text, schedule="rowpairs").key
     monkeypatch.setattr(compile_kernel, "compiler", lambda: "another compiler")
     monkeypatch.setattr(compile_kernel, "_by_contract", {})
-    assert compile_region(text, schedule="gather").key != before
+    assert compile_region(text, schedule="rowpairs").key != before
 
 
 # Threads
@@ -95,7 +95,7 @@ def test_threads_compile_at_once() -> None:
 
     def compiled(region: Region) -> RegionKernel:
         start.wait()
-        return compile_region(region.text(), schedule="gather")
+        return compile_region(region.text(), schedule="rowpairs")
 
     with ThreadPoolExecutor(len(regions)) as threads:
         found = list(threads.map(compiled, regions))
@@ -137,7 +137,7 @@ def turned_residual(text: str) -> str:
 def test_what_has_no_schedule_goes_to_the_reference(change: Callable[[str], str], reason: str) -> None:
     region = Region(24, 40, epilogue=("residual",))
     text = change(region.text())
-    for schedule in ("kblock", "gather"):
+    for schedule in ("broadcast", "rowpairs"):
         with pytest.raises(CompileError, match=reason):
             compile_region(text, schedule=schedule)
     kernel = compile_region(text)
@@ -150,13 +150,13 @@ def test_what_has_no_schedule_goes_to_the_reference(change: Callable[[str], str]
 
 def test_auto_is_kblock_where_that_works() -> None:
     text = Region(24, 40).text()
-    assert compile_region(text).schedule == "kblock"
-    assert compile_region(text) is compile_region(text, schedule="kblock")
+    assert compile_region(text).schedule == "broadcast"
+    assert compile_region(text) is compile_region(text, schedule="broadcast")
 
 
 def test_an_unknown_schedule() -> None:
-    with pytest.raises(OptionError, match=r"unknown schedule 'kblok', there are auto, amx, .*, kblock, .*, reference"):
-        compile_region(Region(24, 40).text(), schedule="kblok")
+    with pytest.raises(OptionError, match=r"unknown schedule 'brodcast', there are auto, amx, .*, broadcast, .*, reference"):
+        compile_region(Region(24, 40).text(), schedule="brodcast")
 
 
 def test_text_that_is_no_contract() -> None:
@@ -167,14 +167,14 @@ def test_text_that_is_no_contract() -> None:
 def test_a_region_without_a_sparse_operand_has_no_kernel_of_ours() -> None:
     text = Region(24, 40).text().replace(", #CSR>", ">")
     with pytest.raises(CompileError, match=r"no schedule for linalg.generic"):
-        compile_region(text, schedule="kblock")
+        compile_region(text, schedule="broadcast")
 
 
 def test_the_observer_sees_every_stage_in_order() -> None:
     stages: list[tuple[str, str, str]] = []
-    compile_region(Region(24, 40).text(), schedule="kblock", observer=lambda *stage: stages.append(stage))
+    compile_region(Region(24, 40).text(), schedule="broadcast", observer=lambda *stage: stages.append(stage))
     names = [name for name, _, _ in stages]
-    ours = ["propagate-encodings", "fuse-epilogue", "choose-format", "schedule", "expose-storage", "lower-kblock"]
+    ours = ["propagate-encodings", "fuse-epilogue", "choose-format", "schedule", "expose-storage", "lower-broadcast"]
     assert [n for n in names if n in ours] == ours
     assert names[-3:] == ["lower-to-llvm", "llvm", "assembly"]
     assert [suffix for _, suffix, _ in stages[-3:]] == ["mlir", "ll", "s"]

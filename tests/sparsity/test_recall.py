@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossamer.dialects.format import Format
-from gossamer.dialects.packing import Bitmap
+from gossamer.dialects.packing import Padded
 from gossamer.runtime import disk_cache, region_kernel
 from gossamer.runtime.packing import pack
 from gossamer.runtime.recall import Note
@@ -31,7 +31,7 @@ def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_next_process_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = compile_region(REGION.text(), schedule="kblock", request="a region")
+    first = compile_region(REGION.text(), schedule="broadcast", request="a region")
     another_process(monkeypatch)
     monkeypatch.setattr(compile_kernel.pipelines, "plan", lambda *_: pytest.fail("planned again"))
     kernel = recall_region("a region")
@@ -43,7 +43,7 @@ def test_the_next_process_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_is_recalled_for_another_request_or_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_region(REGION.text(), schedule="kblock", request="a region")
+    compile_region(REGION.text(), schedule="broadcast", request="a region")
     assert recall_region("another region") is None
     monkeypatch.setattr(region_kernel, "compiler", lambda: "another compiler")
     assert recall_region("a region") is None
@@ -51,7 +51,7 @@ def test_nothing_is_recalled_for_another_request_or_compiler(monkeypatch: pytest
 
 @pytest.mark.parametrize("lost", ["code", "note", "unlinkable"])
 def test_what_is_lost_is_compiled_anew(lost: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = compile_region(REGION.text(), schedule="kblock", request="a region").key
+    key = compile_region(REGION.text(), schedule="broadcast", request="a region").key
     another_process(monkeypatch)
     if lost == "unlinkable":
         entry = disk_cache.read(key)
@@ -61,13 +61,13 @@ def test_what_is_lost_is_compiled_anew(lost: str, directory: Path, monkeypatch: 
         for path in directory.glob("plan-*" if lost == "note" else f"{key}*"):
             path.unlink()
     assert recall_region("a region") is None
-    assert compile_region(REGION.text(), schedule="kblock", request="a region").key == key
+    assert compile_region(REGION.text(), schedule="broadcast", request="a region").key == key
     another_process(monkeypatch)
     assert recall_region("a region") is not None
 
 
 def test_a_note_comes_back_as_it_was() -> None:
-    formats = (None, Format.kblock(64), Bitmap(1, 16), Format.CSR.with_widths(32, 16))
-    note = Note("key", "kblock", formats, (False, True, False, False), (True, False, False, False))
+    formats = (None, Format.kblock(64), Padded(1, 48), Format.CSR.with_widths(32, 16))
+    note = Note("key", "broadcast", formats, (False, True, False, False), (True, False, False, False))
     note.write("request")
     assert Note.read("request") == note

@@ -1,9 +1,8 @@
-// The width of a block of K goes by density and cache; then the hints are dropped.
+// The width of a block of K goes by density; then the hints are dropped.
 // RUN: gossamer-opt %s -p choose-format --split-input-file | filecheck %s
 
 // Sparse rows: wide blocks, so that a row has some nonzeros in each.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed)
-// CHECK-LABEL: func.func @sparse(%arg0: tensor<?x768xf32>, %arg1: tensor<1024x768xf32, #sparse>) -> tensor<?x1024xf32> {
+// CHECK-LABEL: func.func @sparse(%arg0: tensor<?x768xf32>, %arg1: tensor<1024x768xf32, "padded(reduction=1, columns=384)">) -> tensor<?x1024xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @sparse(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR> {kernel.density = 0.1 : f64}) -> tensor<?x1024xf32> attributes {kernel.tokens = 32 : i64} {
   %y = "kernel.contract"(%x, %w) ({
@@ -16,9 +15,8 @@ func.func @sparse(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR> {kernel.
 
 // -----
 
-// Denser rows: blocks of x that fit into the first-level cache.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 128 : dense, d0 : dense, d1 mod 128 : compressed)
-// CHECK-LABEL: func.func @dense(%arg0: tensor<?x768xf32>, %arg1: tensor<1024x768xf32, #sparse>) -> tensor<?x1024xf32> {
+// Denser rows: narrower blocks, whose x stays in the first-level cache.
+// CHECK-LABEL: func.func @dense(%arg0: tensor<?x768xf32>, %arg1: tensor<1024x768xf32, "padded(reduction=1, columns=256)">) -> tensor<?x1024xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @dense(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR> {kernel.density = 0.5 : f64}) -> tensor<?x1024xf32> attributes {kernel.tokens = 32 : i64} {
   %y = "kernel.contract"(%x, %w) ({
@@ -32,8 +30,7 @@ func.func @dense(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR> {kernel.d
 // -----
 
 // Very sparse rows: wider still.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 384 : dense, d0 : dense, d1 mod 384 : compressed)
-// CHECK-LABEL: func.func @sparser(%arg0: tensor<?x768xf32>, %arg1: tensor<512x768xf32, #sparse>) -> tensor<?x512xf32> {
+// CHECK-LABEL: func.func @sparser(%arg0: tensor<?x768xf32>, %arg1: tensor<512x768xf32, "padded(reduction=1, columns=768)">) -> tensor<?x512xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @sparser(%x: tensor<?x768xf32>, %w: tensor<512x768xf32, #CSR> {kernel.density = 0.05 : f64}) -> tensor<?x512xf32> attributes {kernel.tokens = 32 : i64} {
   %y = "kernel.contract"(%x, %w) ({
@@ -47,8 +44,7 @@ func.func @sparser(%x: tensor<?x768xf32>, %w: tensor<512x768xf32, #CSR> {kernel.
 // -----
 
 // Without a hint the weight counts as one of density 0.1.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 192 : dense, d0 : dense, d1 mod 192 : compressed)
-// CHECK-LABEL: func.func @unknown(%arg0: tensor<?x768xf32>, %arg1: tensor<1024x768xf32, #sparse>) -> tensor<?x1024xf32> {
+// CHECK-LABEL: func.func @unknown(%arg0: tensor<?x768xf32>, %arg1: tensor<1024x768xf32, "padded(reduction=1, columns=384)">) -> tensor<?x1024xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @unknown(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR>) -> tensor<?x1024xf32> attributes {kernel.tokens = 32 : i64} {
   %y = "kernel.contract"(%x, %w) ({
@@ -62,8 +58,7 @@ func.func @unknown(%x: tensor<?x768xf32>, %w: tensor<1024x768xf32, #CSR>) -> ten
 // -----
 
 // No wider than the weight, in whole vectors.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 48 : dense, d0 : dense, d1 mod 48 : compressed)
-// CHECK-LABEL: func.func @narrow(%arg0: tensor<?x40xf32>, %arg1: tensor<1024x40xf32, #sparse>) -> tensor<?x1024xf32> {
+// CHECK-LABEL: func.func @narrow(%arg0: tensor<?x40xf32>, %arg1: tensor<1024x40xf32, "padded(reduction=1, columns=48)">) -> tensor<?x1024xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @narrow(%x: tensor<?x40xf32>, %w: tensor<1024x40xf32, #CSR> {kernel.density = 0.1 : f64}) -> tensor<?x1024xf32> attributes {kernel.tokens = 32 : i64} {
   %y = "kernel.contract"(%x, %w) ({
@@ -76,9 +71,8 @@ func.func @narrow(%x: tensor<?x40xf32>, %w: tensor<1024x40xf32, #CSR> {kernel.de
 
 // -----
 
-// Blocks are as even as whole vectors allow: 400 columns are 144, 144 and 112.
-// CHECK:       map = (d0, d1) -> (d1 floordiv 144 : dense, d0 : dense, d1 mod 144 : compressed)
-// CHECK-LABEL: func.func @even(%arg0: tensor<?x400xf32>, %arg1: tensor<1024x400xf32, #sparse>) -> tensor<?x1024xf32> {
+// Blocks are as even as whole vectors allow: 400 columns are 208 and 192.
+// CHECK-LABEL: func.func @even(%arg0: tensor<?x400xf32>, %arg1: tensor<1024x400xf32, "padded(reduction=1, columns=208)">) -> tensor<?x1024xf32> {
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @even(%x: tensor<?x400xf32>, %w: tensor<1024x400xf32, #CSR> {kernel.density = 0.1 : f64}) -> tensor<?x1024xf32> attributes {kernel.tokens = 32 : i64} {
   %y = "kernel.contract"(%x, %w) ({

@@ -1,7 +1,7 @@
 // A schedule that does not exist is an error of the command line.
-// RUN: not gossamer-opt %s -p 'choose-format{schedule=gathr}' 2>&1 | filecheck %s
+// RUN: not gossamer-opt %s -p 'choose-format{schedule=lokup}' 2>&1 | filecheck %s
 
-// CHECK: no schedule is called 'gathr'; did you mean gather or gpu-gather? valid: {{.*}}gather
+// CHECK: no schedule is called 'lokup'; did you mean lookup or lookup8? valid: {{.*}}lookup
 func.func @f() {
   return
 }

@@ -4,7 +4,7 @@
 // CHECK:         "kernel.spmm"(%arg0, %arg1)
 // CHECK:         schedule = "rowpairs", {{.*}} "rowpairs(reduction=1, width=64)"
 // CHECK:         "kernel.spmm"(%{{.*}}, %arg2)
-// CHECK:         schedule = "kblock"
+// CHECK:         schedule = "broadcast"
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @both(%x: tensor<?x64xf32>, %v: tensor<64x64xf32, #CSR> {kernel.density = 0.5 : f64, kernel.schedule = "rowpairs"}, %w: tensor<64x64xf32, #CSR> {kernel.density = 0.5 : f64}) -> tensor<?x64xf32> {
   %h = "kernel.contract"(%x, %v) ({

@@ -4,5 +4,5 @@
 // CHECK:      fuse-epilogue
 // CHECK-NEXT:   {{[a-z]+}}
 // CHECK:      lower-to-llvm{{.*}}
-// CHECK:      schedule{schedule=kblock bits=512
+// CHECK:      schedule{schedule=broadcast bits=512
 // CHECK-NEXT:   decides how each `kernel.contract` is computed

@@ -1,5 +1,5 @@
 // Passes of ours and of MLIR run on one module in the order written: here a contraction is scheduled with options.
-// RUN: gossamer-opt %s -p 'cse,choose-format{schedule=kblock},schedule{bits=256},canonicalize' | filecheck %s
+// RUN: gossamer-opt %s -p 'cse,choose-format{schedule=broadcast},schedule{bits=256},canonicalize' | filecheck %s
 
 // CHECK-LABEL: func.func @product(
 // CHECK:         "kernel.spmm"

@@ -8,7 +8,7 @@ func.func @rank(%x: tensor<?x2x8xf32>, %w: tensor<4x8xf32, #CSR>) -> tensor<?x4x
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "kblock", tile = [32, 64, 16]} : (tensor<?x2x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x4xf32>
+  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [32, 64]} : (tensor<?x2x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x4xf32>
   return %y : tensor<?x4xf32>
 }
 
@@ -20,7 +20,7 @@ func.func @dense(%x: tensor<?x8xf32>, %w: tensor<4x8xf32>) -> tensor<?x4xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "kblock", tile = [32, 64, 16]} : (tensor<?x8xf32>, tensor<4x8xf32>) -> tensor<?x4xf32>
+  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [32, 64]} : (tensor<?x8xf32>, tensor<4x8xf32>) -> tensor<?x4xf32>
   return %y : tensor<?x4xf32>
 }
 
@@ -33,7 +33,7 @@ func.func @reduction(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, #CSR>) -> tensor<?
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, reduction = 2 : i64, schedule = "kblock", tile = [32, 64, 16]} : (tensor<?x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x4xf32>
+  }) {lanes = 8 : i64, reduction = 2 : i64, schedule = "rowpairs", tile = [32, 64]} : (tensor<?x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x4xf32>
   return %y : tensor<?x4xf32>
 }
 
@@ -46,7 +46,7 @@ func.func @sizes(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, #CSR>) -> tensor<?x4xf
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, reduction = 0 : i64, schedule = "kblock", tile = [32, 64, 16]} : (tensor<?x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x4xf32>
+  }) {lanes = 8 : i64, reduction = 0 : i64, schedule = "rowpairs", tile = [32, 64]} : (tensor<?x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x4xf32>
   return %y : tensor<?x4xf32>
 }
 
@@ -59,7 +59,7 @@ func.func @columns(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, #CSR>) -> tensor<?x5
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "kblock", tile = [32, 64, 16]} : (tensor<?x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x5xf32>
+  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [32, 64]} : (tensor<?x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x5xf32>
   return %y : tensor<?x5xf32>
 }
 
@@ -72,6 +72,6 @@ func.func @tile(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, #CSR>) -> tensor<?x4xf3
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "kblock", tile = [32, 0]} : (tensor<?x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x4xf32>
+  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [32, 0]} : (tensor<?x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x4xf32>
   return %y : tensor<?x4xf32>
 }

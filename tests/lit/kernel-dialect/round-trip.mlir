@@ -36,7 +36,7 @@ func.func @contract(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, #CSR>, %bias: tenso
 // CHECK-LABEL: func.func @spmm(
 // CHECK:         "kernel.spmm"(%arg0, %arg1) ({
 // CHECK:           arith.truncf
-// CHECK:         }) {lanes = 16 : i64, reduction = 0 : i64, schedule = "kblock", tile = [64, 1024, 192]}
+// CHECK:         }) {lanes = 16 : i64, reduction = 0 : i64, schedule = "rowpairs", tile = [64, 1024]}
 // CHECK-SAME:      : (tensor<?x384xbf16>, tensor<384x4xbf16, #sparse>) -> tensor<?x4xbf16>
 #KB = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 floordiv 192 : dense, d1 : dense, d0 mod 192 : compressed)}>
 func.func @spmm(%x: tensor<?x384xbf16>, %w: tensor<384x4xbf16, #KB>) -> tensor<?x4xbf16> {
@@ -44,7 +44,7 @@ func.func @spmm(%x: tensor<?x384xbf16>, %w: tensor<384x4xbf16, #KB>) -> tensor<?
   ^bb0(%sum: f32):
     %0 = arith.truncf %sum : f32 to bf16
     "kernel.yield"(%0) : (bf16) -> ()
-  }) {lanes = 16 : i64, reduction = 0 : i64, schedule = "kblock", tile = [64, 1024, 192]}
+  }) {lanes = 16 : i64, reduction = 0 : i64, schedule = "rowpairs", tile = [64, 1024]}
     : (tensor<?x384xbf16>, tensor<384x4xbf16, #KB>) -> tensor<?x4xbf16>
   return %y : tensor<?x4xbf16>
 }
@@ -53,14 +53,14 @@ func.func @spmm(%x: tensor<?x384xbf16>, %w: tensor<384x4xbf16, #KB>) -> tensor<?
 
 // CHECK-LABEL: func.func @spmv(
 // CHECK:         "kernel.spmm"(%arg0, %arg1) ({
-// CHECK:         }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "gather", tile = [4]}
+// CHECK:         }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "lookup", tile = [4]}
 // CHECK-SAME:      : (tensor<?x8xf32>, tensor<4x8xf32, #sparse>) -> tensor<?x4xf32>
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @spmv(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, #CSR>) -> tensor<?x4xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "gather", tile = [4]}
+  }) {lanes = 8 : i64, reduction = 1 : i64, schedule = "lookup", tile = [4]}
     : (tensor<?x8xf32>, tensor<4x8xf32, #CSR>) -> tensor<?x4xf32>
   return %y : tensor<?x4xf32>
 }

@@ -18,16 +18,13 @@
 // CHECK:           scf.parallel
 // CHECK:             call @rotated_attend_tile4
 // CHECK:             call @rotated_unpack_tile4
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
 func.func @rotated(
-    %x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>, %cos: tensor<?x2xf32>, %sin: tensor<?x2xf32>, %length: index
+    %x: tensor<?x8xf32>, %w: tensor<8x8xf32, "rowpairs(reduction=1, width=16)">, %cos: tensor<?x2xf32>, %sin: tensor<?x2xf32>, %length: index
 ) -> tensor<?x8xf32> {
   %q = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<8x8xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x8xf32>, tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   %r = "kernel.rotate"(%q, %cos, %sin) {heads = 2 : i64, head_size = 4 : i64, rotated = 2 : i64, offset = 0 : i64}
     : (tensor<?x8xf32>, tensor<?x2xf32>, tensor<?x2xf32>) -> tensor<?x8xf32>
   %k = "kernel.rotate"(%x, %cos, %sin) {heads = 1 : i64, head_size = 4 : i64, rotated = 2 : i64, offset = 4 : i64}
@@ -50,15 +47,12 @@ func.func @rotated(
 // CHECK:         arith.muli %{{.*}}, %[[STEP]]
 // CHECK-LABEL: func.func @strided(
 // CHECK-NOT:     kernel.regroup
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @strided(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>, %length: index) -> tensor<?x8xf32> {
+func.func @strided(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, "rowpairs(reduction=1, width=16)">, %length: index) -> tensor<?x8xf32> {
   %g = "kernel.regroup"(%x, %length) {inverse = false} : (tensor<?x8xf32>, index) -> tensor<?x8xf32>
   %q = "kernel.spmm"(%g, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<8x8xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x8xf32>, tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   %y = "kernel.attend"(%q, %q, %q, %length) {
     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, heads = 2 : i64, kv_heads = 2 : i64, head_size = 4 : i64,
     offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, cap = 0.0 : f64, key_mask = false

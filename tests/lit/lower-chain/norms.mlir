@@ -16,14 +16,11 @@
 // CHECK:         call @normalized_product_tile4
 // CHECK:         call @normalized_normalize_tile4
 // CHECK:         call @normalized_unpack_tile4
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @normalized(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>, %weight: tensor<2xf32>) -> tensor<?x4xf32> {
+func.func @normalized(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, "rowpairs(reduction=1, width=16)">, %weight: tensor<2xf32>) -> tensor<?x4xf32> {
   %q = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<8x8xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x8xf32>, tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   %y = "kernel.normalize"(%q, %weight) {heads = 2 : i64, head_size = 2 : i64, offset = 4 : i64, eps = 1.0e-6 : f64}
     : (tensor<?x8xf32>, tensor<2xf32>) -> tensor<?x4xf32>
   return %y : tensor<?x4xf32>

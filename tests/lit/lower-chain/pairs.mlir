@@ -13,15 +13,12 @@
 // CHECK:           call @attention_round1_tile16
 // CHECK:             call @attention_attend_tile16
 // WIDE-NOT:    x86.avx512.dot
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @attention(%x: tensor<?x8xbf16>, %w: tensor<8x8xbf16, #KB>, %length: index) -> tensor<?x8xbf16> {
+func.func @attention(%x: tensor<?x8xbf16>, %w: tensor<8x8xbf16, "rowpairs(reduction=1, width=16)">, %length: index) -> tensor<?x8xbf16> {
   %q = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     %0 = arith.truncf %sum : f32 to bf16
     "kernel.yield"(%0) : (bf16) -> ()
-  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "kblock", tile = [16, 8, 16]} : (tensor<?x8xbf16>, tensor<8x8xbf16, #KB>) -> tensor<?x8xbf16>
+  }) {lanes = 16 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [16, 8]} : (tensor<?x8xbf16>, tensor<8x8xbf16, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xbf16>
   %y = "kernel.attend"(%q, %x, %x, %length) {
     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, heads = 2 : i64, kv_heads = 2 : i64, head_size = 4 : i64,
     offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, cap = 0.0 : f64, key_mask = false

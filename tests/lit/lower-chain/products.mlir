@@ -10,10 +10,7 @@
 // CHECK-LABEL: func.func @blocks(
 // CHECK:             call @blocks_product_tile4
 // CHECK:             call @blocks_product1_tile4
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @blocks(%x: tensor<?x8xf32>, %v: tensor<10x8xf32, "blocks(reduction=1, rows=4, columns=2, width=8)">, %w: tensor<8x10xf32, #KB>) -> tensor<?x8xf32> {
+func.func @blocks(%x: tensor<?x8xf32>, %v: tensor<10x8xf32, "blocks(reduction=1, rows=4, columns=2, width=8)">, %w: tensor<8x10xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32> {
   %h = "kernel.spmm"(%x, %v) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
@@ -21,7 +18,7 @@ func.func @blocks(%x: tensor<?x8xf32>, %v: tensor<10x8xf32, "blocks(reduction=1,
   %y = "kernel.spmm"(%h, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x10xf32>, tensor<8x10xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x10xf32>, tensor<8x10xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   return %y : tensor<?x8xf32>
 }
 

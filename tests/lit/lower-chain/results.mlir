@@ -9,19 +9,16 @@
 // CHECK:             call @both_product1_tile4
 // CHECK:             call @both_unpack1_tile4
 // CHECK-NOT:       bufferization.materialize_in_destination
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
 func.func @both(
-    %x: tensor<?x8xf32>, %up: tensor<16x8xf32, #KB>, %down: tensor<8x16xf32, #KB>
+    %x: tensor<?x8xf32>, %up: tensor<16x8xf32, "rowpairs(reduction=1, width=16)">, %down: tensor<8x16xf32, "rowpairs(reduction=1, width=16)">
 ) -> (tensor<?x16xf32>, tensor<?x8xf32>) {
   %h = "kernel.spmm"(%x, %up) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<16x8xf32, #KB>) -> tensor<?x16xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x8xf32>, tensor<16x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x16xf32>
   %y = "kernel.spmm"(%h, %down) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x16xf32>, tensor<8x16xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x16xf32>, tensor<8x16xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   return %h, %y : tensor<?x16xf32>, tensor<?x8xf32>
 }

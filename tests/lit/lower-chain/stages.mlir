@@ -28,20 +28,17 @@
 // CHECK:             call @twice_product_tile4
 // CHECK:           scf.parallel
 // CHECK:             call @twice_unpack_tile4
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @twice(%x: tensor<?x8xf32>, %v: tensor<8x8xf32, #KB>, %w: tensor<8x8xf32, #KB>) -> tensor<?x8xf32> {
+func.func @twice(%x: tensor<?x8xf32>, %v: tensor<8x8xf32, "rowpairs(reduction=1, width=16)">, %w: tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32> {
   %h = "kernel.spmm"(%x, %v) ({
   ^bb0(%sum: f32):
     %0 = arith.negf %sum : f32
     "kernel.yield"(%0) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<8x8xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x8xf32>, tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   %y = "kernel.spmm"(%h, %w) ({
   ^bb0(%sum: f32):
     %0 = arith.negf %sum : f32
     "kernel.yield"(%0) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<8x8xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x8xf32>, tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   return %y : tensor<?x8xf32>
 }
 
@@ -61,14 +58,11 @@ func.func @twice(%x: tensor<?x8xf32>, %v: tensor<8x8xf32, #KB>, %w: tensor<8x8xf
 // CHECK:           scf.parallel
 // CHECK:             call @attention_attend_tile4
 // CHECK:             call @attention_unpack_tile4
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @attention(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>, %length: index) -> tensor<?x8xf32> {
+func.func @attention(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, "rowpairs(reduction=1, width=16)">, %length: index) -> tensor<?x8xf32> {
   %q = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<8x8xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x8xf32>, tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   %y = "kernel.attend"(%q, %x, %x, %length) {
     operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>, heads = 2 : i64, kv_heads = 2 : i64, head_size = 4 : i64,
     offsets = [0, 0, 0], scale = 0.5 : f64, causal = false, cap = 5.0 : f64, key_mask = false
@@ -88,10 +82,7 @@ func.func @attention(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>, %length: ind
 // CHECK:             call @widths_product_tile4
 // CHECK:             call @widths_rows1_tile4
 #M = affine_map<(t, n) -> (t, n)>
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @widths(%x: tensor<?x5xf32>, %w: tensor<8x5xf32, #KB>) -> tensor<?x8xf32> {
+func.func @widths(%x: tensor<?x5xf32>, %w: tensor<8x5xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32> {
   %n = "kernel.map"() ({
     %0 = "kernel.read"(%x) {map = #M} : (tensor<?x5xf32>) -> f32
     %1 = arith.negf %0 : f32
@@ -100,7 +91,7 @@ func.func @widths(%x: tensor<?x5xf32>, %w: tensor<8x5xf32, #KB>) -> tensor<?x8xf
   %h = "kernel.spmm"(%n, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x5xf32>, tensor<8x5xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x5xf32>, tensor<8x5xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   %y = "kernel.map"() ({
     %0 = "kernel.read"(%h) {map = #M} : (tensor<?x8xf32>) -> f32
     %1 = arith.negf %0 : f32

@@ -20,10 +20,7 @@
 // CHECK:         return
 #M = affine_map<(t, n) -> (t, n)>
 #R = affine_map<(t, n) -> (t, 0)>
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @centred(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>) -> tensor<?x8xf32> {
+func.func @centred(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32> {
   %s = "kernel.sum"() ({
     %0 = "kernel.read"(%x) {map = #M} : (tensor<?x8xf32>) -> f32
     "kernel.yield"(%0) : (f32) -> ()
@@ -48,6 +45,6 @@ func.func @centred(%x: tensor<?x8xf32>, %w: tensor<8x8xf32, #KB>) -> tensor<?x8x
   %y = "kernel.spmm"(%n, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 8, 16]} : (tensor<?x8xf32>, tensor<8x8xf32, #KB>) -> tensor<?x8xf32>
+  }) {lanes = 4 : i64, reduction = 1 : i64, schedule = "rowpairs", tile = [4, 8]} : (tensor<?x8xf32>, tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32>
   return %y : tensor<?x8xf32>
 }

@@ -2,7 +2,7 @@
 // RUN: gossamer-opt %s -p 'expose-storage,lower-lookup,canonicalize,cse' --split-input-file | filecheck %s
 
 // x is copied, with a block of zeros after its last block; K = 30 is two blocks of 16.
-// CHECK:       module attributes {kernel.workspace = 512 : index}
+// CHECK:       module attributes {kernel.workspace = 384 : index}
 // CHECK-LABEL: func.func private @region_rows2(
 // CHECK-SAME:    %[[X:[a-z0-9]*]]: memref<?x30xf32>, %[[BOUNDS:[a-z0-9]*]]: memref<?xi32>, %[[ORIGINS:[a-z0-9]*]]: memref<?xi32>, %[[PLACES:[a-z0-9]*]]: memref<?xi8>, %[[VAL:[a-z0-9]*]]: memref<?xf32>, %[[BIAS:[a-z0-9]*]]: memref<7xf32>, %[[OUT:[a-z0-9]*]]: memref<?x7xf32>,
 // CHECK:         %[[COPY:.*]] = memref.view %{{.*}} : memref<?xi8> to memref<2x48xf32>

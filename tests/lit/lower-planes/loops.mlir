@@ -2,7 +2,7 @@
 // RUN: gossamer-opt %s -p 'expose-storage,lower-planes,canonicalize,cse' --split-input-file | filecheck %s
 
 // K = 70 is two blocks of 64, and a block of zeros comes after them; a plane for each byte of a float.
-// CHECK:       module attributes {kernel.workspace = 832 : index}
+// CHECK:       module attributes {kernel.workspace = 768 : index}
 // CHECK-LABEL: func.func private @region_rows1(
 // CHECK-SAME:    %[[X:[a-z0-9]*]]: memref<?x70xf32>, %[[BOUNDS:[a-z0-9]*]]: memref<?xi32>, %[[ORIGINS:[a-z0-9]*]]: memref<?xi32>, %[[PLACES:[a-z0-9]*]]: memref<?xi8>, %[[VAL:[a-z0-9]*]]: memref<?xf32>, %[[BIAS:[a-z0-9]*]]: memref<7xf32>, %[[OUT:[a-z0-9]*]]: memref<?x7xf32>,
 // CHECK:         %[[PLANES:.*]] = memref.view %{{.*}} : memref<?xi8> to memref<4x192xi8>

@@ -18,12 +18,11 @@
 // CHECK:           memref.store %{{.*}}, %[[S]]
 // CHECK:         %[[DOWN:.*]] = "kernel.spmm"
 // CHECK:         bufferization.materialize_in_destination %[[DOWN]] in restrict writable %[[OUT]]
-#CSR = #sparse_tensor.encoding<{ map = (d0, d1) -> (d0 : dense, d1 : compressed), posWidth = 32, crdWidth = 16 }>
-func.func @region(%x: tensor<?x64xf32>, %up: tensor<200x64xf32, #CSR>, %down: tensor<64x200xf32, #CSR>) -> tensor<?x64xf32> {
+func.func @region(%x: tensor<?x64xf32>, %up: tensor<200x64xf32, "windows(reduction=1, lanes=16)">, %down: tensor<64x200xf32, "windows(reduction=1, lanes=16)">) -> tensor<?x64xf32> {
   %h = "kernel.spmm"(%x, %up) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {schedule = "gather", tile = [4], lanes = 16, reduction = 1} : (tensor<?x64xf32>, tensor<200x64xf32, #CSR>) -> tensor<?x200xf32>
+  }) {schedule = "lookup", tile = [4], lanes = 16, reduction = 1} : (tensor<?x64xf32>, tensor<200x64xf32, "windows(reduction=1, lanes=16)">) -> tensor<?x200xf32>
   %s = "kernel.sum"() ({
     %0 = "kernel.read"(%h) {map = affine_map<(d0, d1) -> (d0, d1)>} : (tensor<?x200xf32>) -> f32
     "kernel.yield"(%0) : (f32) -> ()
@@ -33,6 +32,6 @@ func.func @region(%x: tensor<?x64xf32>, %up: tensor<200x64xf32, #CSR>, %down: te
     %1 = "kernel.read"(%s) {map = affine_map<(d0, d1) -> (d0, 0)>} : (tensor<?x1xf32>) -> f32
     %2 = arith.mulf %sum, %1 : f32
     "kernel.yield"(%2) : (f32) -> ()
-  }) {schedule = "gather", tile = [4], lanes = 16, reduction = 1} : (tensor<?x200xf32>, tensor<64x200xf32, #CSR>) -> tensor<?x64xf32>
+  }) {schedule = "lookup", tile = [4], lanes = 16, reduction = 1} : (tensor<?x200xf32>, tensor<64x200xf32, "windows(reduction=1, lanes=16)">) -> tensor<?x64xf32>
   return %y : tensor<?x64xf32>
 }

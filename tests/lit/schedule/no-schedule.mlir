@@ -2,7 +2,7 @@
 // RUN: gossamer-opt %s -p schedule --split-input-file --verify-diagnostics
 
 // A format of the importer's, before choose-format.
-// expected-error @unknown {{no kblock schedule for a weight stored as CSR}}
+// expected-error @unknown {{no broadcast schedule for a weight stored as CSR}}
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @format(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #CSR>) -> tensor<?x32xf32> {
   %y = "kernel.contract"(%x, %w) ({
@@ -10,22 +10,6 @@ func.func @format(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #CSR>) -> tensor<?
     "kernel.yield"(%sum) : (f32) -> ()
   }) {indexing_maps = [affine_map<(t, m, k) -> (t, k)>, affine_map<(t, m, k) -> (m, k)>]}
     : (tensor<?x64xf32>, tensor<32x64xf32, #CSR>) -> tensor<?x32xf32>
-  return %y : tensor<?x32xf32>
-}
-
-// -----
-
-// Blocks of K with 32-bit coordinates are not what the kernel reads.
-// expected-error @unknown {{no kblock schedule for a weight stored as KBlock(32)}}
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 32 : dense, d0 : dense, d1 mod 32 : compressed), posWidth = 32, crdWidth = 32
-}>
-func.func @widths(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #KB>) -> tensor<?x32xf32> {
-  %y = "kernel.contract"(%x, %w) ({
-  ^bb0(%sum: f32):
-    "kernel.yield"(%sum) : (f32) -> ()
-  }) {indexing_maps = [affine_map<(t, m, k) -> (t, k)>, affine_map<(t, m, k) -> (m, k)>]}
-    : (tensor<?x64xf32>, tensor<32x64xf32, #KB>) -> tensor<?x32xf32>
   return %y : tensor<?x32xf32>
 }
 
@@ -47,15 +31,12 @@ func.func @left(%x: tensor<32x64xf32, #CSR>, %w: tensor<64x?xf32>) -> tensor<32x
 
 // A batch of products.
 // expected-error @unknown {{no schedule for kernel.contract of tensor<3x?x64xf32> and tensor<32x64xf32, }}
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 32 : dense, d0 : dense, d1 mod 32 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @batch(%x: tensor<3x?x64xf32>, %w: tensor<32x64xf32, #KB>) -> tensor<3x?x32xf32> {
+func.func @batch(%x: tensor<3x?x64xf32>, %w: tensor<32x64xf32, "padded(reduction=1, columns=32)">) -> tensor<3x?x32xf32> {
   %y = "kernel.contract"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
   }) {indexing_maps = [affine_map<(b, t, m, k) -> (b, t, k)>, affine_map<(b, t, m, k) -> (m, k)>]}
-    : (tensor<3x?x64xf32>, tensor<32x64xf32, #KB>) -> tensor<3x?x32xf32>
+    : (tensor<3x?x64xf32>, tensor<32x64xf32, "padded(reduction=1, columns=32)">) -> tensor<3x?x32xf32>
   return %y : tensor<3x?x32xf32>
 }
 
@@ -63,17 +44,14 @@ func.func @batch(%x: tensor<3x?x64xf32>, %w: tensor<32x64xf32, #KB>) -> tensor<3
 
 // Kernels read along the rows of the result.
 // expected-error @unknown {{no schedule for an epilogue that reads by (d0, d1) -> (d1, d0), which is not in order}}
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 32 : dense, d0 : dense, d1 mod 32 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @turned(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #KB>, %residual: tensor<32x?xf32>) -> tensor<?x32xf32> {
+func.func @turned(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, "padded(reduction=1, columns=32)">, %residual: tensor<32x?xf32>) -> tensor<?x32xf32> {
   %y = "kernel.contract"(%x, %w) ({
   ^bb0(%sum: f32):
     %r = "kernel.read"(%residual) {map = affine_map<(t, m) -> (m, t)>} : (tensor<32x?xf32>) -> f32
     %0 = arith.addf %sum, %r : f32
     "kernel.yield"(%0) : (f32) -> ()
   }) {indexing_maps = [affine_map<(t, m, k) -> (t, k)>, affine_map<(t, m, k) -> (m, k)>]}
-    : (tensor<?x64xf32>, tensor<32x64xf32, #KB>) -> tensor<?x32xf32>
+    : (tensor<?x64xf32>, tensor<32x64xf32, "padded(reduction=1, columns=32)">) -> tensor<?x32xf32>
   return %y : tensor<?x32xf32>
 }
 
@@ -81,17 +59,14 @@ func.func @turned(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #KB>, %residual: t
 
 // Kernels read neighbours, not every second number.
 // expected-error @unknown {{no schedule for an epilogue that reads by (d0, d1) -> (d1 * 2)}}
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 32 : dense, d0 : dense, d1 mod 32 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @strided(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #KB>, %bias: tensor<64xf32>) -> tensor<?x32xf32> {
+func.func @strided(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, "padded(reduction=1, columns=32)">, %bias: tensor<64xf32>) -> tensor<?x32xf32> {
   %y = "kernel.contract"(%x, %w) ({
   ^bb0(%sum: f32):
     %r = "kernel.read"(%bias) {map = affine_map<(t, m) -> (m * 2)>} : (tensor<64xf32>) -> f32
     %0 = arith.addf %sum, %r : f32
     "kernel.yield"(%0) : (f32) -> ()
   }) {indexing_maps = [affine_map<(t, m, k) -> (t, k)>, affine_map<(t, m, k) -> (m, k)>]}
-    : (tensor<?x64xf32>, tensor<32x64xf32, #KB>) -> tensor<?x32xf32>
+    : (tensor<?x64xf32>, tensor<32x64xf32, "padded(reduction=1, columns=32)">) -> tensor<?x32xf32>
   return %y : tensor<?x32xf32>
 }
 
@@ -99,17 +74,14 @@ func.func @strided(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #KB>, %bias: tens
 
 // A mask of bits in memory is something else than a vector of bits.
 // expected-error @unknown {{no schedule for elements of type i1}}
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 32 : dense, d0 : dense, d1 mod 32 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @mask(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, #KB>, %keep: tensor<?x32xi1>) -> tensor<?x32xf32> {
+func.func @mask(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, "padded(reduction=1, columns=32)">, %keep: tensor<?x32xi1>) -> tensor<?x32xf32> {
   %y = "kernel.contract"(%x, %w) ({
   ^bb0(%sum: f32):
     %k = "kernel.read"(%keep) {map = affine_map<(t, m) -> (t, m)>} : (tensor<?x32xi1>) -> i1
     %0 = arith.select %k, %sum, %sum : f32
     "kernel.yield"(%0) : (f32) -> ()
   }) {indexing_maps = [affine_map<(t, m, k) -> (t, k)>, affine_map<(t, m, k) -> (m, k)>]}
-    : (tensor<?x64xf32>, tensor<32x64xf32, #KB>) -> tensor<?x32xf32>
+    : (tensor<?x64xf32>, tensor<32x64xf32, "padded(reduction=1, columns=32)">) -> tensor<?x32xf32>
   return %y : tensor<?x32xf32>
 }
 

@@ -1,5 +1,5 @@
 // Where the epilogue runs: on the sums of a row, once they are complete, or on results of a token, after the transpose.
-// RUN: gossamer-opt %s -p 'expose-storage,lower-kblock,canonicalize,cse' --split-input-file | filecheck %s
+// RUN: gossamer-opt %s -p 'expose-storage,lower-broadcast,canonicalize,cse' --split-input-file | filecheck %s
 
 // Bias and tanh run on the sums. The residual lies by tokens, so it is read after the transpose, masked like the result.
 // CHECK-LABEL: func.func private @both_tile4(
@@ -17,10 +17,7 @@
 // CHECK:           %[[R:.*]] = vector.maskedload %[[RESIDUAL]][%[[AT:.*]], %[[ROW:.*]]], %[[MASK:.*]], %{{.*}}
 // CHECK:           %[[Y:.*]] = arith.mulf %[[V]], %[[R]]
 // CHECK:           vector.maskedstore %[[OUT]][%[[AT]], %[[ROW]]], %[[MASK]], %[[Y]]
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @both(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %bias: tensor<7xf32>, %residual: tensor<?x7xf32>) -> tensor<?x7xf32> {
+func.func @both(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, "padded(reduction=1, columns=16)">, %bias: tensor<7xf32>, %residual: tensor<?x7xf32>) -> tensor<?x7xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     %b = "kernel.read"(%bias) {map = affine_map<(t, m) -> (m)>} : (tensor<7xf32>) -> f32
@@ -29,7 +26,7 @@ func.func @both(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %bias: tensor<7
     %r = "kernel.read"(%residual) {map = affine_map<(t, m) -> (t, m)>} : (tensor<?x7xf32>) -> f32
     %2 = arith.mulf %1, %r : f32
     "kernel.yield"(%2) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [4]} : (tensor<?x30xf32>, tensor<7x30xf32, "padded(reduction=1, columns=16)">) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -42,10 +39,7 @@ func.func @both(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %bias: tensor<7
 // CHECK:         vector.shuffle
 // CHECK:         %[[S:.*]] = memref.load %[[SCALE]][%[[SAFE:.*]], %c0] : memref<?x1xf32>
 // CHECK:         vector.broadcast %[[S]] : f32 to vector<2xf32>
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @scales(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %alpha: tensor<f32>, %scale: tensor<?x1xf32>) -> tensor<?x7xf32> {
+func.func @scales(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, "padded(reduction=1, columns=16)">, %alpha: tensor<f32>, %scale: tensor<?x1xf32>) -> tensor<?x7xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     %a = "kernel.read"(%alpha) {map = affine_map<(t, m) -> ()>} : (tensor<f32>) -> f32
@@ -53,7 +47,7 @@ func.func @scales(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %alpha: tenso
     %0 = arith.mulf %sum, %a : f32
     %1 = arith.mulf %0, %s : f32
     "kernel.yield"(%1) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [4]} : (tensor<?x30xf32>, tensor<7x30xf32, "padded(reduction=1, columns=16)">) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -69,10 +63,7 @@ func.func @scales(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %alpha: tenso
 // CHECK:         arith.cmpf ogt
 // CHECK:         arith.select {{.*}} : vector<2xi1>, vector<2xf32>
 // CHECK:         vector.maskedstore
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @gate(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %residual: tensor<?x7xf32>) -> tensor<?x7xf32> {
+func.func @gate(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, "padded(reduction=1, columns=16)">, %residual: tensor<?x7xf32>) -> tensor<?x7xf32> {
   %zero = arith.constant 0.0 : f32
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
@@ -80,7 +71,7 @@ func.func @gate(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %residual: tens
     %0 = arith.cmpf ogt, %sum, %zero : f32
     %1 = arith.select %0, %r, %zero : f32
     "kernel.yield"(%1) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [4]} : (tensor<?x30xf32>, tensor<7x30xf32, "padded(reduction=1, columns=16)">) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
 
@@ -90,18 +81,15 @@ func.func @gate(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>, %residual: tens
 // CHECK-LABEL: func.func private @bf16_tile4(
 // CHECK:         %[[X:.*]] = vector.maskedload %{{.*}} : memref<?x30xbf16>
 // CHECK-NEXT:    arith.extf %[[X]] : vector<2xbf16> to vector<2xf32>
-// CHECK:         %[[W:.*]] = memref.load %{{.*}} : memref<?xbf16>
-// CHECK-NEXT:    arith.extf %[[W]] : bf16 to f32
+// CHECK:         %[[W:.*]] = vector.load %{{.*}} : memref<?xbf16>, vector<4xbf16>
+// CHECK-NEXT:    arith.extf %[[W]] : vector<4xbf16> to vector<4xf32>
 // CHECK:         arith.truncf %{{.*}} : vector<2xf32> to vector<2xbf16>
 // CHECK:         vector.maskedstore %{{.*}} : memref<?x7xbf16>
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @bf16(%x: tensor<?x30xbf16>, %w: tensor<7x30xbf16, #KB>) -> tensor<?x7xbf16> {
+func.func @bf16(%x: tensor<?x30xbf16>, %w: tensor<7x30xbf16, "padded(reduction=1, columns=16)">) -> tensor<?x7xbf16> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     %0 = arith.truncf %sum : f32 to bf16
     "kernel.yield"(%0) : (bf16) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xbf16>, tensor<7x30xbf16, #KB>) -> tensor<?x7xbf16>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [4]} : (tensor<?x30xbf16>, tensor<7x30xbf16, "padded(reduction=1, columns=16)">) -> tensor<?x7xbf16>
   return %y : tensor<?x7xbf16>
 }

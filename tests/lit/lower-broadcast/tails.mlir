@@ -1,5 +1,5 @@
 // Nothing is read or written past the end of a tensor.
-// RUN: gossamer-opt %s -p 'expose-storage,lower-kblock,canonicalize,cse' --split-input-file | filecheck %s
+// RUN: gossamer-opt %s -p 'expose-storage,lower-broadcast,canonicalize,cse' --split-input-file | filecheck %s
 
 // What is left of the columns is masked where x is packed; tokens past the last one repeat it.
 // CHECK-LABEL: func.func private @tails_tile4(
@@ -19,13 +19,10 @@
 // CHECK:         %[[STORED:.*]] = arith.select %[[EXISTS]], %[[FEATURES]], %[[NONE:.*]] :
 // CHECK:         %[[SAFE:.*]] = arith.minui %[[AT]], %[[LAST]]
 // CHECK:         vector.maskedstore %{{.*}}[%[[SAFE]], %[[ROW]]], %[[STORED]], %{{.*}} : memref<?x7xf32>
-#KB = #sparse_tensor.encoding<{
-  map = (d0, d1) -> (d1 floordiv 16 : dense, d0 : dense, d1 mod 16 : compressed), posWidth = 32, crdWidth = 16
-}>
-func.func @tails(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, #KB>) -> tensor<?x7xf32> {
+func.func @tails(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, "padded(reduction=1, columns=16)">) -> tensor<?x7xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "kblock", tile = [4, 4, 16]} : (tensor<?x30xf32>, tensor<7x30xf32, #KB>) -> tensor<?x7xf32>
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [4]} : (tensor<?x30xf32>, tensor<7x30xf32, "padded(reduction=1, columns=16)">) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
 }
