@@ -62,13 +62,6 @@ def _problem(op: Any) -> str | None:
     products = 2 if op.operation.name == "kernel.attend_blocks" else 4
     if len(op.pairs) not in (0, products) or (len(op.pairs) and size % 2):
         return f"has {len(op.pairs)} pairs for heads of {size} elements, there may be {products} if these are even"
-    for pair in op.pairs:
-        if not isinstance(ir.RankedTensorType(pair.type).element_type, ir.BF16Type):
-            return f"has pairs {pair.type}, must be memory of bf16"
-    for name in strided:
-        tensor = ir.RankedTensorType(getattr(op, name).type)
-        if tensor.rank != 1 or not isinstance(tensor.element_type, ir.F32Type):
-            return f"has {name} {tensor}, must be memory of f32 without shape"
     return None
 
 
@@ -87,15 +80,11 @@ class _Attention(KernelOp, traits=[ext.Pure]):
                  multiply pairs of them. Then products of rows are of these, sums of weighted rows of the others.
     """
 
-    q: ext.Operand[Any]
-    k: ext.Operand[Any]
-    v: ext.Operand[Any]
-    positions: ext.Operand[Any]
-    tiles: ext.Operand[Any]
-    words: ext.Operand[Any]
-    floats: ext.Operand[Any]
-    seed: ext.Operand[Any] | None
-    pairs: Sequence[ext.Operand[Any]]
+    takes = (
+        "q: f32[any], k: f32[any], v: f32[any], positions: i32[any], tiles: i32[any], words: i16[any], floats: f32[any], "
+        "seed: i32[any]?, pairs: bf16[any]*"
+    )
+
     sizes: Sequence[ext.Operand[Any]]
     head_size: ir.IntegerAttr
     score: ir.ArrayAttr
@@ -112,8 +101,7 @@ class AttendBlocksOp(_Attention, name="attend_blocks"):
                  queries that see no key
     """
 
-    out: ext.Result[Any]
-    statistics: ext.Result[Any]
+    gives = "out: f32[any], statistics: f32[any]"
 
 
 class _Gradient(_Attention):
@@ -122,23 +110,21 @@ class _Gradient(_Attention):
     delta       [batch, heads, queries], the sum over a head's elements of out times gradient
     """
 
-    gradient: ext.Operand[Any]
-    statistics: ext.Operand[Any]
-    delta: ext.Operand[Any]
+    lowering = "lower-attend-blocks-grad"
+    takes = "gradient: f32[any], statistics: f32[any], delta: f32[any]"
 
 
 class AttendBlocksOfQueriesOp(_Gradient, name="attend_blocks_of_queries"):
     """The gradient of q, memory as q, for that of the result of kernel.attend_blocks; the scores are computed again."""
 
-    of_q: ext.Result[Any]
+    gives = "of_q: f32[any]"
 
 
 class AttendBlocksOfKeysOp(_Gradient, name="attend_blocks_of_keys"):
     """The gradients of k and v, as kernel.attend_blocks_of_queries has that of q. In its table keys and queries change places:
     a tile is TILE_QUERIES keys and TILE_KEYS queries."""
 
-    of_k: ext.Result[Any]
-    of_v: ext.Result[Any]
+    gives = "of_k: f32[any], of_v: f32[any]"
 
 
 class AttendBlocksOfScoresOp(_Gradient, name="attend_blocks_of_scores"):
@@ -148,6 +134,4 @@ class AttendBlocksOfScoresOp(_Gradient, name="attend_blocks_of_scores"):
     of_scores   memory, [batch, heads, queries, keys]; keys are next to each other
     """
 
-    of_k: ext.Result[Any]
-    of_v: ext.Result[Any]
-    of_scores: ext.Result[Any]
+    gives = "of_k: f32[any], of_v: f32[any], of_scores: f32[any]"

@@ -44,17 +44,15 @@ class _Cached(KernelOp, traits=[ext.Pure]):
     out        as q; queries whose keys all have minus infinity get 0
     """
 
-    q: ext.Operand[Any]
-    k: ext.Operand[Any]
-    v: ext.Operand[Any]
-    mask: ext.Operand[Any] | None
+    lowering = "lower-attend-cached"
+    takes = "q: F[any], k: F[any], v: F[any], mask: f[any]?"
+    gives = "out: F[any]"
+
     sizes: Sequence[ext.Operand[Any]]
     head_size: ir.IntegerAttr
     group: ir.IntegerAttr
     queries: ir.IntegerAttr
     score: ir.ArrayAttr
-
-    out: ext.Result[Any]
 
     verify_invariants = verified(_problem)
 
@@ -70,7 +68,5 @@ class AttendAppendedOp(_Cached, name="attend_appended"):
     all_k, all_v    memory, past and new ones, [batch, heads / group, keys, head_size]
     """
 
-    new_k: ext.Operand[Any]
-    new_v: ext.Operand[Any]
-    all_k: ext.Result[Any]
-    all_v: ext.Result[Any]
+    takes = "new_k: F[any], new_v: F[any]"
+    gives = "all_k: F[any], all_v: F[any]"

@@ -15,10 +15,6 @@ def _problem(op: Any) -> str | None:
     window = integers(op.window)
     if len(window) != len(Window().numbers):
         return f"has a window of {len(window)} numbers"
-    if x.rank != 3 or w.rank != 2 or result.rank != 3:
-        return "takes x [images, C, pixels] and w [M, C / groups taps], and gives [images, M, pixels]"
-    if w.encoding is None:
-        return "needs a weight with a sparse encoding"
     known = Window.of(window)
     if w.shape[1] * known.groups != x.shape[1] * known.taps or w.shape[0] != result.shape[1]:
         return f"has a weight {w} for {x.shape[1]} channels, {known.taps} taps and {result.shape[1]} results"
@@ -37,27 +33,24 @@ class ConvolveOp(KernelOp, name="convolve", traits=[ext.Pure]):
     reduction              the dimension of w that is summed over: 1
     """
 
-    x: ext.Operand[Any]
-    w: ext.Operand[Any]
+    takes = "x: t[images channels pixels], w: #t[filters inputs]"
+    gives = "result: t[images filters places]"
+
     depth: ext.Operand[Any]
     height: ext.Operand[Any]
     width: ext.Operand[Any]
     window: ir.ArrayAttr
     lanes: ir.IntegerAttr
     reduction: ir.IntegerAttr
-    result: ext.Result[Any]
     epilogue: ext.Region
 
     verify_region_invariants = verified(_problem)
 
 
 def _depthwise_problem(op: Any) -> str | None:
-    x, w, result = (ir.RankedTensorType(v.type) for v in (op.x, op.w, op.result))
-    window = Window.of(integers(op.window))
-    if x.rank != 3 or w.rank != 2 or result.rank != 3:
-        return "takes x [images, C, pixels] and w [C, taps], and gives [images, C, pixels]"
-    if w.encoding is not None or w.shape[1] != window.taps:
-        return f"has a weight {w} for {window.taps} taps, must be dense"
+    w, window = ir.RankedTensorType(op.w.type), Window.of(integers(op.window))
+    if w.shape[1] != window.taps:
+        return f"has a weight {w} for {window.taps} taps"
     if any(window.images):
         return f"has images of {window.images}, which come with each call"
     return epilogue_problem(op)
@@ -70,13 +63,13 @@ class ConvolveDepthwiseOp(KernelOp, name="convolve_depthwise", traits=[ext.Pure]
     window          as `Window.numbers`
     """
 
-    x: ext.Operand[Any]
-    w: ext.Operand[Any]
+    takes = "x: t[images channels pixels], w: t[channels taps]"
+    gives = "result: t[images channels places]"
+
     height: ext.Operand[Any]
     width: ext.Operand[Any]
     window: ir.ArrayAttr
     lanes: ir.IntegerAttr
-    result: ext.Result[Any]
     epilogue: ext.Region
 
     verify_region_invariants = verified(_depthwise_problem)

@@ -21,6 +21,12 @@ GRADIENTS = {"target": ("target", "queries", "edge", "weight", "direction"), "so
 """What has a gradient, by the side of the pattern along which it is summed."""
 
 
+_TERMS = (
+    "a: #W[any any], values: W[columns wide!], target: W[rows heads!]?, source: W[columns heads!]?, edge: W[entries each!]?, "
+    "queries: W[rows inner!]?, keys: W[columns inner!]?, direction: W[any inner!]?, seed: i32[any]?"
+)
+
+
 def operands_of(op: Any) -> dict[str, ir.Value]:
     """The dense operands of one of these ops, by name."""
     names = TERMS if op.operation.name == "kernel.attend_edges" else (*TERMS, *SAVED)
@@ -34,9 +40,6 @@ def gradients_of(op: Any) -> list[str]:
 
 
 def _problem(op: Any) -> str | None:
-    pattern = ir.RankedTensorType(op.a.type)
-    if pattern.encoding is None or pattern.rank != 2:
-        return "needs a sparse matrix for its pattern"
     if (op.queries is None) != (op.keys is None):
         return "needs keys where there are queries, and queries where there are keys"
     if op.direction is not None and op.keys is None:
@@ -79,22 +82,14 @@ class AttendEdgesOp(KernelOp, name="attend_edges", traits=[ext.Pure]):
     statistics     [rows, 2 * heads]: the largest score of each row, then 1 / sum of exp(z - largest)
     """
 
-    a: ext.Operand[Any]
-    values: ext.Operand[Any]
-    target: ext.Operand[Any] | None
-    source: ext.Operand[Any] | None
-    edge: ext.Operand[Any] | None
-    queries: ext.Operand[Any] | None
-    keys: ext.Operand[Any] | None
-    direction: ext.Operand[Any] | None
-    seed: ext.Operand[Any] | None
+    takes = _TERMS
+    gives = "out: W[rows wide!], statistics: W[rows twice!]"
+
     heads: ir.IntegerAttr
     weighted: ir.IntegerAttr
     scale: ir.FloatAttr
     slope: ir.FloatAttr
     dropout: ir.FloatAttr
-    out: ext.Result[Any]
-    statistics: ext.Result[Any]
 
     verify_invariants = verified(_problem)
 
@@ -110,33 +105,19 @@ class AttendEdgesGradOp(KernelOp, name="attend_edges_grad", traits=[ext.Pure]):
     of_…        the gradients, in the shapes of the terms; that of the direction as a share of each row, [rows, heads * size]
     """
 
-    a: ext.Operand[Any]
-    values: ext.Operand[Any]
-    target: ext.Operand[Any] | None
-    source: ext.Operand[Any] | None
-    edge: ext.Operand[Any] | None
-    queries: ext.Operand[Any] | None
-    keys: ext.Operand[Any] | None
-    direction: ext.Operand[Any] | None
-    seed: ext.Operand[Any] | None
-    statistics: ext.Operand[Any]
-    gradient: ext.Operand[Any]
-    delta: ext.Operand[Any]
-    entry: ext.Operand[Any] | None
+    takes = f"{_TERMS}, statistics: W[rows twice!], gradient: W[rows wide!], delta: W[rows heads!], entry: i[entries]?"
+    gives = (
+        "of_target: W[rows heads!]?, of_queries: W[rows inner!]?, of_edge: W[entries each!]?, of_weight: W[entries one!]?, "
+        "of_direction: W[rows inner!]?, of_source: W[columns heads!]?, of_keys: W[columns inner!]?, "
+        "of_values: W[columns wide!]?"
+    )
+
     side: ir.StringAttr
     heads: ir.IntegerAttr
     weighted: ir.IntegerAttr
     scale: ir.FloatAttr
     slope: ir.FloatAttr
     dropout: ir.FloatAttr
-    of_target: ext.Result[Any] | None
-    of_queries: ext.Result[Any] | None
-    of_edge: ext.Result[Any] | None
-    of_weight: ext.Result[Any] | None
-    of_direction: ext.Result[Any] | None
-    of_source: ext.Result[Any] | None
-    of_keys: ext.Result[Any] | None
-    of_values: ext.Result[Any] | None
 
     verify_invariants = verified(_problem)
 
@@ -145,11 +126,6 @@ _READS = tuple(f"affine_map<(d0, d1, d2) -> ({dim}, d2)>" for dim in ("d0", "d1"
 
 
 def _reduce_problem(op: Any) -> str | None:
-    pattern, result = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.result.type)
-    if pattern.encoding is None or pattern.rank != 2:
-        return "needs a sparse matrix for its pattern"
-    if result.rank != 2 or result.is_dynamic_dim(1):
-        return f"gives {result}, must be a matrix with a known number of columns"
     if ir.StringAttr(op.kind).value not in ("add", "max", "min"):
         return f"has the kind {op.kind}, must be add, max or min"
     *body, end = [inner.operation for inner in op.body.blocks[0].operations]
@@ -172,9 +148,10 @@ class ReduceEdgesOp(KernelOp, name="reduce_edges", traits=[ext.Pure]):
         : (tensor<?x?xf32, #CSR>) -> tensor<?x64xf32>
     """
 
-    a: ext.Operand[Any]
+    takes = "a: #t[rows columns]"
+    gives = "result: t[rows features!]"
+
     kind: ir.StringAttr
-    result: ext.Result[Any]
     body: ext.Region
 
     verify_region_invariants = verified(_reduce_problem)

@@ -13,6 +13,10 @@ class FormatError(GossamerError, ValueError):
     """A format that does not parse, or data that do not fit it."""
 
 
+class ArgumentError(GossamerError, RuntimeError):
+    """Tensors whose shapes, types or devices do not go together in an operation. torch has a RuntimeError for them."""
+
+
 class CompileError(GossamerError):
     """A region could not be compiled; the message names the stage, the reason and the dump, if there is one."""
 

@@ -32,28 +32,73 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import ext
 
+from gossamer.dialects.signature import Given, Known, Signature
+
 
 class KernelDialect(ext.Dialect, name="kernel"):
     """Operations between linalg on sparse tensors and loops."""
 
 
-class KernelOp(KernelDialect.Operation):
-    """An operation; one that can be wrong has a verifier of its own: of regions, where it has some, else of the rest."""
-
-    verify_invariants = staticmethod(lambda op: True)
-    verify_region_invariants = staticmethod(lambda op: True)
-
-
 def verified(check: Callable[[Any], str | None]) -> staticmethod:
-    """A verifier for `ext`: reports what `check` finds wrong as a diagnostic at the op."""
+    """A verifier for `ext`: reports what is not as declared, or what `check` finds wrong, as a diagnostic at the op."""
 
     def verify(op: Any) -> bool:
-        problem = check(op)
+        problem = _type_problem(op) or check(op)
         if problem:
             op.location.emit_error(f"'{op.operation.name}' {problem}")
         return problem is None
 
     return staticmethod(verify)
+
+
+def _type_problem(op: Any) -> str | None:
+    """What is not as the op declares it."""
+    known: Known = {}
+    for declared in (*op.signature.takes, *op.signature.gives):
+        value = getattr(op, declared.name)
+        for each in value if declared.many == "*" else [value]:
+            if each is not None and (problem := declared.problem(_given(each.type), known)):
+                return f"has {problem}"
+    return None
+
+
+def _given(type_: ir.Type) -> Given:
+    tensor = ir.RankedTensorType(type_)
+    shape = [None if tensor.is_dynamic_dim(dim) else tensor.shape[dim] for dim in range(tensor.rank)]
+    return Given(str(tensor.element_type), shape, tensor.encoding is not None, lambda: str(tensor))
+
+
+_OPERANDS: dict[str, Any] = {
+    "": ext.Operand[Any],
+    "?": ext.Operand[Any] | None,
+    "*": Sequence[ext.Operand[Any]],
+}
+_RESULTS: dict[str, Any] = {"": ext.Result[Any], "?": ext.Result[Any] | None}
+
+
+class KernelOp(KernelDialect.Operation):
+    """An operation. What it `takes` and `gives`, written as signature.py has it, are its first operands and last results.
+
+    One that can be wrong otherwise has a verifier of its own: of regions, where it has some, else of the rest.
+    `lowering` is the pass that lowers it for CPUs, by default "lower-" and its name; that for GPUs has "gpu-" behind "lower-".
+    """
+
+    takes = gives = lowering = ""
+    signature = Signature()
+
+    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
+        own = cls.__dict__
+        declared = Signature.parse(own.get("takes", ""), own.get("gives", ""))
+        cls.signature += declared
+        given = {each.name: _OPERANDS[each.many] for each in declared.takes}
+        made = {each.name: _RESULTS[each.many] for each in declared.gives}
+        cls.__annotations__ = {**given, **own.get("__annotations__", {}), **made}
+        if name is not None and not cls.lowering:
+            cls.lowering = f"lower-{name.replace('_', '-')}"
+        super().__init_subclass__(name=name, **options)
+
+    verify_invariants = verified(lambda op: None)
+    verify_region_invariants = staticmethod(lambda op: True)
 
 
 def affine_maps(attribute: ir.ArrayAttr) -> list[ir.AffineMap]:
@@ -98,12 +143,6 @@ def _attend_problem(op: Any) -> str | None:
             return f"reads columns {offset} to {offset + columns - 1} of {name}, which is {tensor.type}"
     if len(op.mask) > 1:
         return f"has {len(op.mask)} masks"
-    return None
-
-
-def _regroup_problem(op: Any) -> str | None:
-    if op.x.type != op.result.type or ir.RankedTensorType(op.x.type).rank != 2:
-        return f"gives {op.result.type} for {op.x.type}, which must be one type of matrices"
     return None
 
 
@@ -345,12 +384,11 @@ class RegroupOp(KernelOp, name="regroup", traits=[ext.Pure]):
     """The rows of a matrix in another order: y[b length + s] = x[s batch + b] for sequences of `length` tokens and a batch of
     T / length, or back where `inverse`."""
 
-    x: ext.Operand[Any]
+    takes = "x: T[tokens columns]"
+    gives = "result: T[tokens columns]"
+
     length: ext.Operand[Any]
     inverse: ir.IntegerAttr
-    result: ext.Result[Any]
-
-    verify_invariants = verified(_regroup_problem)
 
 
 class ReadOp(KernelOp, name="read", traits=[ext.Pure]):

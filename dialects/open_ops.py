@@ -26,35 +26,6 @@ from torch_mlir.dialects import ext
 from gossamer.dialects.kernel import KernelOp, epilogue_problem, verified
 
 
-def _sort_keys_problem(op: Any) -> str | None:
-    types = [ir.RankedTensorType(v.type) for v in (op.keys, op.positions, op.order)]
-    if any(t.rank != 1 or not isinstance(t.element_type, ir.IntegerType) for t in types):
-        return f"sorts {types[0]} to {types[1]} and {types[2]}, which must be vectors of integers"
-    if types[0].shape != types[2].shape:
-        return f"gives the order of {types[2].shape[0]} of {types[0].shape[0]} keys"
-    return None
-
-
-def _take_problem(op: Any) -> str | None:
-    values, places, result = (ir.RankedTensorType(v.type) for v in (op.values, op.places, op.result))
-    if any(t.rank != 1 for t in (values, places, result)) or str(places.element_type) != "i32":
-        return f"takes from {values} at {places} to {result}, must be vectors, places of i32"
-    if values.element_type != result.element_type or places.shape != result.shape:
-        return f"takes {result} from {values} at {places}, must be of its type and one for each place"
-    return None
-
-
-def _take_in_order_problem(op: Any) -> str | None:
-    values, starts, positions, coordinates, taken, ends = (
-        ir.RankedTensorType(v.type) for v in (op.values, op.starts, op.positions, op.coordinates, op.taken, op.ends)
-    )
-    if any(t.rank != 1 for t in (values, starts, positions, coordinates, taken, ends)) or starts != ends:
-        return f"takes from {values} with rows from {starts} on to {taken} and {ends}, must be vectors, the ends as the starts"
-    if values.element_type != taken.element_type or coordinates.shape != taken.shape:
-        return f"takes {taken} from {values} at {coordinates}, must be of its type and one for each coordinate"
-    return None
-
-
 def _sample_problem(op: Any) -> str | None:
     pattern, result = ir.RankedTensorType(op.pattern.type), ir.RankedTensorType(op.result.type)
     if pattern.encoding is None:
@@ -77,47 +48,29 @@ SEGMENT_REDUCTIONS = ("add", "mul", "max", "min")
 
 
 def _segment_problem(op: Any) -> str | None:
-    positions, result = ir.RankedTensorType(op.positions.type), ir.RankedTensorType(op.result.type)
-    if (positions.rank, result.rank) != (1, 1) or not isinstance(positions.element_type, ir.IntegerType):
-        return "needs a vector of integer positions and gives a vector"
     attribute, known = ("kind", SEGMENT_REDUCTIONS) if op.operation.name.endswith("reduce") else ("each", ("entry", "segment"))
     given = ir.StringAttr(op.operation.attributes[attribute]).value
     if given not in known:
         return f"has the {attribute} '{given}', must be {' or '.join(known)}"
     if len(op.body.blocks) != 1 or len(op.body.blocks[0].arguments) != 0:
         return "needs one block without arguments"
+    element = ir.RankedTensorType(op.result.type).element_type
     *body, end = [inner.operation for inner in op.body.blocks[0].operations]
-    if end.name != "kernel.yield" or end.operands[0].type != result.element_type:
-        return f"body must end in a kernel.yield of {result.element_type}"
+    if end.name != "kernel.yield" or end.operands[0].type != element:
+        return f"body must end in a kernel.yield of {element}"
     for inner in body:
         if inner.name == "kernel.read" and ir.AffineMapAttr(inner.attributes["map"]).value.n_dims != 2:
             return "reads with a map that is not over 2 dimensions, segments and entries"
     return None
 
 
-def _product_problem(op: Any) -> str | None:
+def _gather_rows_problem(op: Any) -> str | None:
     a, x, result = (ir.RankedTensorType(value.type) for value in (op.a, op.x, op.result))
     if a.rank != 2 or x.rank not in (1, 2) or result.rank != x.rank:
         return "takes a matrix, and a matrix or a vector, to one of the same rank"
     if a.encoding is None or x.encoding is not None or result.encoding is not None:
         return "needs a sparse left factor, a dense right one and a dense result"
-    return None
-
-
-def _gather_rows_problem(op: Any) -> str | None:
-    return _product_problem(op) or epilogue_problem(op)
-
-
-def _multiply_rows_problem(op: Any) -> str | None:
-    types = [ir.RankedTensorType(value.type) for value in (op.a, op.b, op.result)]
-    if any(t.rank != 2 or t.encoding is None for t in types):
-        return "multiplies sparse matrices into a sparse one"
-    return None
-
-
-def _tall_product_problem(op: Any) -> str | None:
-    types = [ir.RankedTensorType(value.type) for value in (op.x, op.w, op.result)]
-    return "multiplies dense matrices" if any(t.rank != 2 or t.encoding is not None for t in types) else None
+    return epilogue_problem(op)
 
 
 class SampleOp(KernelOp, name="sample", traits=[ext.Pure]):
@@ -126,6 +79,7 @@ class SampleOp(KernelOp, name="sample", traits=[ext.Pure]):
     Its kernel.reads go over the pattern's dimensions, then over those that are summed over, of which there are `reduced`.
     """
 
+    lowering = "lower-dots"
     pattern: ext.Operand[Any]
     reduced: ir.IntegerAttr
     result: ext.Result[Any]
@@ -142,6 +96,7 @@ class GatherRowsOp(KernelOp, name="gather_rows", traits=[ext.Pure]):
     of the level `ahead`.
     """
 
+    lowering = "lower-rows"
     a: ext.Operand[Any]
     x: ext.Operand[Any]
     lanes: ir.IntegerAttr
@@ -156,36 +111,32 @@ class GatherRowsOp(KernelOp, name="gather_rows", traits=[ext.Pure]):
 class MultiplyRowsOp(KernelOp, name="multiply_rows", traits=[ext.Pure]):
     """c[m, n] = sum_k a[m, k] b[k, n] of matrices in CSR (SpGEMM), scheduled."""
 
-    a: ext.Operand[Any]
-    b: ext.Operand[Any]
-    result: ext.Result[Any]
-
-    verify_invariants = verified(_multiply_rows_problem)
+    lowering = "lower-gustavson"
+    takes = "a: #t[rows reduced], b: #t[reduced columns]"
+    gives = "result: #t[rows columns]"
 
 
 class GatherSlicesOp(KernelOp, name="gather_slices", traits=[ext.Pure]):
     """y[m] = sum_k a[m, k] x[k] of a matrix stored as `Slices`, scheduled; the hash of the values that it was made of goes into
     its array for that."""
 
-    a: ext.Operand[Any]
-    x: ext.Operand[Any]
-    gathers: ir.IntegerAttr
-    result: ext.Result[Any]
+    lowering = "lower-slices"
+    takes = "a: #t[rows reduced], x: t[reduced]"
+    gives = "result: t[rows]"
 
-    verify_invariants = verified(_product_problem)
+    gathers: ir.IntegerAttr
 
 
 class TallProductOp(KernelOp, name="tall_product", traits=[ext.Pure]):
     """y[m, n] = sum_k x[m, k] w[k, n] of dense matrices, m large, w small, scheduled: `lanes` elements make a vector, up to
     `vectors` of which are summed at once for each of a few rows."""
 
-    x: ext.Operand[Any]
-    w: ext.Operand[Any]
+    lowering = "lower-tall"
+    takes = "x: t[rows reduced], w: t[reduced columns]"
+    gives = "result: t[rows columns]"
+
     lanes: ir.IntegerAttr
     vectors: ir.IntegerAttr
-    result: ext.Result[Any]
-
-    verify_invariants = verified(_tall_product_problem)
 
 
 class SortKeysOp(KernelOp, name="sort_keys", traits=[ext.Pure]):
@@ -194,21 +145,15 @@ class SortKeysOp(KernelOp, name="sort_keys", traits=[ext.Pure]):
     The keys are below the length of positions less 1.
     """
 
-    keys: ext.Operand[Any]
-    positions: ext.Result[Any]
-    order: ext.Result[Any]
-
-    verify_invariants = verified(_sort_keys_problem)
+    takes = "keys: i[keys]"
+    gives = "positions: i[numbers], order: i[keys]"
 
 
 class TakeOp(KernelOp, name="take", traits=[ext.Pure]):
     """y[p] = values[places[p]], 0 where a place is negative."""
 
-    values: ext.Operand[Any]
-    places: ext.Operand[Any]
-    result: ext.Result[Any]
-
-    verify_invariants = verified(_take_problem)
+    takes = "values: T[values], places: i32[places]"
+    gives = "result: T[places]"
 
 
 class TakeInOrderOp(KernelOp, name="take_in_order", traits=[ext.Pure]):
@@ -219,16 +164,11 @@ class TakeInOrderOp(KernelOp, name="take_in_order", traits=[ext.Pure]):
     each: `ends` says how far each row was read.
     """
 
-    values: ext.Operand[Any]
-    starts: ext.Operand[Any]
-    positions: ext.Operand[Any]
-    coordinates: ext.Operand[Any]
+    takes = "values: T[values], starts: I[rows], positions: i[parts], coordinates: i[entries]"
+    gives = "taken: T[entries], ends: I[rows]"
+
     panel: ir.IntegerAttr
     scale: ir.IntegerAttr
-    taken: ext.Result[Any]
-    ends: ext.Result[Any]
-
-    verify_invariants = verified(_take_in_order_problem)
 
 
 class SegmentReduceOp(KernelOp, name="segment_reduce", traits=[ext.Pure]):
@@ -237,9 +177,11 @@ class SegmentReduceOp(KernelOp, name="segment_reduce", traits=[ext.Pure]):
     A segment without entries gives the neutral element: 0, 1, the lowest or the highest number.
     """
 
-    positions: ext.Operand[Any]
+    lowering = "lower-segments"
+    takes = "positions: i[segments+1]"
+    gives = "result: t[segments]"
+
     kind: ir.StringAttr
-    result: ext.Result[Any]
     body: ext.Region
 
     verify_region_invariants = verified(_segment_problem)
@@ -248,9 +190,11 @@ class SegmentReduceOp(KernelOp, name="segment_reduce", traits=[ext.Pure]):
 class SegmentMapOp(KernelOp, name="segment_map", traits=[ext.Pure]):
     """y[p] = body at entry p, or y[s] = body at segment s, as `each` says."""
 
-    positions: ext.Operand[Any]
+    lowering = "lower-segments"
+    takes = "positions: i[segments+1]"
+    gives = "result: t[each]"
+
     each: ir.StringAttr
-    result: ext.Result[Any]
     body: ext.Region
 
     verify_region_invariants = verified(_segment_problem)

@@ -4,13 +4,15 @@
 `lower` takes it from there to LLVM IR. The reference pipeline has upstream's sparsifier in place of our schedules.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.dialects.kernel import KernelDialect
 from gossamer.dialects.packing import Packing
 from gossamer.passes.chain.lower_chain import TILE_WORKSPACE
 from gossamer.passes.finish.emit_entry import WORDS
@@ -19,7 +21,7 @@ from gossamer.passes.framework.translate import translate_to_llvm_ir
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.queries import all_ops, public_functions, walk
 from gossamer.passes.loops.vectors import WORKSPACE
-from gossamer.passes.registry import run_pipeline
+from gossamer.passes.registry import get, names, run_pipeline
 from gossamer.passes.schedules.families import FAMILIES
 
 Observer = Callable[[str, str, str], None]  # stage, file suffix, text
@@ -47,28 +49,42 @@ CHAIN = "chain"
 """The schedule of several products: each weight says in its hints which family it has."""
 SEQUENCE = "sequence"
 """The same for a few tokens: each product has the schedule that it would have alone."""
-_ARRAYS = "expose-storage{arrays=true}"
-_ROWS = ",fuse-epilogue,canonicalize,gather-rows{bits=%d l1d=%c}"
+_ROWS = "fuse-epilogue,canonicalize,gather-rows{bits=%d l1d=%c}"
 OPEN_SCHEDULES = {
-    "rows": (_ROWS, f"{_ARRAYS},lower-rows"),
-    "slices": (f"{_ROWS},slice-rows{{gathers=%g}}", f"{_ARRAYS},lower-slices"),
-    "slices16": (f"{_ROWS},slice-rows{{width=16 gathers=%g}}", f"{_ARRAYS},lower-slices"),
-    "tall": (",multiply-tall{bits=%d}", "expose-storage,lower-tall"),
-    "dots": (",sample-rows{bits=%d}", f"{_ARRAYS},lower-dots"),
-    "gustavson": (",multiply-rows", f"{_ARRAYS},lower-gustavson"),
-    "edges": ("", f"{_ARRAYS},lower-attend-edges{{bits=%d}},lower-attend-edges-grad{{bits=%d}},lower-reduce-edges{{bits=%d}}"),
-    "convolve": (",fuse-epilogue,canonicalize,cse,convolve{bits=%d}", "expose-storage,lower-convolve,lower-convolve-depthwise"),
-    "blocks": ("", "expose-storage,lower-attend-blocks{bits=%d},lower-attend-blocks-grad{bits=%d}"),
-    "cache": ("", "expose-storage,lower-attend-cached{bits=%d}"),
-    "points": ("", "expose-storage,lower-convolve-points{bits=%d},lower-convolve-points-grad{bits=%d},lower-match-keys"),
-    "segments": ("", "expose-storage,lower-segments{bits=%d}"),
-    "sort": ("", "expose-storage,lower-sort-keys"),
-    "take": ("", "expose-storage,lower-take{bits=%d},lower-take-in-order"),
-    "spread": ("", "expose-storage,lower-spread{bits=%d},lower-collect"),
-    "tokens": ("", "expose-storage,lower-pack-tokens{bits=%d},lower-sample-tokens{bits=%d}"),
-    "token-blocks": ("", "expose-storage,lower-pack-token-pairs,lower-sample-blocks"),
+    "rows": _ROWS,
+    "slices": f"{_ROWS},slice-rows{{gathers=%g}}",
+    "slices16": f"{_ROWS},slice-rows{{width=16 gathers=%g}}",
+    "tall": "multiply-tall{bits=%d}",
+    "dots": "sample-rows{bits=%d}",
+    "gustavson": "multiply-rows",
+    "convolve": "fuse-epilogue,canonicalize,cse,convolve{bits=%d}",
 }
-"""Schedules of operations on sparse tensors that come with each call, of any shape: how each plans and how it lowers."""
+"""Schedules of operations on sparse tensors that come with each call, of any shape: how each plans.
+
+One that is called as a pass that lowers an op, such as "take" by lower-take, has nothing to plan. How they lower, the ops say.
+"""
+
+
+def is_open(schedule: str) -> bool:
+    """Whether there is such a schedule of operations of any shape."""
+    lowering = f"lower-{schedule}"
+    return schedule in OPEN_SCHEDULES or (
+        lowering in names() and any(op.lowering == lowering for op in KernelDialect.operations)
+    )
+
+
+def lowering_of(module: ir.Module, schedule: str, options: Mapping[str, int], gpu: bool = False) -> str:
+    """The passes that lower the kernel ops of a module, with those of the options that they have. CompileError for none."""
+    there = {op.name for op in all_ops(module.operation)}
+    lowerings = [op.lowering for op in KernelDialect.operations if op.OPERATION_NAME in there]
+    if gpu:
+        lowerings = [lowering.replace("lower-", "lower-gpu-", 1) for lowering in lowerings]
+    passes: dict[str, Any] = {name: get(name) for name in lowerings if name in names()}
+    if not passes:
+        where = " for GPUs" if gpu else ""
+        raise CompileError(f"the {schedule} schedule cannot compile the region: no pass lowers its ops{where}")
+    own = {name: [field.name for field in fields(each) if field.name in options] for name, each in passes.items()}
+    return ",".join(f"{name}{{{' '.join(f'{each}={options[each]}' for each in given)}}}" for name, given in own.items())
 
 
 @dataclass(frozen=True)
@@ -180,10 +196,9 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
 def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int, gathers: bool) -> str:
     if schedule == "reference":
         return f"{_NORMALIZE},forget-hints"
-    if schedule in OPEN_SCHEDULES:
-        chosen = OPEN_SCHEDULES[schedule][0].replace("%d", str(bits)).replace("%c", str(l1d))
-        chosen = chosen.replace("%g", str(gathers).lower())
-        return f"{_NORMALIZE},forget-hints{chosen}"
+    if is_open(schedule):
+        chosen = OPEN_SCHEDULES.get(schedule, "").replace("%d", str(bits)).replace("%c", str(l1d))
+        return ",".join(filter(None, (_NORMALIZE, "forget-hints", chosen.replace("%g", str(gathers).lower()))))
     family = "broadcast" if schedule in (CHAIN, SEQUENCE) else schedule
     options = f"schedule={family} bits={bits}{' features=' + '+'.join(sorted(features)) if features else ''}"
     chain = " chain=true" if schedule == CHAIN else ""
@@ -200,8 +215,8 @@ def _lowering(planned: Plan, bf16: bool) -> str:
     sparsify = _SPARSIFY % (_FREE_OUTGROWN if _returns_sparse(module) else _FREE)
     if schedule == "reference":
         chosen = f"expose-storage,{sparsify},emit-entry"
-    elif schedule in OPEN_SCHEDULES:
-        chosen = f"{OPEN_SCHEDULES[schedule][1]},{_FINISH}".replace("%d", str(bits))
+    elif is_open(schedule):
+        chosen = f"expose-storage{{arrays=true}},{lowering_of(module, schedule, {'bits': bits})},{_FINISH % bits}"
     else:
         if schedule == SEQUENCE:
             own = dict.fromkeys(ir.StringAttr(op.attributes["schedule"]).value for op in walk(module, "kernel.spmm"))

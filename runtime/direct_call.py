@@ -18,16 +18,15 @@ neither. So operations get such arrays with counts that tell:
 
 import itertools
 import re
-import sys
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operations import KERNELS, LIBRARY, REMEMBER_FLOATS
+from gossamer.runtime.operations import KERNELS, LIBRARY, OPERATIONS
 from gossamer.runtime.torch_internals import DIRECT_CALLS, off, profiler, set_version_counter
 
 
@@ -57,18 +56,6 @@ def holding(tensor: Tensor, content: int) -> Tensor:
 def part_of(view: Tensor, whole: Tensor) -> Tensor:
     """The same view, written to as often as what it is a part of."""
     return whole.as_strided(view.shape, view.stride(), view.storage_offset())
-
-
-def describe(name: str, fake: Callable[..., Any]) -> None:
-    """Has the operation gossamer::name give results like these in graphs; whoever compiles them, calls are written as above."""
-
-    @wraps(fake)
-    def traced(*given: Any, **named: Any) -> Any:
-        if "torch._inductor" in sys.modules:
-            enable()
-        return fake(*given, **named)
-
-    torch.library.register_fake(f"{LIBRARY.ns}::{name}", traced, lib=LIBRARY)
 
 
 def enable() -> None:
@@ -112,7 +99,7 @@ def _header(wrapper: Any) -> Any:
 def _remembered(operand: Any, name: str) -> bool:
     """Whether an operation may remember what it makes of it by its count of writes."""
     dtype: torch.dtype = operand.get_dtype()
-    return name in REMEMBER_FLOATS or not (dtype.is_floating_point or dtype.is_complex)
+    return OPERATIONS[name].remembers_floats or not (dtype.is_floating_point or dtype.is_complex)
 
 
 _named: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()

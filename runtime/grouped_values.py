@@ -21,7 +21,7 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime.group_scales import scaled
-from gossamer.runtime.operations import LIBRARY
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.packers.nonzeros import nonzero_mask
 
 _SCALES = {16: torch.bfloat16, 32: torch.float32}
@@ -118,16 +118,15 @@ def mask_of_groups(kept: Tensor, groups: int) -> Tensor:
     return bits.flatten(1)[:, :groups].bool()
 
 
-def _on_meta(groups: Tensor, rows: int, columns: int, bits: int) -> Tensor:
+def _fake(groups: Tensor, rows: int, columns: int, bits: int) -> Tensor:
     return groups.new_empty((rows, columns), dtype=torch.float32)
 
 
-LIBRARY.define(
+dense_groups = Operation(
     "dense_groups(Tensor groups, int rows, int columns, int bits) -> Tensor",
+    _dense_groups,
+    _dense_groups,
+    _fake,
     tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.impl("dense_groups", _dense_groups, "CompositeExplicitAutograd")
-LIBRARY.impl("dense_groups", _on_meta, "Meta")
-
-dense_groups = torch.ops.gossamer.dense_groups.default
+).register()
 """The float32 matrix [rows, columns] of groups of 16 along its rows, which are one tensor of `bits`."""

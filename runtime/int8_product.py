@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, implement, untraced
+from gossamer.runtime.operations import Operation
 
 _LEAST, _EIGHTS = 17, 8
 
@@ -44,9 +43,6 @@ def _fake(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[1], dtype=torch.int32)
 
 
-LIBRARY.define("int8_product(Tensor x, Tensor weight) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-implement("int8_product", _on_cpu)
-LIBRARY.impl("int8_product", untraced(_on_cuda), "CUDA")
-describe("int8_product", _fake)
-
-int8_product = torch.ops.gossamer.int8_product.default
+int8_product = Operation(
+    "int8_product(Tensor x, Tensor weight) -> Tensor", _on_cpu, _on_cuda, _fake, tags=(torch.Tag.pt2_compliant_tag,)
+).register()

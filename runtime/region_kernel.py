@@ -41,7 +41,7 @@ class RegionKernel:
     """A region's kernel.
 
     formats   one entry per argument of the region's function: how its packed operand must be stored, None if dense
-    schedule  one of pipelines.SCHEDULES or OPEN_SCHEDULES
+    schedule  one of pipelines.SCHEDULES, or an open one
     key       hash of kernel IR and target: equal keys are the same machine code
     """
 

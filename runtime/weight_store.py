@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.runtime.operations import LIBRARY
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.packing import Packed
 
 
@@ -119,12 +119,14 @@ def _dense_weight(handle: torch.Tensor, rows: int, columns: int) -> torch.Tensor
     return store.dense() if _reading.depth else store.keep_dense().clone()
 
 
-def _on_meta(handle: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def _fake(handle: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return handle.new_empty((rows, columns))
 
 
-LIBRARY.define("dense_weight(Tensor handle, SymInt rows, SymInt columns) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl("dense_weight", _dense_weight, "CompositeExplicitAutograd")
-LIBRARY.impl("dense_weight", _on_meta, "Meta")
-
-dense_weight = torch.ops.gossamer.dense_weight.default
+dense_weight = Operation(
+    "dense_weight(Tensor handle, SymInt rows, SymInt columns) -> Tensor",
+    _dense_weight,
+    _dense_weight,
+    _fake,
+    tags=(torch.Tag.pt2_compliant_tag,),
+).register()

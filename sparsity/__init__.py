@@ -4,7 +4,6 @@ from gossamer.runtime import torch_internals
 from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.modules.packages import watch_packages
 from gossamer.runtime.modules.when_loaded import when_loaded
-from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.calls import calling, torch_refusals
 from gossamer.sparsity.calls.batch_norm import trace_any_number
 from gossamer.sparsity.edges import attention_derivatives
@@ -40,7 +39,6 @@ count_for_arrays()
 when_loaded("torch._inductor", lambda: watch_packages(torch_internals.ahead_of_time))
 when_loaded("torch._dynamo", trace_any_number)
 give_back()
-cuda_operations.register()
 torch_refusals.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
 
 __all__ = ["EinsumError", "Mask", "SparseTensor", "einsum", "operations", "prepare"]

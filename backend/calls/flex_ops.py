@@ -20,8 +20,7 @@ from torch import Tensor, fx
 from gossamer.backend.calls import mask_ops
 from gossamer.backend.graph.expressions import content_key, evaluated
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES, Step
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Compared, Remembered
 from gossamer.sparsity.attention.masked_attention import Scoring, attend, fake, fake_backward, gradients
 from gossamer.sparsity.attention.tile_table import TileTable, listed
@@ -201,15 +200,12 @@ def _attend_backward(
     return gradients(upstream, (q, k, v), out, statistics, tables, Scoring(scale), mask.score, more)
 
 
+_MASK = f"{mask_ops.LEAVES}, float scale, str key"
 _SAVED = f"Tensor upstream, Tensor? of_logarithms, {mask_ops.GIVEN}, Tensor out, Tensor logarithms"
-for _name, _arguments, _results, _cpu, _meta in (
-    ("attend_flex", mask_ops.GIVEN, 2, _attend, fake),
-    ("attend_flex_backward", _SAVED, 3, _attend_backward, lambda upstream, _, *given: fake_backward(upstream, *given)),
-):
-    LIBRARY.define(
-        f"{_name}({_arguments}, {mask_ops.LEAVES}, float scale, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS
-    )
-    implement(_name, _cpu)
-    describe(_name, _meta)
-attend_flex, attend_flex_backward = torch.ops.gossamer.attend_flex.default, torch.ops.gossamer.attend_flex_backward.default
+attend_flex = Operation(f"attend_flex({mask_ops.GIVEN}, {_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()
+attend_flex_backward = Operation(
+    f"attend_flex_backward({_SAVED}, {_MASK}) -> (Tensor, Tensor, Tensor)",
+    _attend_backward,
+    fake=lambda upstream, _, *given: fake_backward(upstream, *given),
+).register()
 mask_ops.OPERATIONS.update((attend_flex, attend_flex_backward))

@@ -6,12 +6,10 @@
 The result lies in memory as the operand does: the dimensions in the same order, from the outermost on.
 """
 
-import torch
 from torch import Tensor
 
 from gossamer.backend.graph.nodes import hint
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
+from gossamer.runtime.operations import Operation
 
 
 def _pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
@@ -58,13 +56,7 @@ def _fake_spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, d
     return _like(small, size, dim)
 
 
-LIBRARY.define("pick_lines(Tensor x, Tensor index, int dim) -> Tensor", tags=TAGS)
-describe("pick_lines", _fake_pick)
-LIBRARY.define("spread_lines(Tensor small, Tensor index, Tensor? fill, int size, int dim) -> Tensor", tags=TAGS)
-describe("spread_lines", _fake_spread)
-for _name, _kernel in (("pick_lines", _pick), ("spread_lines", _spread)):
-    implement(_name, _kernel)
-    LIBRARY.impl(_name, untraced(_kernel), "CUDA")  # they are made of torch's operations
-
-pick_lines = torch.ops.gossamer.pick_lines.default
-spread_lines = torch.ops.gossamer.spread_lines.default
+pick_lines = Operation("pick_lines(Tensor x, Tensor index, int dim) -> Tensor", _pick, _pick, _fake_pick).register()
+spread_lines = Operation(
+    "spread_lines(Tensor small, Tensor index, Tensor? fill, int size, int dim) -> Tensor", _spread, _spread, _fake_spread
+).register()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Self, cast
 from weakref import WeakValueDictionary
 
-import torch
 from torch import Tensor, fx
 
 from gossamer.backend.calls.lifetime import share
@@ -20,8 +19,7 @@ from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.graph.strips import strips
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.attention.mask import Mask
 from gossamer.sparsity.attention.masked_attention import (
@@ -112,15 +110,15 @@ def known(key: str) -> Any:
 
 
 GIVEN, LEAVES = "Tensor q, Tensor k, Tensor v", "Tensor[] leaves, SymInt[] numbers"
-for _name, _arguments, _results, _cpu, _meta in (
-    ("attend_under", GIVEN, 2, _attend, fake),
-    ("attend_under_backward", f"Tensor upstream, {GIVEN}, Tensor out, Tensor statistics", 3, _attend_backward, fake_backward),
-):
-    LIBRARY.define(f"{_name}({_arguments}, {LEAVES}, {SCORING}, str key) -> ({', '.join(['Tensor'] * _results)})", tags=TAGS)
-    implement(_name, _cpu)
-    describe(_name, _meta)
+_MASK = f"{LEAVES}, {SCORING}, str key"
+_attend_under = Operation(f"attend_under({GIVEN}, {_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()
+_attend_under_backward = Operation(
+    f"attend_under_backward(Tensor upstream, {GIVEN}, Tensor out, Tensor statistics, {_MASK}) -> (Tensor, Tensor, Tensor)",
+    _attend_backward,
+    fake=fake_backward,
+).register()
 
-OPERATIONS = {torch.ops.gossamer.attend_under.default, torch.ops.gossamer.attend_under_backward.default}
+OPERATIONS = {_attend_under, _attend_under_backward}
 """Those whose last argument is the key of something shared."""
 
 

@@ -18,8 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations.token_samples import sampled_at_places
@@ -193,12 +192,10 @@ def _fake(g: Tensor, x: Tensor, mask: Tensor, stride: Any, padding: Any, dilatio
     return g.new_empty(mask.shape)
 
 
-LIBRARY.define(
+masked_filter_gradient = Operation(
     "masked_filter_gradient(Tensor g, Tensor x, Tensor mask, int[] stride, int[] padding, int[] dilation, int groups)"
     " -> Tensor",
-    tags=TAGS,
-)
-implement("masked_filter_gradient", _on_cpu, remembers_floats=True)
-describe("masked_filter_gradient", _fake)
-
-masked_filter_gradient = torch.ops.gossamer.masked_filter_gradient.default
+    _on_cpu,
+    fake=_fake,
+    remembers_floats=True,
+).register()

@@ -5,12 +5,10 @@
 What the mask keeps is found when it is new. What it hides is 0, whatever g and x are there.
 """
 
-import torch
 from torch import Tensor
 
 from gossamer.backend.graph.kept_entries import KeptEntries
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.kernels.spreading import spread
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 
@@ -24,12 +22,8 @@ def _on_cpu(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     return spread(kept.positions, kept.coordinates, values, mask.shape[1])
 
 
-def _fake(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    return g.new_empty(mask.shape)
-
-
-LIBRARY.define("masked_gradient(Tensor g, Tensor x, Tensor mask) -> Tensor", tags=TAGS)
-implement("masked_gradient", _on_cpu)
-describe("masked_gradient", _fake)
-
-masked_gradient = torch.ops.gossamer.masked_gradient.default
+masked_gradient = Operation(
+    "masked_gradient(Tensor g: F[tokens rows], Tensor x: F[tokens columns], Tensor mask: F[rows columns])"
+    " -> Tensor: F[rows columns]",
+    _on_cpu,
+).register()

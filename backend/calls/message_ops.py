@@ -23,7 +23,7 @@ from gossamer.backend.calls.lifetime import share
 from gossamer.backend.graph.expressions import Expression, evaluated
 from gossamer.backend.report.options import Verify
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.edges.edge_attention import NAMES
 from gossamer.sparsity.edges.edge_extremes import extremes, extremes_backward
@@ -157,17 +157,13 @@ def _aggregate(x: Tensor, leaves: list[Tensor], numbers: list[int], weight: Tens
     return edges.sorted.sums(rows, values).view(size, *trail)
 
 
-def _aggregate_meta(x: Tensor, leaves: list[Tensor], numbers: list[int], weight: Any, size: int, key: str) -> Tensor:
+def _aggregate_fake(x: Tensor, leaves: list[Tensor], numbers: list[int], weight: Any, size: int, key: str) -> Tensor:
     return x.new_empty((size, *x.shape[1:]))
 
 
 def _edge_products(a: Tensor, b: Tensor, leaves: list[Tensor], numbers: list[int], edges: int, key: str) -> Tensor:
     found = _known(_lists, key).current(leaves, numbers, b.shape[0], a.shape[0])
     return found.sorted.products(a.contiguous(), b.contiguous())
-
-
-def _edge_products_meta(a: Tensor, b: Tensor, leaves: list[Tensor], numbers: list[int], edges: int, key: str) -> Tensor:
-    return a.new_empty((edges, a.shape[1]))
 
 
 _OF_EDGES = ("edge", "weight")
@@ -182,7 +178,7 @@ def _attend(leaves: list[Tensor], numbers: list[int], targets: int, values: Tens
     return found
 
 
-def _attend_meta(leaves: Any, numbers: Any, targets: int, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _attend_fake(leaves: Any, numbers: Any, targets: int, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     heads, features = values.shape[1:]
     return values.new_empty((targets, heads, features)), values.new_empty((targets, 2, heads))
 
@@ -199,7 +195,7 @@ def _attend_backward(
     return [edges.unsorted(each) if name in _OF_EDGES else each for name, each in zip(wanted, found, strict=True)]
 
 
-def _attend_backward_meta(
+def _attend_backward_fake(
     gradient: Tensor, out: Tensor, statistics: Tensor, leaves: Any, numbers: Any, targets: int, *rest: Any
 ) -> list[Tensor]:
     return [term.new_empty(term.shape) for term, needed in zip(rest, rest[-2], strict=False) if needed]
@@ -218,10 +214,6 @@ def _extreme(x: Tensor, leaves: list[Tensor], numbers: list[int], size: int, kin
     return found
 
 
-def _extreme_meta(x: Tensor, leaves: list[Tensor], numbers: list[int], size: int, *_: Any) -> Tensor:
-    return x.new_empty((size, x.shape[1]))
-
-
 def _extreme_backward(
     gradient: Tensor, x: Tensor, y: Tensor, leaves: list[Tensor], numbers: list[int], kind: str, key: str
 ) -> Tensor:
@@ -231,16 +223,12 @@ def _extreme_backward(
     return found
 
 
-def _extreme_backward_meta(gradient: Tensor, x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
 def _structure(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
     # A graph may reuse the memory of what it was given.
     return _known(_values, key).current(leaves, numbers).clone()
 
 
-def _structure_meta(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
+def _structure_fake(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
     return leaves[0].new_empty(size, dtype=_known(_values, key).dtype)
 
 
@@ -257,33 +245,39 @@ def _known(table: WeakValueDictionary[str, T], key: str) -> T:
 _LEAVES = "Tensor[] leaves, SymInt[] numbers"
 _TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
 _ATTEND = f"{_LEAVES}, SymInt targets, {_TERMS}float scale, float slope, float dropout"
-for _name, _arguments, _result, _kernel, _meta in (
-    ("aggregate", f"Tensor x, {_LEAVES}, Tensor? weight, SymInt size", "Tensor", _aggregate, _aggregate_meta),
-    ("edge_products", f"Tensor a, Tensor b, {_LEAVES}, SymInt edges", "Tensor", _edge_products, _edge_products_meta),
-    ("attend", _ATTEND, "(Tensor, Tensor)", _attend, _attend_meta),
-    (
-        "attend_backward", f"Tensor gradient, Tensor out, Tensor statistics, {_ATTEND}, bool[] needs",
-        "Tensor[]", _attend_backward, _attend_backward_meta,
-    ),
-    ("extreme", f"Tensor x, {_LEAVES}, SymInt size, str kind", "Tensor", _extreme, _extreme_meta),
-    (
-        "extreme_backward", f"Tensor gradient, Tensor x, Tensor y, {_LEAVES}, str kind", "Tensor", _extreme_backward,
-        _extreme_backward_meta,
-    ),
-    ("structure", f"{_LEAVES}, SymInt[] size", "Tensor", _structure, _structure_meta),
-):  # fmt: skip
-    LIBRARY.define(f"{_name}({_arguments}, str key) -> {_result}", tags=TAGS)
-    implement(_name, _kernel)
-    LIBRARY.impl(_name, _kernel, "CUDA")
-    LIBRARY.impl(_name, _meta, "Meta")
-
-aggregate = torch.ops.gossamer.aggregate.default
-edge_products = torch.ops.gossamer.edge_products.default
-attend = torch.ops.gossamer.attend.default
-attend_backward = torch.ops.gossamer.attend_backward.default
-extreme = torch.ops.gossamer.extreme.default
-extreme_backward = torch.ops.gossamer.extreme_backward.default
-structure = torch.ops.gossamer.structure.default
+aggregate = Operation(
+    f"aggregate(Tensor x, {_LEAVES}, Tensor? weight, SymInt size, str key) -> Tensor",
+    _aggregate,
+    _aggregate,
+    _aggregate_fake,
+).register()
+edge_products = Operation(
+    f"edge_products(Tensor a: T[targets heads features], Tensor b: T[sources heads features], {_LEAVES}, SymInt edges, "
+    "str key) -> Tensor: T[edges heads]",
+    _edge_products,
+    _edge_products,
+).register()
+attend = Operation(f"attend({_ATTEND}, str key) -> (Tensor, Tensor)", _attend, _attend, _attend_fake).register()
+attend_backward = Operation(
+    f"attend_backward(Tensor gradient, Tensor out, Tensor statistics, {_ATTEND}, bool[] needs, str key) -> Tensor[]",
+    _attend_backward,
+    _attend_backward,
+    _attend_backward_fake,
+).register()
+extreme = Operation(
+    f"extreme(Tensor x: T[sources features], {_LEAVES}, SymInt size, str kind, str key) -> Tensor: T[size features]",
+    _extreme,
+    _extreme,
+).register()
+extreme_backward = Operation(
+    "extreme_backward(Tensor gradient: T[size features], Tensor x: T[sources features], Tensor y: T[size features], "
+    f"{_LEAVES}, str kind, str key) -> Tensor: T[sources features]",
+    _extreme_backward,
+    _extreme_backward,
+).register()
+structure = Operation(
+    f"structure({_LEAVES}, SymInt[] size, str key) -> Tensor", _structure, _structure, _structure_fake
+).register()
 
 
 def used_in(graph: fx.Graph) -> dict[str, EdgeList | StructureValue]:

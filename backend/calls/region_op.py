@@ -23,7 +23,7 @@ from gossamer.backend.devices.kernel import Allocate, Kernel
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime import int8_product  # noqa: F401  # which bodies of regions from the disk call
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.packing import Packed
 
 
@@ -170,12 +170,12 @@ def on_cuda(operands: list[torch.Tensor], key: str) -> torch.Tensor | list[torch
     return on_cpu(operands, key)
 
 
-def _on_meta(operands: list[torch.Tensor], key: str) -> torch.Tensor:
+def _fake(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     region = known(key)
     return operands[0].new_empty(region.shape(operands[0]), dtype=region.dtype)
 
 
-def _chain_on_meta(operands: list[torch.Tensor], key: str) -> list[torch.Tensor]:
+def _fake_chain(operands: list[torch.Tensor], key: str) -> list[torch.Tensor]:
     several: Any = known(key)
     return [operands[0].new_empty(shape, dtype=dtype) for shape, dtype in several.outputs(operands)]
 
@@ -187,14 +187,6 @@ def _unknown(key: str) -> CompileError:
     )
 
 
-LIBRARY.define("region(Tensor[] operands, str key) -> Tensor", tags=TAGS)
-implement("region", on_cpu)
-LIBRARY.impl("region", on_cuda, "CUDA")
-LIBRARY.impl("region", _on_meta, "Meta")
-
-LIBRARY.define("chain(Tensor[] operands, str key) -> Tensor[]", tags=TAGS)
-implement("chain", on_cpu)
-LIBRARY.impl("chain", _chain_on_meta, "Meta")
-
-region, chain = torch.ops.gossamer.region.default, torch.ops.gossamer.chain.default
+region = Operation("region(Tensor[] operands, str key) -> Tensor", on_cpu, on_cuda, _fake).register()
+chain = Operation("chain(Tensor[] operands, str key) -> Tensor[]", on_cpu, fake=_fake_chain).register()
 count_writes()

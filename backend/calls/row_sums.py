@@ -6,8 +6,7 @@ weight [M, K], int8    →    [M], float32
 import torch
 from torch import Tensor
 
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
 
 _sums: Remembered[Tensor] = Remembered(most=4096)
@@ -31,9 +30,4 @@ def _fake(weight: Tensor) -> Tensor:
     return weight.new_empty(weight.shape[0], dtype=torch.float32)
 
 
-LIBRARY.define("row_sums(Tensor weight) -> Tensor", tags=TAGS)
-implement("row_sums", _remembered)
-LIBRARY.impl("row_sums", untraced(_on_cuda), "CUDA")
-describe("row_sums", _fake)
-
-row_sums = torch.ops.gossamer.row_sums.default
+row_sums = Operation("row_sums(Tensor weight) -> Tensor", _remembered, _on_cuda, _fake).register()

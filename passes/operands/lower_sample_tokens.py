@@ -8,9 +8,9 @@ after    scf.parallel (%part) = ...                                  // entries 
                16 sums += x[i, r] * y[i, c]                           // 8 multiply-adds that read y, for each
                the 16 vectors of sums, added up across lanes together, to 16 values
 
-What is left of a row goes in fours, the last of which repeats its last entry. Where coordinates are places in y, tiles have
-any width and are cut into pieces of 8 vectors; the last piece of each goes by vectors, the last of which is masked. Runs on
-functions whose storage is exposed (expose-storage).
+What is left of a row goes in fours, the last of which repeats its last entry. In `kernel.sample_places` coordinates are places
+in y: there tiles have any width and are cut into pieces of 8 vectors; the last piece of each goes by vectors, the last of which
+is masked. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class LowerSampleTokens:
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:
-        for op in walk(module, "kernel.sample_tokens"):
+        for op in (*walk(module, "kernel.sample_tokens"), *walk(module, "kernel.sample_places")):
             with op.location:
                 _Sample(op, self.bits).lower()
 

@@ -1,12 +1,10 @@
 """Sorting numbers that are not much more than they are many, such as the rows of entries or the nodes of edges."""
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from gossamer.runtime.elements import ELEMENTS
-from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
+from gossamer.dialects.open_ops import SortKeysOp
+from gossamer.sparsity.kernels.op_kernels import run
 
 
 def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -24,18 +22,5 @@ def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor,
         keys, order = keys.sort(stable=True)
         return torch.ops.aten._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), order
     positions, order = keys.new_empty(extent + 1, dtype=integers), keys.new_empty(keys.numel(), dtype=torch.int64)
-    _kernel(keys.dtype, integers).into([positions, order], [keys.contiguous()])
+    run(SortKeysOp, [keys.contiguous()], [positions, order])
     return positions, order
-
-
-@cache
-def _kernel(keys: torch.dtype, positions: torch.dtype) -> RegionKernel:
-    taken, made, order = (f"tensor<?x{ELEMENTS[dtype]}>" for dtype in (keys, positions, torch.int64))
-    return compile_region(
-        f"""
-        func.func @region(%keys: {taken}) -> ({made}, {order}) {{
-          %positions, %order = "kernel.sort_keys"(%keys) : ({taken}) -> ({made}, {order})
-          return %positions, %order : {made}, {order}
-        }}""",
-        schedule="sort",
-    )

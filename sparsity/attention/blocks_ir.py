@@ -1,9 +1,9 @@
 """Contract IR of attention under a table of tiles: `kernel.attend_blocks` and its gradients, for any sizes and strides."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import func
 
 from gossamer.dialects.attention import (
     SIZES,
@@ -15,6 +15,7 @@ from gossamer.dialects.attention import (
     Step,
 )
 from gossamer.passes.framework.context import building
+from gossamer.sparsity.kernels.op_ir import region
 
 _OPS = {
     "forward": (AttendBlocksOp, (), ("out", "statistics")),
@@ -36,31 +37,13 @@ def attend_blocks(
     """
     op, more, results = _OPS[what]
     with building():
-        module = ir.Module.create()
         floats, narrow, wide = (_memory(kind) for kind in ("f32", "i16", "i32"))
-        count = len(SIZES) + 3 * len(STRIDED[f"kernel.{op.OPERATION_NAME.removeprefix('kernel.')}"])
-        seed = [wide] if dropout else []
-        pairs = [_memory("bf16")] * ((4 if more else 2) if dots else 0)
-        types = [*[floats] * (len(more) + 3), wide, wide, narrow, floats, *seed, *pairs, *[ir.IndexType.get()] * count]
-        steps = [ir.StringAttr.get(s) if isinstance(s, str) else ir.FloatAttr.get(ir.F64Type.get(), s) for s in (scale, *score)]
-        with ir.InsertionPoint(module.body):
-            function = func.FuncOp("region", (types, [floats] * len(results)))
-        with ir.InsertionPoint(function.add_entry_block()):
-            arguments = list(function.entry_block.arguments)
-            made = op(
-                *arguments[len(more) : len(more) + 7],
-                sizes=arguments[-count:],
-                head_size=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), head_size),
-                score=ir.ArrayAttr.get(steps),
-                seed=arguments[len(more) + 7] if dropout else None,
-                pairs=arguments[-count - len(pairs) : -count],
-                dropout=ir.FloatAttr.get(ir.F64Type.get(), dropout),
-                **dict(zip(more, arguments, strict=False)),
-                **dict.fromkeys(results, floats),
-            )
-            func.ReturnOp([getattr(made, name) for name in results])
-        module.operation.verify()
-        return str(module)
+        takes: dict[str, Any] = dict.fromkeys((*more, "q", "k", "v"), floats)
+        takes |= {"positions": wide, "tiles": wide, "words": narrow, "floats": floats} | ({"seed": wide} if dropout else {})
+        takes["pairs"] = [_memory("bf16")] * ((4 if more else 2) if dots else 0)
+        takes["sizes"] = [ir.IndexType.get()] * (len(SIZES) + 3 * len(STRIDED[op.OPERATION_NAME]))
+        numbers = {"head_size": head_size, "score": (scale, *score), "dropout": dropout}
+        return region(op, takes, dict.fromkeys(results, floats), **numbers)
 
 
 def _memory(element: str) -> ir.RankedTensorType:

@@ -14,8 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.attention.cached_ir import Heads, contract_of
 from gossamer.sparsity.attention.masked_attention import cap_steps
@@ -28,7 +27,7 @@ MOST_QUERIES = 8
 @lru_cache(64)
 def cached_kernel(heads: Heads, appends: bool) -> RegionKernel:
     """The kernel for such heads, of keys that lie in the cache or are appended. CompileError if it cannot be made."""
-    return compile_region(contract_of(heads, appends), schedule="cache")
+    return compile_region(contract_of(heads, appends), schedule="attend-cached")
 
 
 def heads_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float, cap: float | None) -> Heads:
@@ -101,17 +100,9 @@ def _fake_appended(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, *_: object) -
 
 
 _HOW = "Tensor? mask, float scale, float? cap"
-for _name, _arguments, _results, _cpu, _meta in (
-    ("attend_cached", f"Tensor q, Tensor k, Tensor v, {_HOW}", "Tensor", _attend, _fake),
-    (
-        "attend_appended",
-        f"Tensor q, Tensor k, Tensor v, Tensor new_k, Tensor new_v, {_HOW}",
-        "(Tensor, Tensor, Tensor)",
-        _append,
-        _fake_appended,
-    ),
-):
-    LIBRARY.define(f"{_name}({_arguments}) -> {_results}", tags=TAGS)
-    implement(_name, _cpu)
-    describe(_name, _meta)
-attend_cached, attend_appended = torch.ops.gossamer.attend_cached.default, torch.ops.gossamer.attend_appended.default
+attend_cached = Operation(f"attend_cached(Tensor q, Tensor k, Tensor v, {_HOW}) -> Tensor", _attend, fake=_fake).register()
+attend_appended = Operation(
+    f"attend_appended(Tensor q, Tensor k, Tensor v, Tensor new_k, Tensor new_v, {_HOW}) -> (Tensor, Tensor, Tensor)",
+    _append,
+    fake=_fake_appended,
+).register()

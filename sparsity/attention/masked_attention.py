@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import TANH, TILE_QUERIES, Step
-from gossamer.runtime.direct_call import describe
 from gossamer.runtime.huge_pages import large_zeros
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.target import host
@@ -53,7 +52,7 @@ def attention_kernel(what: str, q: Tensor, scale: float, score: Sequence[Step] =
 
 @lru_cache(256)
 def _kernel(what: str, *how: Any) -> RegionKernel:
-    return compile_region(attend_blocks(what, *how), schedule="blocks")
+    return compile_region(attend_blocks(what, *how), schedule="attend-blocks" if what == "forward" else "attend-blocks-grad")
 
 
 def _dots(q: Tensor) -> bool:
@@ -323,28 +322,16 @@ _GIVEN = "Tensor q, Tensor k, Tensor v, "
 _SAVED = f"Tensor upstream, {_GIVEN}Tensor out, Tensor statistics, "
 SCORING = "float scale, float? cap, Tensor? seed, float dropout, bool own"
 """The arguments that are a `Scoring`."""
-for _name, _arguments, _results, _cpu, _meta in (
-    ("attend_masked", f"{_GIVEN}Tensor? mask, {SCORING}", "(Tensor, Tensor)", _attend, fake),
-    ("attend_tiles", f"{_GIVEN}Tensor[] table, {SCORING}", "(Tensor, Tensor)", _attend_tiles, fake),
-    ("attend_masked_backward", f"{_SAVED}Tensor? mask, {SCORING}", "(Tensor, Tensor, Tensor)", _attend_backward, fake_backward),
-    (
-        "attend_tiles_backward",
-        f"{_SAVED}Tensor[] tables, {SCORING}",
-        "(Tensor, Tensor, Tensor)",
-        _attend_tiles_backward,
-        fake_backward,
-    ),
-    (
-        "attend_masked_scores",
-        f"{_SAVED}Tensor? mask, {SCORING}, int[] summed",
-        "(Tensor, Tensor, Tensor, Tensor)",
-        _attend_scores,
-        _fake_scores,
-    ),
-):
-    LIBRARY.define(f"{_name}({_arguments}) -> {_results}", tags=TAGS)
-    implement(_name, _cpu)
-    describe(_name, _meta)
-attend_masked = torch.ops.gossamer.attend_masked.default
-attend_masked_backward = torch.ops.gossamer.attend_masked_backward.default
-attend_masked_scores = torch.ops.gossamer.attend_masked_scores.default
+_MASK, _TILES = f"Tensor? mask, {SCORING}", f"Tensor[] tables, {SCORING}"
+_GRADIENTS = "(Tensor, Tensor, Tensor)"
+attend_masked = Operation(f"attend_masked({_GIVEN}{_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()
+attend_masked_backward = Operation(
+    f"attend_masked_backward({_SAVED}{_MASK}) -> {_GRADIENTS}", _attend_backward, fake=fake_backward
+).register()
+attend_masked_scores = Operation(
+    f"attend_masked_scores({_SAVED}{_MASK}, int[] summed) -> (Tensor, Tensor, Tensor, Tensor)",
+    _attend_scores,
+    fake=_fake_scores,
+).register()
+Operation(f"attend_tiles({_GIVEN}{_TILES}) -> (Tensor, Tensor)", _attend_tiles, fake=fake).register()
+Operation(f"attend_tiles_backward({_SAVED}{_TILES}) -> {_GRADIENTS}", _attend_tiles_backward, fake=fake_backward).register()

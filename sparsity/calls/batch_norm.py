@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
+from gossamer.runtime.operations import Operation
 
 
 def any_batch_norm(
@@ -63,12 +62,9 @@ def _values_per_channel(x: Tensor) -> Tensor:
     return x.new_full((), count)
 
 
-LIBRARY.define("values_per_channel(Tensor x) -> Tensor", tags=TAGS)
-implement("values_per_channel", _values_per_channel)
-LIBRARY.impl("values_per_channel", untraced(_values_per_channel), "CUDA")
-describe("values_per_channel", lambda x: x.new_empty(()))
-
-values_per_channel = torch.ops.gossamer.values_per_channel.default
+values_per_channel = Operation(
+    "values_per_channel(Tensor x) -> Tensor", _values_per_channel, _values_per_channel, lambda x: x.new_empty(())
+).register()
 
 
 def trace_any_number() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.torch_internals import tree_map_only
-from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.dispatch import watched
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 

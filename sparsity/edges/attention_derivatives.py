@@ -1,4 +1,8 @@
-"""How attention over edges is differentiated: its gradients by one kernel, tangents and gradients of those by composition."""
+"""Attention over edges as an operation: a kernel computes its gradients, composition computes tangents and second gradients.
+
+gossamer::attend_edges(...) -> (Tensor, Tensor)          sums, and the statistics of each row's softmax
+gossamer::attend_edges_backward(...) -> Tensor[]         gradients of the terms that need them
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import set_forward_gradients
-from gossamer.sparsity.edges import composed_attention
+from gossamer.sparsity.edges import composed_attention, edge_attention
+from gossamer.sparsity.edges.edge_attention import NAMES
 from gossamer.sparsity.operations.batches import batched_one_by_one
-from gossamer.sparsity.operations.derivatives import differentiable
+from gossamer.sparsity.operations.derivatives import Derivative
 
 
 def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -38,7 +44,7 @@ def _gradients(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
     needs = [bool(needed) for needed in _by_place(ctx, ctx.needs_input_grad[2:])[2:-1]]
     # Only if these gradients are differentiated in turn, their graph is wanted.
     again = torch.is_grad_enabled()
-    backward = composed_attention.attend_edges_backward if again else torch.ops.gossamer.attend_edges_backward.default
+    backward = composed_attention.attend_edges_backward if again else attend_edges_backward
     found = iter(backward(gradient, *saved, *terms, *others, needs))
     by_place = [None, None, *(next(found) if needed else None for needed in needs), None]
     return [each for each, there in zip(by_place, ctx.there, strict=True) if there]
@@ -56,6 +62,25 @@ def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
         return forward_ad.unpack_dual(composed_attention.attend_edges(*pattern, *dual, *others)[0], level=0).tangent
 
 
-differentiable("attend_edges", _setup, _gradients, _tangent)
-batched_one_by_one("attend_edges")
-batched_one_by_one("attend_edges_backward")
+_PATTERN = "Tensor positions, Tensor coordinates"
+_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
+_NUMBERS = "float scale, float slope, float dropout"
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+attend_edges = Operation(
+    f"attend_edges({_PATTERN}, {_TERMS}{_NUMBERS}) -> (Tensor, Tensor)",
+    edge_attention.attend_on_cpu,
+    composed_attention.attend_edges,
+    edge_attention.attend_fake,
+    Derivative(_setup, _gradients, _tangent),
+    batched_one_by_one,
+    tags=_TAGS,
+).register()
+attend_edges_backward = Operation(
+    f"attend_edges_backward(Tensor gradient, Tensor out, Tensor statistics, {_PATTERN}, {_TERMS}{_NUMBERS}, bool[] needs)"
+    " -> Tensor[]",
+    edge_attention.backward_on_cpu,
+    composed_attention.attend_edges_backward,
+    edge_attention.backward_fake,
+    batched=batched_one_by_one,
+    tags=_TAGS,
+).register()

@@ -1,8 +1,5 @@
 """Attention over the edges of a graph, as one operation without an array of edges x heads.
 
-gossamer::attend_edges(...) -> (Tensor, Tensor)          sums, and the statistics of each row's softmax
-gossamer::attend_edges_backward(...) -> Tensor[]         gradients of the terms that need them
-
 Forward keeps two numbers a node and head; backward computes the weights again, by rows of the pattern for what belongs to
 rows and entries, and by rows of its transpose for what belongs to columns (Dao et al., "FlashAttention", 2022, on a sparse
 pattern). Graph attention networks: Veličković et al., 2018; with a direction: Brody et al., "How attentive are graph attention
@@ -20,8 +17,6 @@ from torch import Tensor
 from gossamer.dialects.edges import GRADIENTS
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.format import Format
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, implement
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
 from gossamer.sparsity.edges.tiled_edges import attend_tiled, tiled_gradients
@@ -155,12 +150,12 @@ def _width(integers: Tensor) -> int:
 
 @lru_cache(256)
 def _forward_kernel(attention: Attention) -> RegionKernel:
-    return compile_region(attention_ir.forward(attention), schedule="edges")
+    return compile_region(attention_ir.forward(attention), schedule="attend-edges")
 
 
 @lru_cache(256)
 def _gradient_kernel(attention: Attention, side: str, writes: tuple[str, ...], entry: torch.dtype | None) -> RegionKernel:
-    return compile_region(attention_ir.gradient(attention, side, writes, entry), schedule="edges")
+    return compile_region(attention_ir.gradient(attention, side, writes, entry), schedule="attend-edges-grad")
 
 
 def _flat(term: Tensor) -> Tensor:
@@ -179,7 +174,8 @@ def widened(terms: Terms) -> Terms:
     return {name: term.float() for name, term in terms.items()} if narrow else terms
 
 
-def _attend_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def attend_on_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """What `gossamer::attend_edges` does for CPU tensors."""
     *terms, seed, scale, slope, dropout = rest
     given = widened(given_terms(terms))
     values, rows = given["values"], positions.numel() - 1
@@ -198,9 +194,10 @@ def _attend_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Ten
     return out.to(terms[0].dtype), statistics
 
 
-def _backward_cpu(
+def backward_on_cpu(
     gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
 ) -> list[Tensor]:
+    """What `gossamer::attend_edges_backward` does for CPU tensors."""
     *terms, seed, scale, slope, dropout, needs = rest
     given = widened(given_terms(terms))
     positions, coordinates = positions.contiguous(), coordinates.contiguous()
@@ -263,32 +260,17 @@ def _run_side(attention: Attention, side: str, writes: tuple[str, ...], by: RowF
 # What tracing sees
 
 
-def _attend_fake(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def attend_fake(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """What tracing sees of it."""
     values = rest[0]
     rows, (heads, features) = positions.shape[0] - 1, values.shape[1:]
     wide = values.dtype if values.dtype == torch.float64 else torch.float32
     return values.new_empty([rows, heads, features]), values.new_empty([rows, 2, heads], dtype=wide)
 
 
-def _backward_fake(
+def backward_fake(
     gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
 ) -> list[Tensor]:
+    """What tracing sees of it."""
     *terms, _seed, _scale, _slope, _dropout, needs = rest
     return [term.new_empty(term.shape) for term, needed in zip(terms, needs, strict=True) if needed]
-
-
-_TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
-_NUMBERS = "float scale, float slope, float dropout"
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-LIBRARY.define(f"attend_edges(Tensor positions, Tensor coordinates, {_TERMS}{_NUMBERS}) -> (Tensor, Tensor)", tags=_TAGS)
-LIBRARY.define(
-    "attend_edges_backward(Tensor gradient, Tensor out, Tensor statistics, Tensor positions, Tensor coordinates, "
-    f"{_TERMS}{_NUMBERS}, bool[] needs) -> Tensor[]",
-    tags=_TAGS,
-)
-for _name, _cpu, _fake in (
-    ("attend_edges", _attend_cpu, _attend_fake),
-    ("attend_edges_backward", _backward_cpu, _backward_fake),
-):
-    implement(_name, _cpu)
-    describe(_name, _fake)

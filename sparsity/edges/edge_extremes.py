@@ -15,22 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func
+from torch_mlir.dialects import arith
 
 from gossamer.dialects.edges import ReduceEdgesOp
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.passes.framework.context import building
-from gossamer.runtime.direct_call import describe
 from gossamer.runtime.elements import ELEMENTS
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
 from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.kernels.op_ir import function_of
 from gossamer.sparsity.kernels.warm_memory import empty
-from gossamer.sparsity.operations.argument_check import check_alike
 from gossamer.sparsity.operations.batches import batched_one_by_one
-from gossamer.sparsity.operations.derivatives import differentiable
+from gossamer.sparsity.operations.derivatives import Derivative
 from gossamer.sparsity.operations.matrix_calls import ByRows
 from gossamer.sparsity.operations.segments import spread
 
@@ -48,21 +47,17 @@ def extremes_ir(what: str, features: int, format: Format, dtype: torch.dtype) ->
     """
     matrices = {"max": 1, "min": 1, "ties": 2, "shares": 3}[what]
     with building():
-        module = ir.Module.create()
         element, open_ = ir.Type.parse(ELEMENTS[dtype]), ir.ShapedType.get_dynamic_size()
         pattern = ir.RankedTensorType.get([open_, open_], element, ir.Attribute.parse(str(format)))
         matrix = ir.RankedTensorType.get([open_, features], element)
-        with ir.InsertionPoint(module.body):
-            function = func.FuncOp("region", ([pattern, *[matrix] * matrices], [matrix]))
-        with ir.InsertionPoint(function.add_entry_block()):
-            a, *given = function.entry_block.arguments
-            kind = ir.StringAttr.get(what if matrices == 1 else "add")
-            op = ReduceEdgesOp(a, kind, result=matrix)
+
+        def build(a: ir.Value, *given: ir.Value) -> list[ir.Value]:
+            op = ReduceEdgesOp(a, ir.StringAttr.get(what if matrices == 1 else "add"), result=matrix)
             with ir.InsertionPoint(ir.Block.create_at_start(op.body, [], [])):
-                end(_body(what, given, element))
-            func.ReturnOp([op.result])
-        module.operation.verify()
-        return str(module)
+                end(_body(what, list(given), element))
+            return [op.result]
+
+        return function_of([pattern, *[matrix] * matrices], build)
 
 
 def _body(what: str, given: list[ir.Value], element: ir.Type) -> ir.Value:
@@ -79,14 +74,12 @@ def _body(what: str, given: list[ir.Value], element: ir.Type) -> ir.Value:
 
 @lru_cache(256)
 def _kernel(what: str, features: int, format: Format, dtype: torch.dtype) -> RegionKernel:
-    return compile_region(extremes_ir(what, features, format, dtype), schedule="edges")
+    return compile_region(extremes_ir(what, features, format, dtype), schedule="reduce-edges")
 
 
 def _run(what: str, by: RowForm, matrices: list[Tensor]) -> Tensor:
     rows, features = by.positions.numel() - 1, matrices[0].shape[1]
     out = empty([rows, features], matrices[0].dtype)
-    letters = ["rf", "cf", "cf"] if what == "shares" else ["cf", "rf"]  # shares go by the transpose of the pattern
-    check_alike("extremes", [("rf", out), *zip(letters, matrices, strict=False)])
     if out.numel():
         columns = matrices[-1 if what == "shares" else 0].shape[0]
         pattern: Any = ByRows(by.positions, by.coordinates, by.coordinates, rows, columns)  # it has no values
@@ -106,25 +99,12 @@ def _backward(positions: Tensor, coordinates: Tensor, grad: Tensor, x: Tensor, y
     return _run("shares", row_form(*pattern) or sorted_by_rows(*pattern), [x, y, grad / ties])
 
 
-def _fake(positions: Tensor, coordinates: Tensor, x: Tensor, kind: str) -> Tensor:
-    return x.new_empty([positions.shape[0] - 1, x.shape[1]])
-
-
-def _fake_backward(positions: Tensor, coordinates: Tensor, grad: Tensor, x: Tensor, y: Tensor, kind: str) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    *given, ctx.kind = inputs
-    return *given, *outputs
-
-
 def _gradient(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     positions, coordinates, x, y = ctx.saved_tensors
     if torch.is_grad_enabled():  # this gradient is differentiated in turn, for which there is no kernel
         rows, shares = _shares(positions, coordinates, x, y)
         return None, None, torch.zeros_like(x).index_add(0, coordinates.long(), shares * grad.index_select(0, rows))
-    return None, None, torch.ops.gossamer.extremes_backward.default(positions, coordinates, grad, x, y, ctx.kind)
+    return None, None, extremes_backward(positions, coordinates, grad, x, y, ctx.kind)
 
 
 def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
@@ -135,24 +115,47 @@ def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
     return torch.zeros_like(y).index_add(0, rows, shares * tangent.index_select(0, coordinates))
 
 
+def _rows(positions: Tensor, coordinates: Tensor) -> Tensor:
+    """[entries]: the row of each."""
+    return spread(positions, torch.arange(positions.shape[0] - 1, device=positions.device), coordinates.shape[0])
+
+
 def _shares(positions: Tensor, coordinates: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The row of each entry, and the derivatives of y [rows, features] with respect to what the entry reads of x."""
-    rows = spread(positions, torch.arange(y.shape[0], device=y.device), coordinates.shape[0])
+    rows = _rows(positions, coordinates)
     equal = (x.detach().index_select(0, coordinates) == y.detach().index_select(0, rows)).to(x.dtype)
     ties = (y.detach() == 0).to(x.dtype).index_add(0, rows, equal)
     return rows, equal / ties.index_select(0, rows)
 
 
-_PATTERN = "Tensor positions, Tensor coordinates"
-for _name, _arguments, _cpu, _meta in (
-    ("extremes", f"{_PATTERN}, Tensor x, str kind", _extremes, _fake),
-    ("extremes_backward", f"{_PATTERN}, Tensor grad, Tensor x, Tensor y, str kind", _backward, _fake_backward),
-):
-    LIBRARY.define(f"{_name}({_arguments}) -> Tensor", tags=TAGS)
-    implement(_name, _cpu)
-    describe(_name, _meta)
-    batched_one_by_one(_name)
-differentiable("extremes", _setup, _gradient, _tangent)
+def _extremes_of_entries(positions: Tensor, coordinates: Tensor, x: Tensor, kind: str) -> Tensor:
+    """By torch's operations on messages of entries, on any device."""
+    out = x.new_zeros(positions.numel() - 1, x.shape[1])
+    rows = _rows(positions, coordinates)[:, None].expand(-1, x.shape[1])
+    return out.scatter_reduce_(0, rows, x.index_select(0, coordinates), f"a{kind}", include_self=False)
 
-extremes = torch.ops.gossamer.extremes.default
-extremes_backward = torch.ops.gossamer.extremes_backward.default
+
+def _backward_of_entries(positions: Tensor, coordinates: Tensor, grad: Tensor, x: Tensor, y: Tensor, kind: str) -> Tensor:
+    rows = _rows(positions, coordinates)
+    equal = x.index_select(0, coordinates) == y.index_select(0, rows)
+    ties = (y == 0).to(y.dtype).index_add_(0, rows, equal.to(y.dtype))
+    shares = torch.where(equal, (grad / ties).index_select(0, rows), 0)
+    return torch.zeros_like(x).index_add_(0, coordinates, shares)
+
+
+_PATTERN = "Tensor positions: i[rows+1], Tensor coordinates: i[entries]"
+_NODES = "Tensor x: T[columns features]"
+extremes = Operation(
+    f"extremes({_PATTERN}, {_NODES}, str kind) -> Tensor: T[rows features]",
+    _extremes,
+    _extremes_of_entries,
+    derivative=Derivative("positions coordinates x result", _gradient, _tangent),
+    batched=batched_one_by_one,
+).register()
+extremes_backward = Operation(
+    f"extremes_backward({_PATTERN}, Tensor grad: T[rows features], {_NODES}, Tensor y: T[rows features], str kind)"
+    " -> Tensor: T[columns features]",
+    _backward,
+    _backward_of_entries,
+    batched=batched_one_by_one,
+).register()

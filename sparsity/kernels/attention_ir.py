@@ -3,17 +3,17 @@
 Heads and their features are part of the kernel; nodes and entries are open.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch_mlir import ir
-from torch_mlir.dialects import func
 
-from gossamer.dialects.edges import GRADIENTS, SAVED, TERMS
+from gossamer.dialects.edges import SAVED, AttendEdgesGradOp, AttendEdgesOp
 from gossamer.dialects.format import Format
 from gossamer.passes.framework.context import building
 from gossamer.runtime.elements import ELEMENTS
+from gossamer.sparsity.kernels.op_ir import Op, region
 
 
 @dataclass(frozen=True)
@@ -51,39 +51,26 @@ class Attention:
 
 def forward(attention: Attention) -> str:
     """(pattern, terms) → (sums, statistics)"""
-    sizes = {"operandSegmentSizes": _present(TERMS, attention.terms)}
-    return _module(attention, "kernel.attend_edges", attention.terms, ("gradient", "statistics"), None, sizes)
+    results = {"out": "gradient", "statistics": "statistics"}
+    return _region(attention, AttendEdgesOp, attention.terms, results, None)
 
 
 def gradient(attention: Attention, side: str, writes: tuple[str, ...], entry: torch.dtype | None) -> str:
     """(pattern, terms, saved) → the gradients of `writes`; `entry` is the type of the integers that a transpose has."""
     reads = (*attention.terms, *(SAVED if entry is not None else SAVED[:-1]))
-    results = [name for names in GRADIENTS.values() for name in names]
-    attributes = {
-        "side": f'"{side}"',
-        "operandSegmentSizes": _present((*TERMS, *SAVED), reads),
-        "resultSegmentSizes": _present(results, writes, before=0),
-    }
-    return _module(attention, "kernel.attend_edges_grad", reads, writes, entry, attributes)
+    return _region(attention, AttendEdgesGradOp, reads, {f"of_{name}": name for name in writes}, entry, side=side)
 
 
-def _present(names: Sequence[str], there: Sequence[str], before: int = 1) -> str:
-    """How many operands or results each name has, after `before` that are always there."""
-    return f"array<i32: {', '.join(['1'] * before + [str(int(name in there)) for name in names])}>"
-
-
-def _module(
+def _region(
     attention: Attention,
-    op: str,
+    op: Op,
     reads: Sequence[str],
-    results: Sequence[str],
+    results: Mapping[str, str],
     entry: torch.dtype | None,
-    attributes: dict[str, str],
+    **more: str,
 ) -> str:
     with building():
-        module = ir.Module.create()
         element, open_ = ir.Type.parse(ELEMENTS[attention.dtype]), ir.ShapedType.get_dynamic_size()
-        pattern = ir.RankedTensorType.get([open_, open_], element, ir.Attribute.parse(str(attention.format)))
 
         def type_of(name: str) -> ir.Type:
             if name in ("entry", "seed"):
@@ -92,18 +79,8 @@ def _module(
                 return ir.RankedTensorType.get([open_], ir.Type.parse(ELEMENTS[integers]))
             return ir.RankedTensorType.get([open_, attention.columns(name)], element)
 
-        types, made = [pattern, *map(type_of, reads)], [type_of(name) for name in results]
-        common = {
-            "heads": f"{attention.heads} : i64",
-            "weighted": f"{int(attention.weighted)} : i64",
-        }
+        pattern = ir.RankedTensorType.get([open_, open_], element, ir.Attribute.parse(str(attention.format)))
+        takes = {"a": pattern} | {name: type_of(name) for name in reads}
+        gives = {result: type_of(name) for result, name in results.items()}
         numbers = {"scale": attention.scale, "slope": attention.slope, "dropout": attention.dropout}
-        parsed = {name: ir.Attribute.parse(text) for name, text in {**common, **attributes}.items()}
-        parsed |= {name: ir.FloatAttr.get(ir.F64Type.get(), value) for name, value in numbers.items()}
-        with ir.InsertionPoint(module.body):
-            function = func.FuncOp("region", (types, made))
-        with ir.InsertionPoint(function.add_entry_block()):
-            arguments = list(function.entry_block.arguments)
-            func.ReturnOp(ir.Operation.create(op, results=made, operands=arguments, attributes=parsed).results)
-        module.operation.verify()
-        return str(module)
+        return region(op, takes, gives, heads=attention.heads, weighted=int(attention.weighted), **numbers, **more)

@@ -34,7 +34,8 @@ def compile_region(
     `request` is what `recall_region` will ask for.
     Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
     """
-    if schedule not in ("auto", pipelines.CHAIN, pipelines.SEQUENCE, *pipelines.SCHEDULES, *pipelines.OPEN_SCHEDULES):
+    names = "auto", pipelines.CHAIN, pipelines.SEQUENCE, *pipelines.SCHEDULES
+    if schedule not in names and not pipelines.is_open(schedule):
         raise OptionError(f"unknown schedule {schedule!r}, there are auto, {', '.join(pipelines.SCHEDULES)}")
     target = target or host()
     with _lock:

@@ -13,16 +13,15 @@ from functools import cached_property
 
 import torch
 from torch_mlir import ir
-from torch_mlir.dialects import func, tensor
+from torch_mlir.dialects import tensor
 
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.dialects.open_ops import SampleOp
 from gossamer.passes.framework.context import building
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import index
-from gossamer.runtime.elements import ELEMENTS
+from gossamer.sparsity.kernels.op_ir import element_of, function_of
 
 
 @dataclass(frozen=True)
@@ -101,21 +100,10 @@ def _by_levels(operand: Operand) -> Operand:
 
 def _region(operands: Sequence[Operand], dtype: torch.dtype, build: Callable[[Scalars, list[ir.Value]], ir.Value]) -> str:
     """A module with one function of these operands, which returns what `build` computes from them."""
-    if dtype not in ELEMENTS:
-        known = ", ".join(str(d).removeprefix("torch.") for d in ELEMENTS)
-        raise CompileError(f"there are no kernels for {dtype}, only for {known}: convert the operands with .to(dtype)")
     with building():
-        module = ir.Module.create()
-        element = ir.Type.parse(ELEMENTS[dtype])
+        element = element_of(dtype)
         types = [_type(operand.letters, operand.format, element) for operand in operands]
-        with ir.InsertionPoint(module.body):
-            function = func.FuncOp("region", (types, []))
-        with ir.InsertionPoint(function.add_entry_block()):
-            result = build(Scalars(element), list(function.entry_block.arguments))
-            func.ReturnOp([result])
-        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, [result.type]))
-        module.operation.verify()
-        return str(module)
+        return function_of(types, lambda *given: [build(Scalars(element), list(given))])
 
 
 def _contract(scalars: Scalars, operands: Sequence[Operand], given: list[ir.Value], result: Operand) -> ir.Value:

@@ -34,7 +34,7 @@ class GpuRegionKernel:
     """A region's kernels for one architecture of GPUs.
 
     formats   one entry per argument of the region's function: how its packed operand must be stored, None if dense
-    schedule  one of GPU_FAMILIES, or of gpu_pipelines.OPEN
+    schedule  one of GPU_FAMILIES, or an open one
     key       hash of kernel IR and architecture: equal keys are the same code
     ptx       the code, as text
     dynamic   for each tensor that its kernels take, the dimensions whose size they are passed
@@ -124,8 +124,8 @@ def compile_gpu_region(
     `request` is what `recall_gpu_region` will ask for.
     Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
     """
-    if schedule not in (known := (*GPU_FAMILIES, *gpu_pipelines.OPEN)):
-        raise OptionError(f"unknown schedule {schedule!r} for GPUs, there are {', '.join(known)}")
+    if schedule not in GPU_FAMILIES and not pipelines.is_open(schedule):
+        raise OptionError(f"unknown schedule {schedule!r} for GPUs, there are {', '.join(GPU_FAMILIES)}")
     with _lock:
         kernel = _by_contract.get((contract, schedule, architecture)) if observer is None else None
         if kernel is None:

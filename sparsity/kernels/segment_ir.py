@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch_mlir import ir
-from torch_mlir.dialects import arith, func, math
+from torch_mlir.dialects import arith, math
 
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.dialects.open_ops import SegmentMapOp, SegmentReduceOp
 from gossamer.passes.framework.context import building
 from gossamer.passes.loops.scalars import Scalars
-from gossamer.runtime.elements import ELEMENTS, FLOATS
+from gossamer.sparsity.kernels.op_ir import element_of, function_of
 
 _KINDS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
@@ -19,17 +18,17 @@ _KINDS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 def reduce(positions: torch.dtype, dtype: torch.dtype, kind: str) -> str:
     """[segments]: "sum", "prod", "amax" or "amin" of each segment."""
 
-    def build(on: "_Segments", x: ir.Value) -> ir.Value:
+    def build(on: "Segments", x: ir.Value) -> ir.Value:
         total = on.reduce(_KINDS[kind], lambda: on.entry(x))
         return total if on.exact else on.map("segment", lambda: on.narrowed(on.segment(total)))
 
-    return _module(positions, [dtype], build)
+    return on_segments(positions, [dtype], build)
 
 
 def softmax(positions: torch.dtype, dtype: torch.dtype, log: bool) -> str:
     """[entries]: exp(x - max) / sum, or x - (max + log(sum))."""
 
-    def build(on: "_Segments", x: ir.Value) -> ir.Value:
+    def build(on: "Segments", x: ir.Value) -> ir.Value:
         highest = on.reduce("max", lambda: on.entry(x))
         weights = on.map("entry", lambda: math.exp(arith.subf(on.entry(x), on.segment(highest))), wide=True)
         total = on.reduce("add", lambda: on.entry(weights))
@@ -39,13 +38,13 @@ def softmax(positions: torch.dtype, dtype: torch.dtype, log: bool) -> str:
         share = on.map("segment", lambda: arith.divf(on.number(1), on.segment(total)), wide=True)
         return on.map("entry", lambda: on.narrowed(arith.mulf(on.entry(weights), on.segment(share))))
 
-    return _module(positions, [dtype], build)
+    return on_segments(positions, [dtype], build)
 
 
 def softmax_backward(positions: torch.dtype, dtype: torch.dtype, log: bool) -> str:
     """[entries] of grad and output y: y * (grad - sum(grad * y)), or grad - exp(y) * sum(grad)."""
 
-    def build(on: "_Segments", grad: ir.Value, y: ir.Value) -> ir.Value:
+    def build(on: "Segments", grad: ir.Value, y: ir.Value) -> ir.Value:
         if log:
             total = on.reduce("add", lambda: on.entry(grad))
             return on.map(
@@ -55,10 +54,10 @@ def softmax_backward(positions: torch.dtype, dtype: torch.dtype, log: bool) -> s
         total = on.reduce("add", lambda: arith.mulf(on.entry(grad), on.entry(y)))
         return on.map("entry", lambda: on.narrowed(arith.mulf(on.entry(y), arith.subf(on.entry(grad), on.segment(total)))))
 
-    return _module(positions, [dtype, dtype], build)
+    return on_segments(positions, [dtype, dtype], build)
 
 
-class _Segments:
+class Segments:
     """Builds ops on segments; `entry`, `segment` and `narrowed` are for their bodies."""
 
     def __init__(self, positions: ir.Value, element: ir.Type) -> None:
@@ -99,25 +98,12 @@ class _Segments:
         return op.result
 
 
-def _module(positions: torch.dtype, dtypes: Sequence[torch.dtype], build: Callable[..., ir.Value]) -> str:
+def on_segments(positions: torch.dtype, dtypes: Sequence[torch.dtype], build: Callable[..., ir.Value]) -> str:
     """A module with one function of positions and [entries] tensors, which returns what `build` computes from them."""
-    known = list(FLOATS)
-    if dtypes[0] not in ELEMENTS:
-        names = ", ".join(str(d).removeprefix("torch.") for d in known)
-        raise CompileError(f"there are no kernels for {dtypes[0]}, only for {names}: convert the operands with .to(dtype)")
     with building():
-        module = ir.Module.create()
-        element = ir.Type.parse(ELEMENTS[dtypes[0]])
+        element = element_of(dtypes[0])
         types = [_vector(ir.IntegerType.get_signless(positions.itemsize * 8)), *(_vector(element) for _ in dtypes)]
-        with ir.InsertionPoint(module.body):
-            function = func.FuncOp("region", (types, []))
-        with ir.InsertionPoint(function.add_entry_block()):
-            first, *values = function.entry_block.arguments
-            result = build(_Segments(first, element), *values)
-            func.ReturnOp([result])
-        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, [result.type]))
-        module.operation.verify()
-        return str(module)
+        return function_of(types, lambda first, *values: [build(Segments(first, element), *values)])
 
 
 def _vector(element: ir.Type) -> ir.RankedTensorType:

@@ -1,12 +1,10 @@
 """Dense matrices of entries by rows and entries of dense matrices: a masked parameter's gradient, and its values."""
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from gossamer.runtime.elements import ELEMENTS
-from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
+from gossamer.dialects.token_tiles import CollectOp, SpreadOp
+from gossamer.sparsity.kernels.op_kernels import run
 from gossamer.sparsity.kernels.warm_memory import empty
 
 
@@ -19,10 +17,8 @@ def spread(positions: Tensor, coordinates: Tensor, values: Tensor, columns: int)
     """
     rows = positions.shape[0] - 1
     dense = empty([rows, columns], values.dtype)
-    if dense.numel():
-        work = empty([torch.get_num_threads(), columns], values.dtype)
-        types = positions.dtype, coordinates.dtype, values.dtype
-        _spreading(*types).into([dense, work], [positions, coordinates, values])
+    work = empty([torch.get_num_threads(), columns], values.dtype)
+    run(SpreadOp, [positions, coordinates, values], [dense, work])
     return dense
 
 
@@ -33,34 +29,5 @@ def collect(positions: Tensor, coordinates: Tensor, dense: Tensor) -> Tensor:
     dense                   [rows, columns], of floats, contiguous
     """
     values = empty([coordinates.shape[0]], dense.dtype)
-    if values.numel():
-        _collecting(positions.dtype, coordinates.dtype, dense.dtype)([positions, coordinates, dense], values)
+    run(CollectOp, [positions, coordinates, dense], [values])
     return values
-
-
-@cache
-def _collecting(positions: torch.dtype, coordinates: torch.dtype, dense: torch.dtype) -> RegionKernel:
-    integers, matrix = [f"tensor<?x{ELEMENTS[each]}>" for each in (positions, coordinates)], f"tensor<?x?x{ELEMENTS[dense]}>"
-    values = f"tensor<?x{ELEMENTS[dense]}>"
-    return compile_region(
-        f"""
-        func.func @region(%p: {integers[0]}, %c: {integers[1]}, %d: {matrix}) -> {values} {{
-          %v = "kernel.collect"(%p, %c, %d) : ({integers[0]}, {integers[1]}, {matrix}) -> {values}
-          return %v : {values}
-        }}""",
-        schedule="spread",
-    )
-
-
-@cache
-def _spreading(positions: torch.dtype, coordinates: torch.dtype, values: torch.dtype) -> RegionKernel:
-    entries = [f"tensor<?x{ELEMENTS[each]}>" for each in (positions, coordinates, values)]
-    matrix = f"tensor<?x?x{ELEMENTS[values]}>"
-    return compile_region(
-        f"""
-        func.func @region(%p: {entries[0]}, %c: {entries[1]}, %v: {entries[2]}) -> ({matrix}, {matrix}) {{
-          %dense, %row = "kernel.spread"(%p, %c, %v) : ({", ".join(entries)}) -> ({matrix}, {matrix})
-          return %dense, %row : {matrix}, {matrix}
-        }}""",
-        schedule="spread",
-    )

@@ -1,13 +1,13 @@
 """Values by their places, for packed weights that take over new ones at every step of training."""
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from gossamer.runtime.elements import ELEMENTS, FLOATS
-from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
+from gossamer.dialects.open_ops import TakeInOrderOp, TakeOp
+from gossamer.runtime.elements import FLOATS
+from gossamer.sparsity.kernels.op_kernels import run
 
 
 def take(values: Tensor, places: Tensor, out: Tensor) -> None:
@@ -17,23 +17,10 @@ def take(values: Tensor, places: Tensor, out: Tensor) -> None:
     places   int32 on the same device, below the number of values: the caller has checked
     """
     if values.is_cpu and values.dtype in FLOATS:
-        _kernel(values.dtype)([values, places], out)
+        run(TakeOp, [values, places], [out])
     else:
         torch.index_select(values, 0, places.clamp(min=0), out=out)
         out.masked_fill_(places < 0, 0)
-
-
-@cache
-def _kernel(dtype: torch.dtype) -> RegionKernel:
-    values = f"tensor<?x{FLOATS[dtype]}>"
-    return compile_region(
-        f"""
-        func.func @region(%values: {values}, %places: tensor<?xi32>) -> {values} {{
-          %taken = "kernel.take"(%values, %places) : ({values}, tensor<?xi32>) -> {values}
-          return %taken : {values}
-        }}""",
-        schedule="take",
-    )
 
 
 def take_in_order(values: Tensor, starts: Tensor, packed: Sequence[Tensor], panel: int, scale: int, out: Tensor) -> None:
@@ -43,22 +30,5 @@ def take_in_order(values: Tensor, starts: Tensor, packed: Sequence[Tensor], pane
     packed          positions and coordinates of the packing, made of this very matrix: the caller has checked
     """
     positions, coordinates = packed
-    types = [each.dtype for each in (values, starts, positions, coordinates)]
-    _in_order(*types, panel, scale).into([out, torch.empty_like(starts)], [values, starts, positions, coordinates])
-
-
-@cache
-def _in_order(
-    values: torch.dtype, starts: torch.dtype, positions: torch.dtype, coordinates: torch.dtype, panel: int, scale: int
-) -> RegionKernel:
-    taken = [f"tensor<?x{ELEMENTS[each]}>" for each in (values, starts, positions, coordinates)]
-    made = taken[:2]
-    return compile_region(
-        f"""
-        func.func @region(%v: {taken[0]}, %s: {taken[1]}, %p: {taken[2]}, %c: {taken[3]}) -> ({", ".join(made)}) {{
-          %taken, %ends = "kernel.take_in_order"(%v, %s, %p, %c) {{panel = {panel} : i64, scale = {scale} : i64}}
-            : ({", ".join(taken)}) -> ({", ".join(made)})
-          return %taken, %ends : {", ".join(made)}
-        }}""",
-        schedule="take",
-    )
+    made = [out, torch.empty_like(starts)]
+    run(TakeInOrderOp, [values, starts, positions, coordinates], made, panel=panel, scale=scale)

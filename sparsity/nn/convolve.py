@@ -12,77 +12,24 @@ the gradient of x is a convolution too. The sites are given as the coordinates t
 lead from there: whatever a graph computes in between, the maps are found by what does not change.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import DeviceError, GossamerError
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.elements import ELEMENTS
-from gossamer.runtime.operations import LIBRARY, TAGS, implement, untraced
-from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.gpu_kernels import loaded_kernel
+from gossamer.dialects.errors import ArgumentError
+from gossamer.dialects.points import ConvolvePointsGradOp, ConvolvePointsOp
+from gossamer.runtime.operations import Operation
+from gossamer.sparsity.kernels.op_kernels import run
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.nn.site_maps import Kind, site_maps
 from gossamer.sparsity.nn.sites import PairMap
 from gossamer.sparsity.nn.windows import Window
-from gossamer.sparsity.operations.derivatives import differentiable
+from gossamer.sparsity.operations.derivatives import Derivative
 
 _TILES = 16  # of a map, for torch's operations
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def convolve_ir(dtype: torch.dtype) -> str:
-    """(x, weight, bias, inputs, outputs, rows, positions) → y, in f32 or f64."""
-    element, words = ELEMENTS[dtype], "tensor<?xi32>"
-    matrix, types = f"tensor<?x?x{element}>", f"tensor<?x?x?x{element}>, tensor<?x{element}>"
-    return f"""
-        func.func @region(%x: {matrix}, %weight: tensor<?x?x?x{element}>, %bias: tensor<?x{element}>, %inputs: {words},
-                          %outputs: {words}, %rows: {words}, %positions: tensor<?x?xi32>) -> {matrix} {{
-          %y = "kernel.convolve_points"(%x, %weight, %bias, %inputs, %outputs, %rows, %positions)
-            : ({matrix}, {types}, {words}, {words}, {words}, tensor<?x?xi32>) -> {matrix}
-          return %y : {matrix}
-        }}"""
-
-
-def weight_ir(dtype: torch.dtype) -> str:
-    """(x, gradient, inputs, outputs, positions) → the gradient of the weight, in f32 or f64."""
-    element, words = ELEMENTS[dtype], "tensor<?xi32>"
-    matrix, made = f"tensor<?x?x{element}>", f"tensor<?x?x?x{element}>"
-    return f"""
-        func.func @region(%x: {matrix}, %gradient: {matrix}, %inputs: {words}, %outputs: {words},
-                          %positions: tensor<?x?xi32>) -> {made} {{
-          %w = "kernel.convolve_points_grad"(%x, %gradient, %inputs, %outputs, %positions)
-            : ({matrix}, {matrix}, {words}, {words}, tensor<?x?xi32>) -> {made}
-          return %w : {made}
-        }}"""
-
-
-Run = Callable[[Callable[[torch.dtype], str], Sequence[Tensor], Tensor], None]
-"""Has a device's kernel of what is described compute from operands into a result of the type that it is described for."""
-
-
-@cache
-def _kernel(build: Callable[[torch.dtype], str], dtype: torch.dtype) -> RegionKernel:
-    return compile_region(build(dtype), schedule="points")
-
-
-def on_cpu(build: Callable[[torch.dtype], str], operands: Sequence[Tensor], out: Tensor) -> None:
-    """`Run` for CPU tensors."""
-    _kernel(build, out.dtype).into([out], operands)
-
-
-def on_cuda(build: Callable[[torch.dtype], str], operands: Sequence[Tensor], out: Tensor) -> None:
-    """`Run` for CUDA tensors. DeviceError if the GPU has no kernel."""
-    kernel = loaded_kernel(build, (out.dtype,), "points", out.device)
-    if kernel is None:
-        raise DeviceError(f"convolution of sites: no kernel for {out.device}, there are some from sm_80 on; call .cpu()")
-    kernel(operands, out)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -98,42 +45,34 @@ def _map(indices: Tensor, shape: Sequence[int], batch: int, path: Sequence[int],
     return site_maps(indices, shape, batch).map(kind, level, Window.parse(window))
 
 
-def _check_shape(name: str, x: Tensor, *shape: int) -> None:
-    """A kernel reads as much as these sizes say."""
-    if tuple(x.shape) != shape or x.dtype not in FLOATS:
-        raise GossamerError(f"convolution of sites: {name} is {x.dtype} {list(x.shape)}, must be floats {list(shape)}")
+def _sizes(pairs: PairMap) -> dict[str, int]:
+    """What kernels may read and write."""
+    return {"read": pairs.read, "sites": len(pairs.rows), "offsets": pairs.positions.shape[0]}
 
 
-def _check_rows(pairs: PairMap, rows: int) -> None:
-    if rows != len(pairs.rows):
-        raise GossamerError(f"convolution of sites: the result has {rows} rows, there are {len(pairs.rows)} sites")
+def _check_rows(pairs: PairMap, x: Tensor, rows: int) -> None:
+    if (x.shape[0], rows) != (pairs.read, len(pairs.rows)):
+        raise ArgumentError(
+            f"pooling of sites: {x.shape[0]} rows to {rows}, must be {pairs.read} to {len(pairs.rows)}, a row for each site"
+        )
 
 
-def _convolve(run: Run, x: Tensor, weight: Tensor, bias: Tensor | None, *sites: Any) -> Tensor:
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *sites: Any) -> Tensor:
     *where, rows = sites
     pairs, wide = _map(*where), _wide(x.dtype)
-    offsets, (channels, filters) = pairs.positions.shape[0], weight.shape[-2:]
-    _check_shape("x", x, pairs.read, channels)
-    _check_shape("the weight", weight, offsets, channels, filters)
-    if bias is not None:
-        _check_shape("the bias", bias, filters)
-    _check_rows(pairs, rows)
+    filters = weight.shape[2]
     out = empty((rows, filters), wide) if x.is_cpu else x.new_empty((rows, filters), dtype=wide)
-    if out.numel():
-        added = x.new_zeros(filters, dtype=wide) if bias is None else _ready(bias, wide)
-        operands = [_ready(x, wide), _ready(weight, wide), added, pairs.inputs, pairs.outputs, pairs.rows, pairs.positions]
-        run(convolve_ir, operands, out)
+    added = x.new_zeros(filters, dtype=wide) if bias is None else _ready(bias, wide)
+    operands = [_ready(x, wide), _ready(weight, wide), added, pairs.inputs, pairs.outputs, pairs.rows, pairs.positions]
+    run(ConvolvePointsOp, operands, [out], _sizes(pairs))
     return out.to(x.dtype)
 
 
-def _of_weight(run: Run, x: Tensor, gradient: Tensor, *where: Any) -> Tensor:
+def _of_weight(x: Tensor, gradient: Tensor, *where: Any) -> Tensor:
     pairs, wide = _map(*where), _wide(x.dtype)
-    _check_shape("x", x, pairs.read, *x.shape[1:2])
-    _check_shape("the gradient", gradient, len(pairs.rows), *gradient.shape[1:2])
     out = x.new_empty((pairs.positions.shape[0], x.shape[1], gradient.shape[1]), dtype=wide)
-    if out.numel():
-        operands = [_ready(x, wide), _ready(gradient, wide), pairs.inputs, pairs.outputs, pairs.positions]
-        run(weight_ir, operands, out)
+    operands = [_ready(x, wide), _ready(gradient, wide), pairs.inputs, pairs.outputs, pairs.positions]
+    run(ConvolvePointsGradOp, operands, [out], _sizes(pairs))
     return out
 
 
@@ -150,8 +89,7 @@ def _pooled(pairs: PairMap) -> Iterator[tuple[Tensor, Tensor]]:
 def _sum(x: Tensor, *sites: Any) -> Tensor:
     *where, rows = sites
     pairs = _map(*where)
-    _check_shape("x", x, pairs.read, *x.shape[1:2])
-    _check_rows(pairs, rows)
+    _check_rows(pairs, x, rows)
     out, given = x.new_zeros(rows, x.shape[1], dtype=_wide(x.dtype)), _ready(x, _wide(x.dtype))
     for into, to in _pooled(pairs):
         out.index_add_(0, to, given.index_select(0, into))
@@ -161,8 +99,7 @@ def _sum(x: Tensor, *sites: Any) -> Tensor:
 def _largest(x: Tensor, *sites: Any) -> Tensor:
     *where, rows = sites
     pairs, given = _map(*where), x.detach().contiguous()
-    _check_shape("x", x, pairs.read, *x.shape[1:2])
-    _check_rows(pairs, rows)
+    _check_rows(pairs, x, rows)
     largest = x.new_full((rows, x.shape[1]), -torch.inf)
     found = x.new_full((rows, x.shape[1]), -1, dtype=torch.int64)
     for into, to in _pooled(pairs):
@@ -177,10 +114,6 @@ def _coarse(indices: Tensor, shape: Sequence[int], batch: int, path: Sequence[in
     return site_maps(indices, shape, batch).sites(Window.parse_several(path, len(shape))).places.clone()
 
 
-def _fake_convolve(x: Tensor, weight: Tensor, _bias: Tensor | None, *sites: Any) -> Tensor:
-    return x.new_empty((sites[-1], weight.shape[2]))
-
-
 def _fake_of_weight(x: Tensor, gradient: Tensor, _indices: Tensor, shape: Sequence[int], *rest: Any) -> Tensor:
     count = 1
     for size in rest[2][: len(shape)]:
@@ -188,48 +121,8 @@ def _fake_of_weight(x: Tensor, gradient: Tensor, _indices: Tensor, shape: Sequen
     return x.new_empty((count, x.shape[1], gradient.shape[1]), dtype=_wide(x.dtype))
 
 
-def _fake_sum(x: Tensor, *sites: Any) -> Tensor:
-    return x.new_empty((sites[-1], x.shape[1]))
-
-
-def _fake_largest(x: Tensor, *sites: Any) -> Tensor:
-    return x.new_empty((sites[-1], x.shape[1]), dtype=torch.int64)
-
-
 def _fake_coarse(indices: Tensor, *_: Any) -> Tensor:
     return indices.new_empty((torch.library.get_ctx().new_dynamic_size(min=0), indices.shape[1]))
-
-
-_WHERE = "Tensor indices, SymInt[] shape, SymInt batch, SymInt[] path"
-_PAIRS = f"{_WHERE}, SymInt[] window, str kind"
-ON_CUDA: dict[str, Callable[..., Tensor]] = {
-    "coarse_sites": _coarse,
-    "convolve_sites": partial(_convolve, on_cuda),
-    "convolve_sites_weight": partial(_of_weight, on_cuda),
-    "sum_sites": _sum,
-    "largest_sites": _largest,
-}
-"""What CUDA tensors run: the two that are not made of torch's operations have kernels of their own there."""
-
-for _name, _arguments, _cpu, _meta in (
-    ("coarse_sites", _WHERE, _coarse, _fake_coarse),
-    (
-        "convolve_sites",
-        f"Tensor x, Tensor weight, Tensor? bias, {_PAIRS}, SymInt rows",
-        partial(_convolve, on_cpu),
-        _fake_convolve,
-    ),
-    ("convolve_sites_weight", f"Tensor x, Tensor gradient, {_PAIRS}", partial(_of_weight, on_cpu), _fake_of_weight),
-    ("sum_sites", f"Tensor x, {_PAIRS}, SymInt rows", _sum, _fake_sum),
-    ("largest_sites", f"Tensor x, {_PAIRS}, SymInt rows", _largest, _fake_largest),
-):
-    LIBRARY.define(f"{_name}({_arguments}) -> Tensor", tags=TAGS)
-    implement(_name, _cpu)
-    LIBRARY.impl(_name, untraced(ON_CUDA[_name]), "CUDA")
-    describe(_name, _meta)
-
-coarse_sites = torch.ops.gossamer.coarse_sites.default
-largest_sites = torch.ops.gossamer.largest_sites.default
 
 
 # Derivatives
@@ -320,6 +213,31 @@ def _tangent_sum(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
     return None if of_x is None else sum_sites(of_x, indices, *ctx.where, ctx.rows)
 
 
-convolve_sites = differentiable("convolve_sites", _setup, _gradients, _tangent)
-convolve_sites_weight = differentiable("convolve_sites_weight", _setup_weight, _gradients_weight, _tangent_weight)
-sum_sites = differentiable("sum_sites", _setup_sum, _gradients_sum, _tangent_sum)
+# The operations, whose CPU functions run on any device
+
+_WHERE = "Tensor indices, SymInt[] shape, SymInt batch, SymInt[] path"
+_PAIRS = f"{_WHERE}, SymInt[] window, str kind"
+coarse_sites = Operation(f"coarse_sites({_WHERE}) -> Tensor", _coarse, _coarse, _fake_coarse).register()
+convolve_sites = Operation(
+    "convolve_sites(Tensor x: F[read channels], Tensor weight: f[offsets channels filters], Tensor? bias: f[filters], "
+    f"{_PAIRS}, SymInt rows) -> Tensor: F[rows filters]",
+    _convolve,
+    _convolve,
+    derivative=Derivative(_setup, _gradients, _tangent),
+).register()
+convolve_sites_weight = Operation(
+    f"convolve_sites_weight(Tensor x: f[read channels], Tensor gradient: f[sites filters], {_PAIRS}) -> Tensor",
+    _of_weight,
+    _of_weight,
+    _fake_of_weight,
+    Derivative(_setup_weight, _gradients_weight, _tangent_weight),
+).register()
+sum_sites = Operation(
+    f"sum_sites(Tensor x: F[read channels], {_PAIRS}, SymInt rows) -> Tensor: F[rows channels]",
+    _sum,
+    _sum,
+    derivative=Derivative(_setup_sum, _gradients_sum, _tangent_sum),
+).register()
+largest_sites = Operation(
+    f"largest_sites(Tensor x: f[read channels], {_PAIRS}, SymInt rows) -> Tensor: i64[rows channels]", _largest, _largest
+).register()

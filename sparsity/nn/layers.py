@@ -14,11 +14,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gossamer.dialects.errors import GossamerError
+from gossamer.dialects.errors import ArgumentError, GossamerError
 from gossamer.sparsity.nn.convolve import convolve_sites
 from gossamer.sparsity.nn.sparse_conv_tensor import Level, SparseConvTensor
 from gossamer.sparsity.nn.windows import Sizes, Window
-from gossamer.sparsity.operations.argument_check import ArgumentError
 
 Size = int | Sequence[int]
 

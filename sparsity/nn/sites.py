@@ -6,16 +6,14 @@ a number too, so the neighbours of all sites are found by going through the same
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 
 import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.dialects.points import TILE
-from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.dialects.points import TILE, MatchKeysOp
+from gossamer.sparsity.kernels.op_kernels import run
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.nn.windows import Sizes, Window
 
@@ -190,8 +188,7 @@ def _matches(keys: Tensor, shifts: Tensor) -> list[Ranks]:
         return matches_by_bisection(keys, shifts)
     into, out = empty((2, len(shifts), len(keys)), torch.int32)
     counts = torch.zeros(len(shifts), dtype=torch.int32)
-    if into.numel():
-        _match_kernel().into([into, out, counts], [keys, shifts])
+    run(MatchKeysOp, [keys, shifts], [into, out, counts])
     return [(into[s, :count], out[s, :count]) for s, count in enumerate(counts.tolist())]
 
 
@@ -203,19 +200,6 @@ def matches_by_bisection(keys: Tensor, shifts: Tensor) -> list[Ranks]:
         out = (keys.index_select(0, at) == wanted).nonzero()[:, 0]
         found.append((at.index_select(0, out), out.int()))
     return found
-
-
-@cache
-def _match_kernel() -> RegionKernel:
-    taken, made = "tensor<?xi64>", "tensor<?x?xi32>"
-    return compile_region(
-        f"""
-        func.func @region(%keys: {taken}, %shifts: {taken}) -> ({made}, {made}, tensor<?xi32>) {{
-          %into, %out, %counts = "kernel.match_keys"(%keys, %shifts) : ({taken}, {taken}) -> ({made}, {made}, tensor<?xi32>)
-          return %into, %out, %counts : {made}, {made}, tensor<?xi32>
-        }}""",
-        schedule="points",
-    )
 
 
 def coarser(sites: Sites, window: Window) -> tuple[Sites, list[Ranks]]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.sparsity.nn.convolve import FLOATS, coarse_sites
+from gossamer.runtime.elements import FLOATS
+from gossamer.sparsity.nn.convolve import coarse_sites
 from gossamer.sparsity.nn.windows import Sizes, Window
 
 

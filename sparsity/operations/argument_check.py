@@ -12,13 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import FormatError, GossamerError
+from gossamer.dialects.errors import ArgumentError, FormatError
 from gossamer.sparsity.arrays.structure import INTEGERS, check_lengths
 from gossamer.sparsity.kernels.operands import Bound, Spec, bind
-
-
-class ArgumentError(GossamerError, RuntimeError):
-    """Tensors whose shapes, types or devices do not go together in an operation. torch has a RuntimeError for them."""
 
 
 def check_arguments(arrays: Sequence[Tensor], sizes: Sequence[int], spec: Spec, dtype: torch.dtype) -> None:
@@ -42,20 +38,6 @@ def check_arguments(arrays: Sequence[Tensor], sizes: Sequence[int], spec: Spec, 
                 )
         if operand.format is not None:
             _check_arrays(operand)
-
-
-def check_alike(name: str, operands: Sequence[tuple[str, Tensor]]) -> None:
-    """ArgumentError unless dense operands, with a letter for each dimension, are of the sizes that the letters share, of one
-    dtype and on one device."""
-    sizes: dict[str, int] = {}
-    first = operands[0][1]
-    for letters, tensor in operands:
-        if tensor.dtype != first.dtype or tensor.device != first.device:
-            found = f"{first.dtype} on {first.device} and {tensor.dtype} on {tensor.device}"
-            raise ArgumentError(f"{name} of {found}: bring all operands to one type and device")
-        if len(letters) != tensor.dim() or any(sizes.setdefault(*e) != e[1] for e in zip(letters, tensor.shape, strict=True)):
-            shapes = ", ".join(f"{letters} {list(tensor.shape)}" for letters, tensor in operands)
-            raise ArgumentError(f"{name} of operands that do not fit each other: {shapes}")
 
 
 def _check_arrays(operand: Bound) -> None:

@@ -6,15 +6,14 @@ The blocks are found in CSR, 32 x 32 or 16 x 16, when a pattern is new.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from gossamer.runtime.elements import ELEMENTS
+from gossamer.dialects.token_tiles import PackTokenPairsOp, SampleBlocksOp
 from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.target import host
-from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
+from gossamer.sparsity.kernels.op_kernels import run
 from gossamer.sparsity.kernels.warm_memory import empty
 
 _WIDTHS = (32, 16)
@@ -41,7 +40,7 @@ class WholeBlocks:
     def sampled(self, x: Tensor, y: Tensor) -> Tensor:
         """The sum over tokens of x[t, row] * y[t, column] for the entries, in the order of CSR; x and y are contiguous."""
         out = empty([self.coordinates.numel() * self.width**2], x.dtype)
-        _sample(self.width)([self.positions, self.coordinates, *(_packed(each, self.width) for each in (x, y))], out)
+        run(SampleBlocksOp, [self.positions, self.coordinates, *(_packed(each, self.width) for each in (x, y))], [out])
         return out
 
 
@@ -76,36 +75,5 @@ def _blocks(positions: Tensor, coordinates: Tensor, columns: int, width: int) ->
 def _packed(x: Tensor, width: int) -> Tensor:
     tokens, features = x.shape
     out = empty([features // width, -(-tokens // 2), 2 * width], x.dtype)
-    _pack(width)([x], out)
+    run(PackTokenPairsOp, [x], [out])
     return out
-
-
-@cache
-def _pack(width: int) -> RegionKernel:
-    x, packed = "tensor<?x?xbf16>", _pairs(width)
-    return compile_region(
-        f"""
-        func.func @region(%x: {x}) -> {packed} {{
-          %packed = "kernel.pack_token_pairs"(%x) : ({x}) -> {packed}
-          return %packed : {packed}
-        }}""",
-        schedule="token-blocks",
-    )
-
-
-@cache
-def _sample(width: int) -> RegionKernel:
-    integers, packed, values = f"tensor<?x{ELEMENTS[torch.int32]}>", _pairs(width), "tensor<?xbf16>"
-    return compile_region(
-        f"""
-        func.func @region(%positions: {integers}, %coordinates: {integers}, %x: {packed}, %y: {packed}) -> {values} {{
-          %values = "kernel.sample_blocks"(%positions, %coordinates, %x, %y)
-            : ({integers}, {integers}, {packed}, {packed}) -> {values}
-          return %values : {values}
-        }}""",
-        schedule="token-blocks",
-    )
-
-
-def _pairs(width: int) -> str:
-    return f"tensor<?x?x{2 * width}xbf16>"

@@ -13,10 +13,11 @@ from torch import Tensor
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.open_ops import SampleOp
+from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import ELEMENTS, Operand
+from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Bound, Spec, padded
 from gossamer.sparsity.operations.argument_check import check_arguments
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.direct_call import describe
 from gossamer.runtime.modules import sizes as known_sizes
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
+from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.kernels.gpu_kernels import LoadedKernel, loaded_kernel
 from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, dense, extents, flat, padded
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations import entry_products
 from gossamer.sparsity.operations.batches import batched_as_einsum, batched_one_by_one
-from gossamer.sparsity.operations.calls import call_of, launch
-from gossamer.sparsity.operations.derivatives import differentiable
+from gossamer.sparsity.operations.calls import Call, call_of, launch
+from gossamer.sparsity.operations.derivatives import Derivative
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 
 
@@ -103,12 +104,6 @@ def _sample_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
 # How they are differentiated
 
 
-def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    arrays: Sequence[Tensor]
-    arrays, ctx.sizes, ctx.spec = inputs
-    return arrays
-
-
 def _einsum_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     spec = Spec.parse(ctx.spec)
     operands = bind(ctx.saved_tensors, ctx.sizes, spec)
@@ -186,12 +181,56 @@ def _product(operands: Sequence[Bound], result: str) -> Tensor:
     return torch.einsum(f"{equation}->{result}", *(operand.values for operand in operands))
 
 
-for _name, _kernel, _fake in (("einsum", einsum_on_cpu, _einsum_fake), ("sample", sample_on_cpu, _sample_fake)):
-    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor", tags=TAGS)
-    implement(_name, _kernel)
-    describe(_name, _fake)
-einsum_of = differentiable("einsum", _setup, _einsum_backward, _einsum_tangent)
+# The operations
+
+
+def einsum_on_cuda(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    """What `gossamer::einsum` does for CUDA tensors: by rows if it is a product with one matrix, else by entries."""
+    out = _by_rows(call_of(einsum_ir, RowProduct.of, text, arrays, sizes), "rows", arrays, sizes)
+    return entry_products.einsum(arrays, sizes, text) if out is None else out
+
+
+def sample_on_cuda(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
+    """What `gossamer::sample` does for CUDA tensors."""
+    out = _by_rows(call_of(sample_ir, RowSample.of, text, arrays, sizes), "dots", arrays, sizes)
+    return entry_products.sample(arrays, sizes, text) if out is None else out
+
+
+def _by_rows(call: Call, schedule: str, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
+    """The result of a product with one matrix, by our kernel for GPUs. None if it is no such product or has no kernel."""
+    product, place = call.product, arrays[-1].device
+
+    def kernel(form: RowForm) -> LoadedKernel:
+        assert product is not None
+        found = loaded_kernel(call.build, (product.canonical(form.format), call.dtype), schedule, place)
+        if found is None:
+            raise _NoKernel
+        return found
+
+    try:
+        return None if product is None else product.run(kernel, arrays, sizes)
+    except _NoKernel:
+        return None
+
+
+class _NoKernel(Exception):
+    """There is none for a product."""
+
+
+einsum_of = Operation(
+    f"einsum{ARGUMENTS} -> Tensor",
+    einsum_on_cpu,
+    einsum_on_cuda,
+    _einsum_fake,
+    Derivative("arrays", _einsum_backward, _einsum_tangent),
+    batched_as_einsum,
+).register()
 """`gossamer::einsum`, of arrays, sizes and a spec."""
-_sample = differentiable("sample", _setup, _sample_backward, _sample_tangent)
-batched_as_einsum("einsum")
-batched_one_by_one("sample")
+_sample = Operation(
+    f"sample{ARGUMENTS} -> Tensor",
+    sample_on_cpu,
+    sample_on_cuda,
+    _sample_fake,
+    Derivative("arrays", _sample_backward, _sample_tangent),
+    batched_one_by_one,
+).register()

@@ -11,6 +11,7 @@ would refuse, and what it does to lists takes longer than a small product.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,67 +42,96 @@ Operation = Callable[..., Any]
 _single_level = refusal(TRANSFORMS) or enable_single_level_autograd_function
 
 
-def differentiable(name: str, setup: Setup, backward: Backward, tangent: Tangent, result: int = 0) -> Operation:
-    """Gives gossamer::name, which is implemented already, the derivatives of one of its outputs.
+@dataclass(frozen=True)
+class Derivative:
+    """The derivatives of one of the outputs of an operation, `result`.
 
-    Returns what calls the operation, without torch's dispatcher where nobody wants to see it.
+    keeps  the arguments whose tensors are kept of a call, "positions values result", with all that it gives at last; arguments
+           that are no tensors become attributes of ctx. Or a function that does so
     """
-    operation, kernel = getattr(torch.ops.gossamer, name).default, KERNELS[name]
-    listed = "Tensor[]" in str(operation._schema).partition("->")[2]
 
-    class Node(SingleLevelFunction):
-        @staticmethod
-        def forward(ctx: Any, compute: Operation, inputs: Sequence[Any], *_: Tensor) -> Any:
-            ctx.set_materialize_grads(False)
-            output = compute()
-            outputs = (output,) if isinstance(output, Tensor) else tuple(output)
-            ctx.at, ctx.count = result % len(outputs), len(outputs)
-            ctx.mark_non_differentiable(*(each for number, each in enumerate(outputs) if number != ctx.at))
-            kept = setup(ctx, inputs, outputs)
-            ctx.save_for_backward(*kept)
-            ctx.save_for_forward(*kept)
-            return output if isinstance(output, Tensor) else outputs
+    keeps: str | Setup
+    backward: Backward
+    tangent: Tangent
+    result: int = 0
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-            gradient = gradients[ctx.at]
-            if gradient is None:
-                return (None,) * len(ctx.needs_input_grad)
-            return None, None, *backward(ctx, gradient)
+    def __call__(self, name: str) -> Operation:
+        """Gives them to gossamer::name, which is implemented already.
 
-        @staticmethod
-        def jvp(ctx: Any, _compute: None, _inputs: None, *tangents: Tensor | None) -> Any:
-            if transforms_active():  # tangents may have tangents, which torch does not follow in here
-                with set_forward_gradients(True):
-                    found = tangent(_Primal(ctx), tangents)
+        Returns what calls the operation, without torch's dispatcher where nobody wants to see it.
+        """
+        backward, tangent, result = self.backward, self.tangent, self.result
+        operation, kernel = getattr(torch.ops.gossamer, name).default, KERNELS[name]
+        setup = _keeping(self.keeps, operation) if isinstance(self.keeps, str) else self.keeps
+        listed = "Tensor[]" in str(operation._schema).partition("->")[2]
+
+        class Node(SingleLevelFunction):
+            @staticmethod
+            def forward(ctx: Any, compute: Operation, inputs: Sequence[Any], *_: Tensor) -> Any:
+                ctx.set_materialize_grads(False)
+                output = compute()
+                outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+                ctx.at, ctx.count = result % len(outputs), len(outputs)
+                ctx.mark_non_differentiable(*(each for number, each in enumerate(outputs) if number != ctx.at))
+                kept = setup(ctx, inputs, outputs)
+                ctx.save_for_backward(*kept)
+                ctx.save_for_forward(*kept)
+                return output if isinstance(output, Tensor) else outputs
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+                gradient = gradients[ctx.at]
+                if gradient is None:
+                    return (None,) * len(ctx.needs_input_grad)
+                return None, None, *backward(ctx, gradient)
+
+            @staticmethod
+            def jvp(ctx: Any, _compute: None, _inputs: None, *tangents: Tensor | None) -> Any:
+                if transforms_active():  # tangents may have tangents, which torch does not follow in here
+                    with set_forward_gradients(True):
+                        found = tangent(_Primal(ctx), tangents)
+                else:
+                    found = tangent(ctx, tangents)
+                return found if ctx.count == 1 else tuple(found if number == ctx.at else None for number in range(ctx.count))
+
+        named: Any = type(name, (Node,), {})  # as `grad_fn` shows it
+        apply = named.apply
+
+        def on_autograd(keyset: Any, *inputs: Any) -> Any:
+            compute, tensors = partial(_below, operation, keyset, inputs), _tensors(inputs)
+            if transforms_active():  # the innermost of which has come to this operation
+                with _single_level():
+                    output = apply(partial(_seen_outside, compute), inputs, *tensors)
+            elif forward_level._current_level >= 0 or _needs_gradient(tensors):
+                output = apply(compute, inputs, *tensors)
             else:
-                found = tangent(ctx, tangents)
-            return found if ctx.count == 1 else tuple(found if number == ctx.at else None for number in range(ctx.count))
+                return compute()
+            return [*output] if listed else output
 
-    named: Any = type(name, (Node,), {})  # as `grad_fn` shows it
-    apply = named.apply
+        def call(*inputs: Any) -> Any:
+            tensors = _tensors(inputs)
+            if torch.compiler.is_compiling() or not all(map(is_plain, tensors)) or watched():
+                return operation(*inputs)
+            return apply(partial(kernel, *inputs), inputs, *tensors) if _needs_gradient(tensors) else kernel(*inputs)
 
-    def on_autograd(keyset: Any, *inputs: Any) -> Any:
-        compute, tensors = partial(_below, operation, keyset, inputs), _tensors(inputs)
-        if transforms_active():  # the innermost of which has come to this operation
-            with _single_level():
-                output = apply(partial(_seen_outside, compute), inputs, *tensors)
-        elif forward_level._current_level >= 0 or _needs_gradient(tensors):
-            output = apply(compute, inputs, *tensors)
-        else:
-            return compute()
-        return [*output] if listed else output
+        if (refuse := refusal(SPARSE_TENSORS)) is not None:
+            on_autograd = call = refuse
+        LIBRARY.impl(name, untraced(on_autograd), "Autograd", with_keyset=True)
+        return call
 
-    def call(*inputs: Any) -> Any:
-        tensors = _tensors(inputs)
-        if torch.compiler.is_compiling() or not all(map(is_plain, tensors)) or watched():
-            return operation(*inputs)
-        return apply(partial(kernel, *inputs), inputs, *tensors) if _needs_gradient(tensors) else kernel(*inputs)
 
-    if (refuse := refusal(SPARSE_TENSORS)) is not None:
-        on_autograd = call = refuse
-    LIBRARY.impl(name, untraced(on_autograd), "Autograd", with_keyset=True)
-    return call
+def _keeping(names: str, operation: Any) -> Setup:
+    arguments = [argument.name for argument in operation._schema.arguments]
+
+    def setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        given = dict(zip(arguments, inputs, strict=False))
+        for name, value in given.items():
+            if not _tensors([value]):
+                setattr(ctx, name, value)
+        given["result"] = outputs
+        return _tensors(given[name] for name in names.split())
+
+    return setup
 
 
 class _Primal:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gossamer.sparsity.arrays.stored_entries import assemble, blocked, coordinates, within
 from gossamer.sparsity.kernels.operands import Bound, Spec, bind, extents
-from gossamer.sparsity.operations.segments import segment_reduce
+from gossamer.sparsity.operations.segments import segment_reduce, widened
 
 _AT_ONCE = 1 << 24  # elements of a piece: about a gigabyte with what sorting takes
 
@@ -211,10 +211,3 @@ def _linear(at: dict[str, Tensor], letters: str, sizes: Sizes, like: Tensor) -> 
     for letter in letters:
         linear = linear * sizes[letter] + at[letter]
     return linear
-
-
-def widened(values: Tensor) -> Tensor:
-    """In the type of sums; of bools the number, which is a bool again in the end, and of what has no sign."""
-    if values.dtype in (torch.bool, torch.uint8):
-        return values.long()
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

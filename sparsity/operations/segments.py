@@ -11,21 +11,17 @@ They are kernels of `lower-segments`: parallel over shares of equal work, a segm
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
-from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import as_int64
 from gossamer.sparsity.kernels import segment_ir
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.operations.argument_check import ArgumentError, check_alike
+from gossamer.sparsity.kernels.op_kernels import kernel_on, on_gpu
 from gossamer.sparsity.operations.batches import batched_one_by_one
-from gossamer.sparsity.operations.derivatives import Operation, differentiable
+from gossamer.sparsity.operations.derivatives import Derivative
 
 
 def segment_reduce(positions: Tensor, values: Tensor, kind: str, extent: int = 0) -> Tensor:
@@ -34,19 +30,19 @@ def segment_reduce(positions: Tensor, values: Tensor, kind: str, extent: int = 0
     A segment stands for `extent` elements, of which those without entry are 0. With extent = 0 there are the entries only,
     and without any the result is 0, 1, the lowest or the highest number.
     """
-    out: Tensor = _call["segment_reduce"](positions, values, kind, extent)
+    out: Tensor = _reduce_segments(positions, values, kind, extent)
     return out
 
 
 def segment_softmax(positions: Tensor, values: Tensor, log: bool = False) -> Tensor:
     """[entries]: the softmax of each segment, or its logarithm."""
-    out: Tensor = _call["softmax"](positions, values, log)
+    out: Tensor = _softmax_segments(positions, values, log)
     return out
 
 
 def softmax_backward(positions: Tensor, grad: Tensor, output: Tensor, log: bool = False) -> Tensor:
     """[entries]: the gradient of what `segment_softmax` was of, which gave `output`, for that of its result."""
-    out: Tensor = _call["softmax_backward"](positions, grad, output, log)
+    out: Tensor = _softmax_gradients(positions, grad, output, log)
     return out
 
 
@@ -63,48 +59,66 @@ def with_missing(positions: Tensor, reduced: Tensor, kind: str, extent: int) -> 
     return torch.where(as_int64(positions).diff() < extent, with_zero(reduced), reduced)
 
 
+def widened(values: Tensor) -> Tensor:
+    """In the type of sums; of bools the number, which is a bool again in the end, and of what has no sign."""
+    if values.dtype in (torch.bool, torch.uint8):
+        return values.long()
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
 # How they run
 
 
-@lru_cache(256)
-def _kernel(build: Callable[..., str], positions: torch.dtype, dtype: torch.dtype, option: str | bool) -> RegionKernel:
-    return compile_region(build(positions, dtype, option), schedule="segments")
-
-
-def _run(build: Callable[..., str], positions: Tensor, operands: list[Tensor], option: str | bool, out: Tensor) -> Tensor:
-    check_alike("an operation on segments", [("e", operand) for operand in operands])
-    if positions.dim() != 1 or positions.is_floating_point() or not positions.numel():
-        raise ArgumentError(
-            f"positions of segments must be [segments + 1] integers, got {positions.dtype} {list(positions.shape)}"
-        )
-    if out.numel():
-        kernel = _kernel(build, positions.dtype, operands[0].dtype, option)
+def _ran(build: Callable[..., str], positions: Tensor, operands: list[Tensor], option: str | bool, out: Tensor) -> bool:
+    """Computes by our kernel for the device. False if a GPU has none."""
+    if not out.numel():
+        return True
+    if on_gpu(out.device) and positions.dtype not in (torch.int32, torch.int64):
+        positions = as_int64(positions)
+    kernel = kernel_on(out.device, build, (positions.dtype, out.dtype, option), "segments")
+    if kernel is not None:
         kernel([positions.contiguous(), *(operand.contiguous() for operand in operands)], out)
-    return out
+    return kernel is not None
 
 
-def _reduce_cpu(positions: Tensor, values: Tensor, kind: str, extent: int) -> Tensor:
-    out = _run(segment_ir.reduce, positions, [values], kind, values.new_empty(positions.numel() - 1))
+def _reduce(positions: Tensor, values: Tensor, kind: str, extent: int) -> Tensor:
+    if on_gpu(values.device) and positions.numel() == 2 and values.numel():  # one segment would be one warp's work
+        whole = getattr(torch, kind)(values, **({} if kind in ("amax", "amin") else {"dtype": values.dtype}))
+        return with_missing(positions, whole.view(1), kind, extent)
+    out = values.new_empty(positions.numel() - 1)
+    if not _ran(segment_ir.reduce, positions, [values], kind, out):
+        segment = spread(positions, torch.arange(out.numel(), device=out.device), values.numel())
+        out.fill_(_neutral(kind, values.dtype)).scatter_reduce_(0, segment, values, kind)
     return with_missing(positions, out, kind, extent)
 
 
-def _softmax_cpu(positions: Tensor, values: Tensor, log: bool) -> Tensor:
-    return _run(segment_ir.softmax, positions, [values], log, values.new_empty(values.numel()))
+def _neutral(kind: str, dtype: torch.dtype) -> float:
+    """What a segment without entries gives."""
+    if kind in ("sum", "prod"):
+        return 0 if kind == "sum" else 1
+    if dtype.is_floating_point:
+        return -torch.inf if kind == "amax" else torch.inf
+    return torch.iinfo(dtype).min if kind == "amax" else torch.iinfo(dtype).max
 
 
-def _softmax_backward_cpu(positions: Tensor, grad: Tensor, output: Tensor, log: bool) -> Tensor:
-    return _run(segment_ir.softmax_backward, positions, [grad, output], log, output.new_empty(output.numel()))
+def _softmax(positions: Tensor, values: Tensor, log: bool) -> Tensor:
+    out = torch.empty_like(values, memory_format=torch.contiguous_format)
+    if _ran(segment_ir.softmax, positions, [values], log, out):
+        return out
+    wide, count = widened(values), values.numel()
+    shifted = wide - spread(positions, segment_reduce(positions, wide, "amax"), count)
+    totals = segment_reduce(positions, shifted.exp(), "sum")
+    result = shifted - spread(positions, totals.log(), count) if log else shifted.exp() / spread(positions, totals, count)
+    return result.to(values.dtype)
 
 
-# What tracing sees
-
-
-def _reduce_fake(positions: Tensor, values: Tensor, kind: str, extent: int) -> Tensor:
-    return values.new_empty([positions.shape[0] - 1])
-
-
-def _softmax_fake(positions: Tensor, values: Tensor, *_: Any) -> Tensor:
-    return values.new_empty(values.shape)
+def _softmax_backward(positions: Tensor, grad: Tensor, output: Tensor, log: bool) -> Tensor:
+    out = torch.empty_like(output, memory_format=torch.contiguous_format)
+    if _ran(segment_ir.softmax_backward, positions, [grad, output], log, out):
+        return out
+    wide, y, count = widened(grad), widened(output), output.numel()
+    total = spread(positions, segment_reduce(positions, wide if log else wide * y, "sum"), count)
+    return (wide - y.exp() * total if log else y * (wide - total)).to(output.dtype)
 
 
 # How they are differentiated
@@ -113,11 +127,6 @@ def _softmax_fake(positions: Tensor, values: Tensor, *_: Any) -> Tensor:
 def _total(positions: Tensor, values: Tensor) -> Tensor:
     """[entries]: for each the sum of the values of its segment."""
     return spread(positions, segment_reduce(positions, values, "sum"), values.shape[0])
-
-
-def _setup_reduce(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    positions, values, ctx.kind, ctx.extent = inputs
-    return positions, values, *outputs
 
 
 def _reduce_backward(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
@@ -167,11 +176,6 @@ def _of_neighbours(values: Tensor, there: Tensor, towards: int, longest: int) ->
     return product
 
 
-def _setup_softmax(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    positions, _, ctx.log = inputs
-    return positions, *outputs
-
-
 def _softmax_gradient(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     positions, output = ctx.saved_tensors
     return None, softmax_backward(positions, grad, output, ctx.log)
@@ -184,11 +188,6 @@ def _softmax_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | No
     if ctx.log:
         return tangent - _total(positions, output.exp() * tangent)
     return softmax_backward(positions, tangent, output)  # the Jacobian is symmetric
-
-
-def _setup_backward(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    positions, grad, result, ctx.log = inputs
-    return positions, grad, result
 
 
 def _second_gradient(ctx: Any, more: Tensor) -> Sequence[Tensor | None]:
@@ -216,18 +215,28 @@ def _backward_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | N
     return more if found is None else found + more
 
 
-_call: dict[str, Operation] = {}
+# The operations
 
-for _name, _signature, _cpu, _fake, _setup, _backward, _tangent in (
-    ("segment_reduce", "(Tensor positions, Tensor values, str kind, SymInt extent)", _reduce_cpu, _reduce_fake,
-     _setup_reduce, _reduce_backward, _reduce_tangent),
-    ("softmax", "(Tensor positions, Tensor values, bool log)", _softmax_cpu, _softmax_fake,
-     _setup_softmax, _softmax_gradient, _softmax_tangent),
-    ("softmax_backward", "(Tensor positions, Tensor grad, Tensor output, bool log)", _softmax_backward_cpu, _softmax_fake,
-     _setup_backward, _second_gradient, _backward_tangent),
-):  # fmt: skip
-    LIBRARY.define(f"{_name}{_signature} -> Tensor", tags=TAGS)
-    implement(_name, _cpu)
-    describe(_name, _fake)
-    _call[_name] = differentiable(_name, _setup, _backward, _tangent)
-    batched_one_by_one(_name)
+_GIVEN = "Tensor positions: i[segments+1], Tensor values: T[entries]"
+_reduce_segments = Operation(
+    f"segment_reduce({_GIVEN}, str kind, SymInt extent) -> Tensor: T[segments]",
+    _reduce,
+    _reduce,
+    derivative=Derivative("positions values result", _reduce_backward, _reduce_tangent),
+    batched=batched_one_by_one,
+).register()
+_softmax_segments = Operation(
+    f"softmax({_GIVEN}, bool log) -> Tensor: T[entries]",
+    _softmax,
+    _softmax,
+    derivative=Derivative("positions result", _softmax_gradient, _softmax_tangent),
+    batched=batched_one_by_one,
+).register()
+_softmax_gradients = Operation(
+    "softmax_backward(Tensor positions: i[segments+1], Tensor grad: T[entries], Tensor output: T[entries], bool log)"
+    " -> Tensor: T[entries]",
+    _softmax_backward,
+    _softmax_backward,
+    derivative=Derivative("positions grad output", _second_gradient, _backward_tangent),
+    batched=batched_one_by_one,
+).register()

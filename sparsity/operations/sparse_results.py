@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import detect_fake_mode, get_proxy_mode
 from gossamer.sparsity.arrays.structure import INTEGERS, sharing
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.loop_order import level_letters, sparse_result_order, unblocked, walkable
 from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, extents, flat
-from gossamer.sparsity.operations import sparse_kernels
+from gossamer.sparsity.operations import entry_products, sparse_kernels
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.dense_results import densified, gradients, sample, total, varied
-from gossamer.sparsity.operations.derivatives import Backward, Operation, Tangent, differentiable
+from gossamer.sparsity.operations.derivatives import Backward, Derivative
 from gossamer.sparsity.operations.sparse_product import sparse_product
 
 
@@ -144,17 +143,12 @@ def _pick_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
 # How they are differentiated
 
 
-def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    arrays, ctx.sizes, ctx.spec = inputs
-    ctx.inputs = len(arrays)
-    return *arrays, *outputs
-
-
 def _kept(ctx: Any) -> tuple[list[Bound], Bound]:
     """The operands and the result of a call."""
     saved, spec = ctx.saved_tensors, Spec.parse(ctx.spec)
-    operands = bind(saved[: ctx.inputs], ctx.sizes, spec)
-    return operands, _bound(spec.result, saved[ctx.inputs :], operands)
+    inputs = sum(operand.arrays for operand in spec.operands)
+    operands = bind(saved[:inputs], ctx.sizes, spec)
+    return operands, _bound(spec.result, saved[inputs:], operands)
 
 
 def _backward(derivative: Callable[[list[Bound], int, Bound], Tensor]) -> Backward:
@@ -192,12 +186,6 @@ def _at_own_entries(operands: list[Bound], at: int, grad: Bound) -> Tensor:
     return pick(grad, operands[at])
 
 
-def _setup_pick(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    arrays: Sequence[Tensor]
-    arrays, ctx.sizes, ctx.spec = inputs
-    return arrays
-
-
 def _pick_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     source, pattern = bind(ctx.saved_tensors, ctx.sizes, Spec.parse(ctx.spec))
     weighted = pattern.with_values(grad)
@@ -210,22 +198,28 @@ def _pick_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
     return torch.zeros_like(pattern.values) if picked is None else picked  # the pattern's values are not read
 
 
-_SPARSE: dict[str, tuple[Callable[..., list[Tensor]], Backward, Tangent]] = {
-    "einsum_sparse": (sparse_kernels.einsum_sparse, _backward(_of_einsum), _tangent_of_einsum),
-    "add_sparse": (sparse_kernels.add_sparse, _backward(_at_own_entries), _tangent_at_entries),
-    "convert": (sparse_kernels.convert, _backward(_at_own_entries), _tangent_at_entries),
-    "compress": (sparse_kernels.compress, _backward(_at_own_entries), _tangent_at_entries),
-}
-_call: dict[str, Operation] = {}
+# The operations
 
-for _name, (_kernel, _of_operands, _of_result) in _SPARSE.items():
-    LIBRARY.define(f"{_name}{ARGUMENTS} -> Tensor[]", tags=TAGS)
-    implement(_name, _kernel)
-    describe(_name, _sparse_fake)
-    _call[_name] = differentiable(_name, _setup, _of_operands, _of_result, result=-1)
-    batched_one_by_one(_name)
-LIBRARY.define(f"pick{ARGUMENTS} -> Tensor", tags=TAGS)
-implement("pick", sparse_kernels.pick)
-describe("pick", _pick_fake)
-_call["pick"] = differentiable("pick", _setup_pick, _pick_backward, _pick_tangent)
-batched_one_by_one("pick")
+_call: dict[str, Callable[..., Any]] = {}
+for _name, _kernel, _on_cuda, _of_operands, _of_result in (
+    ("einsum_sparse", sparse_kernels.einsum_sparse, entry_products.einsum_sparse, _of_einsum, _tangent_of_einsum),
+    ("add_sparse", sparse_kernels.add_sparse, entry_products.add_sparse, _at_own_entries, _tangent_at_entries),
+    ("convert", sparse_kernels.convert, sparse_kernels.convert, _at_own_entries, _tangent_at_entries),
+    ("compress", sparse_kernels.compress, sparse_kernels.compress, _at_own_entries, _tangent_at_entries),
+):
+    _call[_name] = Operation(
+        f"{_name}{ARGUMENTS} -> Tensor[]",
+        _kernel,
+        _on_cuda,
+        _sparse_fake,
+        Derivative("arrays result", _backward(_of_operands), _of_result, result=-1),
+        batched_one_by_one,
+    ).register()
+_call["pick"] = Operation(
+    f"pick{ARGUMENTS} -> Tensor",
+    sparse_kernels.pick,
+    sparse_kernels.pick,
+    _pick_fake,
+    Derivative("arrays", _pick_backward, _pick_tangent),
+    batched_one_by_one,
+).register()

@@ -8,14 +8,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.compile_kernel import compile_region
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.warm_memory import empty
-from gossamer.sparsity.operations.argument_check import check_alike
 
 
 @cache
@@ -26,16 +24,13 @@ def tall_kernel(dtype: torch.dtype) -> RegionKernel:
 
 def tall_product(x: Tensor, w: Tensor) -> Tensor:
     """What the operation computes, without the dispatcher."""
-    check_alike("tall_product", [("ik", x), ("kj", w)])
     out = empty((x.shape[0], w.shape[1]), x.dtype)
     tall_kernel(x.dtype)((x.contiguous(), w.contiguous()), out)
     return out
 
 
-def _fake(x: Tensor, w: Tensor) -> Tensor:
-    return x.new_empty((x.shape[0], w.shape[1]))
-
-
-LIBRARY.define("tall_product(Tensor x, Tensor w) -> Tensor", tags=TAGS)
-implement("tall_product", tall_product)
-describe("tall_product", _fake)
+Operation(
+    "tall_product(Tensor x: T[rows reduced], Tensor w: T[reduced columns]) -> Tensor: T[rows columns]",
+    tall_product,
+    torch.mm,
+).register()

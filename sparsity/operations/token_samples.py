@@ -5,13 +5,11 @@
 16-bit floats are widened when they are packed, and summed in f32; but see block_samples.py for whole blocks of bf16.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from gossamer.runtime.elements import ELEMENTS
-from gossamer.sparsity.kernels.compile_kernel import RegionKernel, compile_region
+from gossamer.dialects.token_tiles import PackTokensOp, SamplePlacesOp, SampleTokensOp
+from gossamer.sparsity.kernels.op_kernels import run
 from gossamer.sparsity.kernels.warm_memory import empty
 from gossamer.sparsity.operations.block_samples import whole_blocks
 
@@ -36,7 +34,7 @@ def sampled_over_tokens(positions: Tensor, coordinates: Tensor, x: Tensor, y: Te
     width = _width(x.shape[0], y.shape[1] * wide.itemsize)
     packed = [_packed(each, width, wide) for each in (x, y)]
     out = empty([coordinates.shape[0]], wide)
-    _sample(positions.dtype, coordinates.dtype, wide, width)([positions, coordinates, *packed], out)
+    run(SampleTokensOp, [positions, coordinates, *packed], [out])
     return out.to(x.dtype)
 
 
@@ -50,7 +48,7 @@ def sampled_at_places(positions: Tensor, places: Tensor, x: Tensor, y: Tensor) -
     out = empty([places.shape[0]], x.dtype)
     if 0 in (x.shape[0], x.shape[2]):
         return out.zero_()
-    _sample_at(positions.dtype, places.dtype, x.dtype)([positions, places, x, y], out)
+    run(SamplePlacesOp, [positions, places, x, y], [out])
     return out
 
 
@@ -64,42 +62,5 @@ def _packed(x: Tensor, width: int, wide: torch.dtype) -> Tensor:
     """x, [tokens, features], as [tiles, features, width]."""
     tokens, features = x.shape
     out = empty([-(-tokens // width), features, width], wide)
-    _pack(x.dtype, wide, width)([x], out)
+    run(PackTokensOp, [x], [out])
     return out
-
-
-@cache
-def _pack(given: torch.dtype, wide: torch.dtype, width: int) -> RegionKernel:
-    x, packed = f"tensor<?x?x{ELEMENTS[given]}>", f"tensor<?x?x{width}x{ELEMENTS[wide]}>"
-    return compile_region(
-        f"""
-        func.func @region(%x: {x}) -> {packed} {{
-          %packed = "kernel.pack_tokens"(%x) : ({x}) -> {packed}
-          return %packed : {packed}
-        }}""",
-        schedule="tokens",
-    )
-
-
-@cache
-def _sample(positions: torch.dtype, coordinates: torch.dtype, wide: torch.dtype, width: int) -> RegionKernel:
-    tile = f"tensor<?x?x{width}x{ELEMENTS[wide]}>"
-    return _sampling(positions, coordinates, wide, tile, tile)
-
-
-@cache
-def _sample_at(positions: torch.dtype, places: torch.dtype, dtype: torch.dtype) -> RegionKernel:
-    return _sampling(positions, places, dtype, f"tensor<?x?x?x{ELEMENTS[dtype]}>", f"tensor<?x?x{ELEMENTS[dtype]}>")
-
-
-def _sampling(positions: torch.dtype, coordinates: torch.dtype, dtype: torch.dtype, x: str, y: str) -> RegionKernel:
-    integers, values = [f"tensor<?x{ELEMENTS[each]}>" for each in (positions, coordinates)], f"tensor<?x{ELEMENTS[dtype]}>"
-    return compile_region(
-        f"""
-        func.func @region(%positions: {integers[0]}, %coordinates: {integers[1]}, %x: {x}, %y: {y}) -> {values} {{
-          %values = "kernel.sample_tokens"(%positions, %coordinates, %x, %y)
-            : ({integers[0]}, {integers[1]}, {x}, {y}) -> {values}
-          return %values : {values}
-        }}""",
-        schedule="tokens",
-    )

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.torch_internals import statically_known_true
-from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.open_sizes import agree, is_one
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.extension import implements

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
-from gossamer.runtime.direct_call import describe
 from gossamer.runtime.modules import sizes
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.loop_order import unblocked
@@ -64,7 +63,7 @@ def some_of(entries: Tensor) -> Any:
     return 0 if sizes.known_true(entries.shape[0] == 0) else torch.library.get_ctx().new_dynamic_size(min=0)
 
 
-def _coordinates_cpu(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
+def _coordinates(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
     (tensor,) = bind(arrays, sizes, Spec.parse(text))
     assert tensor.format is not None
     at = coordinates(tensor.format, tensor.shape, tensor.arrays)
@@ -84,7 +83,7 @@ def _coordinates_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list
     return [tensor.values.new_empty([entries], dtype=torch.int64) for _ in range(1 + len(tensor.shape))]
 
 
-def _places_cpu(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
+def _places(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= extent):
         at = int(((index < 0) | (index >= extent)).nonzero()[0])
         raise IndexError(f"index {int(index[at])}, number {at}, is out of bounds for a dimension of size {extent}")
@@ -101,9 +100,13 @@ def _places_fake(crd: Tensor, index: Tensor, extent: int) -> list[Tensor]:
     return [crd.new_empty([entries]) for _ in range(2)]
 
 
-LIBRARY.define(f"coordinates{ARGUMENTS} -> Tensor[]", tags=TAGS)
-LIBRARY.define("places(Tensor coordinates, Tensor index, SymInt extent) -> Tensor[]", tags=TAGS)
-for _name, _cpu, _fake in (("coordinates", _coordinates_cpu, _coordinates_fake), ("places", _places_cpu, _places_fake)):
-    implement(_name, _cpu)
-    describe(_name, _fake)
-    batched_one_by_one(_name)
+Operation(
+    f"coordinates{ARGUMENTS} -> Tensor[]", _coordinates, _coordinates, _coordinates_fake, batched=batched_one_by_one
+).register()
+Operation(
+    "places(Tensor coordinates, Tensor index, SymInt extent) -> Tensor[]",
+    _places,
+    _places,
+    _places_fake,
+    batched=batched_one_by_one,
+).register()

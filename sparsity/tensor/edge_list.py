@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 
@@ -57,12 +57,8 @@ def _checked(nodes: Tensor, extent: int, name: str) -> Tensor:
     return nodes.clone()
 
 
-def _meta(nodes: Tensor, extent: int, name: str) -> Tensor:
+def _fake(nodes: Tensor, extent: int, name: str) -> Tensor:
     return nodes.new_empty(nodes.shape)
 
 
-LIBRARY.define("in_bounds(Tensor nodes, SymInt extent, str name) -> Tensor", tags=TAGS)
-implement("in_bounds", _checked)
-LIBRARY.impl("in_bounds", _checked, "CUDA")
-LIBRARY.impl("in_bounds", _meta, "Meta")
-_in_bounds = torch.ops.gossamer.in_bounds.default
+_in_bounds = Operation("in_bounds(Tensor nodes, SymInt extent, str name) -> Tensor", _checked, _checked, _fake).register()

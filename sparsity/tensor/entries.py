@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.structure import check
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Bound
@@ -66,7 +65,7 @@ def _any_order(rank: int) -> Format:
     return Format(tuple(levels), rank)
 
 
-def _set_places_cpu(mask: Tensor) -> Tensor:
+def _set_places(mask: Tensor) -> Tensor:
     return mask.nonzero().flatten()
 
 
@@ -83,12 +82,13 @@ def _well_formed_fake(arrays: list[Tensor], shape: list[int], format: str) -> Te
     return torch.empty_like(arrays[0])
 
 
-LIBRARY.define("set_places(Tensor mask) -> Tensor", tags=TAGS)
-LIBRARY.define("well_formed(Tensor[] arrays, SymInt[] shape, str format) -> Tensor", tags=TAGS)
-for _name, _cpu, _fake in (
-    ("set_places", _set_places_cpu, _set_places_fake),
-    ("well_formed", _well_formed, _well_formed_fake),
-):
-    implement(_name, _cpu)
-    describe(_name, _fake)
-    batched_one_by_one(_name)
+Operation(
+    "set_places(Tensor mask) -> Tensor", _set_places, _set_places, _set_places_fake, batched=batched_one_by_one
+).register()
+Operation(
+    "well_formed(Tensor[] arrays, SymInt[] shape, str format) -> Tensor",
+    _well_formed,
+    _well_formed,
+    _well_formed_fake,
+    batched=batched_one_by_one,
+).register()

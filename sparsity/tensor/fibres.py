@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.direct_call import describe
-from gossamer.runtime.operations import LIBRARY, TAGS, implement
+from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import Spec, bind, flat
@@ -72,7 +71,7 @@ def _gathered(tensor: SparseTensor, along: Collection[int], everyone: bool) -> F
     return Fibres(positions, bound.values.index_select(0, order), order)
 
 
-def _fibres_cpu(arrays: list[Tensor], sizes: list[int], text: str, everyone: bool) -> list[Tensor]:
+def _fibres(arrays: list[Tensor], sizes: list[int], text: str, everyone: bool) -> list[Tensor]:
     spec = Spec.parse(text)
     (tensor,) = bind(arrays, sizes, spec)
     assert tensor.format is not None
@@ -110,7 +109,10 @@ def _fibres_fake(arrays: list[Tensor], sizes: list[int], text: str, everyone: bo
     return [tensor.values.new_empty([size], dtype=torch.int64) for size in (count + 1, entries)]
 
 
-LIBRARY.define("fibres(Tensor[] arrays, SymInt[] sizes, str spec, bool everyone) -> Tensor[]", tags=TAGS)
-implement("fibres", _fibres_cpu)
-describe("fibres", _fibres_fake)
-batched_one_by_one("fibres")
+Operation(
+    "fibres(Tensor[] arrays, SymInt[] sizes, str spec, bool everyone) -> Tensor[]",
+    _fibres,
+    _fibres,
+    _fibres_fake,
+    batched=batched_one_by_one,
+).register()

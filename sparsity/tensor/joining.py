@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.sparsity.operations.argument_check import ArgumentError
+from gossamer.dialects.errors import ArgumentError
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList

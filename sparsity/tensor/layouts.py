@@ -6,9 +6,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from gossamer.dialects.errors import ArgumentError
 from gossamer.dialects.format import Format
 from gossamer.runtime.torch_internals import stored_entries
-from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import pick, sizes_stay_inside
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.extension import implements, unsupported

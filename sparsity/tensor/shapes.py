@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.sparsity.operations.argument_check import ArgumentError
+from gossamer.dialects.errors import ArgumentError
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.einsum import einsum, transposed
 from gossamer.sparsity.tensor.extension import implements, unsupported

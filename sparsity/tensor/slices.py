@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.modules import sizes
 from gossamer.runtime.torch_internals import is_fake
-from gossamer.sparsity.operations.argument_check import ArgumentError
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 from gossamer.sparsity.tensor.densify import densified

@@ -6,7 +6,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from gossamer.sparsity.operations.argument_check import ArgumentError
+from gossamer.dialects.errors import ArgumentError
 from gossamer.sparsity.torchsparse.tensors import three
 
 _BASIS, _PRIME = 14695981039346656037 - (1 << 64), 1099511628211

@@ -117,7 +117,7 @@ def test_bf16_is_multiplied_in_pairs_where_there_are_instructions_for_it(
 def test_a_line_of_queries_is_loaded_once_for_the_pairs_of_eight_keys(what: str, loops: int) -> None:
     named = Target.named("amx")
     contract = attend_blocks(what, 64, 0.125, dots=True)
-    planned = pipelines.plan(contract, "blocks", named.vector_bits, features=named.instructions)
+    planned = pipelines.plan(contract, "attend-blocks", named.vector_bits, features=named.instructions)
     module = jit.optimize(pipelines.lower(planned, named.rounds_to_bf16).llvm_ir, named)
     lines = jit.assembly(module, named).split("\n")
     dots = [at for at, line in enumerate(lines) if "vdpbf16ps" in line]

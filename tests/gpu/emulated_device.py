@@ -16,13 +16,14 @@ from torch import Tensor
 from gossamer.backend.devices import device as devices
 from gossamer.backend.devices.cuda_device import Gpu
 from gossamer.runtime import cuda
+from gossamer.runtime.operations import OPERATIONS
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.arrays import sorting
 from gossamer.sparsity.edges import sorted_edges
+from gossamer.sparsity.kernels import op_kernels
 from gossamer.sparsity.kernels.gpu_kernels import GpuRegionKernel
 from gossamer.sparsity.nn import convolve, sites
-from gossamer.sparsity.operations import derivatives, matrix_calls
+from gossamer.sparsity.operations import derivatives, matrix_calls, segments
 from gossamer.sparsity.tensor import fast_matmul, fast_sddmm
 from tests.gpu.emulated_driver import EmulatedDriver
 
@@ -65,31 +66,33 @@ class EmulatedDevice:
         """
         for room in (matrix_calls, convolve, sites):
             patch.setattr(room, "empty", lambda shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"))
-        patch.setattr(sorting, "_kernel", lambda *_: _SortByTorch)
+        patch.setattr(sorting, "run", _sorted_by_torch)
         patch.setattr(sites, "_matches", sites.matches_by_bisection)
         for room in (fast_matmul, derivatives, fast_sddmm, sorted_edges):
             patch.setattr(room, "watched", lambda: True)
         patch.setattr(RegionKernel, "__call__", lambda *_: pytest.fail("computed by a kernel for CPUs"))
         patch.setattr(RegionKernel, "into", lambda *_: pytest.fail("computed by a kernel for CPUs"))
+        for room in (op_kernels, segments):
+            patch.setattr(room, "on_gpu", lambda place: True)
+        patch.setattr(op_kernels, "_kernels", {})
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        on_cuda = {name: operation.cuda for name, operation in OPERATIONS.items() if operation.cuda is not None}
         library = torch.library.Library("gossamer", "IMPL")
         try:
-            for name, implementation in (cuda_operations.implementations() | convolve.ON_CUDA).items():
+            for name, implementation in on_cuda.items():
                 library.impl(name, _elsewhere(implementation), "CPU", allow_override=True)
             yield
         finally:
             library._destroy()
 
 
-class _SortByTorch:
+def _sorted_by_torch(_op: object, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
     """In place of the kernel that counts CPU tensors into order: what other devices do."""
-
-    @staticmethod
-    def into(results: Sequence[Tensor], operands: Sequence[Tensor]) -> None:
-        (positions, order), (keys,) = results, operands
-        ordered, places = keys.sort(stable=True)
-        order.copy_(places)
-        numbers = torch.arange(positions.numel(), device=keys.device, dtype=keys.dtype)
-        positions.copy_(torch.searchsorted(ordered, numbers))
+    (positions, order), (keys,) = results, operands
+    ordered, places = keys.sort(stable=True)
+    order.copy_(places)
+    numbers = torch.arange(positions.numel(), device=keys.device, dtype=keys.dtype)
+    positions.copy_(torch.searchsorted(ordered, numbers))
 
 
 def _elsewhere(implementation: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,9 +12,8 @@ from torch import Tensor, fx
 
 from gossamer import SparseTensor, einsum, graph_attention
 from gossamer.backend import sparse as backend
-from gossamer.sparsity import cuda_operations
-from gossamer.sparsity.kernels import gpu_kernels
-from gossamer.sparsity.operations import entry_products
+from gossamer.sparsity.kernels import gpu_kernels, op_kernels
+from gossamer.sparsity.operations import dense_results, entry_products
 from tests.gpu.emulated_device import STREAM, EmulatedDevice, emulated_device
 from tests.sparsity.made import matrix, sparse
 from tests.sparsity.operations import OPERATIONS, PRODUCTS, REDUCTIONS, SOFTMAX, expected
@@ -141,7 +140,8 @@ def test_types(dtype: torch.dtype, gpu: EmulatedDevice) -> None:
 
 
 def test_a_gpu_too_old_for_our_kernels_computes_all_the_same(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_operations, "loaded_kernel", lambda *_: None)
+    for room in (dense_results, op_kernels):
+        monkeypatch.setattr(room, "loaded_kernel", lambda *_: None)
     dense, x = matrix(4, 6, 0.6), torch.randn(4, 6)
     a = sparse(dense)
     for name in LAUNCHED:

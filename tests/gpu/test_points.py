@@ -1,5 +1,6 @@
 """Convolutions of points as CUDA tensors have them: their kernels in the emulator, assembled, and layers as a whole."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -10,9 +11,13 @@ from torch import Tensor, fx, nn
 import gossamer.nn as spconv
 from gossamer.backend import sparse as backend
 from gossamer.dialects.errors import DeviceError
+from gossamer.dialects.kernel import KernelOp
+from gossamer.dialects.points import ConvolvePointsGradOp, ConvolvePointsOp
 from gossamer.passes import gpu_pipelines, pipelines
 from gossamer.runtime.ptx import Architecture, assemble
-from gossamer.sparsity.nn import convolve
+from gossamer.sparsity.kernels import op_kernels
+from gossamer.sparsity.kernels.op_ir import op_ir
+from gossamer.sparsity.kernels.op_kernels import schedule_of
 from gossamer.sparsity.nn.site_maps import SiteMaps
 from gossamer.sparsity.nn.sites import PairMap, Sites
 from gossamer.sparsity.nn.windows import Window
@@ -30,8 +35,9 @@ def same_random_numbers() -> None:
 
 
 @cache
-def compiled(build: Callable[[torch.dtype], str], element: str = "f32", capability: int = 90) -> Compiled:
-    kernels = gpu_pipelines.lower(pipelines.plan(build(TYPES[element]), "points", gpu_pipelines.WARP_BITS))
+def compiled(op: type[KernelOp], element: str = "f32", capability: int = 90) -> Compiled:
+    types = [TYPES[element] if each.element == "W" else torch.int32 for each in op.signature.takes + op.signature.gives]
+    kernels = gpu_pipelines.lower(pipelines.plan(op_ir(op, types), schedule_of(op), gpu_pipelines.WARP_BITS))
     return Compiled(kernels, assemble(kernels.llvm_ir, Architecture(capability)))
 
 
@@ -55,7 +61,7 @@ def products(pairs: PairMap) -> Iterator[tuple[Tensor, Tensor]]:
 def convolved(
     pairs: PairMap, x: Tensor, weight: Tensor, bias: Tensor, variant: str, seed: int | None = None, ptx: str | None = None
 ) -> Tensor:
-    made = compiled(convolve.convolve_ir, "f32" if x.dtype == torch.float32 else "f64")
+    made = compiled(ConvolvePointsOp, "f32" if x.dtype == torch.float32 else "f64")
     out = torch.full((len(pairs.rows), weight.shape[2]), float("nan"), dtype=x.dtype)
     given = [x, weight, bias, pairs.inputs, pairs.outputs, pairs.rows, pairs.positions, out]
     return run(made.kernels, ptx or made.ptx, variant, given, seed)
@@ -69,7 +75,7 @@ def summed(pairs: PairMap, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def gradient(pairs: PairMap, x: Tensor, upstream: Tensor, seed: int | None = None, ptx: str | None = None) -> Tensor:
-    made = compiled(convolve.weight_ir, "f32" if x.dtype == torch.float32 else "f64")
+    made = compiled(ConvolvePointsGradOp, "f32" if x.dtype == torch.float32 else "f64")
     out = torch.full((9, x.shape[1], upstream.shape[1]), float("nan"), dtype=x.dtype)
     given = [x, upstream, pairs.inputs, pairs.outputs, pairs.positions, out]
     return run(made.kernels, ptx or made.ptx, "o1", given, seed)
@@ -131,22 +137,22 @@ FAULTS = {
 @pytest.mark.parametrize(("pattern", "replacement", "number"), FAULTS.values(), ids=FAULTS)
 def test_planted_faults_are_caught(pattern: str, replacement: str, number: int) -> None:
     pairs, x, weight, bias = pairs_of(80, 9, 10), torch.randn(80, 4), torch.randn(9, 4, 6), torch.randn(6)
-    broken = planted(compiled(convolve.convolve_ir).ptx, pattern, replacement, number)
+    broken = planted(compiled(ConvolvePointsOp).ptx, pattern, replacement, number)
     with pytest.raises((Fault, AssertionError)):
         near(convolved(pairs, x, weight, bias, "c4", 0, broken), summed(pairs, x, weight, bias))
 
 
 def test_a_gradient_without_its_barrier_is_caught() -> None:
     pairs, x, upstream = pairs_of(30, 7, 8), torch.randn(30, 4), torch.randn(30, 5)
-    broken = planted(compiled(convolve.weight_ir).ptx, r"bar\.sync[^;]*;", "", 1)  # before sums of other warps are read
+    broken = planted(compiled(ConvolvePointsGradOp).ptx, r"bar\.sync[^;]*;", "", 1)  # before sums of other warps are read
     with pytest.raises(Fault):
         gradient(pairs, x, upstream, 0, broken)
 
 
 @pytest.mark.parametrize(("element", "capability"), [("f32", 80), ("f32", 90), ("f32", 100), ("f64", 90)])
 def test_they_assemble(element: str, capability: int) -> None:
-    for build, names in ((convolve.convolve_ir, {"region_r256", "region_c4"}), (convolve.weight_ir, {"region_o1"})):
-        made = compiled(build, element, capability)
+    for op, names in ((ConvolvePointsOp, {"region_r256", "region_c4"}), (ConvolvePointsGradOp, {"region_o1"})):
+        made = compiled(op, element, capability)
         usage = assembled(made.ptx, capability)
         assert set(usage) == set(made.kernels.launches) == names
         most = 128 if element == "f32" else 192
@@ -197,7 +203,7 @@ def test_a_network_and_its_gradients(gpu: EmulatedDevice, monkeypatch: pytest.Mo
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         for ours, same in zip(torch.autograd.grad(found, leaves, upstream), gradients, strict=True):
             torch.testing.assert_close(ours, same, rtol=1e-4, atol=1e-5)
-        assert gpu.schedules == ["points"] * (5 + 5 + 5)
+        assert Counter(gpu.schedules) == {"convolve-points": 5 + 5, "convolve-points-grad": 5}
         assert {call[9] for call in gpu.driver.named("cuLaunchKernel")} == {STREAM}
 
 
@@ -208,7 +214,7 @@ def test_types(dtype: torch.dtype, gpu: EmulatedDevice, monkeypatch: pytest.Monk
     expected = layer(spconv.SparseConvTensor(x, indices, [5, 6], 1)).features
     with gpu.installed(monkeypatch), gpu.operations(monkeypatch):
         found = layer(spconv.SparseConvTensor(x, indices.clone(), [5, 6], 1)).features
-        assert found.dtype == dtype and gpu.schedules == ["points"]
+        assert found.dtype == dtype and gpu.schedules == ["convolve-points"]
         torch.testing.assert_close(found, expected)
 
 
@@ -232,10 +238,10 @@ def test_a_compiled_graph(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) 
         run = torch.compile(model, backend=counting, fullgraph=True, dynamic=True)
         for (x, indices), same in zip(cases, expected, strict=True):
             torch.testing.assert_close(run(x, indices.clone()), same, rtol=1e-4, atol=1e-5)
-        assert len(graphs) == 1 and gpu.schedules == ["points"] * (5 + 5)
+        assert len(graphs) == 1 and gpu.schedules == ["convolve-points"] * (5 + 5)
 
 
 def test_a_gpu_without_kernels_says_so(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolve, "loaded_kernel", lambda *_: None)
+    monkeypatch.setattr(op_kernels, "loaded_kernel", lambda *_: None)
     with gpu.installed(monkeypatch), gpu.operations(monkeypatch), pytest.raises(DeviceError, match="from sm_80 on"):
         spconv.SubMConv2d(4, 5, 3)(spconv.SparseConvTensor(torch.randn(5, 4), some_sites(5, 5, 6), [5, 6], 1))

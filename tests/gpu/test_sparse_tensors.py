@@ -11,9 +11,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from gossamer import SparseTensor
 from gossamer.backend.calls import message_ops
 from gossamer.dialects.format import Format
-from gossamer.sparsity import cuda_operations
 from gossamer.sparsity.kernels.contract_ir import Operand
 from gossamer.sparsity.kernels.operands import dense, flat
+from gossamer.sparsity.operations import dense_results
 from gossamer.sparsity.tensor import slices
 from gossamer.sparsity.tensor.sparse_tensor import bound_to
 from tests.backend.harness import assert_same, pruned
@@ -31,7 +31,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
 
 def product(matrix: SparseTensor, letters: str, x: Tensor, of_x: str, result: str) -> Tensor:
     """What `gossamer::einsum` gives for CUDA tensors."""
-    return cuda_operations.einsum(*flat([bound_to(letters, matrix), dense(of_x, x)], Operand(result)))
+    return dense_results.einsum_on_cuda(*flat([bound_to(letters, matrix), dense(of_x, x)], Operand(result)))
 
 
 @pytest.mark.parametrize("format", [Format.CSR, Format.CSC, Format.COO, Format.CSR.with_widths(32, 16)], ids=str)
@@ -54,7 +54,7 @@ def test_samples_at_the_entries(gpu: EmulatedDevice) -> None:
     a, x, y = pruned(37, 50), torch.randn(37, 24), torch.randn(50, 24)
     matrix = SparseTensor.from_dense(a)
     operands = [bound_to("ij", matrix), dense("ik", x), dense("jk", y)]
-    values = cuda_operations.sample(*flat(operands, Operand("p")))
+    values = dense_results.sample_on_cuda(*flat(operands, Operand("p")))
     assert_same(values, (x @ y.t())[a != 0])
     assert gpu.schedules == ["dots"]
 

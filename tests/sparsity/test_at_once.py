@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossamer import SparseTensor, einsum
-from gossamer.sparsity.operations.argument_check import ArgumentError
+from gossamer.dialects.errors import ArgumentError
 from gossamer.sparsity.tensor import fast_matmul
 from gossamer.sparsity.tensor.einsum import EinsumError
 from tests.sparsity.made import matrix, sparse

@@ -258,7 +258,7 @@ def test_kernels_are_shared_by_patterns_and_sizes(monkeypatch: pytest.MonkeyPatc
         _, positions, coordinates = pattern(rows, columns)
         attend_edges(positions, coordinates, torch.randn(columns, 2, 8), source=torch.randn(columns, 2))
     assert kernels[0] is kernels[1]
-    assert kernels[0].schedule == "edges"
+    assert kernels[0].schedule == "attend-edges"
 
 
 @pytest.mark.parametrize(

@@ -57,5 +57,5 @@ def test_gradients_of_nans_are_those_of_scatter_reduce() -> None:
 def test_one_kernel_serves_all_patterns() -> None:
     by = RowForm(torch.tensor([0, 1]), torch.tensor([0]), None)
     kernel = edge_extremes._kernel("max", 3, by.format, torch.float32)
-    assert kernel.schedule == "edges"
+    assert kernel.schedule == "reduce-edges"
     assert '"kernel.reduce_edges"' in extremes_ir("shares", 3, by.format, torch.float32)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import dlpack
 
 from gossamer import Format, GossamerError, SparseTensor, einsum
-from gossamer.sparsity.operations.argument_check import ArgumentError
+from gossamer.dialects.errors import ArgumentError
 from tests.sparsity.made import matrix
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 import gossamer
 import gossamer.nn as spconv
+from gossamer.dialects.points import ConvolvePointsGradOp, ConvolvePointsOp
 from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.nn.convolve import coarse_sites, convolve_ir, convolve_sites, convolve_sites_weight, weight_ir
+from gossamer.sparsity.kernels.op_ir import op_ir
+from gossamer.sparsity.kernels.op_kernels import schedule_of
+from gossamer.sparsity.nn.convolve import coarse_sites, convolve_sites, convolve_sites_weight
 from gossamer.sparsity.nn.site_maps import _known, site_maps
 from gossamer.sparsity.nn.windows import Window
 from tests.sparsity.clouds import TOLERANCE, Shape, at, close, dense, sites
@@ -210,7 +213,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: spconv.SparseConv2d(4, 4, 9)(tensor), "does not fit in a grid"),
         (lambda: spconv.SparseInverseConv2d(4, 4, 3, "none")(tensor), "no SparseConv with the indice_key 'none'"),
         (lambda: convolve_sites(x[:2], torch.ones(1, 4, 1), None, indices, (5, 5), 1, (), (1, 1, 1, 1, 0, 0, 1, 1), "same", 3),
-         r"x is torch.float32 \[2, 4\], must be floats \[3, 4\]"),
+         r"x is torch.float32 \[2, 4\], must be f32 or f64 \[3, 4\]"),
         (lambda: spconv.SparseConvTensor(x, indices, [5, -5], 1), "spatial_shape: -5 is negative"),
         (lambda: spconv.SparseConvTensor(x, indices, [5, 5.5], 1), "spatial_shape: 5.5 is no whole number"),
         (lambda: spconv.SparseConvTensor(x.tolist(), indices, [5, 5], 1), "features are list"),
@@ -315,9 +318,10 @@ def test_inductor_and_dense_results() -> None:
 
 
 def test_other_types_have_no_kernel() -> None:
-    for build in (convolve_ir, weight_ir):
+    for op in (ConvolvePointsOp, ConvolvePointsGradOp):
+        types = [torch.bfloat16 if each.element == "W" else torch.int32 for each in op.signature.takes + op.signature.gives]
         with pytest.raises(gossamer.CompileError, match="must be f32 or f64"):
-            compile_region(build(torch.bfloat16), schedule="points")
+            compile_region(op_ir(op, types), schedule=schedule_of(op))
 
 
 def test_features_and_weights_of_two_types_are_refused() -> None:

@@ -39,7 +39,7 @@ func.func @columns(%q: tensor<?x8xf32>, %length: index) -> tensor<?x8xf32> {
 
 // The rows of a matrix change places, and nothing else.
 func.func @regroup(%x: tensor<?x8xf32>, %length: index) -> tensor<?x4xf32> {
-  // expected-error @below {{which must be one type of matrices}}
+  // expected-error @below {{has result tensor<?x4xf32>, must be elements [tokens, 8]}}
   %y = "kernel.regroup"(%x, %length) {inverse = false} : (tensor<?x8xf32>, index) -> tensor<?x4xf32>
   return %y : tensor<?x4xf32>
 }

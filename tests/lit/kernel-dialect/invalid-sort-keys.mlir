@@ -2,7 +2,7 @@
 // RUN: gossamer-opt %s --split-input-file --verify-diagnostics
 
 func.func @floats(%keys: tensor<?xf32>) -> (tensor<?xi32>, tensor<?xi64>) {
-  // expected-error @below {{which must be vectors of integers}}
+  // expected-error @below {{has keys tensor<?xf32>, must be integers [keys]}}
   %positions, %order = "kernel.sort_keys"(%keys) : (tensor<?xf32>) -> (tensor<?xi32>, tensor<?xi64>)
   return %positions, %order : tensor<?xi32>, tensor<?xi64>
 }
@@ -10,7 +10,7 @@ func.func @floats(%keys: tensor<?xf32>) -> (tensor<?xi32>, tensor<?xi64>) {
 // -----
 
 func.func @some(%keys: tensor<8xi32>) -> (tensor<?xi32>, tensor<7xi64>) {
-  // expected-error @below {{gives the order of 7 of 8 keys}}
+  // expected-error @below {{has order tensor<7xi64>, must be integers [8]}}
   %positions, %order = "kernel.sort_keys"(%keys) : (tensor<8xi32>) -> (tensor<?xi32>, tensor<7xi64>)
   return %positions, %order : tensor<?xi32>, tensor<7xi64>
 }

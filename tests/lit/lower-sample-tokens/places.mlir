@@ -18,7 +18,7 @@
 // CHECK:               vector.maskedload %[[X]]
 // CHECK:               vector.maskedload %[[Y]]
 func.func @sampled(%p: tensor<?xi32>, %c: tensor<?xi32>, %x: tensor<?x?x?xf32>, %y: tensor<?x?xf32>) -> tensor<?xf32> {
-  %v = "kernel.sample_tokens"(%p, %c, %x, %y)
+  %v = "kernel.sample_places"(%p, %c, %x, %y)
     : (tensor<?xi32>, tensor<?xi32>, tensor<?x?x?xf32>, tensor<?x?xf32>) -> tensor<?xf32>
   return %v : tensor<?xf32>
 }

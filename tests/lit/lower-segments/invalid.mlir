@@ -13,7 +13,7 @@ func.func @kind(%positions: tensor<?xi32>, %x: tensor<?xf32>) -> tensor<?xf32> {
 // -----
 
 func.func @positions(%positions: tensor<?xf32>, %x: tensor<?xf32>) -> tensor<?xf32> {
-  // expected-error @+1 {{'kernel.segment_map' needs a vector of integer positions and gives a vector}}
+  // expected-error @+1 {{'kernel.segment_map' has positions tensor<?xf32>, must be integers [segments+1]}}
   %m = "kernel.segment_map"(%positions) ({
     %0 = "kernel.read"(%x) {map = affine_map<(s, p) -> (p)>} : (tensor<?xf32>) -> f32
     "kernel.yield"(%0) : (f32) -> ()
