@@ -4,7 +4,8 @@ A chain works on tiles of a sequence. What its inputs and its output look like i
 from there through the graph, which may go from one order to the other and back (`nn.MultiheadAttention` does).
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import fx
@@ -39,23 +40,40 @@ def token_orders(
     batch, _, length, _ = attention[0].node.args[0].meta["val"].shape  # type: ignore[union-attr]
     if equal(batch, 1) or equal(length, 1):
         return None if moving else {}
-    heads = [(h.matrix, h.by_position) for a in attention for h in (*a.operands, *(r.heads for r in a.per_head))]
-    orders: dict[fx.Node, bool] = {}
-    for node, order in [*heads, *((a.output, a.by_position) for a in attention)]:
-        if orders.setdefault(node, order) != order:
-            return None
     links = [(a, b, swaps) for a in nodes if a not in members for b, swaps in _read(a, sparse)]
-    known = 0
-    while known < len(orders):
-        known = len(orders)
-        for a, b, swaps in (*links, *reversed(links)):
-            for one, other in ((a, b), (b, a)):
-                if one in orders and orders.setdefault(other, orders[one] != swaps) != (orders[one] != swaps):
-                    return None
+    orders = _spread(_told_by(attention), links)
+    if orders is None:
+        return None
     sizes = {False: (batch, length), True: (length, batch)}
     for node in moving:
         source = node.all_input_nodes[0]
         if source not in orders or not equal_sizes(source.meta["val"].shape[:2], sizes[orders[source]]):
+            return None
+    return orders
+
+
+def _told_by(attention: Sequence[Attention]) -> Iterator[tuple[fx.Node, bool]]:
+    """The orders of what attention reads and gives."""
+    for found in attention:
+        for heads in (*found.operands, *(step.heads for step in found.per_head)):
+            yield heads.matrix, heads.by_position
+        yield found.output, found.by_position
+
+
+def _spread(told: Iterable[tuple[fx.Node, bool]], links: Sequence[tuple[fx.Node, fx.Node, bool]]) -> dict[fx.Node, bool] | None:
+    """The orders that are told, and of all values that are linked to those: in the same order, or swapped. None where orders
+    contradict each other."""
+    neighbours = defaultdict[fx.Node, list[tuple[fx.Node, bool]]](list)
+    for a, b, swaps in links:
+        neighbours[a].append((b, swaps))
+        neighbours[b].append((a, swaps))
+    orders, pending = dict[fx.Node, bool](), list(told)
+    while pending:
+        node, order = pending.pop()
+        if node not in orders:
+            orders[node] = order
+            pending += [(other, order != swaps) for other, swaps in neighbours[node]]
+        elif orders[node] != order:
             return None
     return orders
 
