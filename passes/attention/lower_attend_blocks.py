@@ -21,7 +21,7 @@ from torch_mlir.dialects import arith, math, scf, vector
 
 from gossamer.dialects.attention import ADD, LOW, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.block_rows import BlockRows, Entry
-from gossamer.passes.attention.query_tile import Rows
+from gossamer.passes.attention.query_tile import Rows, WeightedRows
 from gossamer.passes.finish.expand_math import exp_below_zero
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import (
@@ -83,7 +83,7 @@ class _Attend(BlockRows):
             def partial(group: ir.Value, start: ir.Value = start) -> ir.Value:
                 return self.partial(arith.addi(start, group))
 
-            tile.add_weighted(sums, shrunk, count, scores, TILE_KEYS, place_of, partial)
+            tile.add_weighted(sums, shrunk, WeightedRows(count, TILE_KEYS, scores, place_of, partial))
             scf.YieldOp([*now, *totals])
         ends = list(chunks.results)
         self._finish(pair, first, sums, ends[: tile.vectors], ends[tile.vectors :])
