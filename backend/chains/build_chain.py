@@ -1,14 +1,17 @@
 """Chain → something that runs: import to contract IR, compile, pack every weight. Equal chains are compiled once."""
 
+import math
 import threading
 from weakref import WeakValueDictionary
 
 import torch
 
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.calls.layouts import Matrices, Sequences
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.chains.chain_cost import is_sequence, schedules_of
-from gossamer.backend.chains.chain_region import ChainWeight, CompiledChain
+from gossamer.backend.chains.dense_chain import DenseChain
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.chains.head_norm import HeadNorm
 from gossamer.backend.chains.rotary import Rotation
@@ -43,18 +46,19 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
         if dump is not None:
             dump.written.add(request)
         formats = [format for format in kernel.formats if format is not None]
-        weights = []
-        for contraction, format, values in zip(contractions, formats, leaves, strict=True):
-            densest = densest_that_pays(contraction, options.min_gain)
-            renew = renewing_pays(contraction, options.min_gain)
-            packings = Packings.of(contraction.weight.key, contraction.weight.evaluate, format)
-            weights.append(ChainWeight(packings, len(values), densest, renew))
-        facts = [(c.weight.key, w.densest, w.renew) for c, w in zip(contractions, weights, strict=True)]
         verify = noticed([leaf for c in contractions for leaf in c.weight.leaves], options.verify)
+        weights, at = list[Weight](), 1
+        for contraction, format, values in zip(contractions, formats, leaves, strict=True):
+            packings = Packings.of(contraction.weight.key, contraction.weight.evaluate, format)
+            densest, renew = densest_that_pays(contraction, options.min_gain), renewing_pays(contraction, options.min_gain)
+            weights.append(Weight(packings, slice(at, at + len(values)), densest, renew, verify == "full"))
+            at += len(values)
+        facts = [(c.weight.key, w.densest, w.renew) for c, w in zip(contractions, weights, strict=True)]
         key = content_hash(request, *facts, verify)
         built = region_op.find(key)
         if built is None:
-            built = CompiledChain.of(chain, kernel, tuple(weights), verify == "full")
+            variant = Variant(math.inf, kernel, tuple(weights))
+            built = CompiledRegion((variant,), _layout(chain), DenseChain.of(chain))
         built = region_op.add(key, built)
     sizes = []
     for weight, values, own in zip(weights, leaves, names, strict=True):
@@ -64,6 +68,13 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
         except FormatError as error:
             raise CompileError(f"region {own}: its weight cannot be packed: {error}") from error
     return Built(key, built, (kernel,), tuple(sizes))
+
+
+def _layout(chain: Chain) -> Matrices:
+    results = tuple((int(stage.columns), stage.output.meta["val"].dtype) for stage in chain.results)  # guards fixed them
+    if chain.attention is None:
+        return Matrices(results)
+    return Sequences(results, by_position=chain.inputs[0].node in chain.by_position)
 
 
 def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> RegionKernel:

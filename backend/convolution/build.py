@@ -1,6 +1,8 @@
 """A region around a convolution → something that runs: its kernel, compiled or recalled, and its weight, packed."""
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -8,12 +10,13 @@ from torch import fx
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.compact_region import CompactRegion
-from gossamer.backend.calls.convolved_region import Band, ConvolvedRegion, on_images
-from gossamer.backend.calls.depthwise_region import DepthwiseRegion
+from gossamer.backend.calls.compiled_region import Band, CompiledRegion, Variant, Weight
+from gossamer.backend.calls.layouts import Images, Matrices
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.calls.reference_region import ReferenceRegion
 from gossamer.backend.convolution.bands import band_rows, of_rows
 from gossamer.backend.convolution.convolution import Convolution
+from gossamer.backend.convolution.image_body import on_images
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import content_hash
@@ -45,43 +48,60 @@ def build(
     schedule = REFERENCE if options.schedule == REFERENCE else CONVOLVE
     kernel = compiled(name, found, region, schedule, context.dump)
     rows = band_rows(found, region) if schedule == CONVOLVE else None
-    out = region.output.meta["val"]
     if found.depthwise:
         key = content_hash(kernel.key, found.window)
-        region_op.add(key, region_op.find(key) or DepthwiseRegion(kernel, found.window, out.dtype))
+        region_op.add(key, region_op.find(key) or as_images(found, region, kernel, ()))
         return key, _told(name, found, region, None, schedule, gain, 0)
-    leaves = [values[leaf] for leaf in found.weight.leaves]
-    verify = noticed(found.weight.leaves, options.verify)
-    weight, window = found.weight, found.window
-    format = next(f for f in kernel.formats if f is not None)
+    weight, leaves = found.weight, [values[leaf] for leaf in found.weight.leaves]
+    verify, format = noticed(weight.leaves, options.verify), next(f for f in kernel.formats if f is not None)
     assert isinstance(format, Format)
     packings = Packings.of(weight.key, weight.evaluate, format)
     densest = 1.0 if options.min_gain == 0 else max(weight.density, weight.density * (gain or 0.0))
     dims = found.x.meta["val"].dim()
-    key = content_hash(kernel.key, weight.key, format, window, dims, densest, verify, signature(region.body), rows)
+    key = content_hash(kernel.key, weight.key, format, found.window, dims, densest, verify, signature(region.body), rows)
     known = region_op.find(key)
     if known is None:
-        band = (
-            None
-            if rows is None
-            else Band(compiled(f"{name}.band", *of_rows(found, region, rows), schedule, context.dump), rows)
-        )
-        known = (ReferenceRegion if schedule == REFERENCE else ConvolvedRegion)(
-            kernel, window, out.dtype, packings, on_images(region.body, window, dims), len(leaves), densest,
-            verify == "full", found.m, band,
-        )  # fmt: skip
+        own = (Weight(packings, slice(1, 1 + len(leaves)), densest, renew=True, verify=verify == "full"),)
+        if schedule == REFERENCE:
+            known = _reference(found, region, kernel, own)
+        else:
+            band = (
+                None
+                if rows is None
+                else Band(compiled(f"{name}.band", *of_rows(found, region, rows), schedule, context.dump), rows)
+            )
+            known = as_images(found, region, kernel, own, on_images(region.body, found.window, dims), band)
     region_op.add(key, known)
     packed = packings.current(leaves, densest)
     return key, _told(name, found, region, format.name, schedule, gain, packed.nbytes if packed is not None else 0)
+
+
+def as_images(
+    found: Convolution, region: Region, kernel: RegionKernel, weights: tuple[Weight, ...], body: Any = None,
+    band: Band | None = None,
+) -> CompiledRegion:  # fmt: skip
+    """What runs a convolution with this kernel; a depthwise one is never dense, and so has no body."""
+    return CompiledRegion((Variant(math.inf, kernel, weights),), _images(found, region.output), body, band=band)
+
+
+def _reference(found: Convolution, region: Region, kernel: RegionKernel, weights: tuple[Weight, ...]) -> ReferenceRegion:
+    layout = _images(found, region.output)
+    rows = CompiledRegion((Variant(math.inf, kernel, weights),), Matrices(((found.m, layout.dtype),)), region.body)
+    return ReferenceRegion(rows, layout)
+
+
+def _images(found: Convolution, output: fx.Node) -> Images:
+    dims, channels = (2, None) if found.depthwise else (3, found.m)
+    return Images(found.window, dims, channels, output.meta["val"].dtype)
 
 
 def build_compact(name: str, found: Convolution, gain: float | None, context: GraphContext) -> tuple[str, Decision]:
     """The same for a convolution without the filters and channels that are zeros."""
     weight, window, verify = found.weight, found.window, noticed(found.weight.leaves, context.options.verify)
     assert found.occupied is not None
-    dtype = found.node.meta["val"].dtype
-    key = content_hash("compact", weight.key, window, dtype, verify)
-    region_op.add(key, region_op.find(key) or CompactRegion(weight.evaluate, window, found.m, dtype, verify == "full"))
+    layout = _images(found, found.node)
+    key = content_hash("compact", weight.key, window, layout.dtype, verify)
+    region_op.add(key, region_op.find(key) or CompactRegion(weight.evaluate, layout, verify == "full"))
     (filters, channels), of = found.occupied, found.k // window.taps
     reason = f"{filters} of {found.m} filters and {channels} of {of} channels, by torch"
     dense_bytes, share = found.m * found.k * found.given.itemsize, filters * channels / (found.m * of)

@@ -12,8 +12,10 @@ from weakref import WeakValueDictionary
 import torch
 
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.calls.layouts import Matrices
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.calls.region_op import Callee, CompiledRegion, Variant
+from gossamer.backend.calls.region_op import Callee
 from gossamer.backend.calls.reordered_region import ReorderedRegion
 from gossamer.backend.devices.device import Device, device_of
 from gossamer.backend.devices.kernel import Kernel
@@ -63,7 +65,8 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
     contraction = region.contraction
     weight = contraction.weight
     matrix, tokens, device = matrix_of(contraction), rounded_tokens(contraction.tokens), device_of(weight.device)
-    densest = densest_that_pays(contraction, options.min_gain)
+    densest, renew = densest_that_pays(contraction, options.min_gain), renewing_pays(contraction, options.min_gain)
+    training, verify = in_training(contraction.node.graph), noticed(weight.leaves, options.verify)
     with _lock:
         variants, keys = [], []
         for most_tokens, schedule in schedules(contraction, options.schedule):
@@ -75,27 +78,23 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
                 dump.written.add(kernel_key)
             format = _format(kernel)
             packings = Packings.of(weight.key, weight.evaluate, format)
-            variants.append(Variant(most_tokens, kernel, packings))
+            own = Weight(packings, slice(1, 1 + len(leaves)), densest, renew, verify == "full")
+            variants.append(Variant(most_tokens, kernel, (own,)))
             keys.append(f"{kernel_key} {most_tokens} {format}")
-        renew = renewing_pays(contraction, options.min_gain)
-        training, verify = in_training(contraction.node.graph), noticed(weight.leaves, options.verify)
         key = content_hash(*keys, weight.key, densest, renew, verify, training)
         built = region_op.find(key)
         if built is None:
-            out = region.output.meta["val"]
+            result = contraction.m, region.output.meta["val"].dtype
+            layout = Matrices((result,) * (1 + (region.second is not None)))
             body = with_narrow_product(region.body) if contraction.quantized else region.body
-            compiled = CompiledRegion(
-                tuple(variants), body, len(leaves), densest, renew, verify == "full", contraction.m, out.dtype,
-                device.allocate, training, region.second is not None,
-            )  # fmt: skip
-            kinds = [extra.kind for extra in region.extras]
-            orders = contraction.orders
-            built = compiled if orders is None else ReorderedRegion.of(compiled, orders, kinds)
+            built = CompiledRegion(tuple(variants), layout, body, device.allocate, training)
+            if contraction.orders is not None:
+                built = ReorderedRegion.of(built, contraction.orders, [extra.kind for extra in region.extras])
         built = region_op.add(key, built)
     # With several variants the first call that needs one packs for it.
     usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
     try:
-        packed = usual.packings.first(leaves, densest)
+        packed = usual.weights[0].packings.first(leaves, densest)
     except FormatError as error:
         raise CompileError(f"region {name}: its weight cannot be packed: {error}") from error
     return Built(key, built, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))

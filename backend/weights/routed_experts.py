@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.compiled_region import CompiledRegion
 from gossamer.backend.calls.expert_regions import ExpertRegions
-from gossamer.backend.calls.region_op import CompiledRegion
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
