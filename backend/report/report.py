@@ -5,7 +5,7 @@ The log, the report and the tests all read these records. `record` hands decisio
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -58,6 +58,13 @@ class Decision:
     picture: str = ""
     kernels: tuple[str, ...] = ()
     pattern: str = ""
+
+    @classmethod
+    def dense(
+        cls, name: str, op: str, shape: Sequence[int], density: float, reason: str, gain: float | None = None
+    ) -> "Decision":
+        """What stays as torch has it, and why."""
+        return cls(name, op, tuple(shape), density, None, None, False, reason, gain)
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
