@@ -120,4 +120,4 @@ def _give_up(inputs: Inputs, problem: str) -> None:
 
 def _record_dense(inputs: Inputs, reason: str) -> None:
     tensors = [(static.name, static.tensor) for static in inputs.statics.values() if zero_heavy(static.tensor)]
-    record([Decision(name, "-", tuple(t.shape), density(t), None, None, False, reason, None) for name, t in tensors], [], {})
+    record([Decision.dense(name, "-", t.shape, density(t), reason) for name, t in tensors], [], {})

@@ -44,7 +44,7 @@ def _where(kept: Tensor) -> Tensor | None:
     return None if bool(kept.all()) else kept.nonzero().flatten()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class CompactRegion:
     """A convolution that leaves out what is zeros.
 
@@ -57,7 +57,7 @@ class CompactRegion:
     verify: bool
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_compacts", Remembered[Compact]("all" if self.verify else "uncounted", most=8))
+        self._compacts = Remembered[Compact]("all" if self.verify else "uncounted", most=8)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompactRegion, (self.evaluate, self.layout, self.verify)
@@ -73,7 +73,7 @@ class CompactRegion:
 
     def __call__(self, operands: list[Tensor]) -> Tensor:
         x, leaves = operands[0], operands[1:]
-        made = self._compacts.get(leaves, (), partial(self._compact, leaves))  # type: ignore[attr-defined]
+        made = self._compacts.get(leaves, (), partial(self._compact, leaves))
         if made.rows is None and made.channels is None:
             ran_densely(leaves, lambda: True)
         ((shape, dtype),) = self.outputs(operands)

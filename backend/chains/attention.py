@@ -23,7 +23,7 @@ from gossamer.backend.chains.heads import ROLES, Heads, PerHead, cut_from, matri
 from gossamer.backend.chains.masks import Constants, FirstAlike, hides_later_keys, is_causal, same_for_queries
 from gossamer.backend.chains.rotary import find_rotation
 from gossamer.backend.graph.layout import Layout, follow, is_view, path, spans
-from gossamer.backend.graph.nodes import Size, equal, only_user
+from gossamer.backend.graph.nodes import Size, arguments, equal, only_user
 from gossamer.runtime.torch_internals import cpu_attention
 from gossamer.sparsity.attention.masked_attention import attend_masked
 
@@ -86,9 +86,9 @@ def _mask_of(node: fx.Node) -> Any:
 
 
 def _match(node: fx.Node, constants: Constants, first: FirstAlike) -> Attention | None:
-    q, k = (node.args[n].meta["val"] for n in (0, 1))  # type: ignore[union-attr]
+    q, k = (each.meta["val"] for each in arguments(node)[:2])
     call, joined = _called(node), _joined(node)
-    sources = [_heads_of(argument) for argument in node.args[:3]]  # type: ignore[arg-type]
+    sources = [_heads_of(argument) for argument in arguments(node)[:3]]
     found = [source for source in sources if source is not None]
     alike = equal(q.shape[2], k.shape[2]) and isinstance(q.shape[3], int)
     if call["dropout_p"] or not alike or joined is None or len(found) < 3:

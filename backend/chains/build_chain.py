@@ -5,6 +5,7 @@ import threading
 from weakref import WeakValueDictionary
 
 import torch
+from torch import fx
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.compiled_region import CompiledRegion, Variant, Weight
@@ -129,5 +130,5 @@ def _content(stage: Stage) -> str:
     return f"{found.heads} {found.kv_heads} {found.head_size} {scores} {found.offsets}"
 
 
-def _width(node: object, kind: str) -> object:
-    return None if kind == "mask" else node.meta["val"].shape[-1:]  # type: ignore[attr-defined]
+def _width(node: fx.Node, kind: str) -> object:
+    return None if kind == "mask" else node.meta["val"].shape[-1:]

@@ -25,7 +25,7 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import DTYPES
 from gossamer.backend.graph.fusable import is_identity
 from gossamer.backend.graph.layout import is_view, path
-from gossamer.backend.graph.nodes import ancestors, equal, in_training
+from gossamer.backend.graph.nodes import ancestors, arguments, equal, in_training
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
@@ -229,7 +229,7 @@ def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bo
         return True
     counts = [rows_of(output)]
     if operand.kind == "position":
-        counts.append(attention[0].node.args[0].meta["val"].shape[2])  # type: ignore[union-attr]
+        counts.append(arguments(attention[0].node)[0].meta["val"].shape[2])
     return any(equal(rows_of(operand.node), count) for count in counts)
 
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from gossamer.backend.chains.attention import Attention
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, kind_of
-from gossamer.backend.graph.nodes import equal, equal_sizes
+from gossamer.backend.graph.nodes import arguments, equal, equal_sizes
 from gossamer.backend.regions.contractions import Contraction
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ def swaps_tokens(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if node.target is aten.permute.default:
-        return list(node.args[1]) == [1, 0, 2]  # type: ignore[arg-type]
+        return list(arguments(node)[1]) == [1, 0, 2]
     return node.target is aten.transpose.int and set(node.args[1:]) == {0, 1} and node.meta["val"].dim() == 3
 
 
@@ -37,7 +37,7 @@ def token_orders(
         return None if any(swaps_tokens(node) for node in nodes) else {}
     members = {node for a in attention for node in a.members}
     moving = [node for node in nodes if node not in members and _moves_tokens(node)]
-    batch, _, length, _ = attention[0].node.args[0].meta["val"].shape  # type: ignore[union-attr]
+    batch, _, length, _ = arguments(attention[0].node)[0].meta["val"].shape
     if equal(batch, 1) or equal(length, 1):
         return None if moving else {}
     links = [(a, b, swaps) for a in nodes if a not in members for b, swaps in _read(a, sparse)]
@@ -88,8 +88,8 @@ def _read(node: fx.Node, sparse: dict[fx.Node, Contraction]) -> list[tuple[fx.No
     if node in sparse:
         contraction = sparse[node]
         addend, shape = contraction.addend, node.meta["val"].shape
-        added = addend is not None and kind_of(addend, shape) in ("matrix", "column")
-        return [(contraction.x, False), *([(addend, False)] if added else [])]  # type: ignore[list-item]
+        added = [addend] if addend is not None and kind_of(addend, shape) in ("matrix", "column") else []
+        return [(each, False) for each in (contraction.x, *added)]
     if is_elementwise(node):
         shape = node.meta["val"].shape
         return [

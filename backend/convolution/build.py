@@ -156,7 +156,7 @@ def _told(
     weight = found.weight
     if found.depthwise or found.density == 1:
         reason = f"as it is, by a kernel that reads what the sparse layers write; {fused}"
-        return Decision(name, found.op, weight.shape, found.density, None, None, False, reason, gain)
+        return Decision.dense(name, found.op, weight.shape, found.density, reason, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
     return Decision(
         name, found.op, weight.shape, found.density, format, schedule, True, fused, gain, found.measured,

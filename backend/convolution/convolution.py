@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from gossamer.backend.convolution.transposed import Alternative
-from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.nodes import hint, hints
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.dialects.window import Sizes, Window
 
@@ -61,8 +61,8 @@ class Convolution(Contraction):
     def tokens(self) -> int | None:
         """Output pixels of all images; for dynamic sizes by their hints, None where there are none."""
         shape = self.node.meta["val"].shape
-        hints = [hint(shape[d]) for d in range(len(shape)) if d != 1]
-        return None if None in hints else prod(hints)  # type: ignore[arg-type]
+        sizes = hints([shape[0], *shape[2:]])
+        return None if sizes is None else prod(sizes)
 
     @property
     def op(self) -> str:

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.graph.einsum_calls import Call, arguments, call_at, hint
+from gossamer.backend.graph.einsum_calls import Call, call_at, hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.nodes import same, users
+from gossamer.backend.graph.nodes import arguments, same, users
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
 

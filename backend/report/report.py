@@ -61,10 +61,11 @@ class Decision:
 
     @classmethod
     def dense(
-        cls, name: str, op: str, shape: Sequence[int], density: float, reason: str, gain: float | None = None
-    ) -> "Decision":
+        cls, name: str, op: str, shape: Sequence[int], density: float, reason: str, gain: float | None = None,
+        measured: bool = False, pattern: str = "",
+    ) -> "Decision":  # fmt: skip
         """What stays as torch has it, and why."""
-        return cls(name, op, tuple(shape), density, None, None, False, reason, gain)
+        return cls(name, op, tuple(shape), density, None, None, False, reason, gain, measured, pattern=pattern)
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
