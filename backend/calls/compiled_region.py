@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gossamer.backend.calls.layouts import Layout, Shape, View
+from gossamer.backend.calls.layouts import Images, Matrices, Shape, View
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.devices.kernel import Allocate, Kernel, allocate, contiguous_strides
 from gossamer.backend.graph.weight_expressions import run
@@ -85,20 +85,6 @@ class _Plan:
     is_empty: bool
 
 
-class _Plans(dict[Shape, _Plan]):
-    """Plans by the shape of the first operand: it takes as long to make one as to multiply small matrices."""
-
-    def __init__(self, plan: Callable[[Shape], _Plan]) -> None:
-        super().__init__()
-        self._plan = plan
-
-    def __missing__(self, shape: Shape) -> _Plan:
-        if len(self) == _MANY:
-            self.clear()
-        found = self[shape] = self._plan(shape)
-        return found
-
-
 @dataclass(eq=False)
 class CompiledRegion:
     """A region that can run, sparse or dense.
@@ -112,14 +98,14 @@ class CompiledRegion:
     """
 
     variants: tuple[Variant, ...]
-    layout: Layout
+    layout: Matrices | Images
     body: Callable[..., Any]
     allocate: Allocate = allocate
     training: bool = False
     band: Band | None = None
 
     def __post_init__(self) -> None:
-        self._plans = _Plans(self._planned)
+        self._plans: dict[Shape, _Plan] = {}  # it takes as long to make one as to multiply small matrices
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledRegion, tuple(getattr(self, each.name) for each in fields(self))
@@ -143,7 +129,7 @@ class CompiledRegion:
         empty."""
         # Runs at every call: what would read better in a function, or as a comprehension, costs 0.1 µs more there.
         x = operands[0]
-        plan = self._plans[x.shape]
+        plan = self._plans.get(x.shape) or self._planned(x.shape)
         if out is None:
             out = self.allocate(*plan.alone) if plan.alone is not None else [self.allocate(*each) for each in plan.outputs]
             if plan.is_empty:
@@ -176,4 +162,7 @@ class CompiledRegion:
         outputs = [(sizes, contiguous_strides(sizes), dtype) for sizes, dtype in self.layout.outputs(shape)]
         alone = outputs[0] if len(outputs) == 1 else None
         view, is_empty = self.layout.view(shape), prod(outputs[0][0]) == 0
-        return _Plan(variant.kernel, variant.weights, variant.others, outputs, alone, view, is_empty)
+        if len(self._plans) >= _MANY:
+            self._plans.clear()
+        found = self._plans[shape] = _Plan(variant.kernel, variant.weights, variant.others, outputs, alone, view, is_empty)
+        return found

@@ -1,13 +1,13 @@
 """What operands and results of a region are: matrices with a token a row, sequences of tokens, images.
 
-A kernel knows the sizes that are fixed. A layout says, for the shape of the first operand, what the sizes of the results are,
-and how the kernel sees tensors that lie in memory one element after the other.
+A kernel knows the sizes that are fixed. For the shape of the first operand, a layout says how many tokens there are, what sizes
+and types results have, and how the kernel sees tensors that lie in memory one element after the other.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,22 +20,6 @@ View = Callable[[Sequence[Any], Any], tuple[Any, ...]]
 """(contiguous operands, results) → what a kernel is called with. Tensors may be `Memory` instead."""
 
 
-class Layout(Protocol):
-    """Sizes by the shape of the first operand."""
-
-    def tokens(self, given: Shape) -> int:
-        """Rows of the product."""
-        ...
-
-    def outputs(self, given: Shape) -> list[tuple[Shape, torch.dtype]]:
-        """Sizes and types of the results."""
-        ...
-
-    def view(self, given: Shape) -> View | None:
-        """How a kernel sees operands and results; None for as they are."""
-        ...
-
-
 @dataclass(frozen=True)
 class Matrices:
     """[T, K] → [T, M], ...: `results` are columns and type of each."""
@@ -43,7 +27,7 @@ class Matrices:
     results: tuple[tuple[int, torch.dtype], ...]
 
     def tokens(self, given: Shape) -> int:
-        """Rows of the first operand."""
+        """Rows of results."""
         return given[0]
 
     def outputs(self, given: Shape) -> list[tuple[Shape, torch.dtype]]:

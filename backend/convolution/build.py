@@ -16,7 +16,6 @@ from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.calls.reference_region import ReferenceRegion
 from gossamer.backend.convolution.bands import band_rows, of_rows
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.convolution.image_body import on_images
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import content_hash
@@ -27,8 +26,11 @@ from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
+from gossamer.dialects.window import Window
 from gossamer.runtime.region_kernel import RegionKernel, recall_region
 from gossamer.runtime.versions import source_hash
+
+aten = torch.ops.aten
 
 CONVOLVE, REFERENCE = "convolve", "reference"
 _Observer = Callable[[str, str, str], None]  # stage, file suffix, text
@@ -163,3 +165,30 @@ def _told(
         dense_bytes, packed_bytes,
         pattern=weight.pattern.label,
     )  # fmt: skip
+
+
+def on_images(body: fx.GraphModule, window: Window, dims: int) -> fx.GraphModule:
+    """A body on matrices (see `matrix_functions`) as one on batches of images of so many dimensions: its product becomes the
+    convolution."""
+    graph = fx.Graph()
+    result = graph.graph_copy(body.graph, copies := dict[fx.Node, fx.Node]())
+    graph.output(result)
+    product = copies[next(n for n in body.graph.nodes if n.target is aten.mm.default)]
+    x, w, *others = (copies[node] for node in body.graph.nodes if node.op == "placeholder")
+    kernel, stride, dilation = (list(sizes[5 - dims :]) for sizes in (window.kernel, window.stride, window.dilation))
+    around = [n for sides in zip(window.before[::-1], window.after[::-1], strict=True) for n in sides][: 2 * dims - 4]
+    with graph.inserting_before(product):
+        rows = graph.call_function(aten.sym_size.int, (w, 0))
+        filters = graph.call_function(aten.reshape.default, (w, [rows, -1, *kernel]))
+        padded = graph.call_function(aten.constant_pad_nd.default, (x, around)) if any(around) else x
+        given = (padded, filters, None, stride, [0] * (dims - 2), dilation, False, [0] * (dims - 2), window.groups)
+        dense = graph.call_function(aten.convolution.default, given)
+        for each in others:
+            if len(each.meta["shape"]) == 1:
+                readers = list(each.users)
+                spread = graph.call_function(aten.reshape.default, (each, [-1, *[1] * (dims - 2)]))
+                for reader in readers:
+                    reader.replace_input_with(each, spread)
+    product.replace_all_uses_with(dense)
+    graph.eliminate_dead_code()
+    return fx.GraphModule({}, graph, "Convolution")

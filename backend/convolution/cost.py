@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.convolution.kernel_cycles import depthwise_cycles, kernel_cycles
+from gossamer.backend.convolution.plan_window import depthwise_cycles, kernel_cycles
 from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.masked_matrix import arrangement_of

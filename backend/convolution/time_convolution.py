@@ -14,10 +14,9 @@ from torch import fx
 
 from gossamer.backend.calls.compiled_region import CompiledRegion, Weight
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.convolution.build import CONVOLVE, as_images, compiled
+from gossamer.backend.convolution.build import CONVOLVE, as_images, compiled, on_images
 from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.convolution.cost import dense_us, gain_of, kernel_us_of, measurable
-from gossamer.backend.convolution.image_body import on_images
 from gossamer.backend.convolution.judgement import Judgement, judged_by
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.graph.nodes import hint

@@ -6,7 +6,6 @@ y = x W^T + b    channel m of y is b[m] if row m of W has nonzeros in columns al
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +105,7 @@ def _summed(
     tokens: int | None, padded: bool,
 ) -> Step | None:  # fmt: skip
     """A product that sums over dimension `dim` of x, with a weight [M, K, ...]."""
+    recipe, atoms = analysis.recipe, analysis.atoms
     m, k = weight.value.shape[:2]
     given = analysis.channels(x)
     inside = given is not None and given.dims == (dim,)
@@ -116,83 +116,50 @@ def _summed(
     if padded:  # what is constant inside of the image is not at its border
         moving |= nonzero & (given.const & ~analysis.is_zero(given.fill, given.const))
     const = ~moving.any(1)
-    summed = _folded(analysis, weight, given, given.const) if not padded else None
-    fill = bias if summed is None else summed if bias is None else analysis.recipe(torch.add, summed, bias)
-    result = Channels((dim,), analysis.atoms.new(m), 0, const, fill)
-    stand_in = _stand_in(analysis, given, nonzero.any(0)) if padded else torch.zeros(k, dtype=torch.bool)
-    sum_ = _Sum(analysis, node, x, weight, bias, make, padded, given, inside, nonzero, result, stand_in)
-    main = analysis.recipe.main_leaf(weight)
-    name = analysis.names[main] if main is not None else node.name
-    product = Product(name, op, weight.value.detach(), result, given, tokens, prod(weight.value.shape[2:]))
-    return Step(result, [x] if inside else [], sum_.back, sum_.build, product)
+    fill = bias if padded else _total(analysis, _folded(analysis, weight, given, given.const), bias)
+    result = Channels((dim,), atoms.new(m), 0, const, fill)
+    columns = nonzero.any(0)
+    stand_in = _stand_in(analysis, given, columns) if padded else torch.zeros(k, dtype=torch.bool)
 
-
-@dataclass(frozen=True, eq=False)
-class _Sum:
-    """A product of x with a weight, as a step.
-
-    make           (builder, x, weight, bias) → the smaller one
-    padded         whether there are zeros around x
-    given, result  the channels of x and of the result; x has its own `inside`, else they are as many numbers of it
-    nonzero        where the weight [M, K] has nonzeros
-    stand_in       constant channels of x that stay (see `_stand_in`)
-    """
-
-    analysis: Analysis
-    node: fx.Node
-    x: fx.Node
-    weight: Known
-    bias: Known | None
-    make: Make
-    padded: bool
-    given: Channels
-    inside: bool
-    nonzero: Tensor
-    result: Channels
-    stand_in: Tensor
-
-    def back(self, _: Tensor) -> None:
-        """Wants the channels of x that are multiplied."""
-        mask = (self.nonzero.any(0) & ~self.given.const) | self.stand_in
-        if self.inside:
-            self.analysis.want(self.x, mask)
+    def back(_: Tensor) -> None:
+        mask = (columns & ~given.const) | stand_in
+        if inside:
+            analysis.want(x, mask)
         else:
-            self.analysis.atoms.need(self.given.ids, mask)
+            atoms.need(given.ids, mask)
 
-    def build(self, builder: "Builder") -> fx.Node:
-        """The product of the channels that are kept."""
-        rows, kept = builder.kept(self.result), builder.kept(self.given)
-        if bool(rows.all()) and bool(kept.all()):
-            return builder.same(self.node)
-        taken = builder.taken(self.weight, {0: rows})
-        self._expect_zeros(builder, rows, kept, taken)
-        small, added = self._smaller(builder, rows, kept, taken)
-        source = builder.small(self.x) if self.inside else builder.gathered(self.x, self.given)
-        weight = builder.input(self.analysis.recipe(Tensor.contiguous, small))
-        return self.make(builder, source, weight, None if added is None else builder.input(added))
-
-    def _expect_zeros(self, builder: "Builder", rows: Tensor, kept: Tensor, taken: Known) -> None:
-        """Has those values looked at that must go on being zeros: `taken` are rows of the weight."""
-        given, gone = self.given, ~rows & self.result.const
-        settled = given.const & self.analysis.is_zero(given.fill, given.const) if self.padded else given.const
-        builder.zeros(builder.taken(builder.taken(self.weight, {0: gone}), {1: ~settled}))
-        if self.padded and given.fill is not None:
-            builder.zeros(builder.taken(given.fill, {0: settled & (self.nonzero & gone[:, None]).any(0)}))
-        builder.zeros(builder.taken(taken, {1: ~kept & ~given.const}))
-
-    def _smaller(self, builder: "Builder", rows: Tensor, kept: Tensor, taken: Known) -> tuple[Known, Known | None]:
-        """Weight and bias, with what constant channels that are left out come to."""
-        small, given = builder.taken(taken, {1: kept}), self.given
-        added = None if self.bias is None else builder.taken(self.bias, {0: rows})
+    def build(builder: "Builder") -> fx.Node:
+        rows, kept = builder.kept(result), builder.kept(given)
         left_out = given.const & ~kept
-        if given.fill is None or not bool(left_out.any()):
-            return small, added
-        if self.padded:
-            return _with_stand_in(builder, taken, small, given, left_out, self.stand_in, kept), added
-        more = _folded(self.analysis, taken, given, left_out)
-        if more is not None:
-            added = more if added is None else self.analysis.recipe(torch.add, more, added)
-        return small, added
+        if bool(rows.all()) and bool(kept.all()):
+            return builder.same(node)
+        taken = builder.taken(weight, {0: rows})
+        settled = given.const & analysis.is_zero(given.fill, given.const) if padded else given.const
+        builder.zeros(builder.taken(builder.taken(weight, {0: ~rows & const}), {1: ~settled}))
+        if padded and given.fill is not None:
+            builder.zeros(builder.taken(given.fill, {0: settled & (nonzero & (~rows & const)[:, None]).any(0)}))
+        builder.zeros(builder.taken(taken, {1: ~kept & ~given.const}))
+        small, added = builder.taken(taken, {1: kept}), None if bias is None else builder.taken(bias, {0: rows})
+        if padded and given.fill is not None and bool(left_out.any()):
+            small = _with_stand_in(builder, taken, small, given, left_out, stand_in, kept)
+        elif not padded:
+            added = _total(analysis, _folded(analysis, taken, given, left_out), added)
+        source = builder.small(x) if inside else builder.gathered(x, given)
+        inputs = [builder.input(recipe(Tensor.contiguous, small))]
+        if added is not None:
+            inputs.append(builder.input(added))
+        return make(builder, source, inputs[0], inputs[1] if len(inputs) == 2 else None)
+
+    main = recipe.main_leaf(weight)
+    name = analysis.names[main] if main is not None else node.name
+    taps = prod(weight.value.shape[2:])
+    product = Product(name, op, weight.value.detach(), result, given, tokens, taps)
+    return Step(result, [x] if inside else [], back, build, product)
+
+
+def _total(analysis: Analysis, summed: Known | None, bias: Known | None) -> Known | None:
+    """The sum of what there is."""
+    return bias if summed is None else summed if bias is None else analysis.recipe(torch.add, summed, bias)
 
 
 def _folded(analysis: Analysis, weight: Known, given: Channels, which: Tensor) -> Known | None:
