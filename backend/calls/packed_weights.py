@@ -1,18 +1,9 @@
 """Packed weights, kept as long as the tensors they were packed from live, and renewed when those change.
 
 A weight is recognised by its leaves' storages (weak references, so a freed and reused address is never taken for the
-old tensor), data pointers, version counters and a few of their values. When a version moves on, or a value differs:
-
-    same pattern                       the values are gathered again, stored or masked ones without the matrix
-    new stored values at every call    the same, into memory that the weight has for the call alone
-    new pattern                        it is packed again
-    new pattern at every call          dense, until it stays the same for two calls
-    new values at every call           the same, where gathering them costs more than sparse saves
-    too dense for sparse to pay        dense, until it changes; after some calls its graph is compiled anew (see lost_zeros.py)
-    not what the format can hold       the same
-    new while a CUDA graph is captured dense in that graph
-
-Where versions do not tell (see runtime/uncounted.py), all values are compared at every call.
+old tensor), data pointers, version counters and a few of their values. When a version moves on, or a value differs,
+weight_states.py says what is done; one that is new while a CUDA graph is captured runs densely in that graph. Where versions do
+not tell (see runtime/uncounted.py), all values are compared at every call.
 
 Most weights never change. Until one does, where its values lie in the dense weight is not kept: that takes 4 bytes a value.
 
@@ -145,11 +136,9 @@ class Packings(Remembered[KnownWeight]):
             begun = self._begin(key, leaves)
             news = self._news(old, same, made.versions if made is not None else [], begun, leaves, densest, renew)
             state = State.UNKNOWN if old is None else old.state(densest)
-            for step in TRANSITIONS.get((state, news.change), ("_waiting",)):
-                weight: KnownWeight | None = getattr(self, step)(old, news)
-                if weight is not None:
-                    break
-            assert weight is not None
+            steps = TRANSITIONS.get((state, news.change), ())
+            tried = (getattr(self, step)(old, news) for step in steps)
+            weight: KnownWeight = next((each for each in tried if each is not None), KnownWeight())
             if weight is not old:
                 begun.value = weight
                 self._put(key, begun)
@@ -173,10 +162,6 @@ class Packings(Remembered[KnownWeight]):
         else:
             change = Change.RESTLESS if changes >= RESTLESS and not renew else Change.MATRIX
         return News(change, list(leaves), written, changes, densest, begun.counted and not self._compares)
-
-    def _waiting(self, old: KnownWeight | None, news: News) -> KnownWeight:
-        """Dense for now."""
-        return KnownWeight()
 
     def _kept(self, old: KnownWeight, news: News) -> KnownWeight:
         """As it is: another thread was faster."""

@@ -1,7 +1,6 @@
 """States of a weight under one packing, what may have happened to the tensors it is computed from, and what is done then.
 
-A transition is a row of steps. Each is a method of `Packings` that returns the weight in its next state, or None where it does
-not apply: then the next one is tried.
+A step is a method of `Packings` that returns the weight in its next state, or None where it does not apply.
 """
 
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ class State(Enum):
     """What is known about the tensors of a weight."""
 
     UNKNOWN = auto()  # nothing
-    WAITING = auto()  # it runs densely until it stays the same for two calls
-    DENSE = auto()  # it runs densely until it changes: it has too few zeros, or the format does not hold it
+    WAITING = auto()  # it runs densely until it stays the same for two calls: its pattern is new at every call
+    DENSE = auto()  # it runs densely until it changes (see lost_zeros.py): too dense to pay, or not what the format holds
     PACKED = auto()  # as the matrix was
     PLACED = auto()  # as stored values were, by places that find no others
     LENT = auto()  # the same, but a packing has values for the time of a call only
@@ -119,11 +118,11 @@ TRANSITIONS: dict[tuple[State, Change], tuple[str, ...]] = {
     (State.PACKED, Change.STORED): ("_taken_over",),
     (State.PLACED, Change.STORED): ("_taken_over",),
     (State.LENT, Change.STORED): ("_taken_over",),
-    (State.PACKED, Change.FACTOR): ("_gathered", "_refreshed", "_repacked", "_waiting"),
-    (State.PACKED, Change.MATRIX): ("_refreshed", "_repacked", "_waiting"),
-    (State.PLACED, Change.MATRIX): ("_repacked", "_waiting"),
-    (State.PLACED, Change.RESTLESS): ("_repacked", "_waiting"),
-    (State.LENT, Change.MATRIX): ("_repacked", "_waiting"),
-    (State.LENT, Change.RESTLESS): ("_repacked", "_waiting"),
+    (State.PACKED, Change.FACTOR): ("_gathered", "_refreshed", "_repacked"),
+    (State.PACKED, Change.MATRIX): ("_refreshed", "_repacked"),
+    (State.PLACED, Change.MATRIX): ("_repacked",),
+    (State.PLACED, Change.RESTLESS): ("_repacked",),
+    (State.LENT, Change.MATRIX): ("_repacked",),
+    (State.LENT, Change.RESTLESS): ("_repacked",),
 }
-"""What is done; all others wait."""
+"""What is done, one after the other; where none of it applies, the weight waits."""

@@ -1,9 +1,8 @@
 """A region around a convolution → something that runs: its kernel, compiled or recalled, and its weight, packed."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
@@ -16,25 +15,22 @@ from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.calls.reference_region import ReferenceRegion
 from gossamer.backend.convolution.bands import band_rows, of_rows
 from gossamer.backend.convolution.convolution import Convolution
+from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import content_hash
+from gossamer.backend.regions.compiled_kernel import compiled_kernel
 from gossamer.backend.regions.cost import matrix_of
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.window import Window
-from gossamer.runtime.region_kernel import RegionKernel, recall_region
-from gossamer.runtime.versions import source_hash
 
 aten = torch.ops.aten
 
 CONVOLVE, REFERENCE = "convolve", "reference"
-_Observer = Callable[[str, str, str], None]  # stage, file suffix, text
-_kernels: WeakValueDictionary[str, RegionKernel] = WeakValueDictionary()
 
 
 def build(
@@ -79,14 +75,14 @@ def build(
 
 
 def as_images(
-    found: Convolution, region: Region, kernel: RegionKernel, weights: tuple[Weight, ...], body: Any = None,
+    found: Convolution, region: Region, kernel: Kernel, weights: tuple[Weight, ...], body: Any = None,
     band: Band | None = None,
 ) -> CompiledRegion:  # fmt: skip
     """What runs a convolution with this kernel; a depthwise one is never dense, and so has no body."""
     return CompiledRegion((Variant(math.inf, kernel, weights),), _images(found, region.output), body, band=band)
 
 
-def _reference(found: Convolution, region: Region, kernel: RegionKernel, weights: tuple[Weight, ...]) -> ReferenceRegion:
+def _reference(found: Convolution, region: Region, kernel: Kernel, weights: tuple[Weight, ...]) -> ReferenceRegion:
     layout = _images(found, region.output)
     rows = CompiledRegion((Variant(math.inf, kernel, weights),), Matrices(((found.m, layout.dtype),)), region.body)
     return ReferenceRegion(rows, layout)
@@ -113,36 +109,17 @@ def build_compact(name: str, found: Convolution, gain: float | None, context: Gr
     )  # fmt: skip
 
 
-def compiled(name: str, found: Convolution, region: Region, schedule: str, dump: Dump | None) -> RegionKernel:
-    """The kernel of a region, if need be from the cache on disk. CompileError."""
-    matrix = matrix_of(found)
-    parts = (schedule, signature(region.body), matrix, found.window, found.depthwise, source_hash("gossamer.backend"))
-    request = "\n".join(map(str, parts))
-    shown = dump is None or request in dump.written
-    known = (_kernels.get(request) or recall_region(request)) if shown else None
-    if known is None:
-        stages = None if dump is None else dump.stages(name)
-        known = _anew(name, found, region, schedule, request, stages)
-    if dump is not None:
-        dump.written.add(request)
-    _kernels[request] = known
-    return known
+def compiled(name: str, found: Convolution, region: Region, schedule: str, dump: Dump | None) -> Kernel:
+    """The kernel of a region. CompileError."""
+    matrix, window = matrix_of(found), None if schedule == REFERENCE else found.window
 
+    def contract() -> str:
+        from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
 
-def _anew(name: str, found: Convolution, region: Region, schedule: str, request: str, stages: _Observer | None) -> RegionKernel:
-    from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
-    from gossamer.sparsity.kernels.compile_kernel import compile_region
+        return import_region(region.body, matrix, None, window, found.depthwise)
 
-    if stages is not None:
-        stages("fx", "py", region.body.code.strip() + "\n")
-    try:
-        window = None if schedule == REFERENCE else found.window
-        contract = import_region(region.body, matrix_of(found), None, window, found.depthwise)
-        if stages is not None:
-            stages("contract", "mlir", contract)
-        return compile_region(contract, schedule=schedule, observer=stages, request=request)
-    except CompileError as error:
-        raise CompileError(f"region {name}: {error}") from error
+    request = "\n".join(map(str, (schedule, signature(region.body), matrix, found.window, found.depthwise)))
+    return compiled_kernel("region", name, request, schedule, found.weight.device, contract, dump, region.body)
 
 
 def _told(

@@ -202,14 +202,11 @@ def _replace(found: Convolution, region: Region, key: str) -> None:
     """Puts one call of the region op where the region was."""
     output = found.node if found.compact else region.output
     emit = Emitter(output)
-    extras = []
-    for extra in () if found.compact else region.extras:
-        node = extra.node
-        if extra.kind == "vector":
-            node = emit(aten.reshape.default, node, [found.m])
-        elif extra.kind == "scalar":
-            node = emit(aten.reshape.default, node, [])
-        extras.append(node)
+    shapes = {"vector": [found.m], "scalar": list[int]()}
+    extras = [
+        emit(aten.reshape.default, extra.node, shapes[extra.kind]) if extra.kind in shapes else extra.node
+        for extra in (() if found.compact else region.extras)
+    ]
     filters = found.node.args[1]
     weight = [emit(aten.reshape.default, filters, [found.m, found.k])] if found.depthwise else found.weight.leaves
     output.replace_all_uses_with(emit(region_op.region, [found.source, *weight, *extras], key))

@@ -13,12 +13,12 @@ from gossamer.passes.framework.family import Matrix
 
 _COLUMNS = 3  # of taps that have phases of their own, at most
 _NEAR = 0.9  # of the nearest cache that x may fill
-_ROW = 24.0  # of a row of a block: its start and end
-_FAR_LOAD = 0.4  # more of a vector that comes from the second cache, not from the first
-_STORE = 8.0  # of a vector of results through the epilogue
-_RESUMED = 3.0  # of a vector of sums that a block takes up and leaves
-_PACKED, _GATHERED = 3.0, 16.0  # of a vector of images that is copied, and of one whose pixels do not follow each other
-_PLANE, _TAP = 60.0, 0.7  # of a channel of a depthwise convolution, and of a tap for each vector of its pixels
+_ROW = 24.0  # cycles of a row of a block: its start and end
+_FAR_LOAD = 0.4  # more cycles of a vector that comes from the second cache, not from the first
+_STORE = 8.0  # cycles of a vector of results through the epilogue
+_RESUMED = 3.0  # cycles of a vector of sums that a block takes up and leaves
+_PACKED, _GATHERED = 3.0, 16.0  # cycles of a vector of images that is copied, and of one whose pixels lie apart
+_PLANE, _TAP = 60.0, 0.7  # cycles of a channel of a depthwise convolution, and of a tap for each vector of its pixels
 
 
 @dataclass(frozen=True)

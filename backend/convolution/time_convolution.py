@@ -22,8 +22,9 @@ from gossamer.backend.devices.budget import Budget
 from gossamer.backend.graph.nodes import hint
 from gossamer.backend.measuring.convolution_times import torch_call, torch_us
 from gossamer.backend.measuring.kept import kept
-from gossamer.backend.measuring.measure import fastest, format_of, random
+from gossamer.backend.measuring.measure import fastest, random
 from gossamer.backend.regions.build_region import content_hash
+from gossamer.backend.regions.compiled_kernel import format_of
 from gossamer.backend.regions.cost import matrix_of
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import ProductBody

@@ -241,8 +241,11 @@ class _Rows:
     def _of_one_column(self) -> list[func.FuncOp]:
         """The functions for one column, which is read element by element, or gathered."""
         return [
-            self._function("_column", lambda entries, _, add_rows: add_rows(ColumnReader(entries))),
-            self._function("_column_gathered", lambda entries, _, add_rows: add_rows(GatheringReader(entries, self.lanes))),
+            self._function("_column", lambda entries, _, add_rows: add_rows(ColumnReader(entries, entries.column()))),
+            self._function(
+                "_column_gathered",
+                lambda entries, _, add_rows: add_rows(GatheringReader(entries, entries.column(), self.lanes)),
+            ),
         ]
 
     def _function(self, suffix: str, emit: Callable[[Entries, ir.Value, Callable[[Reader], None]], None]) -> func.FuncOp:

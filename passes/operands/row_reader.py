@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math, memref, scf, vector
@@ -32,24 +32,13 @@ class Entries:
         return memref.ReinterpretCastOp(line, self.x, [], [rows], [], [0], [open_], [1]).result
 
 
-class Reader(Protocol):
-    """Sums rows of x, weighted by the entries of a sparse matrix."""
-
-    mask: ir.Value | None
-    """Of the last vector of columns; None where there is one column."""
-
-    def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
-        """The weighted sums over entries [begin, end): vectors, or a scalar."""
-        ...
-
-
+@dataclass(frozen=True)
 class ColumnReader:
     """Sums one column of x, element by element."""
 
-    mask = None
-
-    def __init__(self, entries: Entries) -> None:
-        self.entries, self.column = entries, entries.column()
+    mask: ClassVar[None] = None
+    entries: Entries
+    column: ir.Value
 
     def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
         """The weighted sum, a scalar."""
@@ -62,16 +51,17 @@ class ColumnReader:
         return list(entries.results)
 
 
+@dataclass(frozen=True)
 class GatheringReader:
     """Sums one column of x, gathered by vectors."""
 
-    mask = None
-
-    def __init__(self, entries: Entries, lanes: int) -> None:
-        self.entries, self.lanes, self.column = entries, lanes, entries.column()
+    mask: ClassVar[None] = None
+    entries: Entries
+    column: ir.Value
+    lanes: int
 
     def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
-        """The weighted sum, a scalar."""
+        """The same."""
         given, scalars = self.entries, self.entries.scalars
         element, sums = (vector_of(self.lanes, t) for t in (scalars.element, scalars.wide))
         narrow = ir.MemRefType(given.coordinates.type).element_type
@@ -129,3 +119,7 @@ class VectorReader:
         read.append(vector.maskedload(self.vec, given.x, [source, self.columns[-1]], self.mask, zeros(self.vec)))
         wide = [each if each.type == self.sums else arith.extf(self.sums, each) for each in read]
         return [math.fma(weight, each, total) for each, total in zip(wide, sums, strict=True)]
+
+
+Reader = ColumnReader | GatheringReader | VectorReader
+"""Sums the rows of x that entries [begin, end) weight: vectors of which the last has a `mask`, or a scalar."""
