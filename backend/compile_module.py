@@ -10,6 +10,7 @@ from torch import fx
 
 from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.dense import eagerly, has_cpp_compiler, has_triton_for, with_inductor
+from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
@@ -35,7 +36,10 @@ class Compiler:
         Layers with empty rows or columns are compiled as smaller ones. A graph that cannot be compiled, or traced by torch,
         runs as without torch.compile, with a warning. Under `strict`, raises the error of what fails.
         """
-        return compile_smaller(module, values, self.options, partial(self._compile, pure=pure))
+        compile_ = partial(self._compile, pure=pure)
+        if stays_dense(values, self.options):
+            return compile_(module, values)
+        return compile_smaller(module, values, self.options, compile_)
 
     def _compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool) -> Callable[..., Any]:
         options, mode, inputs = self.options, self.mode, Inputs.of(module, values)

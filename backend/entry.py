@@ -10,6 +10,7 @@ from gossamer.backend.calls.profile_marks import leave_out_profile_marks
 from gossamer.backend.compile_eval import compile_eval
 from gossamer.backend.compile_module import Compiler
 from gossamer.backend.dense import check_mode
+from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.eval_mode import in_eval_mode
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
@@ -49,6 +50,8 @@ def sparse(
     inputs = Inputs.of(gm, example_inputs)
     calibrate_at_first_use(inputs)
     compiler = Compiler(parsed, mode)
+    if stays_dense(inputs.values, parsed):
+        return compiler.compile(gm, example_inputs)
     apart = split_static_results(gm, inputs)
     twice = compile_eval(gm, inputs, compiler) if in_eval_mode(gm.graph, inputs.values) else None
     compiled = compiler.compile(gm, example_inputs) if twice is None else twice.__call__

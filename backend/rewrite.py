@@ -12,8 +12,10 @@ from torch import fx
 
 from gossamer.backend import graph_cache
 from gossamer.backend.devices.budget import Budget
+from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
+from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.purity import Impure, impurity
 from gossamer.backend.graph.strides import orders_of_results, restore_results
 from gossamer.backend.report.dump import Dump
@@ -53,15 +55,19 @@ class SparseRewrite(CustomGraphPass):
             restore_results(graph, traced, before)
 
     def _rewrite(self, graph: fx.Graph, inputs: Inputs) -> None:
-        from gossamer.backend.compile_graph import compile_graph  # with all of the compiler behind it
-
         try:
             inputs.match(graph)
         except Unmatched as problem:
             _give_up(inputs, str(problem))
             return
-        budget = Budget.of(self._measuring)
-        rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget))
+        budget = None
+        if reason := stays_dense(inputs.values, self._options):
+            rewritten = graph_cache.Rewritten({}, {}, [], _all_dense(inputs, reason), [], {}, True, in_training(graph))
+        else:
+            from gossamer.backend.compile_graph import compile_graph  # with all of the compiler behind it
+
+            budget = Budget.of(self._measuring)
+            rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget))
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         record(rewritten.decisions, rewritten.kernels, rewritten.seconds, rewritten.training)
         if self.fingerprint is not None and rewritten.lasting:
@@ -119,5 +125,10 @@ def _give_up(inputs: Inputs, problem: str) -> None:
 
 
 def _record_dense(inputs: Inputs, reason: str) -> None:
+    record(_all_dense(inputs, reason), [], {})
+
+
+def _all_dense(inputs: Inputs, reason: str) -> list[Decision]:
+    """Decisions that leave every static tensor with zeros dense."""
     tensors = [(static.name, static.tensor) for static in inputs.statics.values() if zero_heavy(static.tensor)]
-    record([Decision.dense(name, "-", t.shape, density(t), reason) for name, t in tensors], [], {})
+    return [Decision.dense(name, "-", t.shape, density(t), reason) for name, t in tensors]

@@ -15,6 +15,7 @@ from gossamer.passes.framework import by_name
 
 Dense = Literal["auto", "inductor", "eager"]
 Verify = Literal["version", "full"]
+Gpu = Literal["dense", "untested"]
 SCHEDULES = ("auto", "reference", *by_name.schedules(*by_name.CPU_SCHEDULES), *by_name.schedules(*by_name.GPU_SCHEDULES))
 SMALLER_LAYERS = "smaller-layers"
 """What the option `disable` calls the step before all graph passes, which leaves out empty rows and columns."""
@@ -41,6 +42,7 @@ class Options:
     strict    raise when a region fails to compile, instead of warning and leaving it dense.
     disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them;
               "smaller-layers" keeps rows, columns, filters and heads of zeros in.
+    gpu       graphs that use a GPU stay dense; "untested" takes kernels for GPUs, none of which has run on one yet.
     verify    how a changed weight is noticed: "version" compares data pointer, version counter and a few values; "full"
               compares every value on every call, and so sees all writes that torch does not count (`.data`, numpy).
     """
@@ -53,11 +55,13 @@ class Options:
     strict: bool = False
     verify: Verify = "version"
     disable: Sequence[str] = ()
+    gpu: Gpu = "dense"
 
     def __post_init__(self) -> None:
         _one_of("dense", self.dense, get_args(Dense))
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("verify", self.verify, get_args(Verify))
+        _one_of("gpu", self.gpu, get_args(Gpu))
         for name in ("strict", "max_autotune"):
             if not isinstance(value := getattr(self, name), bool):
                 raise OptionError(f"option {name} is {value!r}; it must be True or False")

@@ -27,6 +27,7 @@ from gossamer.runtime import cache_files
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest result
 _SAMPLES, _CALLS = 15, 20
+_GPU = {"gpu": "untested"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def compiled(model: nn.Module, **options: Any) -> Any:
     """The model with all its layers sparse, whether or not that pays."""
     torch.compiler.reset()
     counters.clear()
-    return torch.compile(model, backend="sparse", fullgraph=True, options={"min_gain": 0, "strict": True, **options})
+    return torch.compile(model, backend="sparse", fullgraph=True, options={"min_gain": 0, "strict": True, **_GPU, **options})
 
 
 def compared(actual: Tensor, expected: Tensor, regions: int, tolerance: float | None = None) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def in_inductor_s_graphs(model: nn.Module, x: Tensor) -> Tensor:
     """The result under mode="reduce-overhead", of a weight that changed after graphs were captured."""
     torch.compiler.reset()
     counters.clear()
-    options = gossamer.Options(min_gain=0)
+    options = gossamer.Options(min_gain=0, gpu="untested")
     run = torch.compile(model, backend=lambda gm, inputs: sparse(gm, inputs, mode="reduce-overhead", options=options))
     for _ in range(3):
         run(x)
@@ -260,10 +261,10 @@ def times(case: Case, device: torch.device) -> Iterator[dict[str, Any]]:
         found = {}
         for name in ("eager", "inductor", "sparse"):
             torch.compiler.reset()
-            run = model if name == "eager" else torch.compile(model, backend=name)
+            run = model if name == "eager" else torch.compile(model, backend=name, options=_GPU if name == "sparse" else None)
             with torch.no_grad():
                 found[name] = _microseconds(lambda: run(x))  # noqa: B023  # called at once
-        decisions = [str(decision) for decision in gossamer.explain(model, x).decisions]
+        decisions = [str(decision) for decision in gossamer.explain(model, x, options=_GPU).decisions]
         yield {"time": case.name, "tokens": tokens, "us": found, "decisions": decisions}
 
 

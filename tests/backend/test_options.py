@@ -19,6 +19,7 @@ from tests.backend.harness import assert_same, compile_and_run, prune_
         ({"dense": "inducto"}, r"option dense is 'inducto' \(did you mean 'inductor'\?\); it must be one of auto, indu"),
         ({"schedule": 3}, "option schedule is 3; it must be one of auto, "),
         ({"verify": "none"}, "option verify is 'none'; it must be one of version, full"),
+        ({"gpu": "sparse"}, "option gpu is 'sparse'; it must be one of dense, untested"),
         ({"min_gain": -1}, "option min_gain is -1; it must be a number of at least 0"),
         ({"min_gain": float("nan")}, "option min_gain is nan"),
         ({"min_gain": True}, "option min_gain is True"),
