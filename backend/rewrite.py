@@ -131,4 +131,4 @@ def _record_dense(inputs: Inputs, reason: str) -> None:
 def _all_dense(inputs: Inputs, reason: str) -> list[Decision]:
     """Decisions that leave every static tensor with zeros dense."""
     tensors = [(static.name, static.tensor) for static in inputs.statics.values() if zero_heavy(static.tensor)]
-    return [Decision(name, "-", tuple(t.shape), density(t), None, None, False, reason, None) for name, t in tensors]
+    return [Decision.dense(name, "-", t.shape, density(t), reason) for name, t in tensors]

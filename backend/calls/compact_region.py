@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.backend.calls.convolved_region import slid_over
+from gossamer.backend.calls.layouts import Images
 from gossamer.backend.calls.lost_zeros import ran_densely
 from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.weight_expressions import run
-from gossamer.dialects.window import Window
 from gossamer.runtime.remembered import Remembered
 
 aten = torch.ops.aten
@@ -45,41 +44,40 @@ def _where(kept: Tensor) -> Tensor | None:
     return None if bool(kept.all()) else kept.nonzero().flatten()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class CompactRegion:
     """A convolution that leaves out what is zeros.
 
     evaluate  leaf values → the weight as a matrix [M, C taps]
-    window    what slides over the images
+    layout    of the images
     """
 
     evaluate: Callable[..., Tensor]
-    window: Window
-    m: int
-    dtype: torch.dtype
+    layout: Images
     verify: bool
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_compacts", Remembered[Compact]("all" if self.verify else "uncounted", most=8))
+        self._compacts = Remembered[Compact]("all" if self.verify else "uncounted", most=8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CompactRegion, (self.evaluate, self.window, self.m, self.dtype, self.verify)
+        return CompactRegion, (self.evaluate, self.layout, self.verify)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """None of ours."""
         return ()
 
-    def shape(self, x: Tensor) -> tuple[int, ...]:
-        """Sizes of the result for this first operand."""
-        return x.shape[0], self.m, *slid_over(self.window, x.shape)
+    def outputs(self, operands: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and type of the result."""
+        return self.layout.outputs(operands[0].shape)
 
     def __call__(self, operands: list[Tensor]) -> Tensor:
         x, leaves = operands[0], operands[1:]
-        made = self._compacts.get(leaves, (), partial(self._compact, leaves))  # type: ignore[attr-defined]
+        made = self._compacts.get(leaves, (), partial(self._compact, leaves))
         if made.rows is None and made.channels is None:
             ran_densely(leaves, lambda: True)
-        out = x.new_zeros(self.shape(x), dtype=self.dtype)
+        ((shape, dtype),) = self.outputs(operands)
+        out = x.new_zeros(shape, dtype=dtype)
         if made.filters.numel() == 0 or out.numel() == 0:
             return out
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -87,7 +85,7 @@ class CompactRegion:
             return result.contiguous() if made.rows is None else out.index_copy_(1, made.rows, result)
 
     def _convolved(self, x: Tensor, filters: Tensor) -> Tensor:
-        dims, window = x.dim() - 2, self.window
+        dims, window = x.dim() - 2, self.layout.window
         kernel, stride, dilation, before, after = (
             list(sizes[3 - dims :]) for sizes in (window.kernel, window.stride, window.dilation, window.before, window.after)
         )
@@ -98,4 +96,5 @@ class CompactRegion:
         return aten.convolution(x, shaped, None, stride, before, dilation, False, [0] * dims, 1)
 
     def _compact(self, leaves: Sequence[Tensor]) -> Compact:
-        return Compact.of(run(self.evaluate, leaves).view(self.m, -1, self.window.taps))
+        matrix = run(self.evaluate, leaves)
+        return Compact.of(matrix.view(matrix.shape[0], -1, self.layout.window.taps))

@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 
+from gossamer.backend.calls.layouts import Shape
 from gossamer.backend.calls.row_of_kernels import Ready, Step, prepare
 from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.runtime.remembered import Remembered
 
 _MANY = 4  # shapes of images that a thread prepares
-
-_Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,22 +51,13 @@ class ConvolvedRow:
         """Those of all steps."""
         return tuple(kernel for step in self.steps for kernel in step.region.kernels)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the first result."""
-        return self.steps[self.results[0]].region.dtype
-
-    def shape(self, x: torch.Tensor) -> _Shape:
-        """Sizes of the first result where it reads this operand."""
-        return self.steps[self.results[0]].region.shape(x)
-
-    def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[_Shape, torch.dtype]]:
+    def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[Shape, torch.dtype]]:
         """Sizes and types of all results."""
-        images = list[torch.Tensor](operands[: self.given])
+        made, shapes = [], [tuple(each.shape) for each in operands[: self.given]]
         for step in self.steps:
-            x = images[step.images]
-            images.append(x.new_empty(step.region.shape(x), dtype=step.region.dtype))
-        return [(tuple(images[self.given + n].shape), images[self.given + n].dtype) for n in self.results]
+            made += step.region.layout.outputs(shapes[step.images])
+            shapes.append(made[-1][0])
+        return [made[n] for n in self.results]
 
     def __call__(self, operands: list[torch.Tensor]) -> list[torch.Tensor]:
         images, statics = operands[: self.given], operands[self.given :]
@@ -83,7 +73,7 @@ class ConvolvedRow:
         ready = prepared[shapes]
         return self._by_themselves(images, statics) if ready is None else ready(images)
 
-    def _prepared(self, shapes: Sequence[_Shape], statics: Sequence[torch.Tensor]) -> Ready | None:
+    def _prepared(self, shapes: Sequence[Shape], statics: Sequence[torch.Tensor]) -> Ready | None:
         return prepare(self.steps, shapes, self.results, run(self.evaluate, statics[: self.leaves]), statics)
 
     def _by_themselves(self, images: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -92,11 +82,11 @@ class ConvolvedRow:
         for step in self.steps:
             weight = [statics[n] for n in step.leaves] if step.weight is None else [computed[step.weight]]
             extras = [(computed if static else images)[n] for static, n in step.extras]
-            images.append(step.region([images[step.images], *weight, *extras]))  # type: ignore[operator]
+            images.append(step.region([images[step.images], *weight, *extras]))
         return [images[self.given + n] for n in self.results]
 
 
-_Prepared = dict[tuple[_Shape, ...], Ready | None]
+_Prepared = dict[tuple[Shape, ...], Ready | None]
 
 
 class _Known(Remembered[_Prepared]):

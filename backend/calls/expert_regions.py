@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.backend.calls.region_op import CompiledRegion
+from gossamer.backend.calls.compiled_region import CompiledRegion
 from gossamer.backend.devices.kernel import Kernel, allocate
 
 
@@ -25,19 +25,14 @@ class ExpertRegions:
         """Those of all experts, each once."""
         return tuple(dict.fromkeys(kernel for expert in self.experts for kernel in expert.kernels))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the result."""
-        return self.experts[0].dtype
-
-    def shape(self, x: torch.Tensor) -> tuple[int, ...]:
-        """Sizes of the result for this first operand."""
-        return self.experts[0].shape(x)
+    def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and type of the result."""
+        return self.experts[0].outputs(operands)
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         x, leaves = operands[0].contiguous(), operands[2:]
-        tokens, m = self.shape(x)
-        out = allocate((tokens, m), (m, 1), self.dtype)
+        (((tokens, m), dtype),) = self.outputs(operands)
+        out = allocate((tokens, m), (m, 1), dtype)
         start = 0
         for expert, end in zip(self.experts, operands[1].tolist(), strict=True):
             if not start <= end <= tokens:
@@ -47,7 +42,7 @@ class ExpertRegions:
                 )
             if end > start and m:
                 rows = out[start:end]
-                result = expert.into([x[start:end], *leaves], rows)
+                result = expert([x[start:end], *leaves], rows)
                 if result is not rows:
                     rows.copy_(result)
             start = end

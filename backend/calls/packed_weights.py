@@ -1,18 +1,9 @@
 """Packed weights, kept as long as the tensors they were packed from live, and renewed when those change.
 
 A weight is recognised by its leaves' storages (weak references, so a freed and reused address is never taken for the
-old tensor), data pointers, version counters and a few of their values. When a version moves on, or a value differs:
-
-    same pattern                       the values are gathered again, stored or masked ones without the matrix
-    new stored values at every call    the same, into memory that the weight has for the call alone
-    new pattern                        it is packed again
-    new pattern at every call          dense, until it stays the same for two calls
-    new values at every call           the same, where gathering them costs more than sparse saves
-    too dense for sparse to pay        dense, until it changes; after some calls its graph is compiled anew (see lost_zeros.py)
-    not what the format can hold       the same
-    new while a CUDA graph is captured dense in that graph
-
-Where versions do not tell (see runtime/uncounted.py), all values are compared at every call.
+old tensor), data pointers, version counters and a few of their values. When a version moves on, or a value differs,
+weight_states.py says what is done; one that is new while a CUDA graph is captured runs densely in that graph. Where versions do
+not tell (see runtime/uncounted.py), all values are compared at every call.
 
 Most weights never change. Until one does, where its values lie in the dense weight is not kept: that takes 4 bytes a value.
 
@@ -22,7 +13,7 @@ Weights are packed on the CPU and kept where they are used.
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -30,6 +21,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls.lost_zeros import ran_densely
+from gossamer.backend.calls.weight_states import RESTLESS, SETTLED, TRANSITIONS, Change, KnownWeight, News, State
 from gossamer.backend.graph.masked_matrix import arrangement_of, mask_of
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.dialects.errors import FormatError
@@ -41,15 +33,7 @@ from gossamer.runtime.remembered import Made, Remembered
 from gossamer.runtime.weight_store import store_of
 
 if TYPE_CHECKING:
-    from gossamer.backend.graph.masked_values import MaskedValues
-    from gossamer.backend.graph.packed_order import Places
     from gossamer.backend.graph.stored_matrix import StoredMatrix
-
-_SETTLED = 2
-"""Calls that a packing must have served before a new pattern is packed at once."""
-
-_RESTLESS = 3
-"""Changes in a row, each after a single call, by which a weight counts as changing at every call."""
 
 _Key = int | tuple[int, ...]
 """Addresses of the leaves; of a single one, that is of most weights, without a tuple around it."""
@@ -61,44 +45,7 @@ _GROWN = 0.6
 """Share of nonzeros among stored values above which zeros are packed, too: they have just grown and change next."""
 
 
-@dataclass(eq=False, slots=True)
-class _Weight:
-    """What is known about a weight at one version.
-
-    packed    None while it is run dense
-    nonzeros  when it was packed, and `density` now
-    calls     that this packing has served, and `before` those of earlier versions
-    changes   versions in a row that served a single call
-    places    see `StoredMatrix.places`, and `masked` `MaskedValues`; None until they are needed
-    whole     whether stored zeros have their places in `packed`, too, for they may become others
-    refused   why the format does not hold it, and it is run dense as one that is too dense; empty where it does
-    lent      whether `packed` has values for the time of a call only, and none now
-    """
-
-    packed: Packed | None = None
-    nonzeros: int = 0
-    density: float = 0.0
-    calls: int = 0
-    before: int = 0
-    changes: int = 0
-    places: "Places | None" = None
-    masked: "MaskedValues | None" = None
-    whole: bool = False
-    refused: str = ""
-    lent: bool = False
-
-    @property
-    def bare(self) -> bool:
-        """Whether `places` alone can give it new values: what compares them and finds them in a matrix is not kept beside."""
-        return self.places is not None and self.packed is not None and self.packed.source_or_none is None
-
-    @property
-    def lacks_source(self) -> bool:
-        """Whether a packing is there whose values cannot be found in the weight."""
-        return self.packed is not None and not self.packed.has_source
-
-
-class Packings(Remembered[_Weight]):
+class Packings(Remembered[KnownWeight]):
     """All weights that are computed by one expression and packed in one format.
 
     key       content hash of the expression and of its leaves' types
@@ -147,7 +94,7 @@ class Packings(Remembered[_Weight]):
         else:
             packed = weight.packed
         weight.calls += 1
-        if weight.calls == _SETTLED:
+        if weight.calls == SETTLED:
             self._unsettled = 0
         if packed is None or weight.density > densest:
             if not (weight.refused or self._stored is not None or _capturing(leaves)):
@@ -169,57 +116,70 @@ class Packings(Remembered[_Weight]):
             made.storage, made.counted = None, False
         return self.current(leaves, densest, renew)
 
-    def _is_current(self, made: Made[_Weight], leaves: Sequence[torch.Tensor]) -> bool:
+    def _is_current(self, made: Made[KnownWeight], leaves: Sequence[torch.Tensor]) -> bool:
         """Whether it was made of these leaves as they are now: by their versions, or by all values where those do not tell."""
         if not made.is_current(leaves):
             return False
         packed = made.value.packed
         return made.counted or packed is None or _capturing(leaves) or packed.matches(run(self.evaluate, leaves))
 
-    def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> tuple[_Weight, Packed | None]:
+    def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> tuple[KnownWeight, Packed | None]:
         """The weight for these leaves, and what this call takes."""
         if _capturing(leaves):
-            return _Weight(), None
+            return KnownWeight(), None
         # What is packed lasts longer than torch.inference_mode may: new values are written to it later.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             key = _key(leaves)
             made = self._entries.get(key)
             old = made.value if made is not None and made.is_of(leaves) else None
-            again = made is not None and self._is_current(made, leaves)
-            before = made.versions if made is not None else []
-            if again and old is not None and (old.packed is not None or old.density > densest):
-                if old.lent:  # a second call with the same values
-                    old.packed, old.lent = self._filled(old, leaves), False
-                return old, old.packed  # else another thread was faster
-            made, weight = self._begin(key, leaves), None
-            written = [n for n, (was, now) in enumerate(zip(before, made.versions, strict=False)) if was != now]
-            bare = made.counted and not self._compares
-            if old is not None and not again:
-                changes = old.changes + 1 if old.calls - old.before <= 1 else 0
-                if self._stored is not None and old.packed is not None and written == [len(leaves) - 1]:
-                    weight = self._taken_over(old, leaves, densest, changes, bare)
-                elif self._masked is not None and old.packed is not None and len(written) == 1:
-                    weight = self._gathered(old, leaves, written[0], changes, bare) or self._refreshed(old, leaves, changes)
-                elif old.bare:
-                    weight = None  # another structure of what is stored
-                elif old.packed is None or (changes >= _RESTLESS and not renew):
-                    weight = _Weight()
-                else:
-                    weight = self._refreshed(old, leaves, changes)
-                if weight is None and old.calls < _SETTLED:
-                    weight = _Weight()
-            elif old is None and self._unsettled > 8 + 2 * len(self):
-                weight = _Weight()  # a new tensor at every call
-            if weight is None:
-                weight = self._packed(leaves, densest, bare, light=bare and old is None)
-            made.value = weight
-            self._put(key, made)
-            return made.value, self._filled(made.value, leaves) if made.value.lent else made.value.packed
+            same = made is not None and self._is_current(made, leaves)
+            begun = self._begin(key, leaves)
+            news = self._news(old, same, made.versions if made is not None else [], begun, leaves, densest, renew)
+            state = State.UNKNOWN if old is None else old.state(densest)
+            steps = TRANSITIONS.get((state, news.change), ())
+            tried = (getattr(self, step)(old, news) for step in steps)
+            weight: KnownWeight = next((each for each in tried if each is not None), KnownWeight())
+            if weight is not old:
+                begun.value = weight
+                self._put(key, begun)
+            return weight, self._filled(weight, leaves) if weight.lent else weight.packed
 
-    def _refreshed(self, old: _Weight, leaves: Sequence[torch.Tensor], changes: int) -> _Weight | None:
+    def _news(
+        self, old: KnownWeight | None, same: bool, before: list[int], begun: Made[KnownWeight],
+        leaves: Sequence[torch.Tensor], densest: float, renew: bool,
+    ) -> News:  # fmt: skip
+        """What happened to a weight whose leaves had the versions `before` when it was looked at last."""
+        written = [n for n, (was, now) in enumerate(zip(before, begun.versions, strict=False)) if was != now]
+        changes = old.changes + 1 if old is not None and old.calls - old.before <= 1 else 0
+        if old is None:
+            change = Change.FLOOD if self._unsettled > 8 + 2 * len(self) else Change.FIRST
+        elif same:
+            change = Change.NONE
+        elif self._stored is not None and written == [len(leaves) - 1]:
+            change = Change.STORED
+        elif self._masked is not None and len(written) == 1:
+            change = Change.FACTOR
+        else:
+            change = Change.RESTLESS if changes >= RESTLESS and not renew else Change.MATRIX
+        return News(change, list(leaves), written, changes, densest, begun.counted and not self._compares)
+
+    def _kept(self, old: KnownWeight, news: News) -> KnownWeight:
+        """As it is: another thread was faster."""
+        return old
+
+    def _owning(self, old: KnownWeight, news: News) -> KnownWeight:
+        """With values of its own, for a second call with the same ones."""
+        old.packed, old.lent = self._filled(old, news.leaves), False
+        return old
+
+    def _repacked(self, old: KnownWeight, news: News) -> KnownWeight | None:
+        """Packed anew; None if it has not settled."""
+        return None if old.calls < SETTLED else self._packed(old, news)
+
+    def _refreshed(self, old: KnownWeight, news: News) -> KnownWeight | None:
         """The weight with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
         assert old.packed is not None
-        value, packed = run(self.evaluate, leaves), old.packed
+        value, packed = run(self.evaluate, news.leaves), old.packed
         try:
             if packed.has_source:
                 fits = packed.refresh(value)
@@ -231,22 +191,22 @@ class Packings(Remembered[_Weight]):
         nonzeros = count_nonzeros(packed.values)
         if not fits or nonzeros < _HOLLOW * old.nonzeros:
             return None
-        density, packed = nonzeros / value.numel(), _adopted(packed, leaves)
-        return _Weight(packed, old.nonzeros, density, old.calls, old.calls, changes)
+        density, packed = nonzeros / value.numel(), _adopted(packed, news.leaves)
+        return KnownWeight(packed, old.nonzeros, density, old.calls, old.calls, news.changes)
 
-    def _taken_over(self, old: _Weight, leaves: Sequence[torch.Tensor], densest: float, changes: int, bare: bool) -> _Weight:
-        """The weight with new stored values of the same structure; see `_Weight.bare`."""
+    def _taken_over(self, old: KnownWeight, news: News) -> KnownWeight:
+        """The weight with new stored values of the same structure; see `KnownWeight.is_placed`."""
         assert self._stored is not None and old.packed is not None
-        packed, places = old.packed, old.places
+        leaves, packed, places = news.leaves, old.packed, old.places
         if places is None:
             found = self._stored.places(packed, leaves)
             if not old.whole and not self._stored.has_all(found, leaves):
-                weight = self._packed(leaves, densest, bare, whole=True)
-                return replace(weight, calls=old.calls, before=old.calls, changes=changes)
+                weight = self._packed(old, news, whole=True)
+                return replace(weight, calls=old.calls, before=old.calls, changes=news.changes)
             places = self._stored.in_order(packed, leaves, found)
-            packed = packed.with_values(packed.values) if bare else packed
-        taken = replace(old, packed=packed, before=old.calls, changes=changes, places=places)
-        taken.lent = taken.bare and changes >= _RESTLESS and packed.values.is_cpu
+            packed = packed.with_values(packed.values) if news.counted else packed
+        taken = replace(old, packed=packed, before=old.calls, changes=news.changes, places=places)
+        taken.lent = taken.is_placed and news.changes >= RESTLESS and packed.values.is_cpu
         if taken.lent:
             taken.packed = packed if old.lent else packed.with_values(packed.values.new_empty(0))
         elif old.lent:
@@ -255,46 +215,47 @@ class Packings(Remembered[_Weight]):
             self._stored.renew(packed, leaves, places)
         return taken
 
-    def _filled(self, weight: _Weight, leaves: Sequence[torch.Tensor]) -> Packed:
+    def _filled(self, weight: KnownWeight, leaves: Sequence[torch.Tensor]) -> Packed:
         """What a weight that has no values of its own is with them."""
         assert self._stored is not None and weight.packed is not None and weight.places is not None
         return self._stored.lent(weight.packed, leaves, weight.places)
 
-    def _gathered(self, old: _Weight, leaves: Sequence[torch.Tensor], at: int, changes: int, counted: bool) -> _Weight | None:
-        """The weight with new values of the leaf `at`, under the same mask; None if the packing lacks some that it keeps."""
+    def _gathered(self, old: KnownWeight, news: News) -> KnownWeight | None:
+        """The weight with new values of the leaf that was written, under the same mask; None if the packing lacks some that it
+        keeps."""
         from gossamer.backend.graph.masked_values import MaskedValues  # which needs the compiler
 
         assert old.packed is not None and self._masked is not None
-        masked = old.masked
+        (at,), masked = news.written, old.masked
         if masked is None or masked.given != at:
-            masked = MaskedValues.of(old.packed, leaves, at, self._masked)
+            masked = MaskedValues.of(old.packed, news.leaves, at, self._masked)
         if masked is None:
             return None
-        masked.renew(old.packed, leaves, shared=counted)
-        return replace(old, before=old.calls, changes=changes, masked=masked)
+        masked.renew(old.packed, news.leaves, shared=news.counted)
+        return replace(old, before=old.calls, changes=news.changes, masked=masked)
 
-    def _packed(
-        self, leaves: Sequence[torch.Tensor], densest: float, bare: bool, whole: bool = False, light: bool = False
-    ) -> _Weight:
-        """The weight as it is now; `light` where it may be without the places of its values."""
+    def _packed(self, old: KnownWeight | None, news: News, whole: bool = False) -> KnownWeight:
+        """The weight as it is now; a new one, of which versions tell all, without the places of its values."""
         self._unsettled += 1
+        leaves, densest = news.leaves, news.densest
         if self._stored is not None:
             nonzeros, values = count_nonzeros(leaves[-1]), leaves[-1].numel()
             whole = whole or _GROWN * values < nonzeros < values
             density = nonzeros / math.prod(self._stored.sizes)
-            direct = bare and (whole or nonzeros == values) and density <= densest
+            direct = news.counted and (whole or nonzeros == values) and density <= densest
             if direct and (found := self._stored.packed(self.format, leaves)) is not None:
-                return _Weight(found[0], nonzeros, density, places=found[1], whole=True)
+                return KnownWeight(found[0], nonzeros, density, places=found[1], whole=True)
         value = run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()
         try:
             packed = _adopted(self._stored_of(value, leaves, nonzeros, whole), leaves) if density <= densest else None
         except FormatError as problem:
-            return _Weight(density=math.inf, refused=str(problem))
-        if light and self._stored is None and self._masked is None and packed is not None and packed.pattern is None:
+            return KnownWeight(density=math.inf, refused=str(problem))
+        settled = old is None and news.counted and self._stored is None and self._masked is None
+        if settled and packed is not None and packed.pattern is None:
             packed = packed.with_values(packed.values)
-        return _Weight(packed, nonzeros, density, whole=whole)
+        return KnownWeight(packed, nonzeros, density, whole=whole)
 
     def _stored_of(self, value: torch.Tensor, leaves: Sequence[torch.Tensor], nonzeros: int, whole: bool) -> Packed:
         """A matrix, packed: its nonzeros, or all that a mask keeps or is stored, so that zeros among it may train."""

@@ -8,30 +8,43 @@ What tests of the kernel compare it with on small images: the matrix has a row f
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.backend.calls.convolved_region import ConvolvedRegion
-from gossamer.backend.devices.kernel import contiguous_strides
+from gossamer.backend.calls.compiled_region import CompiledRegion
+from gossamer.backend.calls.layouts import Images, Shape
+from gossamer.backend.devices.kernel import Kernel, contiguous_strides
 from gossamer.dialects.window import Window
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
-class ReferenceRegion(ConvolvedRegion):
-    """A convolution of one group as a product of matrices."""
+class ReferenceRegion:
+    """A convolution of one group as a product of matrices: a region on them, between images of a layout."""
 
-    def computed(self, x: Tensor, weight: Any, extras: Sequence[Tensor]) -> Tensor:
-        shape = self.shape(x)
-        result = torch.empty_strided((shape[0] * prod(shape[2:]), self.m), (self.m, 1), dtype=self.dtype)
-        if result.numel():
-            others = [extra.movedim(1, -1).reshape(-1, self.m).contiguous() if extra.dim() > 2 else extra for extra in extras]
-            self.kernel([shown(x, self.window), weight, *others], result)
-        images = result.view(shape[0], *shape[2:], self.m).movedim(-1, 1)
-        return torch.empty_strided(shape, contiguous_strides(shape), dtype=self.dtype).copy_(images)
+    region: CompiledRegion
+    layout: Images
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those of the product."""
+        return self.region.kernels
+
+    def outputs(self, operands: Sequence[Tensor]) -> list[tuple[Shape, torch.dtype]]:
+        """Sizes and type of the result."""
+        return self.layout.outputs(operands[0].shape)
+
+    def __call__(self, operands: list[Tensor]) -> Tensor:
+        ((shape, dtype),) = self.outputs(operands)
+        out = torch.empty_strided(shape, contiguous_strides(shape), dtype=dtype)
+        if not out.numel():
+            return out
+        first = self.region.variants[0].others.start
+        others = [extra.movedim(1, -1).reshape(-1, shape[1]) if extra.dim() > 2 else extra for extra in operands[first:]]
+        result = self.region([shown(operands[0], self.layout.window), *operands[1:first], *others])
+        return out.copy_(result.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1))
 
 
 def shown(x: Tensor, window: Window) -> Tensor:

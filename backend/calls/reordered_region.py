@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.backend.calls.region_op import CompiledRegion
+from gossamer.backend.calls.compiled_region import CompiledRegion
 from gossamer.backend.devices.kernel import Kernel
 
 
@@ -30,25 +30,20 @@ class ReorderedRegion:
     def of(cls, region: CompiledRegion, orders: tuple[torch.Tensor, torch.Tensor], kinds: Sequence[str]) -> "ReorderedRegion":
         """`orders` are those of results and of what is summed over, `kinds` those of the extra operands."""
         order, columns = orders
-        first = 1 + region.leaves
+        first = region.variants[0].others.start
         vectors, matrices = (
             tuple(first + n for n, kind in enumerate(kinds) if kind == wanted) for wanted in ("vector", "matrix")
         )
         return cls(region, columns, order, order.argsort(), vectors, matrices)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Type of the result."""
-        return self.region.dtype
-
-    @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Those of the region."""
         return self.region.kernels
 
-    def shape(self, x: torch.Tensor) -> tuple[int, ...]:
-        """Sizes of the result for this first operand."""
-        return self.region.shape(x)
+    def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and type of the result."""
+        return self.region.outputs(operands)
 
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor:
         given = list(operands)
@@ -57,4 +52,5 @@ class ReorderedRegion:
             given[number] = given[number].index_select(0, self.order)
         for number in self.matrices:
             given[number] = given[number].index_select(1, self.order)
-        return self.region(given).index_select(1, self.restored)
+        result: torch.Tensor = self.region(given)
+        return result.index_select(1, self.restored)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, get_num_threads
 
-from gossamer.backend.calls.convolved_region import Band, ConvolvedRegion, OnImages
-from gossamer.backend.calls.depthwise_region import DepthwiseRegion
+from gossamer.backend.calls.compiled_region import Band, CompiledRegion
+from gossamer.backend.calls.layouts import Shape
 from gossamer.backend.devices.kernel import Kernel, allocate, contiguous_strides
 from gossamer.runtime.kernel import Given, KernelsInARow, Memory, places
 from gossamer.runtime.kernel import Kernel as Code
@@ -26,7 +26,6 @@ from gossamer.runtime.region_kernel import RegionKernel
 
 _MOST_BYTES = 64 << 20  # of results that no other reads, kept for the next call
 
-_Shape = tuple[int, ...]
 _Call = tuple[Code, Sequence[int | Given]]
 
 
@@ -40,7 +39,7 @@ class Step:
     extras   what its epilogue reads: whether that is computed from statics, and its number there or among images
     """
 
-    region: OnImages
+    region: CompiledRegion
     images: int
     leaves: tuple[int, ...]
     weight: int | None
@@ -56,17 +55,11 @@ class Step:
         """The numbers of all images that it reads."""
         return [self.images, *[number for static, number in self.extras if not static]]
 
-    @property
-    def band(self) -> Band | None:
-        """What computes some of its channels."""
-        return self.region.band if isinstance(self.region, ConvolvedRegion) else None
-
     def given(self, statics: Sequence[Tensor], computed: Sequence[Tensor]) -> Tensor | Packed | None:
         """What its kernel takes as its weight, None where the region is dense."""
         if self.weight is not None:
             return computed[self.weight]
-        assert isinstance(self.region, ConvolvedRegion)
-        return self.region.packings.current([statics[n] for n in self.leaves], self.region.densest)
+        return self.region.weights[0].packed([statics[n] for n in self.leaves])
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +67,7 @@ class Ready:
     """All calls for images of some sizes; `kept` is what they read."""
 
     kernels: KernelsInARow
-    results: list[tuple[_Shape, _Shape, torch.dtype]]
+    results: list[tuple[Shape, Shape, torch.dtype]]
     kept: list[Any]
 
     def __call__(self, images: Sequence[Tensor]) -> list[Tensor]:
@@ -86,104 +79,134 @@ class Ready:
 
 def prepare(
     steps: Sequence[Step],
-    shapes: Sequence[_Shape],
+    shapes: Sequence[Shape],
     results: Sequence[int],
     computed: Sequence[Tensor],
     statics: Sequence[Tensor],
 ) -> Ready | None:
     """What computes the `results` of some steps for images of these sizes; None where that is for the regions themselves."""
-    first, sizes = len(shapes), list(shapes)
+    planned, known = list[_Planned](), list(shapes)
     for step in steps:
-        sizes.append(step.region.sizes(sizes[step.images])[0])
-    made, codes = sizes[first:], [_code(step.region.kernel) for step in steps]
-    weights = [step.given(statics, computed) for step in steps]
-    if 0 in map(prod, made) or None in codes or any(weight is None for weight in weights):
-        return None
-    readers = [[n for n, step in enumerate(steps) if first + k in step.reads] for k in range(len(steps))]
-    bands = [None if n in results else _band(steps, n, readers[n]) for n in range(len(steps))]
-    kept_sizes = [(1, band.rows, *shape[2:]) if band else shape for shape, band in zip(made, bands, strict=True)]
-    bytes_ = [
-        0 if n in results else prod(shape) * step.region.dtype.itemsize
-        for n, (shape, step) in enumerate(zip(kept_sizes, steps, strict=True))
-    ]
+        ((shape, dtype),) = step.region.layout.outputs(known[step.images])
+        known.append(shape)
+        weight = step.given(statics, computed)
+        if weight is None or prod(shape) == 0 or _code(step.region.kernels[0]) is None:
+            return None
+        place = len(shapes) + results.index(len(planned)) if len(planned) in results else None
+        readers = [n for n, other in enumerate(steps) if len(known) - 1 in other.reads]
+        planned.append(_Planned(step, weight, shape, dtype, place, readers))
+    planned = [replace(each, band=_band(planned, n, len(shapes) + n)) for n, each in enumerate(planned)]
     # What a step in bands reads is read again for each band, after results of the next step.
-    last = [max((r + (bands[r] is not None) for r in each), default=n) for n, each in enumerate(readers)]
-    where, size = places(bytes_, last)
+    last = [max((r + (planned[r].band is not None) for r in each.readers), default=n) for n, each in enumerate(planned)]
+    where, size = places([each.bytes for each in planned], last)
     if size > _MOST_BYTES:
         return None
     memory = torch.empty(size, dtype=torch.uint8)
-    outputs = {n: Given(first + at) for at, n in enumerate(results)}
     images = [Memory(Given(n), shape) for n, shape in enumerate(shapes)]
-    images += [Memory(outputs.get(n, memory.data_ptr() + where[n]), shape) for n, shape in enumerate(kept_sizes)]
-    row = _Row(steps, images, [value.contiguous() for value in computed], weights, [memory])
+    images += [each.memory(memory.data_ptr() + at) for each, at in zip(planned, where, strict=True)]
+    row = _Row(planned, images, [value.contiguous() for value in computed], [memory])
     calls = list[_Call]()
-    for n, band in enumerate(bands):
-        if band is not None:
-            calls += row.in_bands(n, band)
-        elif not (n and bands[n - 1]):
+    for n, each in enumerate(planned):
+        if each.band is not None:
+            calls += row.in_bands(n, each.band)
+        elif not (n and planned[n - 1].band):
             calls.append(row.whole(n))
-    found = [(made[n], contiguous_strides(made[n]), steps[n].region.dtype) for n in results]
-    return Ready(KernelsInARow(calls), found, [*row.kept, *row.computed, *weights])
+    found = [(planned[n].shape, contiguous_strides(planned[n].shape), planned[n].dtype) for n in results]
+    return Ready(KernelsInARow(calls), found, [*row.kept, *row.computed, *(each.weight for each in planned)])
+
+
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """A step for images of some sizes.
+
+    weight       what its kernel takes
+    shape, dtype of its result
+    place        the number among the addresses of a call where the result goes, None where only other steps read it
+    readers      the numbers of the steps that read it
+    band         what computes it and the next step by bands of channels, if they are
+    """
+
+    step: Step
+    weight: Any
+    shape: Shape
+    dtype: torch.dtype
+    place: int | None
+    readers: Sequence[int]
+    band: Band | None = None
+
+    @property
+    def kept(self) -> Shape:
+        """Sizes of what there is of the result at one time."""
+        return self.shape if self.band is None else (1, self.band.rows, *self.shape[2:])
+
+    @property
+    def bytes(self) -> int:
+        """What it takes of the memory that steps share."""
+        return 0 if self.place is not None else prod(self.kept) * self.dtype.itemsize
+
+    def memory(self, address: int) -> Memory:
+        """Where the result lies, if that is not what a call gives."""
+        return Memory(address if self.place is None else Given(self.place), self.kept)
 
 
 @dataclass(frozen=True, eq=False)
 class _Row:
     """The steps, where the images are, and what else they read; `kept` is what must live as long as the calls."""
 
-    steps: Sequence[Step]
+    planned: Sequence[_Planned]
     images: Sequence[Memory]
     computed: Sequence[Tensor]
-    weights: Sequence[Any]
     kept: list[Any]
 
     def whole(self, n: int) -> _Call:
         """The call of a step."""
-        step = self.steps[n]
+        step, weight = self.planned[n].step, self.planned[n].weight
         extras = [(self.computed if static else self.images)[at] for static, at in step.extras]
-        return self._call(step, step.region.kernel, self.images[step.images], self.weights[n], extras, self._result(n))
+        return self._call(step, step.region.kernels[0], [self.images[step.images], weight, *extras], self._result(n))
 
     def in_bands(self, n: int, band: Band) -> Iterator[_Call]:
         """The calls of a step and of the depthwise one that reads its result."""
-        before, after = self.steps[n : n + 2]
-        x, between, out = self.images[before.images], self._result(n), self._result(n + 1)
+        before, after = self.planned[n : n + 2]
+        x, between, out = self.images[before.step.images], self._result(n), self._result(n + 1)
         number, channels = out.shape[:2]
         for image in range(number):
             for low in range(0, channels, band.rows):
                 of = image, low, low + band.rows
-                extras = [self._part(before, each, of) for each in before.extras]
-                source = x.part(image, 0, x.shape[1], before.region.dtype.itemsize)
-                yield self._call(before, band.kernel, source, _rows(self.weights[n], *of[1:]), extras, between)
-                extras = [self._part(after, each, of) for each in after.extras]
-                target = out.part(*of, after.region.dtype.itemsize)
-                yield self._call(after, after.region.kernel, between, self.weights[n + 1][of[1] : of[2]], extras, target)
+                source = x.part(image, 0, x.shape[1], before.dtype.itemsize)
+                extras = [self._part(before, each, of) for each in before.step.extras]
+                yield self._call(before.step, band.kernel, [source, _rows(before.weight, *of[1:]), *extras], between)
+                extras = [self._part(after, each, of) for each in after.step.extras]
+                given, target = [between, after.weight[of[1] : of[2]], *extras], out.part(*of, after.dtype.itemsize)
+                yield self._call(after.step, after.step.region.kernels[0], given, target)
 
-    def _part(self, step: Step, extra: tuple[bool, int], of: tuple[int, int, int]) -> Tensor | Memory:
+    def _part(self, planned: _Planned, extra: tuple[bool, int], of: tuple[int, int, int]) -> Tensor | Memory:
         """What a band reads of something."""
         static, at = extra
         if not static and len(self.images[at].shape) > 2:
-            return self.images[at].part(*of, step.region.dtype.itemsize)
+            return self.images[at].part(*of, planned.dtype.itemsize)
         found: Any = (self.computed if static else self.images)[at]
         return found[of[1] : of[2]] if len(found.shape) == 1 else found
 
     def _result(self, n: int) -> Memory:
-        return self.images[len(self.images) - len(self.steps) + n]
+        return self.images[len(self.images) - len(self.planned) + n]
 
-    def _call(self, step: Step, kernel: Kernel, x: Memory, weight: Any, extras: Sequence[Any], out: Memory) -> _Call:
-        code = _code(kernel)
-        assert code is not None
-        self.kept.append(weight)
-        return code, code.words(*step.region.taken(x, weight, extras, out))
+    def _call(self, step: Step, kernel: Kernel, given: Sequence[Any], out: Memory) -> _Call:
+        code, view = _code(kernel), step.region.layout.view(given[0].shape)
+        assert code is not None and view is not None
+        self.kept.append(given[1])
+        return code, code.words(*view(given, out))
 
 
-def _band(steps: Sequence[Step], n: int, readers: Sequence[int]) -> Band | None:
-    """What computes a step and the next one by bands of channels, if they are; on one thread, whose cache that is."""
-    band = steps[n].band
-    if band is None or readers != [n + 1] or get_num_threads() > 1:
+def _band(planned: Sequence[_Planned], n: int, number: int) -> Band | None:
+    """What computes a step, whose result has this number among images, and the next one by bands of channels, if they are; on
+    one thread, whose cache that is."""
+    before = planned[n]
+    band = before.step.region.band
+    if band is None or before.place is not None or before.readers != [n + 1] or get_num_threads() > 1:
         return None
-    after = steps[n + 1]
-    alone = type(after.region) is DepthwiseRegion and after.reads.count(after.images) == 1
-    same = after.reads[0] == after.images and after.region.dtype == steps[n].region.dtype
-    return band if alone and same else None
+    after = planned[n + 1]
+    alone = after.step.images == number and after.step.reads.count(number) == 1
+    return band if alone and not after.step.region.weights and after.dtype == before.dtype else None
 
 
 def _rows(weight: Packed, low: int, high: int) -> Packed:

@@ -5,6 +5,7 @@
 The arrays are those of any format; what is not stored by rows is brought into rows, once (see row_form).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +38,10 @@ class GatheredRegion:
         """The only one."""
         return (self.kernel,)
 
-    def shape(self, first: Tensor) -> tuple[int, ...]:
-        """Sizes of the result, where the first array is this."""
-        return first.shape[0] - 1 if self.sizes is None else self.sizes[self.product.rows], self.m
+    def outputs(self, operands: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and type of the result."""
+        rows = operands[0].shape[0] - 1 if self.sizes is None else self.sizes[self.product.rows]
+        return [((rows, self.m), self.dtype)]
 
     def __call__(self, operands: list[Tensor]) -> Tensor:
         given = self.arrays + 1

@@ -23,7 +23,7 @@ from gossamer.backend.chains.heads import ROLES, Heads, PerHead, cut_from, matri
 from gossamer.backend.chains.masks import Constants, FirstAlike, hides_later_keys, is_causal, same_for_queries
 from gossamer.backend.chains.rotary import find_rotation
 from gossamer.backend.graph.layout import Layout, follow, is_view, path, spans
-from gossamer.backend.graph.nodes import Size, equal, only_user
+from gossamer.backend.graph.nodes import Size, arguments, equal, only_user
 from gossamer.runtime.torch_internals import cpu_attention
 from gossamer.sparsity.attention.masked_attention import attend_masked
 
@@ -86,44 +86,52 @@ def _mask_of(node: fx.Node) -> Any:
 
 
 def _match(node: fx.Node, constants: Constants, first: FirstAlike) -> Attention | None:
-    q, k = (node.args[n].meta["val"] for n in (0, 1))  # type: ignore[union-attr]
-    mask, given = _mask_of(node), dict[str, Any](node.kwargs)
-    names = ("mask", "scale", "cap", "seed", "dropout_p") if node.target is attend_masked else ("dropout_p", "is_causal")
-    given |= zip(names, node.args[3:], strict=False)
-    dropout, causal, scale, cap = (given.get(name) for name in ("dropout_p", "is_causal", "scale", "cap"))
-    if dropout or not equal(q.shape[2], k.shape[2]) or not isinstance(q.shape[3], int):
+    q, k = (each.meta["val"] for each in arguments(node)[:2])
+    call, joined = _called(node), _joined(node)
+    sources = [_heads_of(argument) for argument in arguments(node)[:3]]
+    found = [source for source in sources if source is not None]
+    alike = equal(q.shape[2], k.shape[2]) and isinstance(q.shape[3], int)
+    if call["dropout_p"] or not alike or joined is None or len(found) < 3:
         return None
-    sources = [_heads_of(argument) for argument in node.args[:3]]  # type: ignore[arg-type]
-    joined = _joined(node)
-    if joined is None or any(s is None for s in sources) or not (mask is None or _readable(mask, q)):
-        return None
-    output, by_position, after = joined
-    found = [s for s in sources if s is not None]
     before = dict.fromkeys(n for _, _, nodes in found for n in nodes)
     sizes = _spelled(q.shape[0], before), _spelled(q.shape[2], before)
-    kv_heads = {heads.count for heads, _, _ in found[1:]}
-    if None in sizes or found[0][0].count != q.shape[1] or len(kv_heads) > 1:
+    operands = tuple(heads for heads, _, _ in found)
+    if None in sizes or operands[0].count != q.shape[1] or operands[1].count != operands[2].count:
+        return None
+    mask, causal = call["mask"], bool(call["is_causal"])
+    if mask is not None and not _readable(mask, q):
         return None
     if mask is not None and is_causal(constants.of(mask)):
         mask, causal = None, True
-    mask = None if mask is None else first.of(mask)
+    if mask is not None:
+        mask = first.of(mask)
+        causal = causal or hides_later_keys(mask, constants)
+    output, by_position, after = joined
     return Attention(
         node,
-        tuple(heads for heads, _, _ in found),
+        operands,
         tuple(step for _, steps, _ in found for step in steps),
         sizes,
-        q.shape[1],
-        kv_heads.pop(),
-        q.shape[3],
-        float(scale) if scale is not None else q.shape[3] ** -0.5,
-        cap,
-        bool(causal) or (mask is not None and hides_later_keys(mask, constants)),
-        mask,
-        mask is not None and same_for_queries(mask),
-        output,
-        by_position,
-        (*before, node, *after),
+        heads=q.shape[1],
+        kv_heads=operands[1].count,
+        head_size=q.shape[3],
+        scale=float(call["scale"]) if call["scale"] is not None else q.shape[3] ** -0.5,
+        cap=call["cap"],
+        causal=causal,
+        mask=mask,
+        key_mask=mask is not None and same_for_queries(mask),
+        output=output,
+        by_position=by_position,
+        members=(*before, node, *after),
     )
+
+
+def _called(node: fx.Node) -> dict[str, Any]:
+    """The arguments of attention behind its operands, None for those that are not given."""
+    masked = ("mask", "scale", "cap", "seed", "dropout_p")
+    names = masked if node.target is attend_masked else ("dropout_p", "is_causal")
+    given = dict.fromkeys((*masked, "is_causal")) | node.kwargs | dict(zip(names, node.args[3:], strict=False))
+    return {**given, "mask": _mask_of(node)}
 
 
 def _heads_of(node: fx.Node) -> tuple[Heads, list[PerHead], list[fx.Node]] | None:

@@ -1,31 +1,32 @@
 """Chain → something that runs: import to contract IR, compile, pack every weight. Equal chains are compiled once."""
 
+import math
 import threading
-from weakref import WeakValueDictionary
+from functools import partial
 
 import torch
+from torch import fx
 
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.calls.layouts import Matrices, Sequences
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.chains.chain_cost import is_sequence, schedules_of
-from gossamer.backend.chains.chain_region import ChainWeight, CompiledChain
+from gossamer.backend.chains.dense_chain import DenseChain
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.chains.head_norm import HeadNorm
 from gossamer.backend.chains.rotary import Rotation
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import Built, content_hash, rounded_tokens
+from gossamer.backend.regions.compiled_kernel import compiled_kernel
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.passes.pipelines import CHAIN, SEQUENCE
-from gossamer.runtime.region_kernel import RegionKernel, recall_region
-from gossamer.runtime.versions import source_hash
-from gossamer.sparsity.kernels.compile_kernel import compile_region
 
 _lock = threading.RLock()
-_kernels: WeakValueDictionary[str, RegionKernel] = WeakValueDictionary()
 
 
 def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]], options: Options, dump: Dump | None) -> Built:
@@ -34,27 +35,25 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
     `names` are the weights'. Raises CompileError.
     """
     contractions = chain.contractions
-    name = f"{names[0]} to {names[-1]}"
     with _lock:
         request = signature_of(chain)
-        kernel = _kernels.get(request)
-        if kernel is None or (dump is not None and request not in dump.written):
-            kernel = _kernels[request] = _compile(chain, name, request, dump)
-        if dump is not None:
-            dump.written.add(request)
+        schedule, place = SEQUENCE if is_sequence(chain) else CHAIN, contractions[0].weight.device
+        name, contract = f"{names[0]} to {names[-1]}", partial(_contract, chain)
+        kernel = compiled_kernel("chain", name, request, schedule, place, contract, dump)
         formats = [format for format in kernel.formats if format is not None]
-        weights = []
-        for contraction, format, values in zip(contractions, formats, leaves, strict=True):
-            densest = densest_that_pays(contraction, options.min_gain)
-            renew = renewing_pays(contraction, options.min_gain)
-            packings = Packings.of(contraction.weight.key, contraction.weight.evaluate, format)
-            weights.append(ChainWeight(packings, len(values), densest, renew))
-        facts = [(c.weight.key, w.densest, w.renew) for c, w in zip(contractions, weights, strict=True)]
         verify = noticed([leaf for c in contractions for leaf in c.weight.leaves], options.verify)
+        weights, at = list[Weight](), 1
+        for contraction, format, values in zip(contractions, formats, leaves, strict=True):
+            packings = Packings.of(contraction.weight.key, contraction.weight.evaluate, format)
+            densest, renew = densest_that_pays(contraction, options.min_gain), renewing_pays(contraction, options.min_gain)
+            weights.append(Weight(packings, slice(at, at + len(values)), densest, renew, verify == "full"))
+            at += len(values)
+        facts = [(c.weight.key, w.densest, w.renew) for c, w in zip(contractions, weights, strict=True)]
         key = content_hash(request, *facts, verify)
         built = region_op.find(key)
         if built is None:
-            built = CompiledChain.of(chain, kernel, tuple(weights), verify == "full")
+            variant = Variant(math.inf, kernel, tuple(weights))
+            built = CompiledRegion((variant,), _layout(chain), DenseChain.of(chain))
         built = region_op.add(key, built)
     sizes = []
     for weight, values, own in zip(weights, leaves, names, strict=True):
@@ -66,24 +65,18 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
     return Built(key, built, (kernel,), tuple(sizes))
 
 
-def _compile(chain: Chain, name: str, signature_: str, dump: Dump | None) -> RegionKernel:
-    stages = dump.stages(name) if dump is not None else None
-    request = f"{signature_}\n{source_hash('gossamer.backend')}"
-    known = recall_region(request) if dump is None else None
-    if known is not None:
-        return known
+def _layout(chain: Chain) -> Matrices:
+    results = tuple((int(stage.columns), stage.output.meta["val"].dtype) for stage in chain.results)  # guards fixed them
+    if chain.attention is None:
+        return Matrices(results)
+    return Sequences(results, by_position=chain.inputs[0].node in chain.by_position)
+
+
+def _contract(chain: Chain) -> str:
     from gossamer.backend.chains.chain_importer import import_chain  # torch-mlir's front end takes half a second to load
 
-    try:
-        first = chain.contractions[0]
-        weights = [(matrix_of(c), own) for c, own in zip(chain.contractions, schedules_of(chain), strict=True)]
-        contract = import_chain(chain, weights, rounded_tokens(first.tokens))
-        if stages is not None:
-            stages("contract", "mlir", contract)
-        return compile_region(contract, schedule=SEQUENCE if is_sequence(chain) else CHAIN, observer=stages, request=request)
-    except CompileError as error:
-        where = f"; the stages before are in {dump.directory}" if dump is not None else ""
-        raise CompileError(f"chain {name}: {error}{where}") from error
+    weights = [(matrix_of(c), own) for c, own in zip(chain.contractions, schedules_of(chain), strict=True)]
+    return import_chain(chain, weights, rounded_tokens(chain.contractions[0].tokens))
 
 
 def signature_of(chain: Chain) -> str:
@@ -118,5 +111,5 @@ def _content(stage: Stage) -> str:
     return f"{found.heads} {found.kv_heads} {found.head_size} {scores} {found.offsets}"
 
 
-def _width(node: object, kind: str) -> object:
-    return None if kind == "mask" else node.meta["val"].shape[-1:]  # type: ignore[attr-defined]
+def _width(node: fx.Node, kind: str) -> object:
+    return None if kind == "mask" else node.meta["val"].shape[-1:]

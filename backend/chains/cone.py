@@ -16,7 +16,7 @@ from gossamer.backend.chains.token_order import swaps_tokens
 from gossamer.backend.devices.kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.graph.layout import is_view, path
-from gossamer.backend.graph.nodes import ancestors, equal, only_user, phase
+from gossamer.backend.graph.nodes import ancestors, arguments, equal, only_user, phase
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.runtime.torch_internals import OpOverload
 
@@ -162,9 +162,9 @@ def _fits(
         plain = addend is None or kind_of(addend, node.meta["val"].shape) is not None
         return contraction.side == "right" and plain and equal(rows_of(node), rows)
     if is_row_reduction(node):
-        return equal(rows_of(node.args[0]), rows)  # type: ignore[arg-type]
+        return equal(rows_of(arguments(node)[0]), rows)
     if node.target is operator.getitem:
-        return is_row_reduction(node.args[0])  # type: ignore[arg-type]
+        return is_row_reduction(arguments(node)[0])
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not equal(rows_of(node), rows):
         return False

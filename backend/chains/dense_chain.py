@@ -1,6 +1,6 @@
 """Chains in plain torch: what runs where a weight has become too dense. Holds no node of a graph, so that it can be pickled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -124,11 +124,17 @@ class _Step:
 
 @dataclass(frozen=True)
 class DenseChain:
-    """A chain as a function of (first input, weights, other inputs, length of the sequences); `results` are the numbers of what
-    it gives among inputs and steps."""
+    """A chain as a function of (first input, weights, other inputs).
+
+    results    the numbers of what it gives among inputs and steps
+    products   the number of weights
+    length_at  the dimension of the first input that is the length of sequences, None where there is no attention
+    """
 
     steps: tuple[_Step, ...]
     results: tuple[int, ...]
+    products: int
+    length_at: int | None
 
     @classmethod
     def of(cls, chain: "Chain") -> "DenseChain":
@@ -147,18 +153,22 @@ class DenseChain:
             add(stage.output, _Step(_function(stage), stage.contraction is not None, stage.body is None, operands))
         for node in [output for output in chain.outputs if output in chain.by_position]:
             add(node, _Step(Regrouping(inverse=True), False, True, (numbers[node],)))
-        return cls(tuple(steps), tuple(numbers[output] for output in chain.outputs))
+        results = tuple(numbers[output] for output in chain.outputs)
+        length_at = None if chain.attention is None else int(chain.inputs[0].node not in chain.by_position)
+        return cls(tuple(steps), results, len(chain.contractions), length_at)
 
-    def __call__(
-        self, x: torch.Tensor, weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor], length: int
-    ) -> list[torch.Tensor]:
-        values, remaining = [x, *others], iter(weights)
+    def __call__(self, x: torch.Tensor, *given: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
+        length = 0
+        if self.length_at is not None:
+            length, x = x.shape[self.length_at], x.reshape(-1, x.shape[2])
+        values, remaining = [x, *given[self.products :]], iter(given[: self.products])
         for step in self.steps:
             arguments = [values[n] for n in step.operands]
             if step.multiplies:
                 arguments.insert(1, next(remaining))
             values.append(step.compute(length, *arguments) if step.takes_length else step.compute(*arguments))
-        return [values[number] for number in self.results]
+        found = [values[number] for number in self.results]
+        return found if len(found) > 1 else found[0]
 
 
 def _function(stage: "Stage") -> Callable[..., torch.Tensor]:

@@ -25,7 +25,7 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import DTYPES
 from gossamer.backend.graph.fusable import is_identity
 from gossamer.backend.graph.layout import is_view, path
-from gossamer.backend.graph.nodes import ancestors, equal, in_training
+from gossamer.backend.graph.nodes import ancestors, arguments, equal, in_training
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
@@ -138,50 +138,54 @@ def _is_long(attention: Attention) -> bool:
 def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> Chain | None:
     """The chain of these nodes, which are in order; None where its last stage is elementwise, and so no part of a chain by
     itself, or where its attention is over different sequences."""
+    inside = set(nodes)
+    within = [found for found in attention if found.node in inside]
+    if any(found.sizes != within[0].sizes for found in within):
+        return None
+    orders, stages = token_orders(nodes, sparse, within), _stages(nodes, sparse, within)
+    if orders is None or not stages or stages[-1].output is not nodes[-1] or not _holds_integers(stages):
+        return None
+    inputs, leaving = _inputs(nodes, stages, within), _leaving(nodes, {stage.output for stage in stages})
+    if inputs is None or leaving is None:
+        return None
+    results = [stage for stage in stages if stage.output in {views[0] for views in leaving}]
+    ends = [*(o.node for o in inputs if o.kind in ("matrix", "column")), *(stage.output for stage in results)]
+    by_position = frozenset(node for node in ends if orders.get(node, False))
+    return Chain(tuple(stages), inputs, tuple(nodes), tuple(results), tuple(leaving), by_position)
+
+
+def _stages(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> list[Stage]:
+    """The stages that compute these nodes: products, attention, and what rows are left; each after those that it reads."""
     inside, taken = set(nodes), set[fx.Node]()
-    stages: list[Stage] = []
+    stages = list[Stage]()
     for node in nodes:
         if node in sparse and node not in taken:
             members = epilogue(node, _Closed(inside, taken))
             stages.append(_product(sparse[node], members))
             taken.update(members)
-    within = [found for found in attention if found.node in inside]
-    if any(found.sizes != within[0].sizes for found in within):
-        return None
-    orders = token_orders(nodes, sparse, within)
-    if orders is None:
-        return None
-    for found in within:
-        stages += [_per_head(step) for step in found.per_head]
-        operands = [Extra(heads.matrix, "matrix") for heads in found.operands]
-        operands += [Extra(found.mask, "mask")] if found.mask is not None else []
-        stages.append(Stage(None, None, found, tuple(operands), found.output))
+    for found in attention:
+        stages += _attention(found)
         taken.update(found.members)
     groups = _groups([node for node in nodes if node not in taken])
     stages += [_rows(group) for group in groups if not all(_vanishes(node) for node in group)]
-    if not _holds_integers(stages):
-        return None
     outputs = {stage.output for stage in stages}
     order = {node: number for number, node in enumerate(nodes)}  # each reads what comes before its output
-    stages = sorted((_resolved(stage, outputs, inside) for stage in stages), key=lambda stage: order[stage.output])
-    if not stages or stages[-1].output is not nodes[-1]:
-        return None
-    if any(o.node in outputs and o.kind in ("scalar", "vector") for stage in stages for o in stage.operands):
+    return sorted((_resolved(stage, outputs, inside) for stage in stages), key=lambda stage: order[stage.output])
+
+
+def _inputs(nodes: list[fx.Node], stages: list[Stage], attention: list[Attention]) -> tuple[Extra, ...] | None:
+    """The values from outside, a matrix first; None if a stage reads what no chain has for it."""
+    inside, outputs = set(nodes), {stage.output for stage in stages}
+    read = [operand for stage in stages for operand in stage.operands]
+    if any(o.node in outputs and o.kind in ("scalar", "vector") for o in read):
         return None  # of a single token, where a column looks like a number
-    inputs = dict.fromkeys(o for stage in stages for o in stage.operands if o.node not in outputs)
+    inputs = dict.fromkeys(o for o in read if o.node not in outputs)
     first = next((o for o in inputs if o.kind == "matrix"), None)
     if first is None or any(o.node in inside or o.node.meta["val"].dtype not in DTYPES for o in inputs):
         return None
-    if not all(_has_rows(o, nodes[-1], within) for o in inputs):
+    if not all(_has_rows(o, nodes[-1], attention) for o in inputs):
         return None
-    leaving = _leaving(nodes, outputs)
-    if leaving is None:
-        return None
-    results = [stage for stage in stages if stage.output in {views[0] for views in leaving}]
-    ends = [*(o.node for o in inputs if o.kind in ("matrix", "column")), *(stage.output for stage in results)]
-    by_position = frozenset(node for node in ends if orders.get(node, False))
-    given = (first, *(o for o in inputs if o is not first))
-    return Chain(tuple(stages), given, tuple(nodes), tuple(results), tuple(leaving), by_position)
+    return first, *(o for o in inputs if o is not first)
 
 
 def _holds_integers(stages: list[Stage]) -> bool:
@@ -225,7 +229,7 @@ def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bo
         return True
     counts = [rows_of(output)]
     if operand.kind == "position":
-        counts.append(attention[0].node.args[0].meta["val"].shape[2])  # type: ignore[union-attr]
+        counts.append(arguments(attention[0].node)[0].meta["val"].shape[2])
     return any(equal(rows_of(operand.node), count) for count in counts)
 
 
@@ -234,8 +238,13 @@ def _vanishes(node: fx.Node) -> bool:
     return is_identity(node) or swaps_tokens(node)
 
 
-def _per_head(step: PerHead) -> Stage:
-    return Stage(None, None, None, (Extra(step.heads.matrix, "matrix"), *step.extras), step.node, step)
+def _attention(found: Attention) -> Iterator[Stage]:
+    """What is done with heads one by one, then attention itself."""
+    for step in found.per_head:
+        yield Stage(None, None, None, (Extra(step.heads.matrix, "matrix"), *step.extras), step.node, step)
+    operands = [Extra(heads.matrix, "matrix") for heads in found.operands]
+    operands += [Extra(found.mask, "mask")] if found.mask is not None else []
+    yield Stage(None, None, found, tuple(operands), found.output)
 
 
 def _product(contraction: Contraction, members: list[fx.Node]) -> Stage:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.chains.heads import ROLES, PerHead, matrix_behind, side_by_side
-from gossamer.backend.graph.nodes import COPIES, equal, same_dtype
+from gossamer.backend.graph.nodes import COPIES, arguments, equal, same_dtype
 from gossamer.backend.regions.matrix_functions import Extra
 
 aten = torch.ops.aten
@@ -63,10 +63,10 @@ def _normalized(node: fx.Node) -> tuple[fx.Node, fx.Node, float, list[fx.Node]] 
         inner.append(quotient)
         if quotient.target is not aten.mul.Tensor:
             return None
-        for x, root in (quotient.args, quotient.args[::-1]):
+        for x, root in (arguments(quotient), arguments(quotient)[::-1]):
             eps = _root_mean_square(root, x, inner)
             if eps is not None:
-                x = _converted(x, inner)  # type: ignore[arg-type]
+                x = _converted(x, inner)
                 return (x, weight, eps, inner) if same_dtype(x, node) and not _narrowed(x, inner) else None
     return None
 
@@ -100,5 +100,5 @@ def _converted(node: fx.Node, inner: list[fx.Node]) -> fx.Node:
     """What a value was before its type was changed; notes the nodes."""
     while node.target in _CONVERSIONS and set(node.kwargs) <= {"dtype", "memory_format"}:
         inner.append(node)
-        node = node.args[0]  # type: ignore[assignment]
+        node = arguments(node)[0]
     return node

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.expressions import computed_from, cut, evaluated, is_pure
-from gossamer.backend.graph.nodes import COPIES, SPREADS, ancestors, equal, equal_sizes
+from gossamer.backend.graph.nodes import COPIES, SPREADS, ancestors, arguments, equal, equal_sizes
 from gossamer.backend.graph.strips import strips
 from gossamer.runtime.torch_internals import OpOverload
 from gossamer.sparsity.attention.tile_table import LARGE, Strips
@@ -74,8 +74,8 @@ def hides_later_keys(mask: fx.Node, constants: Constants) -> bool:
         return _all_later(known.isneginf())
     if mask.target is not aten.where.self:
         return False
-    condition, _, otherwise = mask.args
-    hidden = constants.of(otherwise)  # type: ignore[arg-type]
+    condition, _, otherwise = arguments(mask)
+    hidden = constants.of(otherwise)
     if hidden is None or not bool(hidden.isneginf().all()):
         return False
     pending: list[Any] = [condition]

@@ -17,7 +17,7 @@ from torch import fx
 from gossamer.backend.chains.head_norm import HeadNorm, find_head_norm
 from gossamer.backend.chains.heads import ROLES, PerHead, Roles, cut_from, matrix_behind, passed, side_by_side
 from gossamer.backend.graph.layout import Layout, follow, merged, path, spans
-from gossamer.backend.graph.nodes import equal, equal_sizes
+from gossamer.backend.graph.nodes import arguments, equal, equal_sizes
 from gossamer.backend.regions.matrix_functions import Extra
 
 aten = torch.ops.aten
@@ -112,7 +112,7 @@ def _halves_apart(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, list[fx.Nod
         return None
     if parts[0].kwargs or parts[1].kwargs:
         return None
-    (first, second), added = parts[0].args, parts[1].args
+    (first, second), added = arguments(parts[0]), arguments(parts[1])
     for low, cos in _factors(first):
         for high, sin in _factors(second):
             x = _base(low)
@@ -121,7 +121,7 @@ def _halves_apart(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, list[fx.Nod
                 continue
             for third, fourth in (added, reversed(added)):
                 if (high, cos) in _factors(third) and (low, sin) in _factors(fourth):
-                    return x, cos, sin, [low, high, first, second, third, fourth, *parts]  # type: ignore[list-item]
+                    return x, cos, sin, [low, high, first, second, third, fourth, *parts]
     return None
 
 
@@ -129,8 +129,8 @@ def _factors(node: Any) -> list[tuple[fx.Node, fx.Node]]:
     """Both orders of the factors of a product of tensors that have columns."""
     if not isinstance(node, fx.Node) or node.target is not aten.mul.Tensor:
         return []
-    a, b = node.args
-    return [(a, b), (b, a)] if _has_columns(a) and _has_columns(b) else []  # type: ignore[list-item]
+    a, b = arguments(node)
+    return [(a, b), (b, a)] if _has_columns(a) and _has_columns(b) else []
 
 
 def _has_columns(node: object) -> bool:

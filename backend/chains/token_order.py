@@ -4,14 +4,15 @@ A chain works on tiles of a sequence. What its inputs and its output look like i
 from there through the graph, which may go from one order to the other and back (`nn.MultiheadAttention` does).
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import fx
 
 from gossamer.backend.chains.attention import Attention
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, kind_of
-from gossamer.backend.graph.nodes import equal, equal_sizes
+from gossamer.backend.graph.nodes import arguments, equal, equal_sizes
 from gossamer.backend.regions.contractions import Contraction
 
 aten = torch.ops.aten
@@ -22,7 +23,7 @@ def swaps_tokens(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if node.target is aten.permute.default:
-        return list(node.args[1]) == [1, 0, 2]  # type: ignore[arg-type]
+        return list(arguments(node)[1]) == [1, 0, 2]
     return node.target is aten.transpose.int and set(node.args[1:]) == {0, 1} and node.meta["val"].dim() == 3
 
 
@@ -36,26 +37,43 @@ def token_orders(
         return None if any(swaps_tokens(node) for node in nodes) else {}
     members = {node for a in attention for node in a.members}
     moving = [node for node in nodes if node not in members and _moves_tokens(node)]
-    batch, _, length, _ = attention[0].node.args[0].meta["val"].shape  # type: ignore[union-attr]
+    batch, _, length, _ = arguments(attention[0].node)[0].meta["val"].shape
     if equal(batch, 1) or equal(length, 1):
         return None if moving else {}
-    heads = [(h.matrix, h.by_position) for a in attention for h in (*a.operands, *(r.heads for r in a.per_head))]
-    orders: dict[fx.Node, bool] = {}
-    for node, order in [*heads, *((a.output, a.by_position) for a in attention)]:
-        if orders.setdefault(node, order) != order:
-            return None
     links = [(a, b, swaps) for a in nodes if a not in members for b, swaps in _read(a, sparse)]
-    known = 0
-    while known < len(orders):
-        known = len(orders)
-        for a, b, swaps in (*links, *reversed(links)):
-            for one, other in ((a, b), (b, a)):
-                if one in orders and orders.setdefault(other, orders[one] != swaps) != (orders[one] != swaps):
-                    return None
+    orders = _spread(_told_by(attention), links)
+    if orders is None:
+        return None
     sizes = {False: (batch, length), True: (length, batch)}
     for node in moving:
         source = node.all_input_nodes[0]
         if source not in orders or not equal_sizes(source.meta["val"].shape[:2], sizes[orders[source]]):
+            return None
+    return orders
+
+
+def _told_by(attention: Sequence[Attention]) -> Iterator[tuple[fx.Node, bool]]:
+    """The orders of what attention reads and gives."""
+    for found in attention:
+        for heads in (*found.operands, *(step.heads for step in found.per_head)):
+            yield heads.matrix, heads.by_position
+        yield found.output, found.by_position
+
+
+def _spread(told: Iterable[tuple[fx.Node, bool]], links: Sequence[tuple[fx.Node, fx.Node, bool]]) -> dict[fx.Node, bool] | None:
+    """The orders that are told, and of all values that are linked to those: in the same order, or swapped. None where orders
+    contradict each other."""
+    neighbours = defaultdict[fx.Node, list[tuple[fx.Node, bool]]](list)
+    for a, b, swaps in links:
+        neighbours[a].append((b, swaps))
+        neighbours[b].append((a, swaps))
+    orders, pending = dict[fx.Node, bool](), list(told)
+    while pending:
+        node, order = pending.pop()
+        if node not in orders:
+            orders[node] = order
+            pending += [(other, order != swaps) for other, swaps in neighbours[node]]
+        elif orders[node] != order:
             return None
     return orders
 
@@ -70,8 +88,8 @@ def _read(node: fx.Node, sparse: dict[fx.Node, Contraction]) -> list[tuple[fx.No
     if node in sparse:
         contraction = sparse[node]
         addend, shape = contraction.addend, node.meta["val"].shape
-        added = addend is not None and kind_of(addend, shape) in ("matrix", "column")
-        return [(contraction.x, False), *([(addend, False)] if added else [])]  # type: ignore[list-item]
+        added = [addend] if addend is not None and kind_of(addend, shape) in ("matrix", "column") else []
+        return [(each, False) for each in (contraction.x, *added)]
     if is_elementwise(node):
         shape = node.meta["val"].shape
         return [

@@ -1,35 +1,36 @@
 """A region around a convolution → something that runs: its kernel, compiled or recalled, and its weight, packed."""
 
-from collections.abc import Callable, Mapping
-from weakref import WeakValueDictionary
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import fx
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.compact_region import CompactRegion
-from gossamer.backend.calls.convolved_region import Band, ConvolvedRegion, on_images
-from gossamer.backend.calls.depthwise_region import DepthwiseRegion
+from gossamer.backend.calls.compiled_region import Band, CompiledRegion, Variant, Weight
+from gossamer.backend.calls.layouts import Images, Matrices
 from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.calls.reference_region import ReferenceRegion
 from gossamer.backend.convolution.bands import band_rows, of_rows
 from gossamer.backend.convolution.convolution import Convolution
+from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import content_hash
+from gossamer.backend.regions.compiled_kernel import compiled_kernel
 from gossamer.backend.regions.cost import matrix_of
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
-from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.runtime.region_kernel import RegionKernel, recall_region
-from gossamer.runtime.versions import source_hash
+from gossamer.dialects.window import Window
+
+aten = torch.ops.aten
 
 CONVOLVE, REFERENCE = "convolve", "reference"
-_Observer = Callable[[str, str, str], None]  # stage, file suffix, text
-_kernels: WeakValueDictionary[str, RegionKernel] = WeakValueDictionary()
 
 
 def build(
@@ -45,43 +46,60 @@ def build(
     schedule = REFERENCE if options.schedule == REFERENCE else CONVOLVE
     kernel = compiled(name, found, region, schedule, context.dump)
     rows = band_rows(found, region) if schedule == CONVOLVE else None
-    out = region.output.meta["val"]
     if found.depthwise:
         key = content_hash(kernel.key, found.window)
-        region_op.add(key, region_op.find(key) or DepthwiseRegion(kernel, found.window, out.dtype))
+        region_op.add(key, region_op.find(key) or as_images(found, region, kernel, ()))
         return key, _told(name, found, region, None, schedule, gain, 0)
-    leaves = [values[leaf] for leaf in found.weight.leaves]
-    verify = noticed(found.weight.leaves, options.verify)
-    weight, window = found.weight, found.window
-    format = next(f for f in kernel.formats if f is not None)
+    weight, leaves = found.weight, [values[leaf] for leaf in found.weight.leaves]
+    verify, format = noticed(weight.leaves, options.verify), next(f for f in kernel.formats if f is not None)
     assert isinstance(format, Format)
     packings = Packings.of(weight.key, weight.evaluate, format)
     densest = 1.0 if options.min_gain == 0 else max(weight.density, weight.density * (gain or 0.0))
     dims = found.x.meta["val"].dim()
-    key = content_hash(kernel.key, weight.key, format, window, dims, densest, verify, signature(region.body), rows)
+    key = content_hash(kernel.key, weight.key, format, found.window, dims, densest, verify, signature(region.body), rows)
     known = region_op.find(key)
     if known is None:
-        band = (
-            None
-            if rows is None
-            else Band(compiled(f"{name}.band", *of_rows(found, region, rows), schedule, context.dump), rows)
-        )
-        known = (ReferenceRegion if schedule == REFERENCE else ConvolvedRegion)(
-            kernel, window, out.dtype, packings, on_images(region.body, window, dims), len(leaves), densest,
-            verify == "full", found.m, band,
-        )  # fmt: skip
+        own = (Weight(packings, slice(1, 1 + len(leaves)), densest, renew=True, verify=verify == "full"),)
+        if schedule == REFERENCE:
+            known = _reference(found, region, kernel, own)
+        else:
+            band = (
+                None
+                if rows is None
+                else Band(compiled(f"{name}.band", *of_rows(found, region, rows), schedule, context.dump), rows)
+            )
+            known = as_images(found, region, kernel, own, on_images(region.body, found.window, dims), band)
     region_op.add(key, known)
     packed = packings.current(leaves, densest)
     return key, _told(name, found, region, format.name, schedule, gain, packed.nbytes if packed is not None else 0)
+
+
+def as_images(
+    found: Convolution, region: Region, kernel: Kernel, weights: tuple[Weight, ...], body: Any = None,
+    band: Band | None = None,
+) -> CompiledRegion:  # fmt: skip
+    """What runs a convolution with this kernel; a depthwise one is never dense, and so has no body."""
+    return CompiledRegion((Variant(math.inf, kernel, weights),), _images(found, region.output), body, band=band)
+
+
+def _reference(found: Convolution, region: Region, kernel: Kernel, weights: tuple[Weight, ...]) -> ReferenceRegion:
+    layout = _images(found, region.output)
+    rows = CompiledRegion((Variant(math.inf, kernel, weights),), Matrices(((found.m, layout.dtype),)), region.body)
+    return ReferenceRegion(rows, layout)
+
+
+def _images(found: Convolution, output: fx.Node) -> Images:
+    dims, channels = (2, None) if found.depthwise else (3, found.m)
+    return Images(found.window, dims, channels, output.meta["val"].dtype)
 
 
 def build_compact(name: str, found: Convolution, gain: float | None, context: GraphContext) -> tuple[str, Decision]:
     """The same for a convolution without the filters and channels that are zeros."""
     weight, window, verify = found.weight, found.window, noticed(found.weight.leaves, context.options.verify)
     assert found.occupied is not None
-    dtype = found.node.meta["val"].dtype
-    key = content_hash("compact", weight.key, window, dtype, verify)
-    region_op.add(key, region_op.find(key) or CompactRegion(weight.evaluate, window, found.m, dtype, verify == "full"))
+    layout = _images(found, found.node)
+    key = content_hash("compact", weight.key, window, layout.dtype, verify)
+    region_op.add(key, region_op.find(key) or CompactRegion(weight.evaluate, layout, verify == "full"))
     (filters, channels), of = found.occupied, found.k // window.taps
     reason = f"{filters} of {found.m} filters and {channels} of {of} channels, by torch"
     dense_bytes, share = found.m * found.k * found.given.itemsize, filters * channels / (found.m * of)
@@ -91,36 +109,17 @@ def build_compact(name: str, found: Convolution, gain: float | None, context: Gr
     )  # fmt: skip
 
 
-def compiled(name: str, found: Convolution, region: Region, schedule: str, dump: Dump | None) -> RegionKernel:
-    """The kernel of a region, if need be from the cache on disk. CompileError."""
-    matrix = matrix_of(found)
-    parts = (schedule, signature(region.body), matrix, found.window, found.depthwise, source_hash("gossamer.backend"))
-    request = "\n".join(map(str, parts))
-    shown = dump is None or request in dump.written
-    known = (_kernels.get(request) or recall_region(request)) if shown else None
-    if known is None:
-        stages = None if dump is None else dump.stages(name)
-        known = _anew(name, found, region, schedule, request, stages)
-    if dump is not None:
-        dump.written.add(request)
-    _kernels[request] = known
-    return known
+def compiled(name: str, found: Convolution, region: Region, schedule: str, dump: Dump | None) -> Kernel:
+    """The kernel of a region. CompileError."""
+    matrix, window = matrix_of(found), None if schedule == REFERENCE else found.window
 
+    def contract() -> str:
+        from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
 
-def _anew(name: str, found: Convolution, region: Region, schedule: str, request: str, stages: _Observer | None) -> RegionKernel:
-    from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
-    from gossamer.sparsity.kernels.compile_kernel import compile_region
+        return import_region(region.body, matrix, None, window, found.depthwise)
 
-    if stages is not None:
-        stages("fx", "py", region.body.code.strip() + "\n")
-    try:
-        window = None if schedule == REFERENCE else found.window
-        contract = import_region(region.body, matrix_of(found), None, window, found.depthwise)
-        if stages is not None:
-            stages("contract", "mlir", contract)
-        return compile_region(contract, schedule=schedule, observer=stages, request=request)
-    except CompileError as error:
-        raise CompileError(f"region {name}: {error}") from error
+    request = "\n".join(map(str, (schedule, signature(region.body), matrix, found.window, found.depthwise)))
+    return compiled_kernel("region", name, request, schedule, found.weight.device, contract, dump, region.body)
 
 
 def _told(
@@ -136,10 +135,37 @@ def _told(
     weight = found.weight
     if found.depthwise or found.density == 1:
         reason = f"as it is, by a kernel that reads what the sparse layers write; {fused}"
-        return Decision(name, found.op, weight.shape, found.density, None, None, False, reason, gain)
+        return Decision.dense(name, found.op, weight.shape, found.density, reason, gain)
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
     return Decision(
         name, found.op, weight.shape, found.density, format, schedule, True, fused, gain, found.measured,
         dense_bytes, packed_bytes,
         pattern=weight.pattern.label,
     )  # fmt: skip
+
+
+def on_images(body: fx.GraphModule, window: Window, dims: int) -> fx.GraphModule:
+    """A body on matrices (see `matrix_functions`) as one on batches of images of so many dimensions: its product becomes the
+    convolution."""
+    graph = fx.Graph()
+    result = graph.graph_copy(body.graph, copies := dict[fx.Node, fx.Node]())
+    graph.output(result)
+    product = copies[next(n for n in body.graph.nodes if n.target is aten.mm.default)]
+    x, w, *others = (copies[node] for node in body.graph.nodes if node.op == "placeholder")
+    kernel, stride, dilation = (list(sizes[5 - dims :]) for sizes in (window.kernel, window.stride, window.dilation))
+    around = [n for sides in zip(window.before[::-1], window.after[::-1], strict=True) for n in sides][: 2 * dims - 4]
+    with graph.inserting_before(product):
+        rows = graph.call_function(aten.sym_size.int, (w, 0))
+        filters = graph.call_function(aten.reshape.default, (w, [rows, -1, *kernel]))
+        padded = graph.call_function(aten.constant_pad_nd.default, (x, around)) if any(around) else x
+        given = (padded, filters, None, stride, [0] * (dims - 2), dilation, False, [0] * (dims - 2), window.groups)
+        dense = graph.call_function(aten.convolution.default, given)
+        for each in others:
+            if len(each.meta["shape"]) == 1:
+                readers = list(each.users)
+                spread = graph.call_function(aten.reshape.default, (each, [-1, *[1] * (dims - 2)]))
+                for reader in readers:
+                    reader.replace_input_with(each, spread)
+    product.replace_all_uses_with(dense)
+    graph.eliminate_dead_code()
+    return fx.GraphModule({}, graph, "Convolution")

@@ -5,8 +5,8 @@
 """
 
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,9 @@ from torch import fx
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.convolution.build import REFERENCE, build, build_compact
-from gossamer.backend.convolution.convolution import Convolution, find, gain_of
+from gossamer.backend.convolution.convolution import Convolution
+from gossamer.backend.convolution.cost import gain_of
+from gossamer.backend.convolution.find_convolutions import find
 from gossamer.backend.convolution.fold_scales import fold_scales
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
 from gossamer.backend.convolution.judgement import Judgement, judged_by
@@ -45,68 +47,92 @@ class Convolutions:
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each convolution whose weight has zeros, and for those between them that are depthwise."""
-        statics, options = context.inputs.match(graph), context.options
+        statics = context.inputs.match(graph)
         values = {node: static.tensor for node, static in statics.items()}
-        decisions, claimed = list[Decision](), set[fx.Node]()
-        failures = list[CompileError]()
-        judged = list[Judgement]()
-        static = computed_from(graph, values)
+        static, training = computed_from(graph, values), in_training(graph)
         _spell_out(graph)
         instead = of_forward(graph, static)
-        training = in_training(graph)
         gradients, whole = take_apart(graph, static) if training else ([], {})
         instead += gradients
-        for node, found in find(graph, values, {each.convolution: each for each in instead}):
-            if not isinstance(found, str):
-                judged.append(_judged(found, options))
-                continue
-            leaf: Any = node.args[1]
-            if leaf in statics and zero_heavy(values[leaf]):
-                decisions.append(_refused(statics[leaf].name, values[leaf], found))
-        decisions += [each for found in judged for each in _left_whole(found.found, whole, statics)]
-        if options.min_gain > 0:
-            if context.measuring is not None:
-                judged = timed(judged, values, context.measuring, options.min_gain)
-            judged = together(graph, judged, options.min_gain)
-        for each in judged:
-            found, reason, gain = each.found, each.reason, each.gain
-            if reason is not None and found.density == 1:
-                continue
-            name = statics[found.weight.main].name
-            if reason is None:
-                plain = _without_bias(found)
-                if not training:
-                    fold_scales(plain.node, static)
-                region = grow(plain, claimed)
-                try:
-                    if found.compact:
-                        key, taken = build_compact(name, found, gain, context)
-                    else:
-                        key, taken = build(name, found, region, values, gain, context)
-                except CompileError as error:
-                    if options.strict:
-                        raise
-                    failures.append(error)
-                    reason = FAILED
-                else:
-                    claimed.update([plain.node] if found.compact else region.members)
-                    _replace(plain, region, key)
-                    decisions.append(taken)
-            if reason is not None:
-                shape, share = found.weight.shape, found.density
-                decisions.append(Decision(name, found.op, shape, share, None, None, False, reason, gain))
-        if failures:
-            warnings.warn(f"{failures[0]}\nThis convolution stays dense.", stacklevel=3)
+        candidates = find(graph, values, {each.convolution: each for each in instead})
+        found = [each for _, each in candidates if isinstance(each, Convolution)]
+        decisions = [*_refusals(candidates, statics), *(d for each in found for d in _left_whole(each, whole, statics))]
+        replacing = _Replacing(context, statics, static, training)
+        decisions += [d for each in _judged_together(graph, found, values, context) for d in replacing.decide(each)]
+        if replacing.failures:
+            warnings.warn(f"{replacing.failures[0]}\nThis convolution stays dense.", stacklevel=3)
         for other in instead:
-            if other.convolution not in claimed:
+            if other.convolution not in replacing.claimed:
                 other.undo()
         if training:
             ask_for_what_is_used(graph)
-        if claimed:
+        if replacing.claimed:
             _keep_planar()
-        if claimed or instead:
+        if replacing.claimed or instead:
             graph.eliminate_dead_code()
         return decisions
+
+
+@dataclass(frozen=True)
+class _Replacing:
+    """Puts regions where convolutions were: `claimed` are the nodes of regions, `failures` what did not compile."""
+
+    context: GraphContext
+    statics: Mapping[fx.Node, Static]
+    static: Container[fx.Node]
+    training: bool
+    claimed: set[fx.Node] = field(default_factory=set)
+    failures: list[CompileError] = field(default_factory=list)
+
+    def decide(self, judgement: Judgement) -> Iterator[Decision]:
+        """The decision about a convolution, which is replaced if nothing is against it. CompileError if that is strict."""
+        found, reason, gain = judgement.found, judgement.reason, judgement.gain
+        name = self.statics[found.weight.main].name
+        if reason is None:
+            try:
+                yield self._replaced(name, found, gain)
+                return
+            except CompileError as error:
+                if self.context.options.strict:
+                    raise
+                self.failures.append(error)
+        elif found.density == 1:
+            return
+        yield Decision.dense(name, found.op, found.weight.shape, found.density, reason or FAILED, gain)
+
+    def _replaced(self, name: str, found: Convolution, gain: float | None) -> Decision:
+        """Replaces a convolution by a region. CompileError."""
+        plain = _without_bias(found)
+        if not self.training:
+            fold_scales(plain.node, self.static)
+        region = grow(plain, self.claimed)
+        if found.compact:
+            key, taken = build_compact(name, found, gain, self.context)
+        else:
+            values = {node: static.tensor for node, static in self.statics.items()}
+            key, taken = build(name, found, region, values, gain, self.context)
+        self.claimed.update([plain.node] if found.compact else region.members)
+        _replace(plain, region, key)
+        return taken
+
+
+def _refusals(candidates: Sequence[tuple[fx.Node, Convolution | str]], statics: Mapping[fx.Node, Static]) -> Iterator[Decision]:
+    """The decisions about convolutions with a weight of zeros that no kernel computes."""
+    for node, found in candidates:
+        leaf = node.args[1]
+        if isinstance(found, str) and isinstance(leaf, fx.Node) and leaf in statics and zero_heavy(statics[leaf].tensor):
+            name, weight = statics[leaf].name, statics[leaf].tensor
+            yield Decision.dense(name, "conv", weight.shape, density(weight), found)
+
+
+def _judged_together(
+    graph: fx.Graph, found: Sequence[Convolution], values: Mapping[fx.Node, torch.Tensor], context: GraphContext
+) -> list[Judgement]:
+    """What becomes of each convolution: by itself, measured if there is time for that, and as a part of the graph."""
+    judged, least = [_judged(each, context.options) for each in found], context.options.min_gain
+    if least > 0 and context.measuring is not None:
+        judged = timed(judged, values, context.measuring, least)
+    return together(graph, judged, least) if least > 0 else judged
 
 
 def _spell_out(graph: fx.Graph) -> None:
@@ -120,16 +146,12 @@ def _spell_out(graph: fx.Graph) -> None:
             node.args = tuple(given)
 
 
-def _left_whole(found: Convolution, whole: dict[fx.Node, str], statics: dict[fx.Node, Static]) -> Iterator[Decision]:
+def _left_whole(found: Convolution, whole: Mapping[fx.Node, str], statics: Mapping[fx.Node, Static]) -> Iterator[Decision]:
     """The decision about a gradient of images that is no convolution, by its weight."""
-    leaf: Any = found.node.args[1]
-    weight, name = found.weight, statics[found.weight.main].name
-    if leaf in whole and found.density < 1:
-        yield Decision(name, f"{found.op} backward", weight.shape, found.density, None, None, False, whole[leaf], None)
-
-
-def _refused(name: str, weight: torch.Tensor, reason: str) -> Decision:
-    return Decision(name, "conv", tuple(weight.shape), density(weight), None, None, False, reason, None)
+    leaf, weight = found.node.args[1], found.weight
+    if isinstance(leaf, fx.Node) and leaf in whole and found.density < 1:
+        name = statics[weight.main].name
+        yield Decision.dense(name, f"{found.op} backward", weight.shape, found.density, whole[leaf])
 
 
 def _judged(found: Convolution, options: Options) -> Judgement:
@@ -180,14 +202,11 @@ def _replace(found: Convolution, region: Region, key: str) -> None:
     """Puts one call of the region op where the region was."""
     output = found.node if found.compact else region.output
     emit = Emitter(output)
-    extras = []
-    for extra in () if found.compact else region.extras:
-        node = extra.node
-        if extra.kind == "vector":
-            node = emit(aten.reshape.default, node, [found.m])
-        elif extra.kind == "scalar":
-            node = emit(aten.reshape.default, node, [])
-        extras.append(node)
+    shapes = {"vector": [found.m], "scalar": list[int]()}
+    extras = [
+        emit(aten.reshape.default, extra.node, shapes[extra.kind]) if extra.kind in shapes else extra.node
+        for extra in (() if found.compact else region.extras)
+    ]
     filters = found.node.args[1]
     weight = [emit(aten.reshape.default, filters, [found.m, found.k])] if found.depthwise else found.weight.leaves
     output.replace_all_uses_with(emit(region_op.region, [found.source, *weight, *extras], key))

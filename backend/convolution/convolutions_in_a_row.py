@@ -10,14 +10,15 @@ when they are new.
 
 import operator
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import fx
 
 from gossamer.backend.calls import region_op
-from gossamer.backend.calls.convolved_region import ConvolvedRegion
+from gossamer.backend.calls.compiled_region import CompiledRegion
 from gossamer.backend.calls.convolved_row import ConvolvedRow
-from gossamer.backend.calls.depthwise_region import DepthwiseRegion
+from gossamer.backend.calls.layouts import Images
 from gossamer.backend.calls.row_of_kernels import Step
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from, cut
@@ -69,9 +70,11 @@ def _is_convolution(node: fx.Node, known: Container[fx.Node], statics: Container
     if given[0] in known:
         return False
     found = region_op.known(key)
-    if type(found) is ConvolvedRegion:
-        return all(leaf in statics for leaf in given[1 : 1 + found.leaves])
-    return type(found) is DepthwiseRegion and given[1] in known
+    if not isinstance(found, CompiledRegion) or not isinstance(found.layout, Images):
+        return False
+    if found.weights:
+        return all(leaf in statics for leaf in given[found.weights[0].statics])
+    return given[1] in known
 
 
 def _call(node: fx.Node) -> tuple[list[fx.Node], str]:
@@ -79,28 +82,43 @@ def _call(node: fx.Node) -> tuple[list[fx.Node], str]:
     return list(operands), str(node.args[1])
 
 
+@dataclass(frozen=True)
+class _Called:
+    """The call of a region: its first operand, the leaves of its weight if that is packed, and what else it reads."""
+
+    region: CompiledRegion
+    key: str
+    x: fx.Node
+    leaves: list[fx.Node]
+    others: list[fx.Node]
+
+    @classmethod
+    def at(cls, node: fx.Node) -> "_Called":
+        (x, *given), key = _call(node)
+        region: Any = region_op.known(key)
+        count = region.variants[0].others.start - 1
+        return cls(region, key, x, given[:count], given[count:])
+
+
 def _join(row: Sequence[fx.Node], known: Container[fx.Node], statics: Mapping[fx.Node, Any]) -> None:
     """Puts one operation where the regions of a row were."""
-    calls = [_call(node) for node in row]
-    regions: list[Any] = [region_op.known(key) for _, key in calls]
-    packed = [r.leaves if isinstance(r, ConvolvedRegion) else 0 for r in regions]
-    read = [[given[0], *given[1 + n :]] for (given, _), n in zip(calls, packed, strict=True)]
-    computed = list(dict.fromkeys(n for nodes in read for n in nodes if n in known))
+    calls = [_Called.at(node) for node in row]
+    read = list(dict.fromkeys(node for call in calls for node in (call.x, *call.others)))
+    computed = [node for node in read if node in known]
     expression = cut(computed, statics)
     if expression.numbers:
         return
-    images = list(dict.fromkeys(n for nodes in read for n in nodes if n not in known and n not in row))
-    weights = [given[1 : 1 + n] for (given, _), n in zip(calls, packed, strict=True)]
-    leaves = list(dict.fromkeys((*expression.leaves, *(leaf for each in weights for leaf in each))))
+    images = [node for node in read if node not in known and node not in row]
+    leaves = list(dict.fromkeys((*expression.leaves, *(leaf for call in calls for leaf in call.leaves))))
     numbers = {node: n for n, node in enumerate((*images, *row))}
     steps = list[Step]()
-    for region, (x, *others), weight in zip(regions, read, weights, strict=True):
-        places = [(n in known, computed.index(n) if n in known else numbers[n]) for n in others]
-        own = None if isinstance(region, ConvolvedRegion) else places.pop(0)[1]
-        steps.append(Step(region, numbers[x], tuple(map(leaves.index, weight)), own, tuple(places)))
+    for call in calls:
+        places = [(node in known, computed.index(node) if node in known else numbers[node]) for node in call.others]
+        own = None if call.leaves else places.pop(0)[1]
+        steps.append(Step(call.region, numbers[call.x], tuple(map(leaves.index, call.leaves)), own, tuple(places)))
     results = tuple(n for n, node in enumerate(row) if any(user not in row for user in node.users))
     found = ConvolvedRow(tuple(steps), len(images), len(expression.leaves), expression.evaluate, results)
-    key = content_hash(*[key for _, key in calls], [step.places for step in steps], found.given, expression.key, results)
+    key = content_hash(*[call.key for call in calls], [step.places for step in steps], found.given, expression.key, results)
     region_op.add(key, found)
     _replace(row, [*images, *leaves], key, results)
 

@@ -18,7 +18,7 @@ from gossamer.backend.calls.masked_filters import Line, masked_filter_gradient
 from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.nodes import hint, hints
 from gossamer.backend.measuring.convolution_times import filter_gradient_us
 from gossamer.runtime.elements import FLOATS
 
@@ -46,8 +46,8 @@ class FilterGradient:
     def pixels(self) -> int | None:
         """Those of g, of all images; None where their number is not known."""
         shape = self.g.meta["val"].shape
-        sizes = [hint(n) for n in (shape[0], *shape[2:])]
-        return None if None in sizes else prod(sizes)  # type: ignore[arg-type]
+        sizes = hints([shape[0], *shape[2:]])
+        return None if sizes is None else prod(sizes)
 
     def emitted(self, emit: Emitter) -> fx.Node:
         """It as one operation."""

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from gossamer.backend.convolution.convolution import Convolution, gain_of
+from gossamer.backend.convolution.convolution import Convolution
+from gossamer.backend.convolution.cost import gain_of
 
 
 @dataclass(frozen=True)

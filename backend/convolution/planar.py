@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.convolution import dense_us, innermost_us, ours_us, planar_us
+from gossamer.backend.convolution.cost import dense_us, innermost_us, ours_us, planar_us
 from gossamer.backend.convolution.judgement import Judgement
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.fusable import is_elementwise

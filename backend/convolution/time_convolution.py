@@ -12,17 +12,19 @@ from statistics import median
 import torch
 from torch import fx
 
-from gossamer.backend.calls.convolved_region import ConvolvedRegion
+from gossamer.backend.calls.compiled_region import CompiledRegion, Weight
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.convolution.build import CONVOLVE, compiled
-from gossamer.backend.convolution.convolution import Convolution, dense_us, gain_of, kernel_us_of, measurable
+from gossamer.backend.convolution.build import CONVOLVE, as_images, compiled, on_images
+from gossamer.backend.convolution.convolution import Convolution
+from gossamer.backend.convolution.cost import dense_us, gain_of, kernel_us_of, measurable
 from gossamer.backend.convolution.judgement import Judgement, judged_by
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.graph.nodes import hint
 from gossamer.backend.measuring.convolution_times import torch_call, torch_us
 from gossamer.backend.measuring.kept import kept
-from gossamer.backend.measuring.measure import fastest, format_of, random
+from gossamer.backend.measuring.measure import fastest, random
 from gossamer.backend.regions.build_region import content_hash
+from gossamer.backend.regions.compiled_kernel import format_of
 from gossamer.backend.regions.cost import matrix_of
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import ProductBody
@@ -84,11 +86,12 @@ def _kernel_us(convolution: Convolution, values: Values, budget: Budget) -> floa
         return None  # compiled again with what follows it, it says why
 
 
-def _region(convolution: Convolution, values: Values) -> ConvolvedRegion:
+def _region(convolution: Convolution, values: Values) -> CompiledRegion:
     """The convolution alone, as something that runs."""
     c, weight = convolution, convolution.weight
     body = ProductBody(c).finish(c.node)
     region = Region(c, body, (), (c.node,), c.node)
     kernel = compiled(str(c.node), c, region, CONVOLVE, None)
     packings = Packings.of(weight.key, weight.evaluate, format_of(kernel))
-    return ConvolvedRegion(kernel, c.window, c.node.meta["val"].dtype, packings, body, len(weight.leaves), 1.0, False, c.m)
+    own = Weight(packings, slice(1, 1 + len(weight.leaves)), 1.0, renew=True, verify=False)
+    return as_images(c, region, kernel, (own,), on_images(body, c.window, c.x.meta["val"].dim()))

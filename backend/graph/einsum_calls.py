@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import same
+from gossamer.backend.graph.nodes import arguments, same
 from gossamer.sparsity.kernels.operands import Held, Spec
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
@@ -83,11 +83,6 @@ def call_at(node: Any, target: Any) -> Call | None:
         count = len(operand.letters) if operand.format is not None else 0
         given.append(Given(operand, own, tuple(islice(extents, count))))
     return Call(node, spec, tuple(given))
-
-
-def arguments(node: fx.Node) -> tuple[Any, ...]:
-    """What a node is called with."""
-    return node.args
 
 
 def hint(size: Any) -> int:

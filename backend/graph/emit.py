@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, equal, fixed_value
+from gossamer.backend.graph.nodes import COPIES, equal, fixed_value, function_of
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import detect_fake_mode, tree_map_only
 
@@ -40,7 +40,7 @@ class Emitter:
     def evaluated(self, node: fx.Node) -> Any:
         """What a node computes from the fake values of its operands."""
         with self._mode:
-            return node.target(*fx.map_arg(node.args, _value), **fx.map_arg(node.kwargs, _value))  # type: ignore[operator]
+            return function_of(node)(*fx.map_arg(node.args, _value), **fx.map_arg(node.kwargs, _value))
 
     def now(self, node: Any) -> Any:
         """The node that computes this value now; a number stays what it is."""

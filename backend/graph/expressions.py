@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import ancestors, fixed_size
+from gossamer.backend.graph.nodes import ancestors, fixed_size, function_of
 from gossamer.runtime.torch_internals import OpOverload
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ def cut(places: Sequence[Place], leaves: Container[fx.Node]) -> Expression:
     for node in order:
         if node not in copies:
             args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
-            copies[node] = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+            copies[node] = graph.call_function(function_of(node), args, kwargs)
     graph.output(tuple(copies[p] if p is not None else None for p in places))
     evaluate = fx.GraphModule({}, graph)
     return Expression(tuple(tensors), tuple(numbers), evaluate, content_key(evaluate))

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, VIEWS, equal, equal_sizes
+from gossamer.backend.graph.nodes import COPIES, VIEWS, arguments, equal, equal_sizes
 from gossamer.runtime.torch_internals import OpOverload
 
 aten = torch.ops.aten
@@ -61,14 +61,15 @@ def is_row_reduction(node: fx.Node) -> bool:
     """Whether this node reduces the last dimension of a tensor (sum, mean, norm, greatest or least), and keeps it."""
     if node.op != "call_function" or node.target not in _ROW_REDUCTIONS:
         return False
-    x = node.args[0].meta["val"]  # type: ignore[union-attr]
+    given = arguments(node)
+    x = given[0].meta["val"]
     if not isinstance(x.shape[-1], int) or not x.dtype.is_floating_point:
         return False
     if node.target is aten.native_layer_norm.default:
         only_the_result = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
-        return len(node.args[1]) == 1 and only_the_result  # type: ignore[arg-type]
-    dims = node.args[1] if len(node.args) > 1 else None
-    keeps = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+        return len(given[1]) == 1 and only_the_result
+    dims = given[1] if len(given) > 1 else None
+    keeps = given[2] if len(given) > 2 else node.kwargs.get("keepdim", False)
     return dims in ([-1], [x.dim() - 1]) and keeps is True and node.kwargs.get("dtype") in (None, x.dtype)
 
 
@@ -76,7 +77,7 @@ def constant_of(node: fx.Node) -> float | int | bool | None:
     """The number that a tensor holds everywhere, where the graph says so."""
     value, dtype = None, getattr(node.meta.get("val"), "dtype", None)
     while node.op == "call_function" and node.target in VIEWS | COPIES | {prims.convert_element_type.default}:
-        node = node.args[0]  # type: ignore[assignment]
+        node = arguments(node)[0]
     if node.op == "call_function" and node.target is aten.full.default:
         value = node.args[1]
     elif node.op == "call_function" and node.target is aten.scalar_tensor.default:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, VIEWS, Size, equal
+from gossamer.backend.graph.nodes import COPIES, VIEWS, Size, arguments, equal
 from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
@@ -59,8 +59,8 @@ class Layout:
 def path(node: fx.Node) -> list[fx.Node]:
     """The views and copies that end in a node, what they are of first; the node alone if it is neither."""
     found = [node]
-    while _step(found[-1]) is not None:
-        found.append(_step(found[-1]))  # type: ignore[arg-type]
+    while (source := _step(found[-1])) is not None:
+        found.append(source)
     return found[::-1]
 
 
@@ -108,7 +108,7 @@ def _step(node: fx.Node) -> fx.Node | None:
         parts: Any = node.args[0]
         filled = [part for part in parts if not equal(part.meta["val"].numel(), 0)]
         return filled[0] if len(filled) == 1 else None
-    return node.args[0] if node.target in _FORMS else None  # type: ignore[return-value]
+    return arguments(node)[0] if node.target in _FORMS else None
 
 
 def _after(layout: Layout, node: fx.Node) -> Layout | None:
@@ -150,8 +150,8 @@ def _permute(layout: Layout, node: fx.Node) -> Layout:
         given: Any = node.args[1]
         order = [n % len(order) for n in given]
     else:
-        a, b = (0, 1) if node.target is aten.t.default else node.args[1:3]
-        order[a], order[b] = order[b], order[a]  # type: ignore[index]
+        a, b = (0, 1) if node.target is aten.t.default else arguments(node)[1:3]
+        order[a], order[b] = order[b], order[a]
     return replace(layout, dims=tuple(layout.dims[n] for n in order))
 
 
@@ -163,8 +163,8 @@ def _unsqueeze(layout: Layout, node: fx.Node) -> Layout:
 
 
 def _squeeze(layout: Layout, node: fx.Node) -> Layout:
-    rank, given = len(layout.dims), node.args[1]
-    gone = {n % rank for n in ([given] if isinstance(given, int) else given)}  # type: ignore[union-attr, operator]
+    rank, given = len(layout.dims), arguments(node)[1]
+    gone = {n % rank for n in ([given] if isinstance(given, int) else given)}
     kept = [dim for n, dim in enumerate(layout.dims) if not (n in gone and not dim)]
     return replace(layout, dims=tuple(kept))
 

@@ -43,7 +43,8 @@ def arrangement_of(evaluate: Any) -> Arrangement | None:
 
 def _arranged(steps: Sequence[fx.Node], product: Tensor) -> Tensor:
     for step in steps:
-        product = step.target(product, *step.args[1:], **step.kwargs)  # type: ignore[operator]
+        apply: Any = step.target
+        product = apply(product, *step.args[1:], **step.kwargs)
     return product
 
 

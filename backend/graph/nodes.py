@@ -36,6 +36,17 @@ def same(node: Any) -> fx.Node:
     return node
 
 
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """What a node is called with: its function knows the types."""
+    return node.args
+
+
+def function_of(node: fx.Node) -> Callable[..., Any]:
+    """What a node calls."""
+    function: Any = node.target
+    return function
+
+
 def of_tensors(node: fx.Node) -> bool:
     """Whether all that a node is computed from are tensors, not numbers or sizes."""
     return all(isinstance(a, fx.Node) and isinstance(a.meta["val"], torch.Tensor) for a in node.args)
@@ -82,6 +93,12 @@ def hint(size: Size) -> int | None:
     """A size, or what it was when it was traced; None if that is not known."""
     found: int | None = size.node.hint if isinstance(size, torch.SymInt) else size
     return found
+
+
+def hints(sizes: Sequence[Size]) -> list[int] | None:
+    """Those of several sizes; None if one is not known."""
+    found = [n for size in sizes if (n := hint(size)) is not None]
+    return found if len(found) == len(sizes) else None
 
 
 def phase(node: fx.Node) -> tuple[Any, bool]:

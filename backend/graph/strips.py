@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from gossamer.backend.graph.expressions import evaluated
-from gossamer.backend.graph.nodes import COPIES, SPREADS
+from gossamer.backend.graph.nodes import COPIES, SPREADS, arguments, function_of
 from gossamer.runtime.torch_internals import FakeTensorMode
 from gossamer.sparsity.attention.tile_table import LARGE, Strips
 
@@ -70,7 +70,7 @@ def _traced(graph: fx.Graph, values: Sequence[Tensor | int]) -> dict[fx.Node, An
 
 def _applied(node: fx.Node, value: Callable[[fx.Node], Any]) -> Any:
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), value)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    return function_of(node)(*args, **kwargs)
 
 
 class _Rows:
@@ -107,10 +107,10 @@ class _Rows:
             return result.expand(of_strip)
         if target is aten.expand.default:
             return spread(node.args[0]).expand(of_strip)
-        if target in SPREADS and self._shapes[node.args[0]][-2:] == shape[-2:]:  # type: ignore[index]
+        if target in SPREADS and self._shapes[arguments(node)[0]][-2:] == shape[-2:]:
             return spread(node.args[0]).reshape(of_strip)
-        if target is aten.index.Tensor and len(node.args[1]) == len(self._shapes[node.args[0]]):  # type: ignore
-            places: Any = [spread(each) for each in node.args[1]]  # type: ignore[union-attr]
+        if target is aten.index.Tensor and len(arguments(node)[1]) == len(self._shapes[arguments(node)[0]]):
+            places: Any = [spread(each) for each in arguments(node)[1]]
             if all(place is not None for place in places):
                 return target(self._all(node.args[0]), places).expand(of_strip)
         if target is aten.full.default:

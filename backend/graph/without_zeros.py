@@ -24,4 +24,4 @@ def without_zeros(parameters: Mapping[str, Tensor], told: Collection[str]) -> It
         share = density(weight.detach())
         few = NO_ZEROS if share == 1 else FEW_ZEROS
         reason = few if share > _MOST else "no sparse kernel for what it is used for"
-        yield Decision(name, "-", tuple(weight.shape), share, None, None, False, reason, None)
+        yield Decision.dense(name, "-", weight.shape, share, reason)

@@ -6,10 +6,11 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.calls.layouts import Matrices
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.calls.region_op import CompiledRegion, Variant
-from gossamer.backend.devices.kernel import allocate
-from gossamer.backend.measuring.measure import fastest, format_of, kernel_of, random
+from gossamer.backend.measuring.measure import fastest, kernel_of, random
+from gossamer.backend.regions.compiled_kernel import format_of
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
@@ -26,12 +27,8 @@ def call_us() -> float:
     kernel = kernel_of(matrix, torch.float32, "broadcast")
     weight, x = torch.eye(_SIZE), random(1, _SIZE)
     packings = Packings.of(_KEY, _itself(), format_of(kernel))
-    region = region_op.add(
-        _KEY,
-        CompiledRegion(
-            (Variant(math.inf, kernel, packings),), torch.mm, 1, 1.0, True, False, _SIZE, torch.float32, allocate, False
-        ),
-    )
+    variant = Variant(math.inf, kernel, (Weight(packings, slice(1, 2), 1.0, renew=True, verify=False),))
+    region = region_op.add(_KEY, CompiledRegion((variant,), Matrices(((_SIZE, torch.float32),)), torch.mm))
     us = fastest({"call": lambda: region_op.region([x, weight], _KEY)}, 1)["call"]
     del region
     return us

@@ -13,9 +13,8 @@ import torch
 from torch import fx
 
 from gossamer.backend.devices.measured_times import DENSE
+from gossamer.backend.regions.compiled_kernel import format_of
 from gossamer.dialects.errors import CompileError, FormatError
-from gossamer.dialects.format import Format
-from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.region_kernel import RegionKernel
@@ -104,14 +103,6 @@ def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> d
             if number < 2 or best[name] <= limit:
                 best[name] = min(best[name], _timed(call, times[name], clock))
     return best
-
-
-def format_of(kernel: RegionKernel) -> Format | Packing:
-    """What the weight of a kernel is packed in. CompileError if it is read densely."""
-    format = next((f for f in kernel.formats if f is not None), None)
-    if format is None:
-        raise CompileError("the kernel reads the weight densely")
-    return format
 
 
 def _repetitions(call: Call, clock: Clock) -> int:

@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.backward_part import JointGraph
-from gossamer.backend.graph.einsum_calls import Call, arguments, call_at, hint
+from gossamer.backend.graph.einsum_calls import Call, call_at, hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.nodes import in_training, is_backward, same, users
+from gossamer.backend.graph.nodes import arguments, in_training, is_backward, same, users
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision

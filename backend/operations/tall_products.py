@@ -15,10 +15,10 @@ from torch import fx
 
 from gossamer.backend.calls import region_op
 from gossamer.backend.calls.spmm_region import GatheredRegion
-from gossamer.backend.graph.einsum_calls import arguments, hint
+from gossamer.backend.graph.einsum_calls import hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.nodes import equal_sizes
+from gossamer.backend.graph.nodes import arguments, equal_sizes
 from gossamer.backend.measuring.tall_times import is_faster
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision

@@ -7,32 +7,30 @@ weights are arguments of the kernel and do not count.
 import hashlib
 import threading
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 import torch
 
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.calls.layouts import Matrices
 from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.calls.region_op import Callee, CompiledRegion, Variant
+from gossamer.backend.calls.region_op import Callee
 from gossamer.backend.calls.reordered_region import ReorderedRegion
-from gossamer.backend.devices.device import Device, device_of
+from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.kernel import Kernel
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import in_training
+from gossamer.backend.regions.compiled_kernel import compiled_kernel, format_of
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays, schedules
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import signature, with_narrow_product
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.dialects.errors import CompileError, FormatError
-from gossamer.dialects.format import Format
-from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS
-from gossamer.runtime.versions import source_hash
 
 _lock = threading.RLock()
-_kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Built:
     @property
     def format(self) -> str:
         """What the weight is packed in, by its name in the field."""
-        return ", ".join(_format(kernel).name for kernel in self.kernels)
+        return ", ".join(format_of(kernel).name for kernel in self.kernels)
 
     @property
     def schedule(self) -> str:
@@ -62,72 +60,48 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
     """
     contraction = region.contraction
     weight = contraction.weight
-    matrix, tokens, device = matrix_of(contraction), rounded_tokens(contraction.tokens), device_of(weight.device)
-    densest = densest_that_pays(contraction, options.min_gain)
+    matrix = matrix_of(contraction)
+    densest, renew = densest_that_pays(contraction, options.min_gain), renewing_pays(contraction, options.min_gain)
+    training, verify = in_training(contraction.node.graph), noticed(weight.leaves, options.verify)
     with _lock:
         variants, keys = [], []
         for most_tokens, schedule in schedules(contraction, options.schedule):
-            kernel_key = content_hash(device.target, signature(region.body), matrix, tokens, schedule)
-            kernel = _kernels.get(kernel_key)
-            if kernel is None or (dump is not None and kernel_key not in dump.written):
-                kernel = _kernels[kernel_key] = _compile(region, name, device, matrix, tokens, schedule, dump)
-            if dump is not None:
-                dump.written.add(kernel_key)
-            format = _format(kernel)
+            request, kernel = _kernel(region, name, matrix, schedule, dump)
+            format = format_of(kernel)
             packings = Packings.of(weight.key, weight.evaluate, format)
-            variants.append(Variant(most_tokens, kernel, packings))
-            keys.append(f"{kernel_key} {most_tokens} {format}")
-        renew = renewing_pays(contraction, options.min_gain)
-        training, verify = in_training(contraction.node.graph), noticed(weight.leaves, options.verify)
+            own = Weight(packings, slice(1, 1 + len(leaves)), densest, renew, verify == "full")
+            variants.append(Variant(most_tokens, kernel, (own,)))
+            keys.append(f"{content_hash(request)} {most_tokens} {format}")
         key = content_hash(*keys, weight.key, densest, renew, verify, training)
         built = region_op.find(key)
         if built is None:
-            out = region.output.meta["val"]
+            result = contraction.m, region.output.meta["val"].dtype
+            layout = Matrices((result,) * (1 + (region.second is not None)))
             body = with_narrow_product(region.body) if contraction.quantized else region.body
-            compiled = CompiledRegion(
-                tuple(variants), body, len(leaves), densest, renew, verify == "full", contraction.m, out.dtype,
-                device.allocate, training, region.second is not None,
-            )  # fmt: skip
-            kinds = [extra.kind for extra in region.extras]
-            orders = contraction.orders
-            built = compiled if orders is None else ReorderedRegion.of(compiled, orders, kinds)
+            built = CompiledRegion(tuple(variants), layout, body, device_of(weight.device).allocate, training)
+            if contraction.orders is not None:
+                built = ReorderedRegion.of(built, contraction.orders, [extra.kind for extra in region.extras])
         built = region_op.add(key, built)
     # With several variants the first call that needs one packs for it.
     usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
     try:
-        packed = usual.packings.first(leaves, densest)
+        packed = usual.weights[0].packings.first(leaves, densest)
     except FormatError as error:
         raise CompileError(f"region {name}: its weight cannot be packed: {error}") from error
     return Built(key, built, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))
 
 
-def _format(kernel: Kernel) -> Format | Packing:
-    format = next((f for f in kernel.formats if f is not None), None)
-    if format is None:
-        raise CompileError("the kernel of a region reads the weight densely")
-    return format
+def _kernel(region: Region, name: str, matrix: Matrix, schedule: str, dump: Dump | None) -> tuple[str, Kernel]:
+    """What is asked for, and the kernel."""
+    device, tokens = region.contraction.weight.device, rounded_tokens(region.contraction.tokens)
+    request = "\n".join(map(str, (device_of(device).target, signature(region.body), matrix, tokens, schedule)))
 
+    def contract() -> str:
+        from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
 
-def _compile(
-    region: Region, name: str, device: Device, matrix: Matrix, tokens: int | None, schedule: str, dump: Dump | None
-) -> Kernel:
-    stages = dump.stages(name) if dump is not None else None
-    if stages is not None:
-        stages("fx", "py", region.body.code.strip() + "\n")
-    request = "\n".join(map(str, (signature(region.body), matrix, tokens, schedule, source_hash("gossamer.backend"))))
-    known = device.recall(request) if dump is None else None
-    if known is not None:
-        return known
-    from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
+        return import_region(region.body, matrix, tokens)
 
-    try:
-        contract = import_region(region.body, matrix, tokens)
-        if stages is not None:
-            stages("contract", "mlir", contract)
-        return device.compile(contract, schedule, stages, request)
-    except CompileError as error:
-        where = f"; the stages before are in {dump.directory}" if dump is not None else ""
-        raise CompileError(f"region {name}: {error}{where}") from error
+    return request, compiled_kernel("region", name, request, schedule, device, contract, dump, region.body)
 
 
 def rounded_tokens(tokens: int | None) -> int | None:

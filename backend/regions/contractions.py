@@ -23,7 +23,7 @@ from gossamer.backend.devices.measured_times import Times
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.fusable import kind_of
-from gossamer.backend.graph.nodes import SPREADS, equal_sizes, hint, is_backward
+from gossamer.backend.graph.nodes import SPREADS, arguments, equal_sizes, hints, is_backward
 from gossamer.backend.graph.weight_expressions import Weight, weight_behind
 from gossamer.runtime.int8_product import int8_product
 
@@ -78,8 +78,8 @@ class Contraction:
         """Rows of x seen as a matrix; for a dynamic size its hint, None where there is none."""
         sizes = list(self.x.meta["val"].shape)
         del sizes[-1 if self.side == "right" else -2]
-        hints = [hint(size) for size in sizes]
-        return None if None in hints else prod(hints)  # type: ignore[arg-type]
+        known = hints(sizes)
+        return None if known is None else prod(known)
 
     @property
     def given(self) -> torch.dtype:
@@ -155,16 +155,17 @@ def split_addends(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> 
 def _contraction_at(node: fx.Node, static: set[fx.Node], leaf_values: dict[fx.Node, torch.Tensor]) -> Contraction | None:
     if node.op != "call_function" or node.target not in _PRODUCTS:
         return None
-    if node.target is out_dtype and node.args[:2] != (aten.mm.default, torch.int32):
+    given = arguments(node)
+    if node.target is out_dtype and given[:2] != (aten.mm.default, torch.int32):
         return None
     addend, left, right = _PRODUCTS[node.target]
     found: list[Contraction] = []
     sides: tuple[tuple[Side, int, int], ...] = (("right", right, left), ("left", left, right))
     for side, at, other in sides:
-        operand = _unbatched(node.args[at])  # type: ignore[arg-type]
+        operand = _unbatched(given[at])
         weight = weight_behind(operand, leaf_values) if operand in static else None
         if weight is not None:
-            found.append(_contraction(node, node.args[other], weight, side, addend))  # type: ignore[arg-type]
+            found.append(_contraction(node, given[other], weight, side, addend))
     return min(found, key=lambda c: c.weight.density) if found else None
 
 
@@ -173,9 +174,10 @@ def _contraction(node: fx.Node, x: fx.Node, weight: Weight, side: Side, addend: 
     if weight.transposed:
         rows, columns = columns, rows
     m, k = (columns, rows) if side == "right" else (rows, columns)
-    alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
-    added = None if addend is None or beta == 0 else node.args[addend]
-    return Contraction(node, x, weight, side, m, k, added, alpha, beta)  # type: ignore[arg-type]
+    scales: Any = node.kwargs
+    alpha, beta = scales.get("alpha", 1), scales.get("beta", 1)
+    added = None if addend is None or beta == 0 else arguments(node)[addend]
+    return Contraction(node, x, weight, side, m, k, added, alpha, beta)
 
 
 def _unbatched(operand: fx.Node) -> fx.Node:

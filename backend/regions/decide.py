@@ -60,9 +60,9 @@ def refusal(contraction: Contraction) -> str | None:
 def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None) -> Decision:
     """The Decision about a contraction that stays dense."""
     weight = contraction.weight
-    return Decision(
-        name, contraction.op, weight.shape, weight.density, None, None, False, with_times(reason, contraction), gain,
-        bool(contraction.times), pattern=weight.pattern.label,
+    return Decision.dense(
+        name, contraction.op, weight.shape, weight.density, with_times(reason, contraction), gain, bool(contraction.times),
+        weight.pattern.label,
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
         reason = f"no sparse kernel for {op}{_REMEDIES.get(op, '')}" if op else "not used in this graph"
         tensor = static.tensor
         refused = None if tensor.dtype is torch.int8 else _refusal(tensor, tensor)
-        yield Decision(static.name, op or "-", tuple(tensor.shape), density(tensor), None, None, False, refused or reason, None)
+        yield Decision.dense(static.name, op or "-", tensor.shape, density(tensor), refused or reason)
 
 
 def unknown(inputs: Inputs) -> Iterator[Decision]:
@@ -116,7 +116,7 @@ def unknown(inputs: Inputs) -> Iterator[Decision]:
     reason = "its values are not known while it is compiled (a fake tensor)"
     for name, shape in inputs.unknown:
         if len(shape) >= 2:
-            yield Decision(name, "-", shape, 1.0, None, None, False, reason, None)
+            yield Decision.dense(name, "-", shape, 1.0, reason)
 
 
 def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:

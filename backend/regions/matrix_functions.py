@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.fusable import Kind, constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
+from gossamer.backend.graph.nodes import arguments
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.runtime.int8_product import int8_product
 from gossamer.runtime.torch_internals import DimDynamic, FakeTensorMode, ShapeEnv, StatelessSymbolicContext
@@ -86,7 +87,8 @@ class _Body:
 
     def keep(self, node: fx.Node) -> None:
         """Adds a node that has the values of the one that it is of."""
-        self._copies[node] = self._operand(node.args[0], node.args[0].meta["val"].shape)  # type: ignore[union-attr, arg-type]
+        source = arguments(node)[0]
+        self._copies[node] = self._operand(source, source.meta["val"].shape)
 
     def finish(self, output: fx.Node, *others: fx.Node) -> fx.GraphModule:
         """The body that returns the copy of `output`, or of several nodes."""
@@ -197,13 +199,15 @@ class RowsBody(_Body):
     def append(self, node: fx.Node) -> None:
         """As for all bodies; means, variances and layer norms are spelled out in sums, those of narrow floats in f32."""
         if node.target is operator.getitem:
-            self._copies[node] = self._tuples[node.args[0]][node.args[1]]  # type: ignore[index]
+            source, number = arguments(node)
+            self._copies[node] = self._tuples[source][number]
         elif not is_row_reduction(node):
             super().append(node)
         else:
-            given = node.args[0].meta["val"]  # type: ignore[union-attr]
+            source, *affine = arguments(node)
+            given = source.meta["val"]
             self._given, size = given.dtype, given.shape[-1]
-            x = self._wide(self._operand(node.args[0], given.shape))  # type: ignore[arg-type]
+            x = self._wide(self._operand(source, given.shape))
             if node.target is aten.sum.dim_IntList:
                 self._copies[node] = self._rounded(self._sum(x))
             elif node.target is aten.amax.default:
@@ -219,8 +223,7 @@ class RowsBody(_Body):
                 variance = self._mean(self._square(centred), size - correction)
                 self._tuples[node] = self._rounded(variance), self._rounded(mean)
             else:
-                affine: Any = node.args[2:]
-                self._tuples[node] = (self._rounded(self._layer_norm(x, size, *affine)),)
+                self._tuples[node] = (self._rounded(self._layer_norm(x, size, *affine[1:])),)
 
     def _wide(self, x: fx.Node) -> fx.Node:
         if self._given not in (torch.bfloat16, torch.float16):

@@ -9,7 +9,7 @@ from torch import fx
 from gossamer.backend.calls.region_op import chain as chain_op
 from gossamer.backend.calls.region_op import region as region_op
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.nodes import VIEWS, same_shape
+from gossamer.backend.graph.nodes import VIEWS, arguments, same_shape
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import Extra
 
@@ -69,6 +69,6 @@ def _shape(region: Region, output: fx.Node, emit: Emitter) -> list[Any]:
     while node is not region.contraction.node and node.target not in VIEWS:
         node = next(n for n in node.all_input_nodes if n in region.members)
     if node.target in VIEWS:
-        return list(node.args[1])  # type: ignore[arg-type]
+        return list(arguments(node)[1])
     x = region.contraction.x
     return [*emit.sizes(x, tuple(range(x.meta["val"].dim() - 1))), region.contraction.m]

@@ -5,7 +5,7 @@ The log, the report (table.py) and the tests all read these records. `record` ha
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -58,6 +58,14 @@ class Decision:
     picture: str = ""
     kernels: tuple[str, ...] = ()
     pattern: str = ""
+
+    @classmethod
+    def dense(
+        cls, name: str, op: str, shape: Sequence[int], density: float, reason: str, gain: float | None = None,
+        measured: bool = False, pattern: str = "",
+    ) -> "Decision":  # fmt: skip
+        """What stays as torch has it, and why."""
+        return cls(name, op, tuple(shape), density, None, None, False, reason, gain, measured, pattern=pattern)
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))

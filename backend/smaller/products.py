@@ -116,8 +116,7 @@ def _summed(
     if padded:  # what is constant inside of the image is not at its border
         moving |= nonzero & (given.const & ~analysis.is_zero(given.fill, given.const))
     const = ~moving.any(1)
-    summed = _folded(analysis, weight, given, given.const) if not padded else None
-    fill = bias if summed is None else summed if bias is None else recipe(torch.add, summed, bias)
+    fill = bias if padded else _total(analysis, _folded(analysis, weight, given, given.const), bias)
     result = Channels((dim,), atoms.new(m), 0, const, fill)
     columns = nonzero.any(0)
     stand_in = _stand_in(analysis, given, columns) if padded else torch.zeros(k, dtype=torch.bool)
@@ -141,13 +140,11 @@ def _summed(
             return builder.same(node)
         taken = builder.taken(weight, {0: rows})
         builder.zeros(builder.taken(taken, {1: ~kept & ~given.const}))
-        small, added = builder.taken(taken, {1: kept}), bias
-        added = None if bias is None else builder.taken(bias, {0: rows})
-        if given.fill is not None and bool(left_out.any()):
-            if padded:
-                small = _with_stand_in(builder, taken, small, given, left_out, stand_in, kept)
-            elif (more := _folded(analysis, taken, given, left_out)) is not None:
-                added = more if added is None else recipe(torch.add, more, added)
+        small, added = builder.taken(taken, {1: kept}), None if bias is None else builder.taken(bias, {0: rows})
+        if padded and given.fill is not None and bool(left_out.any()):
+            small = _with_stand_in(builder, taken, small, given, left_out, stand_in, kept)
+        elif not padded:
+            added = _total(analysis, _folded(analysis, taken, given, left_out), added)
         source = builder.small(x) if inside else builder.gathered(x, given)
         inputs = [builder.input(recipe(Tensor.contiguous, small))]
         if added is not None:
@@ -159,6 +156,11 @@ def _summed(
     taps = prod(weight.value.shape[2:])
     product = Product(name, op, weight.value.detach(), result, given, tokens, taps)
     return Step(result, [x] if inside else [], back, build, product)
+
+
+def _total(analysis: Analysis, summed: Known | None, bias: Known | None) -> Known | None:
+    """The sum of what there is."""
+    return bias if summed is None else summed if bias is None else analysis.recipe(torch.add, summed, bias)
 
 
 def _folded(analysis: Analysis, weight: Known, given: Channels, which: Tensor) -> Known | None:

@@ -24,7 +24,7 @@ from gossamer.backend.calls.row_sums import row_sums
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Static, density
-from gossamer.backend.graph.nodes import COPIES, SPREADS, VIEWS, same
+from gossamer.backend.graph.nodes import COPIES, SPREADS, VIEWS, arguments, same
 from gossamer.backend.regions.contractions import Contraction, contraction_at
 from gossamer.backend.regions.cost import predicted
 from gossamer.backend.regions.decide import judge
@@ -105,11 +105,10 @@ def _signed(x: fx.Node) -> fx.Node:
     middle, views = _middle(x), [x]
     emit = Emitter(x.next)
     while views[0].target in _MOVES:
-        views.insert(0, views[0].args[0])  # type: ignore[arg-type]
+        views.insert(0, arguments(views[0])[0])
     made, *views = views
     if _name(made) == _QUANTIZED and _is_plain(made):
-        arguments: Any = made.args
-        real, step, zero, low, high, _ = arguments
+        real, step, zero, low, high, _ = arguments(made)
         for view in views:
             real = emit(view.target, real, *view.args[1:], **view.kwargs)
         rounded = emit(aten.round.default, emit(aten.mul.Tensor, real, 1.0 / step))
@@ -160,7 +159,7 @@ def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
     """What a node multiplies, if that are int8 of which one is a weight with zeros."""
     if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs or node.meta["val"].dtype is not torch.float32:
         return None
-    bias = node.args[0] if node.target is aten.addmm.default else None
+    bias = arguments(node)[0] if node.target is aten.addmm.default else None
     if isinstance(bias, fx.Node) and bias.meta["val"].dim() != 1:
         return None
     left, right = node.args[-2:]
@@ -170,9 +169,9 @@ def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
     weight = same(turned.args[0])
     if _name(x) != _BY_TENSOR or _name(weight) not in (_BY_TENSOR, _BY_ROW):
         return None
-    given, step, zero = x.args[:3]
-    integers, scale, offset = weight.args[:3]
-    static = statics.get(integers)  # type: ignore[arg-type]
+    given, step, zero = arguments(x)[:3]
+    integers, scale, offset = arguments(weight)[:3]
+    static = statics.get(integers)
     if static is None or static.tensor.dtype is not torch.int8 or static.tensor.dim() != 2:
         return None
     by_row = _name(weight) == _BY_ROW
@@ -183,7 +182,7 @@ def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
         return None
     if given.meta["val"].dtype not in (torch.int8, torch.uint8):
         return None
-    return _Factors(given, step, zero, integers, scale, bias)  # type: ignore[arg-type]
+    return _Factors(given, step, zero, integers, scale, bias)
 
 
 def _before(node: Any) -> Any:

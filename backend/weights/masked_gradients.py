@@ -74,9 +74,11 @@ def _decided(found: "_Product | FilterGradient", static: Static, min_gain: float
     share, images = density(static.tensor), isinstance(found, FilterGradient)
     gain = found.gain(round(share * static.tensor.numel())) if isinstance(found, FilterGradient) and min_gain > 0 else None
     refused = _refusal(found, share, gain, min_gain) if min_gain > 0 else None
-    format, schedule = (None, None) if refused else ("CSR", "places" if images else "tokens")
-    reason, shape = refused or "where the mask keeps it", tuple(static.tensor.shape)
-    return Decision(_name(static.name), "gradient", shape, share, format, schedule, refused is None, reason, gain)
+    name, shape = _name(static.name), tuple(static.tensor.shape)
+    if refused is not None:
+        return Decision.dense(name, "gradient", shape, share, refused, gain)
+    schedule = "places" if images else "tokens"
+    return Decision(name, "gradient", shape, share, "CSR", schedule, True, "where the mask keeps it", gain)
 
 
 def _refusal(found: "_Product | FilterGradient", share: float, gain: float | None, min_gain: float) -> str | None:

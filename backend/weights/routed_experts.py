@@ -16,13 +16,13 @@ import torch
 from torch import fx
 
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.compiled_region import CompiledRegion
 from gossamer.backend.calls.expert_regions import ExpertRegions
-from gossamer.backend.calls.region_op import CompiledRegion
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Static, density, zero_heavy
-from gossamer.backend.graph.nodes import hint, in_training
+from gossamer.backend.graph.nodes import arguments, hint, in_training
 from gossamer.backend.regions.build_region import Built, build_region, content_hash
 from gossamer.backend.regions.contractions import Contraction, contraction_at
 from gossamer.backend.regions.cost import predicted_gain
@@ -132,9 +132,9 @@ def _refused(node: fx.Node) -> str | None:
 
 def _experts(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> list[Expert]:
     """The product of each expert with all tokens, as nodes that are to go again."""
-    x, weights = node.args[:2]
+    x, weights = arguments(node)[:2]
     emit, found = Emitter(node), list[Expert]()
-    count = weights.meta["val"].shape[0]  # type: ignore[union-attr]
+    count = weights.meta["val"].shape[0]
     for number in range(count):
         product = emit(aten.mm.default, x, emit(aten.select.int, weights, 0, number))
         contraction = contraction_at(product, values)
@@ -168,9 +168,9 @@ def _built(experts: list[Expert], statics: Mapping[fx.Node, Static], context: Gr
 
 def _forget(product: fx.Node) -> None:
     """Takes a node of `_experts` out of the graph."""
-    selected = product.args[1]
+    selected = arguments(product)[1]
     product.graph.erase_node(product)
-    product.graph.erase_node(selected)  # type: ignore[arg-type]
+    product.graph.erase_node(selected)
 
 
 def _replace(node: fx.Node, leaves: tuple[fx.Node, ...], built: list[Built]) -> None:
@@ -188,7 +188,7 @@ def _replace(node: fx.Node, leaves: tuple[fx.Node, ...], built: list[Built]) -> 
 def _decision(static: Static, reason: str | None, gain: float | None, built: list[Built]) -> Decision:
     shape, share = tuple(static.tensor.shape), density(static.tensor)
     if reason is not None:
-        return Decision(static.name, "experts", shape, share, None, None, False, reason, gain)
+        return Decision.dense(static.name, "experts", shape, share, reason, gain)
     kernels = dict.fromkeys((each.format, each.schedule) for each in built)
     formats, schedules = (", ".join(dict.fromkeys(names)) for names in zip(*kernels, strict=True))
     return Decision(

@@ -20,7 +20,7 @@ from torch_mlir.dialects import arith, math, scf, vector
 
 from gossamer.dialects.attention import ADD, LOW, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.block_rows import BlockRows, Entry
-from gossamer.passes.attention.query_tile import Rows
+from gossamer.passes.attention.query_tile import Rows, WeightedRows
 from gossamer.passes.finish.online_softmax import Running, along, larger, power
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import (
@@ -79,7 +79,7 @@ class _Attend(BlockRows):
             def partial(group: ir.Value) -> ir.Value:
                 return self.partial(arith.addi(start, group))
 
-            tile.add_weighted(sums, shrunk, count, scores, TILE_KEYS, place_of, partial)
+            tile.add_weighted(sums, shrunk, WeightedRows(count, TILE_KEYS, scores, place_of, partial))
             return Running(now, totals)
 
         self._finish(pair, first, sums, along(begin, end, self.chunk, vec, tile.vectors, chunk))

@@ -22,7 +22,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.dialects.attention import ADD, FILLED_LOW, LOW, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.block_rows import BlockRows, Entry
-from gossamer.passes.attention.query_tile import Rows
+from gossamer.passes.attention.query_tile import Rows, WeightedRows
 from gossamer.passes.finish.online_softmax import power
 from gossamer.passes.loops.buffers import buffer_of
 from gossamer.passes.loops.queries import walk
@@ -149,7 +149,7 @@ class _Gradient(BlockRows):
         def partial(group: ir.Value) -> ir.Value:
             return self.partial(arith.addi(start, group))
 
-        self.tile.add_weighted(sums, None, count, weights, TILE_KEYS, place_of, partial)
+        self.tile.add_weighted(sums, None, WeightedRows(count, TILE_KEYS, weights, place_of, partial))
 
     def scales(self) -> list[ir.Value]:
         return [splat_of(self.tile.vec, self.scale)] * self.tile.vectors

@@ -43,6 +43,22 @@ class Rows:
         return isinstance(self.element, ir.BF16Type)
 
 
+@dataclass(frozen=True)
+class WeightedRows:
+    """`groups` of `each` rows, and what they are weighted with for the rows of a tile.
+
+    weights   [groups each][TILE_QUERIES]
+    place_of  (group, number) → in which memory a row begins, and where
+    hides     group → whether weights of 0 stand for rows that are hidden, whose elements may be NaN or infinite
+    """
+
+    groups: ir.Value
+    each: int
+    weights: ir.Value
+    place_of: Callable[[ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
+    hides: Callable[[ir.Value], ir.Value]
+
+
 class QueryTile:
     """TILE_QUERIES rows of `size` elements of f32, on vectors of `bits`."""
 
@@ -145,59 +161,53 @@ class QueryTile:
             scf.YieldOp(sums)
         return [list(ds.results)[n * width : (n + 1) * width] for n in range(len(places))]
 
-    def add_weighted(
-        self,
-        sums: ir.Value,
-        factors: Sequence[ir.Value] | None,
-        groups: ir.Value,
-        weights: ir.Value,
-        each: int,
-        place_of: Callable[[ir.Value, ir.Value], tuple[ir.Value, ir.Value]],
-        partial: Callable[[ir.Value], ir.Value],
-    ) -> None:
-        """sums[d][r] = sums[d][r] * factors[r] + the sum of rows[n][d] weights[n][r] over `groups` of `each` rows;
-        place_of(group, number) says in which memory and where a row begins, partial(group) whether weights of 0 stand for rows
-        that are hidden, whose elements may be NaN or infinite."""
-
-        def one(group: ir.Value, at: ir.Value, count: int, carried: list[ir.Value], hides: bool) -> list[ir.Value]:
-            with loop(index(0), index(each), index(4), carried) as inner:
-                totals = list(inner.inner_iter_args)
-                for u in range(4):
-                    number = arith.addi(inner.induction_variable, index(u))
-                    memory, place = place_of(group, number)
-                    own = self.load(weights, arith.addi(arith.muli(group, index(each)), number))
-                    none = zeros(self.vec)
-                    seen = [arith.cmpf(arith.CmpFPredicate.UNE, weight, none) for weight in own] if hides else own
-                    for n in range(count):
-                        element = self._scalar(memory, arith.addi(place, arith.addi(at, index(n))))
-                        for v in range(self.vectors):
-                            i = n * self.vectors + v
-                            more = vector.fma(element, own[v], totals[i])
-                            totals[i] = arith.select(seen[v], more, totals[i]) if hides else more
-                scf.YieldOp(totals)
-            return list(inner.results)
-
-        def some(at: ir.Value, count: int) -> None:
-            start = []
-            for n in range(count):
-                values = self.load(sums, arith.addi(at, index(n)))
-                start += values if factors is None else [arith.mulf(a, f) for a, f in zip(values, factors, strict=True)]
-            with loop(index(0), groups, index(1), start) as outer:
-                group, carried = outer.induction_variable, list(outer.inner_iter_args)
-                choice = scf.IfOp(partial(group), [self.vec] * len(carried), has_else=True)
-                for block, hides in ((choice.then_block, True), (choice.else_block, False)):
-                    with ir.InsertionPoint(block):
-                        scf.YieldOp(one(group, at, count, carried, hides))
-                scf.YieldOp(list(choice.results))
-            for n in range(count):
-                self.store(outer.results[n * self.vectors : (n + 1) * self.vectors], sums, arith.addi(at, index(n)))
-
+    def add_weighted(self, sums: ir.Value, factors: Sequence[ir.Value] | None, rows: WeightedRows) -> None:
+        """sums[d][r] = sums[d][r] * factors[r] + the sum of rows[n][d] weights[n][r]"""
         whole = self.size - self.size % self.at_once
         if whole:
             with loop(index(0), index(whole), index(self.at_once)) as ds:
-                some(ds.induction_variable, self.at_once)
+                self._add_columns(sums, factors, rows, ds.induction_variable, self.at_once)
         if self.size > whole:
-            some(index(whole), self.size - whole)
+            self._add_columns(sums, factors, rows, index(whole), self.size - whole)
+
+    def _add_columns(
+        self, sums: ir.Value, factors: Sequence[ir.Value] | None, rows: WeightedRows, at: ir.Value, count: int
+    ) -> None:
+        """The same for `count` columns of the rows, from `at` on, whose sums fit registers."""
+        start = []
+        for n in range(count):
+            values = self.load(sums, arith.addi(at, index(n)))
+            start += values if factors is None else [arith.mulf(a, f) for a, f in zip(values, factors, strict=True)]
+        with loop(index(0), rows.groups, index(1), start) as outer:
+            group, carried = outer.induction_variable, list(outer.inner_iter_args)
+            choice = scf.IfOp(rows.hides(group), [self.vec] * len(carried), has_else=True)
+            for block, hides in ((choice.then_block, True), (choice.else_block, False)):
+                with ir.InsertionPoint(block):
+                    scf.YieldOp(self._add_group(rows, group, at, carried, hides))
+            scf.YieldOp(list(choice.results))
+        for n in range(count):
+            self.store(outer.results[n * self.vectors : (n + 1) * self.vectors], sums, arith.addi(at, index(n)))
+
+    def _add_group(
+        self, rows: WeightedRows, group: ir.Value, at: ir.Value, carried: list[ir.Value], hides: bool
+    ) -> list[ir.Value]:
+        """Sums of columns with the rows of one group, of which those of weight 0 count as 0 if it hides some."""
+        with loop(index(0), index(rows.each), index(4), carried) as inner:
+            totals = list(inner.inner_iter_args)
+            for u in range(4):
+                number = arith.addi(inner.induction_variable, index(u))
+                memory, place = rows.place_of(group, number)
+                own = self.load(rows.weights, arith.addi(arith.muli(group, index(rows.each)), number))
+                none = zeros(self.vec)
+                seen = [arith.cmpf(arith.CmpFPredicate.UNE, weight, none) for weight in own] if hides else own
+                for i, total in enumerate(totals):
+                    n, v = divmod(i, self.vectors)
+                    if v == 0:
+                        element = self._scalar(memory, arith.addi(place, arith.addi(at, index(n))))
+                    more = vector.fma(element, own[v], total)
+                    totals[i] = arith.select(seen[v], more, total) if hides else more
+            scf.YieldOp(totals)
+        return list(inner.results)
 
     def _scalar(self, memory: ir.Value, place: ir.Value) -> ir.Value:
         return vector.broadcast(self.vec, memref.load(memory, [place]))

@@ -270,35 +270,37 @@ class _Lowering:
         return function
 
     def _fill(self, function: func.FuncOp, stage: Stage, vectors: int) -> None:
+        """Emits what the function of a stage does, for a tile of so many vectors."""
         workspace, *arguments = function.entry_block.arguments
-        element, width, places = self.chain.sum_type, vectors * self.lanes, self.chain.places
         outside: dict[ir.Value, tuple[ir.Value, ...]] = {}
         for value, memory in self._memory(stage).items():
             outside[value], arguments = tuple(arguments[: len(memory)]), arguments[len(memory) :]
-        tiled = self._tiled(stage)
+        tiled, width = self._tiled(stage), vectors * self.lanes
         offsets, (first, valid, low, high, *rest) = arguments[: len(tiled)], arguments[len(tiled) :]
-        buffers = {v: view(workspace, places[v], width, offset) for v, offset in zip(tiled, offsets, strict=True)}
-        frame = Frame(vector_of(self.lanes, element), vectors, buffers, outside, low, high)
-        if stage.kind == "pack" and stage.gives is not None:
-            emit_pack_rounded(Rounded(stage.value, stage.gives), frame, first, valid)
-        elif stage.kind == "pack":
-            emit_pack(stage.value, frame, first, valid, next(iter(rest), None))
-        elif stage.kind == "unpack":
-            emit_unpack(stage.value, frame, outside[stage.out][0], first, valid, next(iter(rest), None))
-        elif stage.kind == "round":
-            assert stage.gives is not None
-            emit_round(Rounded(stage.value, stage.gives), frame)
-        elif stage.product is not None:
-            (op,) = stage.ops
-            emit_product(op, stage.product, buffers[factor(stage)], stage.gives, frame)
-        elif stage.kind == "rows":
-            emit_rows(stage.ops, frame)
-        elif stage.kind == "normalize":
-            emit_norm(stage.ops[0], frame)
-        elif stage.kind == "rotate":
-            emit_rotation(stage.ops[0], frame)
-        else:
-            self._fill_attention(stage, frame, workspace, first, valid, rest)
+        places = [(v, self.chain.places[v], offset) for v, offset in zip(tiled, offsets, strict=True)]
+        buffers = {v: view(workspace, place, width, offset) for v, place, offset in places}
+        frame = Frame(vector_of(self.lanes, self.chain.sum_type), vectors, buffers, outside, low, high)
+        match stage.kind:
+            case "pack" if stage.gives is not None:
+                emit_pack_rounded(Rounded(stage.value, stage.gives), frame, first, valid)
+            case "pack":
+                emit_pack(stage.value, frame, first, valid, rest[0] if stage.strided else None)
+            case "unpack":
+                emit_unpack(stage.value, frame, outside[stage.out][0], first, valid, rest[0] if stage.strided else None)
+            case "round":
+                assert stage.gives is not None
+                emit_round(Rounded(stage.value, stage.gives), frame)
+            case "product":
+                assert stage.product is not None
+                emit_product(stage.ops[0], stage.product, buffers[factor(stage)], stage.gives, frame)
+            case "rows":
+                emit_rows(stage.ops, frame)
+            case "normalize":
+                emit_norm(stage.ops[0], frame)
+            case "rotate":
+                emit_rotation(stage.ops[0], frame)
+            case "attend":
+                self._fill_attention(stage, frame, workspace, first, valid, rest)
 
     def _fill_attention(
         self, stage: Stage, frame: Frame, workspace: ir.Value, first: ir.Value, valid: ir.Value, rest: list[ir.Value]

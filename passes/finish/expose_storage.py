@@ -50,38 +50,15 @@ def _expose(function: func.FuncOp, arrays: bool) -> None:
     results = [ir.RankedTensorType(value.type) for value in returned.operands]
     if not results or (len(results) > 1 and any(result.encoding is not None for result in results)):
         raise CompileError(f"@{function.name.value} returns {len(results)} values, expose-storage needs one, or dense ones")
-    types: list[ir.Type] = []
+    given = list(block.arguments)
     with ir.InsertionPoint.at_block_begin(block), function.location:
-        for argument in list(block.arguments):
-            if isinstance(argument.type, ir.IndexType):
-                types.append(argument.type)
-                argument.replace_all_uses_with(block.add_argument(argument.type, function.location))
-                continue
-            tensor = ir.RankedTensorType(argument.type)
-            open_ = tensor.encoding is not None and not tensor.has_static_shape
-            if open_ and not arrays:
-                types.append(tensor)
-                argument.replace_all_uses_with(block.add_argument(tensor, function.location))
-                continue
-            dense = tensor.encoding is None
-            memory = [ir.MemRefType.get(tensor.shape, tensor.element_type)] if dense else _components(tensor)
-            buffers = [block.add_argument(t, function.location) for t in memory]
-            types += memory
-            tensors = [_tensor(b) for b in buffers]
-            replacement = tensors[0] if dense else _assembled(tensor, tensors)
-            argument.replace_all_uses_with(replacement)
-            if open_:
-                storage = storage_of_type(tensor)
-                for _ in storage.levels if isinstance(storage, Format) else ():
-                    types.append(ir.IndexType.get())
-                    block.add_argument(types[-1], function.location)
-        extra = [
-            *(ir.MemRefType.get(result.shape, result.element_type) for result in results if result.encoding is None),
-            ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], ir.IntegerType.get_signless(8)),
-            ir.IndexType.get(),
-        ]
-        outputs = [block.add_argument(t, function.location) for t in extra][:-2]
-    for _ in range(len(block.arguments) - len(types) - len(extra)):
+        for argument in given:
+            argument.replace_all_uses_with(_exposed(block, argument.type, arrays))
+        memories = [ir.MemRefType.get(r.shape, r.element_type) for r in results if r.encoding is None]
+        outputs = [_added(block, memory) for memory in memories]
+        _added(block, ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], ir.IntegerType.get_signless(8)))
+        _added(block, ir.IndexType.get())
+    for _ in given:
         block.erase_argument(0)
     if outputs:
         results = []
@@ -90,10 +67,33 @@ def _expose(function: func.FuncOp, arrays: bool) -> None:
                 bufferization.materialize_in_destination(None, value, out, restrict=True, writable=True)
             func.ReturnOp([])
         returned.operation.erase()
-    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([*types, *extra], results))
+    types = [argument.type for argument in block.arguments]
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, results))
     for attribute in ("arg_attrs", "res_attrs"):
         if attribute in function.attributes:
             del function.attributes[attribute]
+
+
+def _added(block: ir.Block, type_: ir.Type) -> ir.Value:
+    """A new argument, the last one."""
+    return block.add_argument(type_, ir.Location.current)
+
+
+def _exposed(block: ir.Block, type_: ir.Type, arrays: bool) -> ir.Value:
+    """A value of this type, made of new arguments: the memory behind it, or itself where there is none to be seen."""
+    if isinstance(type_, ir.IndexType):
+        return _added(block, type_)
+    tensor = ir.RankedTensorType(type_)
+    if tensor.encoding is None:
+        return _tensor(_added(block, ir.MemRefType.get(tensor.shape, tensor.element_type)))
+    is_open = not tensor.has_static_shape
+    if is_open and not arrays:
+        return _added(block, tensor)
+    assembled = _assembled(tensor, [_tensor(buffer) for buffer in [_added(block, memory) for memory in _components(tensor)]])
+    storage = storage_of_type(tensor)
+    for _ in storage.levels if is_open and isinstance(storage, Format) else ():
+        _added(block, ir.IndexType.get())
+    return assembled
 
 
 def _tensor(buffer: ir.Value) -> ir.Value:

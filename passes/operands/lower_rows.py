@@ -23,7 +23,7 @@ known, there are only the functions that they need.
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +50,7 @@ from gossamer.passes.loops.vectors import (
     vector_of,
     zeros,
 )
-from gossamer.passes.operands.row_reader import GATHERED, ONE, RowReader
+from gossamer.passes.operands.row_reader import ColumnReader, Entries, GatheringReader, Reader, VectorReader
 
 _HALVED = 64  # bytes of a vector that is used by halves too
 _LONG = 12  # entries a row, on average, from which on a vector of them is gathered
@@ -118,8 +118,8 @@ class _Rows:
         self.carried = self.vectors * self.lanes * byte_width(self.scalars.element)
 
     def lower(self) -> None:
-        variants = {count * lanes: self._function(count, lanes) for count, lanes in self._shapes()}
-        single = [self._function(count, self.lanes) for count in (ONE, GATHERED)] if self.width in (None, 1) else []
+        variants = {count * lanes: self._of_vectors(count, lanes) for count, lanes in self._shapes()}
+        single = self._of_one_column() if self.width in (None, 1) else []
         reserve_workspace(self.module, self.carried)
         with ir.InsertionPoint(self.op):
             self.rows = memref.dim(self.storage.output, index(0))
@@ -225,44 +225,55 @@ class _Rows:
             self.view, buffer, [offset], [self.rows, self.columns], [stride], [open_], [open_, open_], [open_, 1]
         ).result
 
-    def _function(self, count: int, lanes: int) -> func.FuncOp:
+    def _of_vectors(self, count: int, lanes: int) -> func.FuncOp:
+        """A function for up to `count` vectors of so many columns."""
+
+        def emit(entries: Entries, first: ir.Value, add_rows: Callable[[Reader], None]) -> None:
+            left = arith.subi(memref.dim(entries.x, index(1)), arith.addi(first, index((count - 1) * lanes)))
+            mask = mask_of(lanes, arith.minui(left, index(lanes)))
+            with _either(far(entries.x)) as blocks:
+                for block, ahead in zip(blocks, (self.level, None), strict=True):
+                    with ir.InsertionPoint(block):
+                        add_rows(VectorReader(entries, first, count, lanes, mask, ahead))
+
+        return self._function(f"_columns{count}" if lanes == self.lanes else "_half", emit)
+
+    def _of_one_column(self) -> list[func.FuncOp]:
+        """The functions for one column, which is read element by element, or gathered."""
+        return [
+            self._function("_column", lambda entries, _, add_rows: add_rows(ColumnReader(entries, entries.column()))),
+            self._function(
+                "_column_gathered",
+                lambda entries, _, add_rows: add_rows(GatheringReader(entries, entries.column(), self.lanes)),
+            ),
+        ]
+
+    def _function(self, suffix: str, emit: Callable[[Entries, ir.Value, Callable[[Reader], None]], None]) -> func.FuncOp:
         """A function of the arrays, a view of y, its first column, rows [low, high) and entries [begin, end).
 
-        It is for up to `count` vectors of so many columns; for one column if that is ONE or GATHERED. If sums may be raw,
-        rows before the last argument are complete.
+        `emit` takes the entries, the first column, and what adds up all rows with a reader. If sums may be raw, rows before the
+        last argument are complete.
         """
         parent = self.op.operation.parent.opview
         buffers = [self.positions, self.coordinates, self.values, self.x, *self.reads.values()]
         types = [*(buffer.type for buffer in buffers), self.view, *[ir.IndexType.get()] * (5 + self.raw)]
-        several = f"_columns{count}" if lanes == self.lanes else "_half"
-        name = parent.name.value + {ONE: "_column", GATHERED: "_column_gathered"}.get(count, several)
         with ir.InsertionPoint(parent):
-            function = func.FuncOp(name, (types, []), visibility="private")
+            function = func.FuncOp(parent.name.value + suffix, (types, []), visibility="private")
         with ir.InsertionPoint(function.add_entry_block()):
-            positions, coordinates, values, x, *others = function.entry_block.arguments
+            positions, *given = function.entry_block.arguments
+            entries, others = Entries(self.scalars, *given[:3]), given[3:]
             reads = dict(zip(self.reads, others, strict=False))
             out, first, low, high, begin, end, *complete = others[len(reads) :]
-            mask = None
-            if count > 0:
-                left = arith.subi(memref.dim(x, index(1)), arith.addi(first, index((count - 1) * lanes)))
-                mask = mask_of(lanes, arith.minui(left, index(lanes)))
 
-            def add_rows(ahead: bool) -> None:
-                reader = RowReader(self.scalars, coordinates, values, x, first, count, lanes, self.level if ahead else None)
+            def add_rows(reader: Reader) -> None:
                 with loop(low, high, index(1)) as rows:
                     row = rows.induction_variable
                     start = arith.maxui(load_index(positions, row), begin)
                     stop = arith.minui(load_index(positions, arith.addi(row, index(1))), end)
-                    sums = reader.row(start, stop, count, mask)
-                    self._store(sums, _Place(out, row, index(0), first, mask), reads, *complete or [None])
+                    place = _Place(out, row, index(0), first, reader.mask)
+                    self._store(reader.row(start, stop), place, reads, *complete or [None])
 
-            if count > 0:
-                with _either(far(x)) as blocks:
-                    for block, ahead in zip(blocks, (True, False), strict=True):
-                        with ir.InsertionPoint(block):
-                            add_rows(ahead)
-            else:
-                add_rows(ahead=False)
+            emit(entries, first, add_rows)
             func.ReturnOp([])
         return function
 

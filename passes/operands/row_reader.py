@@ -1,6 +1,8 @@
 """How rows of x are summed, weighted by the entries of a row of a sparse matrix: the inner loops of lower-rows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math, memref, scf, vector
@@ -10,82 +12,114 @@ from gossamer.passes.loops.prefetch import Ahead, elements_a_line
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, rolled, vector_of, zeros
 
-ONE, GATHERED = 0, -1
-"""Counts of vectors that say that there is one column, read element by element or gathered."""
+
+@dataclass(frozen=True)
+class Entries:
+    """The entries of a sparse matrix, and the x whose rows they weight."""
+
+    scalars: Scalars
+    coordinates: ir.Value
+    values: ir.Value
+    x: ir.Value
+
+    def column(self) -> ir.Value:
+        """The only column of x, as a vector."""
+        if ir.MemRefType(self.x.type).rank == 1:
+            return self.x
+        open_ = ir.ShapedType.get_dynamic_size()
+        line = ir.MemRefType.get([open_], self.scalars.element)
+        rows = memref.dim(self.x, index(0))
+        return memref.ReinterpretCastOp(line, self.x, [], [rows], [], [0], [open_], [1]).result
 
 
-class RowReader:
-    """Sums rows of x, from a first column on, weighted by the entries of a sparse matrix."""
+@dataclass(frozen=True)
+class ColumnReader:
+    """Sums one column of x, element by element."""
 
-    def __init__(
-        self,
-        scalars: Scalars,
-        coordinates: ir.Value,
-        values: ir.Value,
-        x: ir.Value,
-        first: ir.Value,
-        count: int,
-        lanes: int,
-        ahead: int | None,
-    ) -> None:
-        self.scalars, self.lanes = scalars, lanes
-        self.vec, self.sums = (vector_of(lanes, t) for t in (scalars.element, scalars.wide))
-        self.ahead = None if ahead is None else Ahead.into(ahead, -(-count * lanes // elements_a_line(x)))
-        self.last = arith.subi(memref.dim(coordinates, index(0)), index(1))
-        self.coordinates, self.values, self.x, self.first = coordinates, values, x, first
-        if count <= 0 and ir.MemRefType(x.type).rank == 2:  # one column, which is a vector
-            open_ = ir.ShapedType.get_dynamic_size()
-            line = ir.MemRefType.get([open_], scalars.element)
-            self.x = memref.ReinterpretCastOp(line, x, [], [memref.dim(x, index(0))], [], [0], [open_], [1]).result
+    mask: ClassVar[None] = None
+    entries: Entries
+    column: ir.Value
 
-    def row(self, begin: ir.Value, end: ir.Value, count: int, mask: ir.Value | None) -> list[ir.Value]:
-        """The weighted sums over entries [begin, end): `count` vectors, or a scalar.
-
-        Even one sum does not wait for itself, since the rows that follow are computed at the same time.
-        """
-        if count == GATHERED:
-            return [self._dot(begin, end)]
-        start = [zeros(self.sums)] * count if count > 0 else [self.scalars.zero()]
-        if count == 1:
-            return add_in_turns(begin, end, 2, 2, start, lambda p, sums: self._entry(p, sums, mask))
-        with rolled(begin, end, start) if count > 0 else loop(begin, end, index(1), start) as entries:
-            scf.YieldOp(self._entry(entries.induction_variable, list(entries.inner_iter_args), mask))
+    def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
+        """The weighted sum, a scalar."""
+        given, scalars = self.entries, self.entries.scalars
+        with loop(begin, end, index(1), [scalars.zero()]) as entries:
+            p = entries.induction_variable
+            weight = scalars.widened(memref.load(given.values, [p]))
+            read = scalars.widened(memref.load(self.column, [load_index(given.coordinates, p)]))
+            scf.YieldOp([math.fma(weight, read, entries.inner_iter_args[0])])
         return list(entries.results)
 
-    def _dot(self, begin: ir.Value, end: ir.Value) -> ir.Value:
-        """The sum over entries [begin, end) of a vector x, gathered by vectors."""
-        narrow = ir.MemRefType(self.coordinates.type).element_type
+
+@dataclass(frozen=True)
+class GatheringReader:
+    """Sums one column of x, gathered by vectors."""
+
+    mask: ClassVar[None] = None
+    entries: Entries
+    column: ir.Value
+    lanes: int
+
+    def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
+        """The same."""
+        given, scalars = self.entries, self.entries.scalars
+        element, sums = (vector_of(self.lanes, t) for t in (scalars.element, scalars.wide))
+        narrow = ir.MemRefType(given.coordinates.type).element_type
         small = isinstance(narrow, ir.IntegerType) and ir.IntegerType(narrow).width < 32
         wide = ir.IntegerType.get_signless(32) if small else narrow
-        with loop(begin, end, index(self.lanes), [zeros(self.sums)]) as steps:
+        with loop(begin, end, index(self.lanes), [zeros(sums)]) as steps:
             p = steps.induction_variable
             mask = mask_of(self.lanes, arith.subi(end, p))
             type_ = vector_of(self.lanes, narrow)
             none = arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(narrow, 0)))
-            at = vector.maskedload(type_, self.coordinates, [p], mask, none)
+            at = vector.maskedload(type_, given.coordinates, [p], mask, none)
             if small:
                 at = arith.extui(vector_of(self.lanes, wide), at)
-            read = vector.gather(self.vec, self.x, [index(0)], at, mask, zeros(self.vec))
-            weight = vector.maskedload(self.vec, self.values, [p], mask, zeros(self.vec))
-            both = [each if each.type == self.sums else arith.extf(self.sums, each) for each in (weight, read)]
+            read = vector.gather(element, self.column, [index(0)], at, mask, zeros(element))
+            weight = vector.maskedload(element, given.values, [p], mask, zeros(element))
+            both = [each if each.type == sums else arith.extf(sums, each) for each in (weight, read)]
             scf.YieldOp([math.fma(*both, steps.inner_iter_args[0])])
         order = ir.Attribute.parse("#arith.fastmath<reassoc>")
-        return vector.reduction(self.scalars.wide, vector.CombiningKind.ADD, steps.results[0], fastmath=order)
+        return [vector.reduction(scalars.wide, vector.CombiningKind.ADD, steps.results[0], fastmath=order)]
 
-    def _entry(self, p: ir.Value, sums: Sequence[ir.Value], mask: ir.Value | None) -> list[ir.Value]:
+
+class VectorReader:
+    """Sums `count` vectors of columns of x, from a first column on, the last one masked; rows ahead are fetched into a cache of
+    this level, if it is given."""
+
+    def __init__(self, entries: Entries, first: ir.Value, count: int, lanes: int, mask: ir.Value, ahead: int | None) -> None:
+        self.entries, self.count, self.mask = entries, count, mask
+        self.vec, self.sums = (vector_of(lanes, t) for t in (entries.scalars.element, entries.scalars.wide))
+        line = elements_a_line(entries.x)
+        self.ahead = None if ahead is None else Ahead.into(ahead, -(-count * lanes // line))
+        self.last = arith.subi(memref.dim(entries.coordinates, index(0)), index(1))
+        self.columns = [arith.addi(first, index(n * lanes)) for n in range(count)]
+        self.lines = [arith.addi(first, index(n * line)) for n in range(self.ahead.lines if self.ahead is not None else 0)]
+
+    def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
+        """The weighted sums. Even one does not wait for itself, since the rows that follow are computed at the same time."""
+        start = [zeros(self.sums)] * self.count
+        if self.count == 1:
+            return add_in_turns(begin, end, 2, 2, start, self._entry)
+        with rolled(begin, end, start) as entries:
+            scf.YieldOp(self._entry(entries.induction_variable, list(entries.inner_iter_args)))
+        return list(entries.results)
+
+    def _entry(self, p: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
         """The sums with an entry's share."""
-        weight = self.scalars.widened(memref.load(self.values, [p]))
-        source = load_index(self.coordinates, p)
-        if mask is None:
-            read = self.scalars.widened(memref.load(self.x, [source]))
-            return [math.fma(weight, read, sums[0])]
+        given = self.entries
+        weight = given.scalars.widened(memref.load(given.values, [p]))
+        source = load_index(given.coordinates, p)
         weight = vector.broadcast(self.sums, weight)
-        columns = [arith.addi(self.first, index(n * self.lanes)) for n in range(len(sums))]
         if self.ahead is not None:
-            later = load_index(self.coordinates, arith.minui(arith.addi(p, index(self.ahead.entries)), self.last))
-            for line in range(self.ahead.lines):
-                self.ahead.fetch(self.x, [later, arith.addi(self.first, index(line * elements_a_line(self.x)))])
-        read = [vector.load(self.vec, self.x, [source, column]) for column in columns[:-1]]
-        read.append(vector.maskedload(self.vec, self.x, [source, columns[-1]], mask, zeros(self.vec)))
+            later = load_index(given.coordinates, arith.minui(arith.addi(p, index(self.ahead.entries)), self.last))
+            for line in self.lines:
+                self.ahead.fetch(given.x, [later, line])
+        read = [vector.load(self.vec, given.x, [source, column]) for column in self.columns[:-1]]
+        read.append(vector.maskedload(self.vec, given.x, [source, self.columns[-1]], self.mask, zeros(self.vec)))
         wide = [each if each.type == self.sums else arith.extf(self.sums, each) for each in read]
         return [math.fma(weight, each, total) for each, total in zip(wide, sums, strict=True)]
+
+
+Reader = ColumnReader | GatheringReader | VectorReader
+"""Sums the rows of x that entries [begin, end) weight: vectors of which the last has a `mask`, or a scalar."""

@@ -47,6 +47,11 @@ GIVER = ctypes.cast(_give, ctypes.c_void_p).value or 0
 """The address of the function that gives memory."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C came when a kernel asked for memory, before the function at GIVER could begin. Python drops what is raised there,
+    and the kernel ends without a result."""
+
+
 @contextmanager
 def given() -> Iterator[dict[int, Block]]:
     """The blocks that kernels ask for in here, on this thread, by address. If one could not be given, its error is raised when

@@ -15,7 +15,7 @@ from gossamer.sparsity.arrays.row_form import sorted_by_rows, stored_by_rows
 from gossamer.sparsity.arrays.structure import INTEGERS, check_count, check_sizes, sharing
 from gossamer.sparsity.kernels import contract_ir
 from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.kernel_memory import COPIED, GIVER, Block, array_of, given
+from gossamer.sparsity.kernels.kernel_memory import COPIED, GIVER, Block, Interrupted, array_of, given
 from gossamer.sparsity.kernels.operands import Bound, Spec, bind, extents
 from gossamer.sparsity.operations import entry_products
 from gossamer.sparsity.operations.calls import Build, call_of, kernel_of, launch
@@ -102,7 +102,7 @@ def _arrays(
     """
     found: list[list[int]] = results.view(-1, 2).tolist()
     if found[0][0] == GIVER:
-        raise KeyboardInterrupt  # before what gives memory could take note of it
+        raise Interrupted("while a kernel asked for memory: its result is lost")
     return [
         array_of(blocks[at], n, dtype) if at in blocks else _owned(at, n, dtype, any(_holds(each, at) for each in arguments))
         for (at, n), dtype in zip(found, types, strict=True)

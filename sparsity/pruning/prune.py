@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from gossamer.sparsity.pruning.calibrate import Walk
 from gossamer.sparsity.pruning.choose_layers import Layers, weight_holders
 from gossamer.sparsity.pruning.layer_problem import LayerProblem
 from gossamer.sparsity.pruning.layers import Layer, layers_of
-from gossamer.sparsity.pruning.methods import method_of
+from gossamer.sparsity.pruning.methods import Method, method_of
 from gossamer.sparsity.pruning.patterns import Pattern, pattern_of
 from gossamer.sparsity.pruning.predicted_speed import microseconds
 from gossamer.sparsity.pruning.progress_file import Done, ProgressFile
@@ -78,21 +79,16 @@ def prune(
     Sources: SparseGPT (2023), Wanda (2023), ALPS (2024); see the files of this folder.
     """
     wanted, solve = pattern_of(pattern), method_of(method)
-    share = _share(wanted, pattern, sparsity, latency, loss)
+    goal = _Goal(wanted, _share(wanted, pattern, sparsity, latency, loss), latency, loss, tokens)
     check_name("budget", budget, ("uniform", "sensitivity"))
     check_least("damping", damping, 0)
     check_least("tokens", tokens, 1, integer=True)
     check_model(model)
     model = plain_model(model)
+    console = Console(stderr=True)
     with evaluating(model), called_openly(model):
         layers, calls = layers_of(model, only, skip), calls_of(model, data)
-        for layer in layers:
-            if isinstance(layer.module, nn.MultiheadAttention):
-                raise OptionError(
-                    f"'{layer.name}' is of attention with a `forward` of its own, which reads it itself: `skip` it"
-                )
-            if not bool(layer.weight.isfinite().all()):
-                raise OptionError(f"the weight of '{layer.name}' has a NaN or an infinity: repair it, or `skip` the layer")
+        _check_layers(layers)
         settings = {
             "layers": [(layer.name, *layer.weight.shape) for layer in layers], "batches": len(calls), "pattern": pattern,
             "sparsity": sparsity, "latency": latency, "loss": loss, "method": method, "budget": budget, "damping": damping,
@@ -101,39 +97,90 @@ def prune(
         kept = ProgressFile(resume, settings) if resume is not None else None
         if kept is not None:
             kept.start_again(layers)
-        report, console = PruningReport(tokens), Console(stderr=True)
         walk = Walk(model, layers, calls, damping=damping, sequential=sequential)
-        densities = dict.fromkeys(layers, share)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            densities = dict.fromkeys(layers, goal.share)
             if wanted.density is None and (budget == "sensitivity" or latency is not None or loss is not None):
-                task = bar.add_task("layers measured", total=len(layers))
-                measured = lambda: bar.advance(task)
-                densities = _budget(model, layers, calls, wanted, share, damping, latency, loss, tokens, measured)
-            task = bar.add_task("layers pruned", total=len(layers))
+                densities = _budget(model, layers, calls, goal, damping, _counting(bar, "measured", layers))
+            visitor = _Visitor(goal, solve, densities, kept, _counting(bar, "pruned", layers))
+            walk.run(visitor.visit, kept.write if kept is not None else lambda: None, kept.done if kept is not None else {})
+        return _report(model, layers, visitor.lines, goal, kept)
 
-            def visit(layer: Layer, problem: LayerProblem) -> Tensor | None:
-                density = densities[layer]
-                found = problem.weight if density >= 1 else solve(problem, wanted, density)
-                found = found.to(layer.weight.dtype).reshape(layer.weight.shape)
-                line = _line(layer, found, problem.error(found.to(problem.weight)), wanted, tokens)
-                report.layers.append(line)
-                if kept is not None:
-                    bias = layer.bias
-                    after, before = problem.bias(found.to(problem.weight), bias), None if bias is None else bias.clone()
-                    kept.add(layer.name, Done(found, after, vars(line), layer.weight.clone(), before))
-                bar.advance(task)
-                return found
 
-            walk.run(visit, kept.write if kept is not None else lambda: None, kept.done if kept is not None else {})
-        done = {line.name for line in report.layers}
-        if kept is not None:
-            before = [PrunedLayer(**kept.done[layer.name].line) for layer in layers if layer.name in kept.done.keys() - done]
-            report.layers[:0] = before
-        pruned = {layer.module for layer in layers}
-        others = [each for each in weight_holders(model) if each not in pruned and not is_open(each)]
-        report.left = dict(Counter(type(each).__name__ for each in others))
-        report.layers += _left_dense(layers, {line.name for line in report.layers}, wanted, tokens)
-    return report
+@dataclass(frozen=True)
+class _Goal:
+    """What is wanted: the pattern, and the share of nonzeros (or where to look from), or microseconds, or a loss. The costs are
+    those for so many tokens."""
+
+    pattern: Pattern
+    share: float
+    latency: float | None
+    loss: float | None
+    tokens: int
+
+    def microseconds(self, layer: Layer, density: float) -> tuple[float, float]:
+        """What a call of a layer takes dense, and at a density."""
+        return microseconds(layer, self.pattern, density, self.tokens)
+
+
+@dataclass
+class _Visitor:
+    """Prunes layer after layer: `lines` are those of the report, `kept` what goes on disk."""
+
+    goal: _Goal
+    solve: Method
+    densities: dict[Layer, float]
+    kept: ProgressFile | None
+    advance: Callable[[], None]
+    lines: list[PrunedLayer] = field(default_factory=list)
+
+    def visit(self, layer: Layer, problem: LayerProblem) -> Tensor | None:
+        """The new weight of a layer."""
+        density = self.densities[layer]
+        found = problem.weight if density >= 1 else self.solve(problem, self.goal.pattern, density)
+        found = found.to(layer.weight.dtype).reshape(layer.weight.shape)
+        wide = found.to(problem.weight)
+        line = self._line(layer, found, problem.error(wide))
+        self.lines.append(line)
+        if self.kept is not None:
+            before = None if layer.bias is None else layer.bias.clone()
+            done = Done(found, problem.bias(wide, layer.bias), vars(line), layer.weight.clone(), before)
+            self.kept.add(layer.name, done)
+        self.advance()
+        return found
+
+    def _line(self, layer: Layer, weight: Tensor, error: float) -> PrunedLayer:
+        density = float(torch.count_nonzero(weight)) / weight.numel()
+        return PrunedLayer(layer.name, tuple(weight.shape), density, error, *self.goal.microseconds(layer, density))
+
+
+def _check_layers(layers: Sequence[Layer]) -> None:
+    """OptionError for layers that cannot be pruned."""
+    for layer in layers:
+        if isinstance(layer.module, nn.MultiheadAttention):
+            raise OptionError(f"'{layer.name}' is of attention with a `forward` of its own, which reads it itself: `skip` it")
+        if not bool(layer.weight.isfinite().all()):
+            raise OptionError(f"the weight of '{layer.name}' has a NaN or an infinity: repair it, or `skip` the layer")
+
+
+def _counting(bar: Progress, what: str, layers: Sequence[Layer]) -> Callable[[], None]:
+    """A new task of so many layers: what is called moves it on by one."""
+    task = bar.add_task(f"layers {what}", total=len(layers))
+    return lambda: bar.advance(task)
+
+
+def _report(
+    model: nn.Module, layers: list[Layer], lines: list[PrunedLayer], goal: _Goal, kept: ProgressFile | None
+) -> PruningReport:
+    """About all layers: those that an earlier run has pruned, those of this one, and those that the data do not reach."""
+    done = {line.name for line in lines}
+    if kept is not None:
+        earlier = [kept.done[layer.name] for layer in layers if layer.name in kept.done.keys() - done]
+        lines = [*(PrunedLayer(**each.line) for each in earlier), *lines]
+    pruned = {layer.module for layer in layers}
+    others = [each for each in weight_holders(model) if each not in pruned and not is_open(each)]
+    lines = [*lines, *_left_dense(layers, {line.name for line in lines}, goal)]
+    return PruningReport(goal.tokens, lines, dict(Counter(type(each).__name__ for each in others)))
 
 
 def _share(pattern: Pattern, name: str, sparsity: float | None, latency: float | None, loss: float | None) -> float:
@@ -161,11 +208,10 @@ def _named(*values: float | None) -> list[str]:
 
 
 def _budget(
-    model: nn.Module, layers: list[Layer], calls: list[Call], pattern: Pattern, share: float, damping: float,
-    latency: float | None, loss: float | None, tokens: int, advance: Any,
-) -> dict[Layer, float]:  # fmt: skip
+    model: nn.Module, layers: list[Layer], calls: list[Call], goal: _Goal, damping: float, advance: Callable[[], None]
+) -> dict[Layer, float]:
     """Densities by sensitivity; layers that the data do not reach are not in it."""
-    measured = Sensitivity(model, calls[0], pattern, share)
+    measured = Sensitivity(model, calls[0], goal.pattern, goal.share)
 
     def visit(layer: Layer, problem: LayerProblem) -> None:
         measured.visit(layer, problem)
@@ -174,29 +220,22 @@ def _budget(
     Walk(model, layers, calls[: max(1, len(calls) // 4)], damping=damping).run(visit)
     reached = list(measured.loss)
     losses = [measured.loss[layer] for layer in reached]
-    if latency is not None:
-        costs = [[microseconds(layer, pattern, d, tokens)[1] for d in DENSITIES] for layer in reached]
-        choice = allocate(losses, costs, cost=latency)
+    if goal.latency is not None:
+        costs = [[goal.microseconds(layer, density)[1] for density in DENSITIES] for layer in reached]
+        choice = allocate(losses, costs, cost=goal.latency)
     else:
-        costs = [[d * layer.weight.numel() for d in DENSITIES] for layer in reached]
-        all_of_it = sum(layer.weight.numel() for layer in reached)
-        choice = allocate(losses, costs, loss=loss) if loss is not None else allocate(losses, costs, cost=share * all_of_it)
+        costs = [[density * layer.weight.numel() for density in DENSITIES] for layer in reached]
+        whole = goal.share * sum(layer.weight.numel() for layer in reached)
+        choice = allocate(losses, costs, cost=whole) if goal.loss is None else allocate(losses, costs, loss=goal.loss)
     densities = {layer: DENSITIES[i] for layer, i in zip(reached, choice, strict=True)}
-    if latency is None and loss is None:
-        densities = scaled_to(densities, share)
+    if goal.latency is None and goal.loss is None:
+        densities = scaled_to(densities, goal.share)
     return {layer: densities.get(layer, 1.0) for layer in layers}
 
 
-def _left_dense(layers: list[Layer], done: set[str], pattern: Pattern, tokens: int) -> list[PrunedLayer]:
-    lines = []
+def _left_dense(layers: list[Layer], done: set[str], goal: _Goal) -> Iterator[PrunedLayer]:
     for layer in (each for each in layers if each.name not in done):
-        dense_us, _ = microseconds(layer, pattern, 1, tokens)
+        dense_us, _ = goal.microseconds(layer, 1)
         held = isinstance(layer.module, NonDynamicallyQuantizableLinear)
         note = f"left dense, {'its attention reads the weight itself' if held else 'the data do not reach it'}"
-        lines.append(PrunedLayer(layer.name, tuple(layer.weight.shape), 1, 0, dense_us, dense_us, note))
-    return lines
-
-
-def _line(layer: Layer, weight: Tensor, error: float, pattern: Pattern, tokens: int) -> PrunedLayer:
-    density = float(torch.count_nonzero(weight)) / weight.numel()
-    return PrunedLayer(layer.name, tuple(weight.shape), density, error, *microseconds(layer, pattern, density, tokens))
+        yield PrunedLayer(layer.name, tuple(layer.weight.shape), 1, 0, dense_us, dense_us, note)

@@ -7,7 +7,7 @@ training.detach()                                     plain weights with zeros
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -81,22 +81,12 @@ class SparseTraining:
         self, model: nn.Module, optimizer: Optimizer, recipe: Recipe, only: Layers | None, skip: Layers, seed: int,
         store: bool = False,
     ) -> None:  # fmt: skip
-        together = None
         if store:
             _check_storable(model, recipe)
-        if isinstance(model, DistributedDataParallel):
-            if recipe.sparsifier.is_latent:
-                raise OptionError("this recipe changes the modules: call train_sparse before DistributedDataParallel")
-            group = model.process_group
-            model, together = model.module, lambda tensor: dist.all_reduce(tensor, group=group)
+        model, together = _of_this_process(model, recipe)
         keeps_zeros = recipe.sparsifier.saliency == "zeros"
         layers = layers_of(model, only, skip, (nn.Conv2d, nn.MultiheadAttention), stored=True, masked=keeps_zeros)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        trained = lambda weight: id(weight) in held and weight.requires_grad
-        if missing := [layer.name for layer in layers if not trained(original_of(layer.module, layer.weight_name))]:
-            raise OptionError(
-                f"the optimizer does not train {', '.join(missing)}: give it these weights (with requires_grad), or `skip` them"
-            )
+        _check_trained(layers, optimizer)
         self.optimizer, self.recipe, self.step = optimizer, recipe, 0
         kept = {layer.name: _take_masks(layer) for layer in layers if is_masked(layer.module, layer.weight_name)}
         between = recipe.sparsifier.frozen_variance
@@ -104,20 +94,25 @@ class SparseTraining:
         self._variance = FrozenVariance(optimizer, weights, *between) if between is not None else None
         known = [_stored(each, optimizer, recipe) or _sharded(each, recipe) or each for each in layers]
         self.masks = Masks(known, recipe, seed, together, kept)
-        uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
-        self._storable = {each for each in self.masks.layers if store and _is_storable(each, uses[id(each.parameter)])}
+        self._storable = _storable(self.masks, model) if store else set[Masked]()
         if keeps_zeros and all(layer.first == 0 for layer in self.masks.layers):
             raise OptionError("no layer has zeros that could stay: prune the model first, or take another recipe")
         self._skipped = False
-        stored = self._storable or any(isinstance(layer, StoredWeight) for layer in self.masks.layers)
-        self._open = OpenSizes() if stored and recipe.sparsifier.grows is None and recipe.schedule.end else None
-        if self._open is not None:
-            weakref.finalize(self, self._open.close)
+        self._open = self._opened()
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
         if recipe.sparsifier.pruned == "stay":
             self._hooks += [self._hook_gradient(layer) for layer in self.masks.layers if not isinstance(layer, StoredWeight)]
         self._advance()
         self._swap()
+
+    def _opened(self) -> OpenSizes | None:
+        """Has graphs leave the numbers of nonzeros open, where steps change those of stored weights."""
+        stored = self._storable or any(isinstance(layer, StoredWeight) for layer in self.masks.layers)
+        if not stored or self.recipe.sparsifier.grows is not None or not self.recipe.schedule.end:
+            return None
+        found = OpenSizes()
+        weakref.finalize(self, found.close)
+        return found
 
     def densities(self) -> dict[str, float]:
         """The share of elements that each layer keeps."""
@@ -266,6 +261,27 @@ class SparseTraining:
                     layer.restrict(value)
 
 
+def _of_this_process(model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Callable[[Tensor], Any] | None]:
+    """The model that DistributedDataParallel wraps, and what sums a tensor over all processes; a model that is not wrapped, and
+    None. OptionError for a recipe that would change the module."""
+    if not isinstance(model, DistributedDataParallel):
+        return model, None
+    if recipe.sparsifier.is_latent:
+        raise OptionError("this recipe changes the modules: call train_sparse before DistributedDataParallel")
+    group = model.process_group
+    return model.module, lambda tensor: dist.all_reduce(tensor, group=group)
+
+
+def _check_trained(layers: Sequence[Layer], optimizer: Optimizer) -> None:
+    """OptionError for layers whose weights the optimizer does not train."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    originals = [(layer.name, original_of(layer.module, layer.weight_name)) for layer in layers]
+    if missing := [name for name, weight in originals if id(weight) not in held or not weight.requires_grad]:
+        raise OptionError(
+            f"the optimizer does not train {', '.join(missing)}: give it these weights (with requires_grad), or `skip` them"
+        )
+
+
 def _sharded(layer: Layer, recipe: Recipe) -> ShardedWeight | None:
     """The layer as one whose weight is in parts, if it is one. OptionError for a recipe that would change the module."""
     if not isinstance(layer.parameter, DTensor):
@@ -298,9 +314,13 @@ def _check_storable(model: nn.Module, recipe: Recipe) -> None:
         )
 
 
-def _is_storable(layer: Masked, uses: int) -> bool:
-    """Whether it is a linear layer whose plain weight nothing else has."""
-    return type(layer) is Masked and isinstance(layer.module, nn.Linear) and uses == 1
+def _storable(masks: Masks, model: nn.Module) -> set[Masked]:
+    """The linear layers whose plain weight nothing else has."""
+    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+    return {
+        layer for layer in masks.layers
+        if type(layer) is Masked and isinstance(layer.module, nn.Linear) and uses[id(layer.parameter)] == 1
+    }  # fmt: skip
 
 
 def _lives_on_nonzeros(recipe: Recipe) -> bool:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.chains.chain_region import CompiledChain
+from gossamer.backend.calls.compiled_region import CompiledRegion
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.test_chains import HEADS, Attention, D, PostNorm, model
 
@@ -43,8 +43,8 @@ def test_a_mask_that_hides_padding_is_computed_once_and_as_a_row(
         return x
 
     given = list[list[Tensor]]()
-    call = CompiledChain.__call__
-    monkeypatch.setattr(CompiledChain, "__call__", lambda chain, tensors: given.append(tensors) or call(chain, tensors))
+    call = CompiledRegion.__call__
+    monkeypatch.setattr(CompiledRegion, "__call__", lambda chain, tensors: given.append(tensors) or call(chain, tensors))
     padding = torch.arange(20) < torch.tensor([20, 11, 5])[:, None]
     run = compile_and_run(function, torch.randn(3, 20, D), padding, dynamic=dynamic, regions=12)
     assert {d.reason for d in run.regions} == {"in a chain of 12"}

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gossamer.backend.calls.compiled_region import CompiledRegion
 from gossamer.backend.calls.region_op import region
-from gossamer.backend.chains.chain_region import CompiledChain
 from gossamer.runtime.target import host
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
@@ -191,8 +191,8 @@ def test_sums_of_what_is_looked_up_enter_a_chain_as_one_matrix(dynamic: bool | N
         return layer(words(tokens) * 2 + places(positions) + given)
 
     read = list[list[Tensor]]()
-    call = CompiledChain.__call__
-    monkeypatch.setattr(CompiledChain, "__call__", lambda chain, tensors: read.append(tensors) or call(chain, tensors))
+    call = CompiledRegion.__call__
+    monkeypatch.setattr(CompiledRegion, "__call__", lambda chain, tensors: read.append(tensors) or call(chain, tensors))
     tokens, given = torch.randint(50, (3, 20)), torch.randn(3, 20, D)
     run = compile_and_run(function, tokens, given, dynamic=dynamic, regions=6)
     assert {d.reason for d in run.regions} == {"in a chain of 6"}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.backend.convolution import convolution
+from gossamer.backend.convolution import cost
 from gossamer.backend.measuring import convolution_times
 
 X = torch.randn(2, 32, 14, 14)
@@ -44,7 +44,7 @@ class Gated(nn.Module):
 
 @pytest.mark.parametrize(("us", "sparse"), [(1e5, 2), (1e-3, 0)])
 def test_what_is_measured_decides(us: float, sparse: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "torch_us", lambda *_, **__: us)
+    monkeypatch.setattr(cost, "torch_us", lambda *_, **__: us)
     model = prune_(pointwise())
     with torch.no_grad():
         found = gossamer.explain(model, X, options={"disable": ["smaller-layers"]}).decisions
@@ -57,8 +57,8 @@ def test_networks_with_gates_must_promise_more(monkeypatch: pytest.MonkeyPatch) 
 
     def decided(times: float) -> list[gossamer.Decision]:
         with monkeypatch.context() as patch, torch.no_grad():
-            patch.setattr(convolution, "torch_us", lambda *_, **__: times)
-            patch.setattr(convolution, "ours_us", lambda *_: 1.0)
+            patch.setattr(cost, "torch_us", lambda *_, **__: times)
+            patch.setattr(cost, "ours_us", lambda *_: 1.0)
             patch.setattr("gossamer.backend.convolution.planar.ours_us", lambda *_: 1.0)
             return [each for each in gossamer.explain(model, X).decisions if each.shape == (32, 32)]
 

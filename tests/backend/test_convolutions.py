@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from gossamer.backend.convolution import convolution
+from gossamer.backend.convolution import find_convolutions
 from tests.backend.harness import assert_same, compile_and_run
 from tests.fuzz.convolutions import difference, trained_difference
 
@@ -258,9 +258,9 @@ class Narrow(nn.Module):
 def test_columns_of_taps_may_lie_apart(
     monkeypatch: pytest.MonkeyPatch, across: int, stride: int | tuple[int, int], dtype: torch.dtype
 ) -> None:
-    planned = convolution.planned
+    planned = find_convolutions.planned
     monkeypatch.setattr(
-        convolution, "planned", lambda found: replace(planned(found), channels=3, vectors=2 * across, across=across)
+        find_convolutions, "planned", lambda found: replace(planned(found), channels=3, vectors=2 * across, across=across)
     )
     layer = nn.Conv2d(8, 6, (3, 5), stride, (1, 2), (2, 1), groups=2, dtype=dtype)
     with torch.no_grad():

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.backend.calls import lifetime, message_ops, packed_weights, region_op
-from gossamer.backend.chains import build_chain
-from gossamer.backend.regions import build_region
+from gossamer.backend.regions import compiled_kernel
 from gossamer.dialects.format import Format
 from gossamer.runtime.packing import Packed
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 
 _TABLES = {
     "regions": region_op._regions, "edge lists": message_ops._lists, "values": message_ops._values,
-    "packings": packed_weights._known, "kernels": build_region._kernels, "kernels of chains": build_chain._kernels,
+    "packings": packed_weights._known, "kernels": compiled_kernel._kernels,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch.nn.utils import prune
 
 from gossamer.backend import sparse
 from gossamer.backend.calls import lost_zeros
-from gossamer.backend.convolution import convolution
+from gossamer.backend.convolution import cost
 from gossamer.backend.report.report import Decision, collect
 from tests.backend.harness import assert_same, prune_
 
@@ -24,7 +24,7 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing was compiled anew before, and torch's convolutions are slow enough for a pruned one to pay."""
     monkeypatch.setattr(lost_zeros, "_times", 0)
     lost_zeros._calls.clear()
-    monkeypatch.setattr(convolution, "torch_us", lambda *_, **__: 40.0)
+    monkeypatch.setattr(cost, "torch_us", lambda *_, **__: 40.0)
     torch.compiler.reset()
     yield
     lost_zeros._calls.clear()
@@ -74,7 +74,7 @@ def grow_back_(model: nn.Module) -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_a_model_whose_zeros_came_back_becomes_dense(name: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     make, shape, us = MODELS[name]
-    monkeypatch.setattr(convolution, "torch_us", lambda *_, **__: TRAINED_US if training else us)
+    monkeypatch.setattr(cost, "torch_us", lambda *_, **__: TRAINED_US if training else us)
     torch.manual_seed(0)
     model, x = make(), torch.randn(shape)
     regions = {"dense": "eager", "disable": ["smaller-layers"]}  # which know by themselves when a row is empty no more
@@ -103,7 +103,7 @@ def test_a_model_whose_zeros_came_back_becomes_dense(name: str, training: bool, 
 
 def test_weights_that_lose_their_zeros_in_training_run_densely_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing holds the zeros, so that the first step of an optimizer fills them."""
-    monkeypatch.setattr(convolution, "torch_us", lambda *_, **__: TRAINED_US)
+    monkeypatch.setattr(cost, "torch_us", lambda *_, **__: TRAINED_US)
     torch.manual_seed(0)
     model, x = convolutions(), torch.randn(2, 16, 14, 14)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

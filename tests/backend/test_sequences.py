@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.chains.chain_region import CompiledChain
+from gossamer.backend.calls.compiled_region import CompiledRegion
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
 
@@ -103,16 +103,16 @@ def test_one_call_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
             return x
 
     called: list[int] = []
-    call = CompiledChain.__call__
+    call = CompiledRegion.__call__
 
-    def counted(self: CompiledChain, operands: list[Tensor]) -> Tensor | list[Tensor]:
+    def counted(self: CompiledRegion, operands: list[Tensor]) -> Tensor | list[Tensor]:
         called.append(len(self.weights))
         return call(self, operands)
 
     torch.manual_seed(0)
     model = Layers().eval().requires_grad_(False)
     run = compile_and_run(model, given(1, 1, 64), regions=10, dense="inductor")
-    monkeypatch.setattr(CompiledChain, "__call__", counted)
+    monkeypatch.setattr(CompiledRegion, "__call__", counted)
     found, expected = run.function(given(1, 1, 64)), model(given(1, 1, 64))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     assert called == [5, 5]

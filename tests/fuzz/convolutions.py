@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gossamer.backend.convolution import convolution
+from gossamer.backend.convolution import find_convolutions
 from gossamer.dialects.window import Window
 from tests.backend.harness import compile_and_run
 
@@ -155,7 +155,7 @@ def difference(seed: int) -> tuple[float, str]:
 
     columns = random.Random(seed ^ 0x5EED).choice([0, 1, 2])
 
-    def cut(found: convolution.Convolution) -> Window:
+    def cut(found: find_convolutions.Convolution) -> Window:
         apart = columns if any(found.window.images) and not found.window.pointwise else 0
         return replace(found.window, channels=block, vectors=vectors * max(1, apart), across=apart)
 
@@ -178,7 +178,7 @@ def difference(seed: int) -> tuple[float, str]:
                 torch._dynamo.maybe_mark_dynamic(each, axis)
                 torch._dynamo.maybe_mark_dynamic(residual, axis)
             sparse = not given.depthwise and bool((given.w == 0).any())
-            with patch.object(convolution, "planned", cut):
+            with patch.object(find_convolutions, "planned", cut):
                 run = compile_and_run(layer, each, residual, scale, regions=int(sparse), schedule=schedule)
             assert not given.depthwise or "as it is, by a kernel" in run.decisions[0].reason
             function, actual = run.function, run.output

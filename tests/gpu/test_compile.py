@@ -12,7 +12,7 @@ from gossamer.backend.calls import packed_weights, region_op
 from gossamer.backend.devices import cuda_cost
 from gossamer.backend.devices.cpu import CPU
 from gossamer.backend.devices.cuda_device import Gpu
-from gossamer.backend.regions import build_region
+from gossamer.backend.regions import compiled_kernel
 from gossamer.backend.report.options import SCHEDULES
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime import cuda
@@ -171,11 +171,11 @@ def test_a_kernel_that_the_driver_refuses_leaves_the_layer_dense(gpu: EmulatedDe
 
 def test_kernels_are_found_on_disk(gpu: EmulatedDevice, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
-    for directory in ((gpu_kernels, "_by_contract"), (gpu_kernels, "_by_key"), (build_region, "_kernels")):
+    for directory in ((gpu_kernels, "_by_contract"), (gpu_kernels, "_by_key"), (compiled_kernel, "_kernels")):
         monkeypatch.setattr(*directory, {})
     model, x = Layer(pruned(24, 40)), torch.randn(20, 40)
     compile_and_run(model, x)
-    for directory in ((gpu_kernels, "_by_contract"), (gpu_kernels, "_by_key"), (build_region, "_kernels")):
+    for directory in ((gpu_kernels, "_by_contract"), (gpu_kernels, "_by_key"), (compiled_kernel, "_kernels")):
         monkeypatch.setattr(*directory, {})
     monkeypatch.setattr("gossamer.passes.pipelines.plan", lambda *_: pytest.fail("compiled again"))
     torch._dynamo.reset()

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import gossamer
 from gossamer.backend.calls import region_op
+from gossamer.backend.calls.compiled_region import CompiledRegion
 from gossamer.backend.calls.row_sums import row_sums
 from gossamer.backend.devices import cuda_cost
 from gossamer.backend.devices.device import device_of
@@ -160,7 +161,7 @@ def test_changed_weights_are_seen_and_full_ones_multiplied_by_torch(gpu: Emulate
         assert torch.equal(run.function(x), model(x))
     (key,) = region_op._regions
     region = region_op.known(key)
-    assert isinstance(region, region_op.CompiledRegion)
+    assert isinstance(region, CompiledRegion)
     region.densest = 0.5
     model.weight.fill_(3)
     gpu.schedules.clear()

@@ -1,0 +1,108 @@
+"""Microseconds of a convolution: by our kernel, by torch, with channels innermost or pixels."""
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.convolution.convolution import Convolution
+from gossamer.backend.convolution.plan_window import depthwise_cycles, kernel_cycles
+from gossamer.backend.devices.calibrated import this_machine
+from gossamer.backend.devices.device import device_of
+from gossamer.backend.graph.masked_matrix import arrangement_of
+from gossamer.backend.graph.nodes import hint, in_training
+from gossamer.backend.measuring.convolution_times import torch_us
+from gossamer.backend.regions.cost import matrix_of, predicted
+from gossamer.runtime.elements import FLOATS
+
+_DENSE_STORE, _DENSE_TAP = 8.0, 1.5  # cycles of a vector of results of torch's depthwise convolution, and for each tap
+_SMALLER = 1.15  # how much longer a multiplication takes in a dense convolution with fewer channels
+
+
+def gain_of(convolution: Convolution, density: float | None = None) -> float:
+    """How many times as fast as dense it is predicted to be, with a weight of this density (its own by default)."""
+    return dense_us(convolution) / ours_us(convolution, density)
+
+
+def ours_us(convolution: Convolution, density: float | None = None) -> float:
+    """Microseconds that our kernel takes, with a weight of this density (its own by default)."""
+    c, pixels = convolution, convolution.pixels
+    if c.compact:
+        return _compact_us(c)
+    matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
+    kernel_us, us = kernel_us_of(c, density), 0.0
+    if c.instead is not None and prod(c.instead.stride) > 1:  # what comes out is interleaved
+        us += device_of(c.weight.device).transpose_us(c.m * pixels * c.weight.dtype.itemsize)
+    if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
+        us += device_of(c.weight.device).transpose_us((c.channels + c.m) * pixels * c.weight.dtype.itemsize)
+    if not c.depthwise:
+        us += _renewal_us(c, matrix.density if arrangement_of(c.weight.evaluate) is not None else 1.0) * torch.get_num_threads()
+    return kernel_us + us / torch.get_num_threads()
+
+
+def kernel_us_of(convolution: Convolution, density: float | None = None) -> float:
+    """Microseconds that a call of its kernel takes, measured or predicted, for a weight of this density (else its own)."""
+    c = convolution
+    if c.kernel_us is not None and density is None:
+        return c.kernel_us
+    matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
+    cycles = depthwise_cycles(matrix, c.window, *c.results[1:]) if c.depthwise else kernel_cycles(matrix, c.window, c.results)
+    us = c.images * cycles / this_machine().speeds[matrix.element].cycles_a_us("rowpairs", c.pixels)
+    return us / torch.get_num_threads() + this_machine().call_us
+
+
+def _renewal_us(convolution: Convolution, share: float) -> float:
+    """The same of taking over so many of a weight's values, which in training are new at every step."""
+    c = convolution
+    return device_of(c.weight.device).renewal_us(int(c.m * c.k * share)) if in_training(c.node.graph) else 0.0
+
+
+def _compact_us(convolution: Convolution) -> float:
+    """The same of torch's own, of what is left: what it reads and gives is copied, and reordered."""
+    c, copied_us = convolution, device_of(convolution.weight.device).transpose_us
+    assert c.occupied is not None
+    filters, channels = c.occupied
+    share = filters * channels * c.window.taps / (c.m * c.k)
+    bytes_ = (channels + c.m) * c.pixels * c.weight.dtype.itemsize
+    copied = copied_us(bytes_) / torch.get_num_threads() + _renewal_us(c, 1.0)
+    return dense_us(c) * share * _SMALLER + copied + 2 * this_machine().call_us
+
+
+def dense_us(convolution: Convolution) -> float:
+    """Microseconds that it takes dense, channels innermost: measured, or predicted where that may not be."""
+    c = convolution
+    if (measured := _measured_us(c.dense_node)) is not None:
+        return measured * c.share if c.dense_node is c.node else measured
+    if not c.depthwise:
+        return predicted(c, c.pixels, 1.0).dense_us * c.share
+    matrix, tokens = matrix_of(c), c.pixels
+    cycles = matrix.rows / matrix.lanes * tokens * (_DENSE_STORE + _DENSE_TAP * c.window.taps)
+    return cycles / this_machine().speeds[matrix.element].cycles_a_us("rowpairs", tokens) / torch.get_num_threads()
+
+
+def planar_us(node: fx.Node) -> float | None:
+    """What a convolution takes dense with pixels innermost, in what it reads and writes; None where that is not measured."""
+    return _measured_us(node, planar=True)
+
+
+def innermost_us(node: fx.Node) -> float | None:
+    """The same with channels innermost."""
+    return _measured_us(node)
+
+
+def measurable(node: fx.Node) -> tuple[Any, ...] | None:
+    """What torch_us takes for a convolution: shapes of images and kernels, their type, and how. None if it is not measured."""
+    x, w = (each.meta["val"] for each in node.all_input_nodes[:2])
+    if not x.is_cpu or x.dtype not in FLOATS:
+        return None
+    sizes = [hint(n) for n in x.shape]
+    if None in sizes:
+        return None
+    return [n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:]
+
+
+def _measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
+    given = measurable(node)
+    return None if given is None else torch_us(*given, planar=planar)
