@@ -233,7 +233,7 @@ def _is_last(dim: Any, call: fx.Node) -> bool:
     return len(dims) == 1 and dims[0] in (-1, source.meta["val"].dim() - 1)
 
 
-_ZEROS, _ONES = {aten.zeros.default, aten.zeros_like.default}, {aten.ones.default, aten.ones_like.default}
+_ZEROS, _ONES = {aten.zeros.default}, {aten.ones.default, aten.ones_like.default}
 _FILLED: dict[Any, int] = {aten.scalar_tensor.default: 0, aten.full.default: 1, aten.full_like.default: 1}
 """What makes a tensor that is full of one of its arguments, and of which."""
 
