@@ -92,7 +92,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         upstream, of_logarithms = (each.args[5], each.args[6])
         emit = Emitter(each)
         if upstream is None:
-            upstream = emit(torch.ops.aten.zeros_like.default, each.args[3])
+            upstream = emit.zeros(each.args[3])
         each.replace_all_uses_with(emit(attend_flex_backward, upstream, of_logarithms, *each.args[:5], *given))
     now = context.inputs.given_now(leaves, numbers, (q, k))
     table = None if now is None else shared.table(now, (), q, k)

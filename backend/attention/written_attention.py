@@ -266,7 +266,7 @@ class _Replaced:
             first, *others = backward.gradients[operand]
             first.replace_all_uses_with(total)
             for other in others:  # which is added to the first
-                other.replace_all_uses_with(emit(aten.zeros_like.default, total))
+                other.replace_all_uses_with(emit.zeros(total))
 
     def _four(self, emit: Emitter, node: fx.Node) -> fx.Node:
         """A stack of matrices as [batch, heads, ...]."""

@@ -155,12 +155,7 @@ def _share_out(shares: list[fx.Node], places: Sequence[fx.Node], emit: Emitter) 
     for number, place in enumerate(places):
         last = number == len(places) - 1
         own = shares[number:] if last else shares[number : number + 1]
-        place.replace_all_uses_with(_sum(emit, own) if own else _zeros(emit, shares[0]))
-
-
-def _zeros(emit: Emitter, like: fx.Node) -> fx.Node:
-    value = like.meta["val"]
-    return emit(aten.full.default, emit.sizes(like, tuple(range(value.dim()))), 0, dtype=value.dtype, device=value.device)
+        place.replace_all_uses_with(_sum(emit, own) if own else emit.zeros(shares[0]))
 
 
 def _product(emit: Emitter, term: Term, trail: list[Any], more: fx.Node | None = None) -> fx.Node:

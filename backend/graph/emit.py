@@ -53,6 +53,12 @@ class Emitter:
         numbers = [_number(shape[a]) for a in axes]
         return [s if isinstance(s, int) else self(aten.sym_size.int, node, a) for a, s in zip(axes, numbers, strict=True)]
 
+    def zeros(self, like: fx.Node) -> fx.Node:
+        """Zeros of the sizes and the type of a value, in an operation that Inductor lowers."""
+        value = like.meta["val"]
+        sizes = self.sizes(like, tuple(range(value.dim())))
+        return self(aten.full.default, sizes, 0, dtype=value.dtype, device=value.device)
+
     def _size(self, size: torch.SymInt) -> int | fx.Node:
         """A size as an argument, since a graph holds no symbols: the number that guards have fixed, or a node that has it."""
         number = _number(size)
