@@ -27,7 +27,7 @@ from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.names import place_of
-from gossamer.backend.graph.nodes import ancestors, equal_sizes, hint, same
+from gossamer.backend.graph.nodes import ancestors, arguments, equal_sizes, hint, same
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
@@ -92,7 +92,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         upstream, of_logarithms = (each.args[5], each.args[6])
         emit = Emitter(each)
         if upstream is None:
-            upstream = emit.zeros(each.args[3])
+            upstream = emit.zeros(arguments(each)[3])
         each.replace_all_uses_with(emit(attend_flex_backward, upstream, of_logarithms, *each.args[:5], *given))
     now = context.inputs.given_now(leaves, numbers, (q, k))
     table = None if now is None else shared.table(now, (), q, k)
