@@ -24,15 +24,15 @@ from gossamer.backend.graph_cache import Rewritten
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
 from gossamer.backend.report.report import FAILED, Decision, log
 from gossamer.backend.reproducer import write_reproducer
-from gossamer.runtime import direct_call
-from gossamer.runtime.operations import KERNELS, defined_in
+from gossamer.runtime.direct_call import KERNELS, enable
+from gossamer.runtime.operations import defined_in
 from gossamer.runtime.torch_internals import OpOverload
 
 
 @kept()
 def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
     """Runs all passes that are not disabled, in place. Under `strict`, what a pass raises is raised."""
-    direct_call.enable()
+    enable()
     before, left_out = Snapshot.of(graph), set(context.options.disable)
     while True:
         try:

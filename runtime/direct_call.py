@@ -26,8 +26,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from gossamer.runtime.operations import KERNELS, LIBRARY, OPERATIONS
 from gossamer.runtime.torch_internals import DIRECT_CALLS, off, profiler, set_version_counter
+
+KERNELS: dict[str, Callable[..., Any]] = {}
+"""What each operation runs for CPU tensors."""
+
+REMEMBER_FLOATS: set[str] = set()
+"""The operations that remember what they have made of floating-point operands, too, by their counts of writes."""
 
 
 @cache
@@ -64,7 +69,7 @@ def enable() -> None:
         from gossamer.runtime.torch_internals import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
 
         for name in KERNELS:
-            CUSTOM_EXTERN_KERNEL_CODEGEN.setdefault(f"torch.ops.{LIBRARY.ns}.{name}.default", CustomCodegen(python=_write))
+            CUSTOM_EXTERN_KERNEL_CODEGEN.setdefault(f"torch.ops.gossamer.{name}.default", CustomCodegen(python=_write))
 
 
 def _write(node: Any, writeline: Callable[[str], None]) -> None:
@@ -99,7 +104,7 @@ def _header(wrapper: Any) -> Any:
 def _remembered(operand: Any, name: str) -> bool:
     """Whether an operation may remember what it makes of it by its count of writes."""
     dtype: torch.dtype = operand.get_dtype()
-    return OPERATIONS[name].remembers_floats or not (dtype.is_floating_point or dtype.is_complex)
+    return name in REMEMBER_FLOATS or not (dtype.is_floating_point or dtype.is_complex)
 
 
 _named: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()

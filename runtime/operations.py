@@ -19,14 +19,12 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
 from gossamer.dialects.signature import Declared, Given, Known, Signature, plain
+from gossamer.runtime.direct_call import KERNELS, REMEMBER_FLOATS, enable
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.modules.when_loaded import when_loaded
 from gossamer.runtime.torch_internals import UNTRACED, FrameAction, FrameExecStrategy, off, set_code_exec_strategy
 
 LIBRARY = torch.library.Library("gossamer", "FRAGMENT")
-
-KERNELS: dict[str, Callable[..., Any]] = {}
-"""What each operation runs for CPU tensors: for who calls it where no dispatcher is needed."""
 
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
 """What torch may expect of them. What they are given may be packed, or brought into another form, at its first use, and may
@@ -101,6 +99,8 @@ class Operation:
         """Defines the operation. Returns what calls it."""
         name, kernel = self.name, self.checked(self.cpu)
         OPERATIONS[name], KERNELS[name] = self, kernel
+        if self.remembers_floats:
+            REMEMBER_FLOATS.add(name)
         LIBRARY.define(plain(self.schema), tags=self.tags)
         LIBRARY.impl(name, untraced(kernel), "CPU")
         if self.cuda is not None:
@@ -180,8 +180,6 @@ def _traced(fake: Function) -> Function:
     @wraps(fake)
     def traced(*given: Any, **named: Any) -> Any:
         if "torch._inductor" in sys.modules:
-            from gossamer.runtime.direct_call import enable  # which needs the operations
-
             enable()
         return fake(*given, **named)
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gossamer.runtime.operations import KERNELS, LIBRARY, untraced
+from gossamer.runtime.direct_call import KERNELS
+from gossamer.runtime.operations import LIBRARY, untraced
 from gossamer.runtime.torch_internals import (
     SPARSE_TENSORS,
     TRANSFORMS,
