@@ -239,7 +239,7 @@ IMAGES = torch.randn(1, 16, 20, 20)
 @pytest.fixture
 def convolving(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
     """Every convolution of torch's takes 100 us."""
-    for place in ("convolution.convolution", "convolution.time_convolution"):
+    for place in ("convolution.cost", "convolution.time_convolution"):
         monkeypatch.setattr(f"gossamer.backend.{place}.torch_us", lambda *_, **__: 100.0)
     stopwatch.us = {"torch": 100.0}
     return stopwatch
@@ -291,7 +291,7 @@ def test_layers_that_are_taken_for_the_sake_of_their_neighbours_say_what_they_ga
     """By itself the last one takes as long as torch, which would have to reorder its images."""
     doubt_all(monkeypatch, doubts=False)
     us = {32: 10.0, 16: 100.0}
-    for place in ("convolution.ours_us", "planar.ours_us"):
+    for place in ("cost.ours_us", "planar.ours_us"):
         monkeypatch.setattr(f"gossamer.backend.convolution.{place}", lambda c, *_: us[c.m])
     monkeypatch.setattr("gossamer.backend.convolution.planar.planar_us", lambda _: 130.0)
     *_, last = explained(network(), IMAGES)

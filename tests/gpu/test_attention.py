@@ -13,6 +13,7 @@ from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
 from gossamer.backend.report.options import Options
+from tests.backend.test_backward_part import Traced
 
 PASSES = [name for name, where in GRAPH_PASSES.items() if where.startswith("attention.")]
 TOKENS = 64
@@ -29,17 +30,15 @@ def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill((at[:, None] - at).abs() >= 8, -torch.inf).softmax(-1) @ v
 
 
-def trained(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-    with torch.enable_grad():
-        out = written(*inputs)
-        return torch.autograd.grad(out, inputs, torch.ones_like(out))
+def trained(*given: Tensor) -> fx.GraphModule:
+    """The joint graph of `written`."""
+    return Traced(written, *(x.requires_grad_() for x in given)).module
 
 
 def traced(attention: Callable[..., object], device: str, dtype: torch.dtype) -> fx.GraphModule:
     """A graph whose values are on a device, as far as passes can tell."""
     given = [torch.randn(2, 4, TOKENS, 64, dtype=dtype) for _ in range(3)]
-    module = make_fx(attention, tracing_mode="fake")(*given)
+    module: fx.GraphModule = trained(*given) if attention is trained else make_fx(attention, tracing_mode="fake")(*given)
     mode = FakeTensorMode()
     for node in module.graph.nodes:
         value = node.meta.get("val")
