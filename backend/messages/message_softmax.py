@@ -14,7 +14,7 @@ from torch import fx
 
 from gossamer.backend.edges.spelling import Softmax, rows_of
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import ancestors, same
+from gossamer.backend.graph.nodes import ancestors, equal, same
 from gossamer.backend.graph.patterns import Behind, Call, Found, Hole, Named, Number, Pattern, exp, log, match, one_of
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.messages.message_patterns import EdgeIndex, aggregation_at, gather_at, repeated
@@ -117,7 +117,7 @@ def _reciprocal(x: Pattern) -> Pattern:
 def _is_for_all_edges(value: Any) -> bool:
     """Whether a tensor has the same for all edges, by broadcasting."""
     shape = value.meta["val"].shape if isinstance(value, fx.Node) else None
-    return shape is not None and (len(shape) == 0 or shape[0] == 1)
+    return shape is not None and (len(shape) == 0 or equal(shape[0], 1))
 
 
 def _users_of_rows(node: fx.Node) -> Iterator[fx.Node]:
