@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.calls.recomputed import Recomputed
 from gossamer.backend.compile_module import Compiler
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.kept_graph import KeptGraph, copied
 from gossamer.backend.graph.purity import Impure
+from gossamer.backend.run.recomputed import Recomputed
 from gossamer.runtime.torch_internals import set_grad_enabled
 
 

@@ -15,8 +15,6 @@ from collections.abc import Container
 
 from torch import fx
 
-from gossamer.backend.calls import mask_ops, message_ops, region_op
-from gossamer.backend.calls.lifetime import kept
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.snapshot import Snapshot
@@ -24,6 +22,8 @@ from gossamer.backend.graph_cache import Rewritten
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
 from gossamer.backend.report.report import FAILED, Decision, log
 from gossamer.backend.reproducer import write_reproducer
+from gossamer.backend.run import mask_ops, message_ops, region_op
+from gossamer.backend.run.lifetime import kept
 from gossamer.runtime.direct_call import KERNELS, enable
 from gossamer.runtime.operations import defined_in
 from gossamer.runtime.torch_internals import OpOverload

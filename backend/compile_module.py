@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import fx
 
-from gossamer.backend.calls.lifetime import keep_with
 from gossamer.backend.dense import eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.backend.run.lifetime import keep_with
 from gossamer.backend.smaller.compile import compile_smaller
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.modules.given_back import give_back

@@ -6,7 +6,6 @@ from typing import Any
 from torch import fx
 
 from gossamer.backend.attention.trace_gradients import trace_flex_gradients
-from gossamer.backend.calls.profile_marks import leave_out_profile_marks
 from gossamer.backend.compile_eval import compile_eval
 from gossamer.backend.compile_module import Compiler
 from gossamer.backend.dense import check_mode
@@ -18,6 +17,7 @@ from gossamer.backend.measuring.first_use import calibrate_at_first_use
 from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_graph_breaks
 from gossamer.backend.report.options import Options
+from gossamer.backend.run.profile_marks import leave_out_profile_marks
 from gossamer.backend.static_results import split_static_results
 from gossamer.runtime.modules.packages import watch_packages
 from gossamer.runtime.torch_internals import ahead_of_time

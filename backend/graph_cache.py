@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import fx
 
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.region_op import Callee
 from gossamer.backend.devices.calibrated import this_machine
-from gossamer.backend.devices.kernel import keeps_kernels
+from gossamer.backend.devices.device_kernel import keeps_kernels
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
+from gossamer.backend.run import region_op
+from gossamer.backend.run.region_op import Callee
 from gossamer.runtime import cache_files, disk_cache, records
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.packers.nonzeros import nonzero_mask

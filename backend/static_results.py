@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.calls.recomputed import Recomputed
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.run.recomputed import Recomputed
 from gossamer.runtime.remembered import Made
 from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass, weight_norm
 

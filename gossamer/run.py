@@ -27,7 +27,7 @@ from gossamer.passes.contract.hints import hints_of
 from gossamer.passes.framework.context import context
 from gossamer.runtime.packing import pack
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity.kernels.compile_kernel import compile_kernel_ir, compile_region
+from gossamer.sparsity.compiler.compile_kernel import compile_kernel_ir, compile_region
 
 TYPES = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 
 from gossamer.dialects.launch import Launch
-from gossamer.passes.finish.emit_entry import WORDS
+from gossamer.passes.codegen.emit_entry import WORDS
 from gossamer.passes.framework.translate import translate_to_llvm_ir
 from gossamer.passes.loops.gpu_threads import LAUNCH, read_launch
 from gossamer.passes.loops.queries import walk

@@ -14,8 +14,8 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import KernelDialect
 from gossamer.dialects.packing import Packing
-from gossamer.passes.chain.lower_chain import TILE_WORKSPACE
-from gossamer.passes.finish.emit_entry import WORDS
+from gossamer.passes.chains.lower_chain import TILE_WORKSPACE
+from gossamer.passes.codegen.emit_entry import WORDS
 from gossamer.passes.framework.context import context
 from gossamer.passes.framework.translate import translate_to_llvm_ir
 from gossamer.passes.loops.encodings import storage_of_type

@@ -1,6 +1,6 @@
 """Kernels of regions: machine code with what is needed to call it, shared by key, and recalled from the cache on disk.
 
-Nothing of MLIR is loaded here: see `gossamer.sparsity.kernels.compile_kernel` for how kernels are made.
+Nothing of MLIR is loaded here: see `gossamer.sparsity.compiler.compile_kernel` for how kernels are made.
 """
 
 import logging
@@ -15,8 +15,8 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime import disk_cache, jit
+from gossamer.runtime.compiled_kernel import Kernel
 from gossamer.runtime.data_cache import first_level_bytes
-from gossamer.runtime.kernel import Kernel
 from gossamer.runtime.recall import Note
 from gossamer.runtime.target import Target, host
 from gossamer.runtime.versions import compiler

@@ -4,8 +4,6 @@ from gossamer.runtime import torch_internals
 from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.modules.packages import watch_packages
 from gossamer.runtime.modules.when_loaded import when_loaded
-from gossamer.sparsity.calls import calling, torch_refusals
-from gossamer.sparsity.calls.batch_norm import trace_any_number
 from gossamer.sparsity.edges import attention_derivatives
 from gossamer.sparsity.operations import tall_product
 from gossamer.sparsity.prepare import prepare
@@ -28,6 +26,8 @@ from gossamer.sparsity.tensor import (
 from gossamer.sparsity.tensor.counted_writes import count_for_arrays
 from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+from gossamer.sparsity.torch_functions import calling, torch_refusals
+from gossamer.sparsity.torch_functions.batch_norm import trace_any_number
 
 operations = (
     arithmetic, attention_derivatives, broadcasting, calling, densify, joining, layouts, memory, numpy_functions, pointwise,

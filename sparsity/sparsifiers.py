@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.dialects.option_check import check_name, check_share, did_you_mean
-from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed, none_chosen, weight_names
 from gossamer.sparsity.pruning.mask import Mask, parametrize_pruned
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
@@ -26,6 +25,7 @@ from gossamer.sparsity.pruning.parametrizations import register_parametrization
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
 Sparsifier = Callable[..., SparseTensor]
 Named = TypeVar("Named", bound=Sparsifier)

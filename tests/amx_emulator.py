@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.runtime import jit, region_kernel
 from gossamer.runtime.target import Target, host
-from gossamer.sparsity.kernels import compile_kernel
+from gossamer.sparsity.compiler import compile_kernel
 
 _TILE, _ROW, _FLOATS = "<256 x i32>", "<16 x i32>", "<16 x float>"
 _FULL = "i16 16, i16 64"  # rows and bytes of a row of the only tiles that kernels use
@@ -30,7 +30,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch, *instructions: str) -> Target:
 
 def believe(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend takes this machine for another one."""
-    monkeypatch.setattr("gossamer.sparsity.kernels.compile_kernel.host", lambda: target)
+    monkeypatch.setattr("gossamer.sparsity.compiler.compile_kernel.host", lambda: target)
     monkeypatch.setattr("gossamer.backend.devices.cpu.host", lambda: target)
 
 

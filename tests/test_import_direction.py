@@ -22,16 +22,16 @@ INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
         "smaller", "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
-        "calls", "graph", "devices", "report",
+        "run", "graph", "devices", "report",
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [
-        "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "calls", "tensor", "edges", "attention",
-        "operations", "arrays", "kernels",
+        "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "torch_functions", "tensor", "edges",
+        "attention", "operations", "arrays", "compiler",
     ],
     "passes": [
-        "convolution", "contract", "chain", "attention", "points", "operands", "finish", "schedules", "weights_gpu",
-        "weights_int8", "weights_bf16", "weights", "loops", "framework",
+        "convolution", "contract", "chains", "attention", "gpu", "points", "sparse_rows", "token_sums", "sorting", "codegen",
+        "schedules", "weights_int8", "weights_bf16", "weights", "loops", "framework",
     ],
 }  # fmt: skip
 """The rooms in a room: each may import those after it. The files at the door may import all, and none imports them."""

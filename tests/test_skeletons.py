@@ -18,7 +18,7 @@ from gossamer.passes import opt, pipelines, registry
 from gossamer.passes.schedules import families
 from gossamer.runtime.packers import fill
 from gossamer.runtime.packing import pack
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 from tests.backend.harness import compile_and_run
 from tests.contracts import Region, assert_near
 

@@ -21,7 +21,6 @@ from gossamer.backend.attention.score_function import (
     with_constants,
 )
 from gossamer.backend.attention.written_flex import write_out
-from gossamer.backend.calls.flex_ops import FlexMask, attend_flex, attend_flex_backward
 from gossamer.backend.graph.emit import Emitter, take_place
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -30,6 +29,7 @@ from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import ancestors, arguments, equal_sizes, hint, same
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.run.flex_ops import FlexMask, attend_flex, attend_flex_backward
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.remembered import Compared

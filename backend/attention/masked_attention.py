@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import fx
 
-from gossamer.backend.calls import mask_ops
 from gossamer.backend.chains.masks import Constants
 from gossamer.backend.graph.emit import Emitter, constant, take_place
 from gossamer.backend.graph.expressions import Expression, computed_from, cut
@@ -27,6 +26,7 @@ from gossamer.backend.graph.nodes import ancestors, hint, same, same_shape, user
 from gossamer.backend.graph.patterns import Hole, match, where
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.run import mask_ops
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward

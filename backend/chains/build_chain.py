@@ -7,10 +7,6 @@ from functools import partial
 import torch
 from torch import fx
 
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.compiled_region import CompiledRegion, Variant, Weight
-from gossamer.backend.calls.layouts import Matrices, Sequences
-from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.chains.chain_cost import is_sequence, schedules_of
 from gossamer.backend.chains.dense_chain import DenseChain
 from gossamer.backend.chains.find_chains import Chain, Stage
@@ -23,6 +19,10 @@ from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
+from gossamer.backend.run import region_op
+from gossamer.backend.run.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.run.layouts import Matrices, Sequences
+from gossamer.backend.run.packed_weights import Packings
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.passes.pipelines import CHAIN, SEQUENCE
 

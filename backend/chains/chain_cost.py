@@ -7,8 +7,8 @@ from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import lasting_tokens, matrix_of, predicted, usual_tokens
-from gossamer.passes.chain.lower_sequence import MOST_TOKENS
-from gossamer.passes.chain.products import gain_in_chain, runs_in_chains
+from gossamer.passes.chains.lower_sequence import MOST_TOKENS
+from gossamer.passes.chains.products import gain_in_chain, runs_in_chains
 
 _STAGE_US = 10.0
 """Microseconds that it takes to call attention or a sweep over rows outside of a chain; and its tensors go through memory,

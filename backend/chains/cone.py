@@ -13,7 +13,7 @@ from torch import fx
 
 from gossamer.backend.chains.attention import Attention
 from gossamer.backend.chains.token_order import swaps_tokens
-from gossamer.backend.devices.kernel import DTYPES
+from gossamer.backend.devices.device_kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.graph.layout import is_view, path
 from gossamer.backend.graph.nodes import ancestors, arguments, equal, only_user, phase

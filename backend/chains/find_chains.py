@@ -22,7 +22,7 @@ from gossamer.backend.chains.attention import Attention, PerHead, find_attention
 from gossamer.backend.chains.cone import find_cone, rows_of, without_first_sums
 from gossamer.backend.chains.token_order import swaps_tokens, token_orders
 from gossamer.backend.devices.device import device_of
-from gossamer.backend.devices.kernel import DTYPES
+from gossamer.backend.devices.device_kernel import DTYPES
 from gossamer.backend.graph.fusable import is_identity
 from gossamer.backend.graph.layout import is_view, path
 from gossamer.backend.graph.nodes import ancestors, arguments, equal, in_training

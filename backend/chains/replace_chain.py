@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.calls.region_op import chain as chain_op
-from gossamer.backend.calls.region_op import region as region_op
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import VIEWS, equal, equal_sizes, same_shape
 from gossamer.backend.regions.matrix_functions import Extra
 from gossamer.backend.regions.replace_region import read_as
+from gossamer.backend.run.region_op import chain as chain_op
+from gossamer.backend.run.region_op import region as region_op
 
 aten = torch.ops.aten
 

@@ -7,15 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.compact_region import CompactRegion
-from gossamer.backend.calls.compiled_region import Band, CompiledRegion, Variant, Weight
-from gossamer.backend.calls.layouts import Images, Matrices
-from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.calls.reference_region import ReferenceRegion
 from gossamer.backend.convolution.bands import band_rows, of_rows
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.devices.kernel import Kernel
+from gossamer.backend.devices.device_kernel import Kernel
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import content_hash
@@ -25,6 +19,12 @@ from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
+from gossamer.backend.run import region_op
+from gossamer.backend.run.compact_region import CompactRegion
+from gossamer.backend.run.compiled_region import Band, CompiledRegion, Variant, Weight
+from gossamer.backend.run.layouts import Images, Matrices
+from gossamer.backend.run.packed_weights import Packings
+from gossamer.backend.run.reference_region import ReferenceRegion
 from gossamer.dialects.format import Format
 from gossamer.dialects.window import Window
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.calls import region_op
 from gossamer.backend.convolution.build import REFERENCE, build, build_compact
 from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.convolution.cost import gain_of
@@ -32,6 +31,7 @@ from gossamer.backend.regions.decide import refusal
 from gossamer.backend.regions.grow_region import Region, grow
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.run import region_op
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import inductor_config
 

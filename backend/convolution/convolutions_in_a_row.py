@@ -15,11 +15,6 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.compiled_region import CompiledRegion
-from gossamer.backend.calls.convolved_row import ConvolvedRow
-from gossamer.backend.calls.layouts import Images
-from gossamer.backend.calls.row_of_kernels import Step
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -27,6 +22,11 @@ from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.build_region import content_hash
 from gossamer.backend.report.report import Decision
+from gossamer.backend.run import region_op
+from gossamer.backend.run.compiled_region import CompiledRegion
+from gossamer.backend.run.convolved_row import ConvolvedRow
+from gossamer.backend.run.layouts import Images
+from gossamer.backend.run.row_of_kernels import Step
 
 
 class ConvolutionsInARow:

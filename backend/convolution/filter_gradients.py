@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.calls.masked_filters import Line, masked_filter_gradient
 from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import hint, hints
 from gossamer.backend.measuring.convolution_times import filter_gradient_us
+from gossamer.backend.run.masked_filters import Line, masked_filter_gradient
 from gossamer.runtime.elements import FLOATS
 
 aten = torch.ops.aten

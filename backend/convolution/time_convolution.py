@@ -12,8 +12,6 @@ from statistics import median
 import torch
 from torch import fx
 
-from gossamer.backend.calls.compiled_region import CompiledRegion, Weight
-from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.convolution.build import CONVOLVE, as_images, compiled, on_images
 from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.convolution.cost import dense_us, gain_of, kernel_us_of, measurable
@@ -28,6 +26,8 @@ from gossamer.backend.regions.compiled_kernel import format_of
 from gossamer.backend.regions.cost import matrix_of
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import ProductBody
+from gossamer.backend.run.compiled_region import CompiledRegion, Weight
+from gossamer.backend.run.packed_weights import Packings
 from gossamer.dialects.errors import CompileError, FormatError
 
 _OURS, _TORCHS = "ours", "torch"

@@ -5,14 +5,14 @@ from functools import lru_cache
 import torch
 
 from gossamer.backend.devices.calibrated import this_machine
-from gossamer.backend.devices.kernel import DTYPES, allocate
+from gossamer.backend.devices.device_kernel import DTYPES, allocate
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.pipelines import SCHEDULES, Observer
 from gossamer.passes.schedules import cost_model
 from gossamer.passes.schedules.cost_model import Prediction
 from gossamer.runtime.region_kernel import RegionKernel, recall_region
 from gossamer.runtime.target import host
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 
 _COPY_GBS = 5.0
 """Speed at which a matrix is transposed, in GB/s."""

@@ -14,7 +14,7 @@ from gossamer.passes.schedules.cost_model import Prediction
 from gossamer.passes.schedules.families import GPU_FAMILIES
 from gossamer.runtime import cuda
 from gossamer.runtime.ptx import Architecture
-from gossamer.sparsity.kernels.gpu_kernels import GpuRegionKernel, LoadedKernel, compile_gpu_region, recall_gpu_region
+from gossamer.sparsity.compiler.gpu_kernels import GpuRegionKernel, LoadedKernel, compile_gpu_region, recall_gpu_region
 
 _PASSES = 6
 """Times that the bytes of a matrix pass memory when it is evaluated, compared and gathered."""

@@ -10,7 +10,7 @@ import torch
 
 from gossamer.backend.devices.cpu import CPU
 from gossamer.backend.devices.cuda_device import gpu
-from gossamer.backend.devices.kernel import Allocate, Kernel
+from gossamer.backend.devices.device_kernel import Allocate, Kernel
 from gossamer.dialects.errors import DeviceError, GossamerError
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.pipelines import Observer

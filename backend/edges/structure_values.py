@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.calls import message_ops
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import Expression
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import equal
 from gossamer.backend.report.options import Verify
+from gossamer.backend.run import message_ops
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.nodes import arguments, same
-from gossamer.sparsity.kernels.operands import Held, Spec
+from gossamer.sparsity.compiler.operands import Held, Spec
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.remembered import Remembered
-from gossamer.sparsity.kernels.spreading import collect
+from gossamer.sparsity.compiler.spreading import collect
 
 
 @dataclass(frozen=True, eq=False)

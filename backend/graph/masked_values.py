@@ -18,7 +18,7 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.remembered import Remembered
-from gossamer.sparsity.kernels.taking import take
+from gossamer.sparsity.compiler.taking import take
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gossamer.dialects.packing import Padded
 from gossamer.runtime.packing import Packed
-from gossamer.sparsity.kernels.taking import take, take_in_order
+from gossamer.sparsity.compiler.taking import take, take_in_order
 
 _TOLD = 1 << 22
 """Numbers that f32 tells apart."""

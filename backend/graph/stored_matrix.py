@@ -25,7 +25,7 @@ from gossamer.runtime.packing import Packed
 from gossamer.sparsity.arrays.row_form import stored_by_rows
 from gossamer.sparsity.arrays.sorting import sort_keys
 from gossamer.sparsity.arrays.stored_entries import coordinates
-from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.compiler.warm_memory import empty
 
 ours = torch.ops.gossamer
 

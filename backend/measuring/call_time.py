@@ -5,12 +5,12 @@ import math
 import torch
 from torch import fx
 
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.compiled_region import CompiledRegion, Variant, Weight
-from gossamer.backend.calls.layouts import Matrices
-from gossamer.backend.calls.packed_weights import Packings
 from gossamer.backend.measuring.measure import fastest, kernel_of, random
 from gossamer.backend.regions.compiled_kernel import format_of
+from gossamer.backend.run import region_op
+from gossamer.backend.run.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.run.layouts import Matrices
+from gossamer.backend.run.packed_weights import Packings
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host

@@ -18,7 +18,7 @@ from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 
 log = logging.getLogger("gossamer")
 

@@ -28,7 +28,7 @@ from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import TOKEN_CLASSES, matrix_of, predicted, predicted_gain, usual_tokens
 from gossamer.backend.regions.decide import refusal
 from gossamer.backend.report.options import Options
-from gossamer.passes.chain.products import runs_in_chains
+from gossamer.passes.chains.products import runs_in_chains
 from gossamer.passes.schedules.cost_model import predict
 
 _SHORTLIST, _SHORTER = 2.0, 1.1  # times the fastest prediction up to which a schedule is measured, and where time is short

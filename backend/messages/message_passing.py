@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.calls import message_ops as ops
 from gossamer.backend.edges.attention import attention_at
 from gossamer.backend.edges.attention import replace as replace_attention
 from gossamer.backend.edges.spelling import Operation, PerNode
@@ -46,6 +45,7 @@ from gossamer.backend.messages.message_patterns import (
 )
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.run import message_ops as ops
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.devices.kernel import contiguous_strides
+from gossamer.backend.devices.device_kernel import contiguous_strides
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.nodes import equal_sizes, same_dtype, same_shape

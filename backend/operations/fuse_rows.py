@@ -15,10 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.spmm_region import GatheredRegion
 from gossamer.backend.devices.device import device_of
-from gossamer.backend.devices.kernel import Kernel
+from gossamer.backend.devices.device_kernel import Kernel
 from gossamer.backend.graph.einsum_calls import Call, call_at, hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.fusable import is_identity
@@ -30,6 +28,8 @@ from gossamer.backend.regions.matrix_functions import GatherBody, signature
 from gossamer.backend.regions.replace_region import read_as
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
+from gossamer.backend.run import region_op
+from gossamer.backend.run.spmm_region import GatheredRegion
 from gossamer.dialects.errors import CompileError, DeviceError
 from gossamer.dialects.format import Format
 from gossamer.runtime.torch_internals import statically_known_true

@@ -13,8 +13,8 @@ from gossamer.backend.graph.nodes import same
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.sparsity.kernels.loop_order import dense_result_order
-from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.compiler.loop_order import dense_result_order
+from gossamer.sparsity.compiler.operands import Spec
 from gossamer.sparsity.operations.block_samples import whole_blocks
 from gossamer.sparsity.operations.calls import Build, kernel_of
 from gossamer.sparsity.operations.dense_results import einsum_ir, sample_ir

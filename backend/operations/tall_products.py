@@ -13,8 +13,6 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.spmm_region import GatheredRegion
 from gossamer.backend.graph.einsum_calls import hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -22,6 +20,8 @@ from gossamer.backend.graph.nodes import arguments, equal_sizes
 from gossamer.backend.measuring.tall_times import is_faster
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
+from gossamer.backend.run import region_op
+from gossamer.backend.run.spmm_region import GatheredRegion
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.operations import LIBRARY
 from gossamer.sparsity.operations.tall_product import tall_kernel

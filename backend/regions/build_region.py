@@ -10,14 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.compiled_region import CompiledRegion, Variant, Weight
-from gossamer.backend.calls.layouts import Matrices
-from gossamer.backend.calls.packed_weights import Packings
-from gossamer.backend.calls.region_op import Callee
-from gossamer.backend.calls.reordered_region import ReorderedRegion
 from gossamer.backend.devices.device import device_of
-from gossamer.backend.devices.kernel import Kernel
+from gossamer.backend.devices.device_kernel import Kernel
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.compiled_kernel import compiled_kernel, format_of
@@ -26,6 +20,12 @@ from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import signature, with_narrow_product
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
+from gossamer.backend.run import region_op
+from gossamer.backend.run.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.run.layouts import Matrices
+from gossamer.backend.run.packed_weights import Packings
+from gossamer.backend.run.region_op import Callee
+from gossamer.backend.run.reordered_region import ReorderedRegion
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS

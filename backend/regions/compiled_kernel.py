@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.devices.device import device_of
-from gossamer.backend.devices.kernel import Kernel
+from gossamer.backend.devices.device_kernel import Kernel
 from gossamer.backend.report.dump import Dump
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.devices.device import device_of
-from gossamer.backend.devices.kernel import DTYPES
+from gossamer.backend.devices.device_kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, kind_of
 from gossamer.backend.graph.nodes import in_training, phase
 from gossamer.backend.regions.contractions import Contraction

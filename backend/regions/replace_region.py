@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.calls.region_op import chain as chain_op
-from gossamer.backend.calls.region_op import region as region_op
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import VIEWS, arguments, same_shape
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import Extra
+from gossamer.backend.run.region_op import chain as chain_op
+from gossamer.backend.run.region_op import region as region_op
 
 aten = torch.ops.aten
 

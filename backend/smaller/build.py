@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gossamer.backend.calls.lines import inverse, outside_in, pick_lines, spread_lines
+from gossamer.backend.run.lines import inverse, outside_in, pick_lines, spread_lines
 from gossamer.backend.smaller.analysis import Analysis
 from gossamer.backend.smaller.channels import Channels
 from gossamer.backend.smaller.recipe import Known

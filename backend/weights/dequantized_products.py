@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.calls.row_sums import row_sums
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Static, density
@@ -30,6 +29,7 @@ from gossamer.backend.regions.cost import predicted
 from gossamer.backend.regions.decide import judge
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
+from gossamer.backend.run.row_sums import row_sums
 from gossamer.runtime.int8_product import int8_product
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.calls.masked_gradient import masked_gradient
 from gossamer.backend.convolution.filter_gradients import FilterGradient, gradient_of
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -22,6 +21,7 @@ from gossamer.backend.graph.inputs import Static, density
 from gossamer.backend.graph.masked_matrix import turned
 from gossamer.backend.graph.nodes import hint, is_backward, same
 from gossamer.backend.report.report import Decision
+from gossamer.backend.run.masked_gradient import masked_gradient
 
 aten = torch.ops.aten
 

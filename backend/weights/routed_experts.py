@@ -15,9 +15,6 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.compiled_region import CompiledRegion
-from gossamer.backend.calls.expert_regions import ExpertRegions
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -29,6 +26,9 @@ from gossamer.backend.regions.cost import predicted_gain
 from gossamer.backend.regions.decide import judge
 from gossamer.backend.regions.grow_region import grow
 from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.run import region_op
+from gossamer.backend.run.compiled_region import CompiledRegion
+from gossamer.backend.run.expert_regions import ExpertRegions
 from gossamer.dialects.errors import CompileError
 
 aten = torch.ops.aten

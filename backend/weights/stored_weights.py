@@ -5,7 +5,7 @@
 
 So they have the kernels of pruned layers: in the layout of torch, packed for a tile, with what follows inside, forward and
 backward. The stored values stay the parameter: a packed copy takes them over when an optimizer has changed them
-(`calls/packed_weights.py`). What would not become a region stays as it is: nothing is ever computed from all elements.
+(`run/packed_weights.py`). What would not become a region stays as it is: nothing is ever computed from all elements.
 """
 
 from typing import ClassVar
@@ -24,8 +24,8 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import SubclassGetAttrAOTInput
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Spec
 from gossamer.sparsity.operations.matrix_calls import RowProduct
 
 aten, ours = torch.ops.aten, torch.ops.gossamer

@@ -21,9 +21,9 @@ from gossamer.backend.regions.importer import import_region
 from gossamer.dialects.format import Format
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.ptx import Architecture
-from gossamer.sparsity.kernels import segment_ir
-from gossamer.sparsity.kernels.contract_ir import Operand, einsum, sample
-from gossamer.sparsity.kernels.gpu_kernels import GpuRegionKernel, compile_gpu_region
+from gossamer.sparsity.compiler import segment_ir
+from gossamer.sparsity.compiler.contract_ir import Operand, einsum, sample
+from gossamer.sparsity.compiler.gpu_kernels import GpuRegionKernel, compile_gpu_region
 
 _SHIPPED = ("cases", "kernels", "checks", "timings", "open_products", "run", "end_to_end")
 _NEEDED = ("gossamer.runtime.gpu_kernel", "gossamer.runtime.packing")

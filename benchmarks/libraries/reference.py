@@ -16,7 +16,7 @@ from benchmarks.operations import Way, library
 @lru_cache
 def kernel(*call: Any) -> Any:
     """What stands in for `launch.kernel_of`."""
-    from gossamer.sparsity.kernels.compile_kernel import compile_region
+    from gossamer.sparsity.compiler.compile_kernel import compile_region
 
     build, spec, dtype = call
     return compile_region(build(spec, dtype), schedule="reference")

@@ -21,7 +21,7 @@ from torch_mlir.dialects import arith, math, scf, vector
 from gossamer.dialects.attention import ADD, LOW, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.block_rows import BlockRows, Entry
 from gossamer.passes.attention.query_tile import Rows, WeightedRows
-from gossamer.passes.finish.online_softmax import Running, along, larger, power
+from gossamer.passes.codegen.online_softmax import Running, along, larger, power
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import (
     index,

@@ -23,7 +23,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 from gossamer.dialects.attention import ADD, FILLED_LOW, LOW, TILE_KEYS, TILE_QUERIES
 from gossamer.passes.attention.block_rows import BlockRows, Entry
 from gossamer.passes.attention.query_tile import Rows, WeightedRows
-from gossamer.passes.finish.online_softmax import power
+from gossamer.passes.codegen.online_softmax import power
 from gossamer.passes.loops.buffers import buffer_of
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, loop, mask_of, splat_of, zeros

@@ -23,7 +23,7 @@ from torch_mlir.dialects import arith, math, memref, scf, vector
 
 from gossamer.dialects.attention import TANH, steps_of
 from gossamer.dialects.cached_attention import SIZES, STRIDED
-from gossamer.passes.finish.online_softmax import lowest, power
+from gossamer.passes.codegen.online_softmax import lowest, power
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import walk

@@ -8,7 +8,7 @@ a schedule  "block" is the `Family` called `BLOCK` of a file `lower_block.py`, i
 from collections.abc import Iterator
 from pathlib import Path
 
-CPU_SCHEDULES, GPU_SCHEDULES = ("weights", "weights_bf16", "weights_int8"), ("weights_gpu",)
+CPU_SCHEDULES, GPU_SCHEDULES = ("weights", "weights_bf16", "weights_int8"), ("gpu",)
 """The rooms of schedules."""
 
 _HOUSE, _PACKAGE = Path(__file__).parents[1], __package__.rpartition(".")[0]
@@ -24,7 +24,9 @@ def passes() -> dict[str, str]:
 def schedules(*rooms: str) -> dict[str, str]:
     """Where the schedules of some rooms are, as "module:family"."""
     found = {name.removeprefix("lower-"): file for room in rooms for name, file in _files(room, "lower_*")}
-    return {name: f"{_module(file)}:{name.replace('-', '_').upper()}" for name, file in sorted(found.items())}
+    variables = {name: name.replace("-", "_").upper() for name in sorted(found)}
+    families = {name: v for name, v in variables.items() if f"\n{v} = Family(" in found[name].read_text(encoding="utf-8")}
+    return {name: f"{_module(found[name])}:{variable}" for name, variable in families.items()}
 
 
 def _files(room: str, name: str) -> Iterator[tuple[str, Path]]:

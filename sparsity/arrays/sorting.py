@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.open_ops import SortKeysOp
-from gossamer.sparsity.kernels.op_kernels import run
+from gossamer.sparsity.compiler.op_kernels import run
 
 
 def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor, Tensor | None]:

@@ -15,7 +15,7 @@ from gossamer.dialects.attention import (
     Step,
 )
 from gossamer.passes.framework.context import building
-from gossamer.sparsity.kernels.op_ir import region
+from gossamer.sparsity.compiler.op_ir import region
 
 _OPS = {
     "forward": (AttendBlocksOp, (), ("out", "statistics")),

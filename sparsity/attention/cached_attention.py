@@ -18,7 +18,7 @@ from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.attention.cached_ir import Heads, contract_of
 from gossamer.sparsity.attention.masked_attention import cap_steps
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 
 MOST_QUERIES = 8
 """More queries are left to kernels whose lanes are queries."""

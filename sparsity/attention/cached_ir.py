@@ -10,7 +10,7 @@ from gossamer.dialects.attention import Step
 from gossamer.dialects.cached_attention import SIZES, STRIDED, AttendAppendedOp, AttendCachedOp
 from gossamer.passes.framework.context import building
 from gossamer.runtime.elements import FLOATS
-from gossamer.sparsity.kernels.op_ir import region
+from gossamer.sparsity.compiler.op_ir import region
 
 
 @dataclass(frozen=True)

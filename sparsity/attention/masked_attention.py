@@ -29,7 +29,7 @@ from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backwa
 from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.mask import Mask, everything
 from gossamer.sparsity.attention.tile_table import TileTable
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256

@@ -14,8 +14,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import FormatError, OptionError
-from gossamer.sparsity.calls.check_model import check_model
-from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
 from gossamer.sparsity.checkpoints.integer_layers import Shapes, in_integers, tensor_of
 from gossamer.sparsity.checkpoints.sparse_arrays import (
@@ -32,6 +30,8 @@ from gossamer.sparsity.pruning.mask import has_mask
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
 from gossamer.sparsity.tensor.layouts import is_torch_sparse
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+from gossamer.sparsity.torch_functions.check_model import check_model
+from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
 Model = TypeVar("Model", bound=nn.Module)
 _MARK, _VERSION = "gossamer", 1

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.sparsity.arrays.row_form import row_form, sorted_by_rows
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Bound, dense
 from gossamer.sparsity.edges import dropout_mask
 from gossamer.sparsity.edges.edge_attention import NAMES, Terms, given_terms, widened
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Bound, dense
 from gossamer.sparsity.operations.dense_results import einsum, sample
 from gossamer.sparsity.operations.segments import segment_reduce, segment_softmax, softmax_backward, spread
 

@@ -25,9 +25,9 @@ from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.op_ir import function_of
-from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.compiler.compile_kernel import compile_region
+from gossamer.sparsity.compiler.op_ir import function_of
+from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Derivative
 from gossamer.sparsity.operations.matrix_calls import ByRows

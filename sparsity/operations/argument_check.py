@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError, FormatError
 from gossamer.sparsity.arrays.structure import INTEGERS, check_lengths
-from gossamer.sparsity.kernels.operands import Bound, Spec, bind
+from gossamer.sparsity.compiler.operands import Bound, Spec, bind
 
 
 def check_arguments(arrays: Sequence[Tensor], sizes: Sequence[int], spec: Spec, dtype: torch.dtype) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.operations import LIBRARY
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Spec
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -16,9 +16,9 @@ from gossamer.dialects.open_ops import SampleOp
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Bound, Spec, padded
+from gossamer.sparsity.compiler.compile_kernel import compile_region
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Bound, Spec, padded
 from gossamer.sparsity.operations.argument_check import check_arguments
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gossamer.sparsity.arrays.stored_entries import assemble, blocked, coordinates, within
-from gossamer.sparsity.kernels.operands import Bound, Spec, bind, extents
+from gossamer.sparsity.compiler.operands import Bound, Spec, bind, extents
 from gossamer.sparsity.operations.segments import segment_reduce, widened
 
 _AT_ONCE = 1 << 24  # elements of a piece: about a gigabyte with what sorting takes

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import as_int64
-from gossamer.sparsity.kernels import segment_ir
-from gossamer.sparsity.kernels.op_kernels import kernel_on, on_gpu
+from gossamer.sparsity.compiler import segment_ir
+from gossamer.sparsity.compiler.op_kernels import kernel_on, on_gpu
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Derivative
 

@@ -13,10 +13,10 @@ from gossamer.dialects.format import Format
 from gossamer.sparsity.arrays import stored_entries
 from gossamer.sparsity.arrays.row_form import sorted_by_rows, stored_by_rows
 from gossamer.sparsity.arrays.structure import INTEGERS, check_count, check_sizes, sharing
-from gossamer.sparsity.kernels import contract_ir
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.kernel_memory import COPIED, GIVER, Block, Interrupted, array_of, given
-from gossamer.sparsity.kernels.operands import Bound, Spec, bind, extents
+from gossamer.sparsity.compiler import contract_ir
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.kernel_memory import COPIED, GIVER, Block, Interrupted, array_of, given
+from gossamer.sparsity.compiler.operands import Bound, Spec, bind, extents
 from gossamer.sparsity.operations import entry_products
 from gossamer.sparsity.operations.calls import Build, call_of, kernel_of, launch
 from gossamer.sparsity.operations.sparse_product import countable, sparse_product

@@ -17,8 +17,8 @@ from torch import Tensor
 from gossamer.dialects.format import Format
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows, stored_by_rows
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Bound, Spec
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Bound, Spec
 from gossamer.sparsity.operations.matrix_calls import ByRows, all_dense
 
 Kernel = Callable[[Any, Tensor], None]

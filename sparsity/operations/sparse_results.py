@@ -21,9 +21,9 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import detect_fake_mode, get_proxy_mode
 from gossamer.sparsity.arrays.structure import INTEGERS, sharing
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.loop_order import level_letters, sparse_result_order, unblocked, walkable
-from gossamer.sparsity.kernels.operands import ARGUMENTS, Bound, Spec, bind, extents, flat
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.loop_order import level_letters, sparse_result_order, unblocked, walkable
+from gossamer.sparsity.compiler.operands import ARGUMENTS, Bound, Spec, bind, extents, flat
 from gossamer.sparsity.operations import entry_products, sparse_kernels
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.dense_results import densified, gradients, sample, total, varied

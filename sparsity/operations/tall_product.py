@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity.kernels import contract_ir
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.warm_memory import empty
+from gossamer.sparsity.compiler import contract_ir
+from gossamer.sparsity.compiler.compile_kernel import compile_region
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.warm_memory import empty
 
 
 @cache

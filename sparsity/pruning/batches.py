@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.torch_internals import tree_map_only
-from gossamer.sparsity.calls.plain_model import plain_model
+from gossamer.sparsity.torch_functions.plain_model import plain_model
 
 
 @dataclass(frozen=True)

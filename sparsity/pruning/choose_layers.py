@@ -13,11 +13,11 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import did_you_mean
-from gossamer.sparsity.calls.check_model import check_model
-from gossamer.sparsity.calls.open_attention import PROJECTIONS, is_open
-from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.mask import is_pruned_by_hook
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
+from gossamer.sparsity.torch_functions.check_model import check_model
+from gossamer.sparsity.torch_functions.open_attention import PROJECTIONS, is_open
+from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
 Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
 Layers = Choice | Sequence[Choice]

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
-from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.batches import rows_that_count
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed, none_chosen, weight_names
 from gossamer.sparsity.pruning.mask import has_one_original, is_masked, is_pruned_by_hook
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.pruning.unfolding import Convolution, patches
+from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
 
 @dataclass(eq=False)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.parametrize import ParametrizationList
 
-from gossamer.sparsity.calls.check_model import check_model
-from gossamer.sparsity.calls.plain_model import evaluating
 from gossamer.sparsity.pruning.parametrizations import register_parametrization, remove_parametrizations
+from gossamer.sparsity.torch_functions.check_model import check_model
+from gossamer.sparsity.torch_functions.plain_model import evaluating
 
 
 class Mask(nn.Module):

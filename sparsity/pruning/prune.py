@@ -14,9 +14,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import check_least, check_name, check_positive, check_share
-from gossamer.sparsity.calls.check_model import check_model
-from gossamer.sparsity.calls.open_attention import is_open
-from gossamer.sparsity.calls.plain_model import called_openly, evaluating, plain_model
 from gossamer.sparsity.pruning.batches import Call, calls_of
 from gossamer.sparsity.pruning.budgets import DENSITIES, Sensitivity, allocate, scaled_to
 from gossamer.sparsity.pruning.calibrate import Walk
@@ -28,6 +25,9 @@ from gossamer.sparsity.pruning.patterns import Pattern, pattern_of
 from gossamer.sparsity.pruning.predicted_speed import microseconds
 from gossamer.sparsity.pruning.progress_file import Done, ProgressFile
 from gossamer.sparsity.pruning.report import PrunedLayer, PruningReport
+from gossamer.sparsity.torch_functions.check_model import check_model
+from gossamer.sparsity.torch_functions.open_attention import is_open
+from gossamer.sparsity.torch_functions.plain_model import called_openly, evaluating, plain_model
 
 
 def prune(

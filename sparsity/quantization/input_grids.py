@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
-from gossamer.sparsity.calls.plain_model import called_openly, evaluating
 from gossamer.sparsity.pruning.batches import Call, calls_of, rows_that_count
 from gossamer.sparsity.quantization.quantized_linear import InputGrid
+from gossamer.sparsity.torch_functions.plain_model import called_openly, evaluating
 
 _DROPPED = 15  # bits of a float32's mantissa
 _BINS = 1 << 32 - _DROPPED

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from gossamer.sparsity.calls.plain_model import evaluating
 from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.quantization.aware_linear import QuantizationAwareLinear
+from gossamer.sparsity.torch_functions.plain_model import evaluating
 
 
 def why_not_linear(layer: nn.Module) -> str:

@@ -11,8 +11,6 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
-from gossamer.sparsity.calls.check_model import check_model
-from gossamer.sparsity.calls.plain_model import plain_model, plain_name
 from gossamer.sparsity.pruning.choose_layers import (
     Layers,
     chosen_layers,
@@ -29,6 +27,8 @@ from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, 
 from gossamer.sparsity.quantization.input_grids import input_grids
 from gossamer.sparsity.quantization.linear_layers import become_linear, sizes, why_not_linear
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
+from gossamer.sparsity.torch_functions.check_model import check_model
+from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
 Model = TypeVar("Model", bound=nn.Module)
 

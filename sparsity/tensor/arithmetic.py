@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.sparsity.kernels.operands import dense as bound_dense
+from gossamer.sparsity.compiler.operands import dense as bound_dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.open_sizes import is_one
 from gossamer.sparsity.operations.sparse_results import add_sparse, in_format, sizes_stay_inside

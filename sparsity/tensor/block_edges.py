@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gossamer.runtime.modules import sizes
 from gossamer.sparsity.arrays.stored_entries import blocked
-from gossamer.sparsity.kernels.operands import Bound
-from gossamer.sparsity.kernels.operands import dense as bound_dense
+from gossamer.sparsity.compiler.operands import Bound
+from gossamer.sparsity.compiler.operands import dense as bound_dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of
 

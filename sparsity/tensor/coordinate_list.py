@@ -15,9 +15,9 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.modules import sizes
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.loop_order import unblocked
-from gossamer.sparsity.kernels.operands import ARGUMENTS, Spec, bind, flat
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.loop_order import unblocked
+from gossamer.sparsity.compiler.operands import ARGUMENTS, Spec, bind, flat
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, from_entries, letters_of

@@ -15,8 +15,8 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.runtime.operations import one_node, untraced
-from gossamer.sparsity.kernels.loop_order import dense_result_order, unblocked
-from gossamer.sparsity.kernels.operands import Bound
+from gossamer.sparsity.compiler.loop_order import dense_result_order, unblocked
+from gossamer.sparsity.compiler.operands import Bound
 from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.open_sizes import agree

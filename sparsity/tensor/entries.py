@@ -14,8 +14,8 @@ from torch import Tensor
 from gossamer.dialects.format import Format
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.structure import check
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Bound
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Bound
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.sparse_results import convert, sizes_stay_inside
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from gossamer.dialects.format import Format
 from gossamer.sparsity.arrays.row_form import stored_by_rows
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Spec
 from gossamer.sparsity.operations.calls import planned_call
 from gossamer.sparsity.operations.dense_results import einsum_ir, einsum_of, einsum_on_cpu
 from gossamer.sparsity.operations.dispatch import PLAIN, is_marked, watched

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Spec
 from gossamer.sparsity.operations.dense_results import sample_on_cpu
 from gossamer.sparsity.operations.dispatch import is_plain, watched
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor

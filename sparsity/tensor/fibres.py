@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Spec, bind, flat
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Spec, bind, flat
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import some_of

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
-from gossamer.sparsity.kernels.operands import dense as bound_dense
+from gossamer.sparsity.compiler.operands import dense as bound_dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside

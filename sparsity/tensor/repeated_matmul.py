@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.arrays.sliced_rows import Use, use_of
-from gossamer.sparsity.kernels.warm_memory import LEAST, empty_like
+from gossamer.sparsity.compiler.warm_memory import LEAST, empty_like
 from gossamer.sparsity.operations.calls import Call
 from gossamer.sparsity.operations.dispatch import PLAIN, is_marked, watched
 from gossamer.sparsity.operations.matrix_calls import ByRows

@@ -26,8 +26,8 @@ from gossamer.runtime.torch_internals import (
 )
 from gossamer.sparsity.arrays.stored_entries import block_sizes
 from gossamer.sparsity.arrays.structure import check
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Bound, dense
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_memory, in_transform, transformed
 from gossamer.sparsity.operations.exporting import exported
 from gossamer.sparsity.operations.open_sizes import agree

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import check_least
-from gossamer.sparsity.calls.plain_model import evaluating, plain_model
 from gossamer.sparsity.pruning.batches import Call, call_of, calls_of
 from gossamer.sparsity.pruning.choose_layers import Layers
+from gossamer.sparsity.torch_functions.plain_model import evaluating, plain_model
 from gossamer.sparsity.training.gradual_masks import GradualMasks
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from gossamer.runtime.packers.nonzeros import count_nonzeros, divided, nonzero_places
 from gossamer.sparsity.arrays.stored_entries import coordinates
-from gossamer.sparsity.calls.in_place import overwrite
-from gossamer.sparsity.kernels.taking import take
+from gossamer.sparsity.compiler.taking import take
 from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
+from gossamer.sparsity.torch_functions.in_place import overwrite
 from gossamer.sparsity.training.data_parallel import averaging_of
 from gossamer.sparsity.training.masked import Masked
 

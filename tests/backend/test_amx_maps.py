@@ -13,7 +13,7 @@ from gossamer.dialects.packing import TileMap
 from gossamer.passes import pipelines
 from gossamer.runtime import jit
 from gossamer.runtime.target import Target, host
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 from tests.amx_emulator import believe, emulate
 from tests.backend.harness import compile_and_run, prune_
 from tests.backend.test_quantized import bytes_of, check, contract_of, kernel_of

@@ -20,9 +20,9 @@ from torch._inductor.utils import fresh_cache
 from torch.compiler._cache import CacheArtifactManager
 
 from gossamer.backend import graph_cache
-from gossamer.backend.calls import message_ops, region_op
-from gossamer.backend.calls.region_op import region
 from gossamer.backend.devices.budget import Budget
+from gossamer.backend.run import message_ops, region_op
+from gossamer.backend.run.region_op import region
 from gossamer.runtime import disk_cache
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.calls.compiled_region import CompiledRegion
+from gossamer.backend.run.compiled_region import CompiledRegion
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.test_chains import HEADS, Attention, D, PostNorm, model
 

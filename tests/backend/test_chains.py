@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.calls.compiled_region import CompiledRegion
-from gossamer.backend.calls.region_op import region
+from gossamer.backend.run.compiled_region import CompiledRegion
+from gossamer.backend.run.region_op import region
 from gossamer.runtime.target import host
 from tests.backend.harness import assert_same, compile_and_run, prune_
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.calls import convolved_row
-from gossamer.backend.calls.convolved_row import ConvolvedRow
-from gossamer.backend.calls.row_of_kernels import Ready
+from gossamer.backend.run import convolved_row
+from gossamer.backend.run.convolved_row import ConvolvedRow
+from gossamer.backend.run.row_of_kernels import Ready
 from tests.backend.harness import assert_same, compile_and_run
 from tests.fuzz.convolution_rows import difference
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, create_block_mask, flex_attention, or_masks
 
-from gossamer.backend.calls import flex_ops
+from gossamer.backend.run import flex_ops
 from tests.backend.harness import assert_same, compile_and_run
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.06])

@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 import gossamer
 from gossamer import SparseTensor
 from gossamer.backend import sparse as backend
-from gossamer.backend.calls import message_ops
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.backend.run import message_ops
 
 NODES = 12
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.calls.compiled_region import CompiledRegion
-from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.run.compiled_region import CompiledRegion
+from gossamer.backend.run.packed_weights import Packings
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.quantized_packings import Groups
 from tests.backend.harness import Run, compile_and_run, prune_

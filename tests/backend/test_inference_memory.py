@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.backend.calls import packed_weights
+from gossamer.backend.run import packed_weights
 from gossamer.runtime.packing import Packed
 from tests.backend.harness import assert_same, compile_and_run, prune_
 

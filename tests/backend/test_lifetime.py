@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gossamer.backend.calls import lifetime, message_ops, packed_weights, region_op
 from gossamer.backend.regions import compiled_kernel
+from gossamer.backend.run import lifetime, message_ops, packed_weights, region_op
 from gossamer.dialects.format import Format
 from gossamer.runtime.packing import Packed
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.utils import prune
 
 from gossamer.backend import sparse
-from gossamer.backend.calls import lost_zeros
 from gossamer.backend.convolution import cost
 from gossamer.backend.report.report import Decision, collect
+from gossamer.backend.run import lost_zeros
 from tests.backend.harness import assert_same, prune_
 
 CALLS = lost_zeros._PATIENCE + 3

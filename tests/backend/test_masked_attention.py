@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.backend.attention import masked_attention as attention_pass
-from gossamer.backend.calls import mask_ops
 from gossamer.backend.chains import masks
 from gossamer.backend.graph import strips
+from gossamer.backend.run import mask_ops
 from gossamer.passes import pipelines
 from gossamer.runtime import jit
 from gossamer.runtime.target import Target, host

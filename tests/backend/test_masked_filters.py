@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gossamer.backend.calls.masked_filters import masked_filter_gradient
+from gossamer.backend.run.masked_filters import masked_filter_gradient
 from gossamer.sparsity.prepare import Mask
 from tests.backend.harness import compile_and_run
 from tests.sparsity.made import team_of

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from gossamer.backend.calls import message_ops
+from gossamer.backend.run import message_ops
 from gossamer.dialects.errors import FormatError
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.edges.sorted_edges import SortedEdges

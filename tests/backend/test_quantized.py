@@ -21,7 +21,7 @@ from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import Target, host
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 from gossamer.sparsity.quantization.quantized_linear import quantized_linear
 from tests.backend.harness import compile_and_run, prune_, pruned
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer import SparseTensor
-from gossamer.backend.calls import packed_weights
 from gossamer.backend.graph.stored_matrix import StoredMatrix
+from gossamer.backend.run import packed_weights
 from gossamer.runtime.packing import pack
 from gossamer.runtime.target import host
 from gossamer.sparsity.prepare import Mask

@@ -11,8 +11,8 @@ from gossamer.passes import pipelines
 from gossamer.runtime import jit
 from gossamer.runtime.packing import pack
 from gossamer.runtime.target import Target, host
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.labelled import labelled
+from gossamer.sparsity.compiler.compile_kernel import compile_region
+from gossamer.sparsity.compiler.labelled import labelled
 from tests.contracts import Region, assert_near
 
 TARGETS = ["avx2", "avx512", "amx", "neon"]

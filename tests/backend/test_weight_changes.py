@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.calls import lost_zeros, packed_weights
-from gossamer.backend.calls.packed_weights import Packings
+from gossamer.backend.run import lost_zeros, packed_weights
+from gossamer.backend.run.packed_weights import Packings
 from gossamer.dialects.format import Format
 from tests.backend.harness import Run, assert_same, compile_and_run, prune_, pruned
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.backend.calls.row_of_kernels import Ready
 from gossamer.backend.convolution import bands
+from gossamer.backend.run.row_of_kernels import Ready
 from tests.backend.harness import compile_and_run
 from tests.fuzz.convolutions import PRECISION, far, kept, laid_out, tried
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.backend import sparse
-from gossamer.backend.calls import lost_zeros
 from gossamer.backend.report.report import collect
+from gossamer.backend.run import lost_zeros
 from tests.fuzz.builder import ModelProgram
 from tests.fuzz.pruned import open_sizes, small_layers_pay
 

@@ -19,9 +19,9 @@ from gossamer.runtime import cuda
 from gossamer.runtime.operations import OPERATIONS
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays import sorting
+from gossamer.sparsity.compiler import op_kernels
+from gossamer.sparsity.compiler.gpu_kernels import GpuRegionKernel
 from gossamer.sparsity.edges import sorted_edges
-from gossamer.sparsity.kernels import op_kernels
-from gossamer.sparsity.kernels.gpu_kernels import GpuRegionKernel
 from gossamer.sparsity.nn import convolve, sites
 from gossamer.sparsity.operations import derivatives, matrix_calls, segments
 from gossamer.sparsity.tensor import fast_matmul, fast_sddmm

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gossamer.backend.calls import packed_weights, region_op
 from gossamer.backend.devices import cuda_cost
 from gossamer.backend.devices.cpu import CPU
 from gossamer.backend.devices.cuda_device import Gpu
 from gossamer.backend.regions import compiled_kernel
 from gossamer.backend.report.options import SCHEDULES
+from gossamer.backend.run import packed_weights, region_op
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime import cuda
-from gossamer.sparsity.kernels import gpu_kernels
+from gossamer.sparsity.compiler import gpu_kernels
 from tests.backend.harness import Run, assert_same, compile_and_run, prune_, pruned
 from tests.gpu.emulated_device import STREAM, EmulatedDevice, emulated_device
 

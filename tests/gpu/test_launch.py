@@ -14,8 +14,8 @@ from gossamer.runtime import cuda, ptx
 from gossamer.runtime.gpu_kernel import GpuKernel
 from gossamer.runtime.packing import pack
 from gossamer.runtime.ptx import Architecture
-from gossamer.sparsity.kernels import gpu_kernels
-from gossamer.sparsity.kernels.gpu_kernels import compile_gpu_region
+from gossamer.sparsity.compiler import gpu_kernels
+from gossamer.sparsity.compiler.gpu_kernels import compile_gpu_region
 from tests.contracts import Region
 from tests.gpu.recording_driver import CONTEXT, CUBIN, FUNCTION, MODULE, RecordingDriver
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from gossamer import SparseTensor, einsum, graph_attention
 from gossamer.backend import sparse as backend
-from gossamer.sparsity.kernels import gpu_kernels, op_kernels
+from gossamer.sparsity.compiler import gpu_kernels, op_kernels
 from gossamer.sparsity.operations import dense_results, entry_products
 from tests.gpu.emulated_device import STREAM, EmulatedDevice, emulated_device
 from tests.sparsity.made import matrix, sparse

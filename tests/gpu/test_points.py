@@ -15,9 +15,9 @@ from gossamer.dialects.kernel import KernelOp
 from gossamer.dialects.points import ConvolvePointsGradOp, ConvolvePointsOp
 from gossamer.passes import gpu_pipelines, pipelines
 from gossamer.runtime.ptx import Architecture, assemble
-from gossamer.sparsity.kernels import op_kernels
-from gossamer.sparsity.kernels.op_ir import op_ir
-from gossamer.sparsity.kernels.op_kernels import schedule_of
+from gossamer.sparsity.compiler import op_kernels
+from gossamer.sparsity.compiler.op_ir import op_ir
+from gossamer.sparsity.compiler.op_kernels import schedule_of
 from gossamer.sparsity.nn.site_maps import SiteMaps
 from gossamer.sparsity.nn.sites import PairMap, Sites
 from gossamer.sparsity.nn.windows import Window

@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import gossamer
-from gossamer.backend.calls import region_op
-from gossamer.backend.calls.compiled_region import CompiledRegion
-from gossamer.backend.calls.row_sums import row_sums
 from gossamer.backend.devices import cuda_cost
 from gossamer.backend.devices.device import device_of
+from gossamer.backend.run import region_op
+from gossamer.backend.run.compiled_region import CompiledRegion
+from gossamer.backend.run.row_sums import row_sums
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.int8_product import _on_cuda, filled_up, int8_product
 from gossamer.sparsity.quantization.quantized_linear import InputGrid, QuantizedLinear, quantized_linear

@@ -6,7 +6,7 @@ import torch
 from gossamer.runtime.gpu_kernel import GpuKernel
 from gossamer.runtime.packing import pack
 from gossamer.runtime.ptx import Architecture
-from gossamer.sparsity.kernels.gpu_kernels import compile_gpu_region
+from gossamer.sparsity.compiler.gpu_kernels import compile_gpu_region
 from tests.contracts import Region, assert_near
 from tests.gpu.emulated_driver import EmulatedDriver
 

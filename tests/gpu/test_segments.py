@@ -9,7 +9,7 @@ from torch import Tensor
 from gossamer.dialects.errors import CompileError
 from gossamer.passes import gpu_pipelines, pipelines
 from gossamer.runtime.ptx import Architecture, assemble
-from gossamer.sparsity.kernels import segment_ir
+from gossamer.sparsity.compiler import segment_ir
 from tests.contracts import assert_near
 from tests.gpu.assembler import assembled
 from tests.gpu.emulator import Fault

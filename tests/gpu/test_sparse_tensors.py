@@ -9,10 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gossamer import SparseTensor
-from gossamer.backend.calls import message_ops
+from gossamer.backend.run import message_ops
 from gossamer.dialects.format import Format
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import dense, flat
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import dense, flat
 from gossamer.sparsity.operations import dense_results
 from gossamer.sparsity.tensor import slices
 from gossamer.sparsity.tensor.sparse_tensor import bound_to

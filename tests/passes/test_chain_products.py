@@ -2,7 +2,7 @@
 
 import pytest
 
-from gossamer.passes.chain.products import gain_in_chain, runs_in_chains
+from gossamer.passes.chains.products import gain_in_chain, runs_in_chains
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 

@@ -9,8 +9,8 @@ import pytest
 import scipy.special
 from torch_mlir import ir
 
-from gossamer.passes.finish.coarse_math import coarse_exp_below_zero
-from gossamer.passes.finish.emit_entry import ENTRY
+from gossamer.passes.codegen.coarse_math import coarse_exp_below_zero
+from gossamer.passes.codegen.emit_entry import ENTRY
 from gossamer.passes.framework.context import context
 from gossamer.passes.framework.translate import translate_to_llvm_ir
 from gossamer.passes.loops.queries import walk

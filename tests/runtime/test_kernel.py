@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gossamer.runtime import jit
-from gossamer.runtime.kernel import Kernel
+from gossamer.runtime.compiled_kernel import Kernel
 from gossamer.runtime.target import host
 
 

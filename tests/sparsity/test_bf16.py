@@ -15,8 +15,8 @@ from gossamer.runtime import jit, region_kernel
 from gossamer.runtime.packing import pack
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import Target, host
-from gossamer.sparsity.kernels import compile_kernel
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler import compile_kernel
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 from tests.amx_emulator import emulated
 from tests.contracts import EPILOGUES, Region, assert_near
 from tests.sparsity.test_kernels import Guarded

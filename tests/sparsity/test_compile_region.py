@@ -10,8 +10,8 @@ import torch
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.runtime import region_kernel
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity.kernels import compile_kernel
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler import compile_kernel
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 from tests.contracts import Region, assert_near
 from tests.sparsity.test_kernels import SCHEDULES, check, compiled, on_its_own, run, suited
 

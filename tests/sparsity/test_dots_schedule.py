@@ -5,9 +5,9 @@ import torch
 
 from gossamer import Format
 from gossamer.dialects.errors import CompileError
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import Operand, sample
-from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.compiler.compile_kernel import compile_region
+from gossamer.sparsity.compiler.contract_ir import Operand, sample
+from gossamer.sparsity.compiler.operands import Spec
 from gossamer.sparsity.operations.calls import kernel_of
 from gossamer.sparsity.operations.dense_results import sample_ir
 from tests.sparsity.made import by_rows, matrix, team_of

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from gossamer import Format, GossamerError, SparseTensor, graph_attention
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
+from gossamer.sparsity.compiler import attention_ir
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 from gossamer.sparsity.edges import edge_attention
 from gossamer.sparsity.edges.dropout_mask import kept
 from gossamer.sparsity.edges.edge_attention import SEEDS, attend_edges
-from gossamer.sparsity.kernels import attention_ir
-from gossamer.sparsity.kernels.compile_kernel import compile_region
 
 ADDITIVE = ("target", "source")
 PRODUCT = ("queries", "keys")

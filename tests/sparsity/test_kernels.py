@@ -19,7 +19,7 @@ from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 from tests.contracts import EPILOGUES, STEPS, Region, assert_near
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer import EinsumError, Format, GossamerError, SparseTensor, einsum
 from gossamer.runtime import region_kernel
 from gossamer.sparsity.arrays.stored_entries import coordinates, within
-from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.operations.sparse_results import einsum_sparse
 from gossamer.sparsity.tensor.sparse_tensor import bound_to, made_of
 from tests.sparsity.made import FORMATS, matrices, matrix, sparse, two_of_four

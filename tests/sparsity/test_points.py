@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import gossamer
 import gossamer.nn as spconv
 from gossamer.dialects.points import ConvolvePointsGradOp, ConvolvePointsOp
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.op_ir import op_ir
-from gossamer.sparsity.kernels.op_kernels import schedule_of
+from gossamer.sparsity.compiler.compile_kernel import compile_region
+from gossamer.sparsity.compiler.op_ir import op_ir
+from gossamer.sparsity.compiler.op_kernels import schedule_of
 from gossamer.sparsity.nn.convolve import coarse_sites, convolve_sites, convolve_sites_weight
 from gossamer.sparsity.nn.site_maps import _known, site_maps
 from gossamer.sparsity.nn.windows import Window

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import gossamer
-from gossamer.sparsity.calls.open_attention import PROJECTIONS, open_attention
+from gossamer.sparsity.torch_functions.open_attention import PROJECTIONS, open_attention
 from tests.backend.harness import compile_and_run
 
 MASK, PADDING = torch.ones(6, 6).tril() == 0, torch.tensor([[False] * 6, [False] * 4 + [True] * 2])

@@ -11,8 +11,8 @@ from gossamer.runtime import disk_cache, region_kernel
 from gossamer.runtime.packing import pack
 from gossamer.runtime.recall import Note
 from gossamer.runtime.region_kernel import recall_region
-from gossamer.sparsity.kernels import compile_kernel
-from gossamer.sparsity.kernels.compile_kernel import compile_region
+from gossamer.sparsity.compiler import compile_kernel
+from gossamer.sparsity.compiler.compile_kernel import compile_region
 from tests.contracts import Region
 
 REGION = Region(23, 45, epilogue=("bias",))

@@ -10,8 +10,8 @@ import torch
 
 from gossamer import Format, SparseTensor, einsum
 from gossamer.sparsity.arrays import row_form
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.operands import Spec, dense
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.operands import Spec, dense
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 from gossamer.sparsity.tensor.sparse_tensor import bound_to

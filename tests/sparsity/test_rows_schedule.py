@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gossamer import Format, SparseTensor
 from gossamer.dialects.errors import CompileError
-from gossamer.sparsity.kernels import warm_memory
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import Operand, einsum
-from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.compiler import warm_memory
+from gossamer.sparsity.compiler.compile_kernel import compile_region
+from gossamer.sparsity.compiler.contract_ir import Operand, einsum
+from gossamer.sparsity.compiler.operands import Spec
 from gossamer.sparsity.operations.calls import kernel_of
 from gossamer.sparsity.operations.dense_results import einsum_ir
 from tests.open_contracts import OpenProduct

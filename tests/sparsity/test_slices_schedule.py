@@ -19,9 +19,9 @@ from gossamer.runtime.torch_internals import PRIVATE
 from gossamer.sparsity.arrays import sliced_rows
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.arrays.sliced_rows import SlicedRows
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import Operand
-from gossamer.sparsity.kernels.contract_ir import einsum as einsum_ir
+from gossamer.sparsity.compiler.compile_kernel import compile_region
+from gossamer.sparsity.compiler.contract_ir import Operand
+from gossamer.sparsity.compiler.contract_ir import einsum as einsum_ir
 from gossamer.sparsity.operations.matrix_calls import ByRows
 from tests.sparsity.made import sparse, team_of
 

@@ -13,7 +13,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from gossamer import Format, SparseTensor, einsum
 from gossamer.backend import sparse as backend
 from gossamer.backend.report.report import collect
-from gossamer.sparsity.kernels.operands import Spec
+from gossamer.sparsity.compiler.operands import Spec
 from gossamer.sparsity.operations import dense_results, sparse_kernels
 from tests.sparsity.made import matrix, sparse
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gossamer.sparsity.kernels.spreading import collect, spread
+from gossamer.sparsity.compiler.spreading import collect, spread
 from tests.sparsity.made import team_of
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gossamer.dialects.errors import CompileError
-from gossamer.sparsity.kernels import contract_ir
-from gossamer.sparsity.kernels.compile_kernel import compile_region
-from gossamer.sparsity.kernels.contract_ir import Operand
+from gossamer.sparsity.compiler import contract_ir
+from gossamer.sparsity.compiler.compile_kernel import compile_region
+from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.operations.tall_product import tall_kernel
 from tests.sparsity.made import team_of
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from gossamer import Format, SparseTensor, einsum
 from gossamer.dialects.packing import Padded
 from gossamer.runtime.packing import pack
-from gossamer.sparsity.kernels.taking import take, take_in_order
+from gossamer.sparsity.compiler.taking import take, take_in_order
 from gossamer.sparsity.operations import matrix_calls
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 from tests.sparsity.made import team_of

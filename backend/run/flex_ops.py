@@ -1,0 +1,211 @@
+"""FlexAttention by tiles: the tiles that a BlockMask and its functions leave are found when what they are computed from is new.
+
+    gossamer::attend_flex(q, k, v, leaves, numbers, scale, key) → out, logarithms
+    gossamer::attend_flex_backward(upstream, of_logarithms, q, k, v, out, logarithms, leaves, numbers, scale, key) → gradients
+
+`leaves` and `numbers` are what the mask's blocks and the buffers of its functions are computed from, `key` is the hash under
+which this process knows how. Queries that see no key get 0, and minus infinity as the logarithm (to base 2, f32) of the sum of
+exponentials. See torch.nn.attention.flex_attention.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import ceil, inf, log
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from gossamer.backend.graph.expressions import content_key, evaluated
+from gossamer.backend.run import mask_ops
+from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES, Step
+from gossamer.runtime.operations import Operation
+from gossamer.runtime.remembered import Compared, Remembered
+from gossamer.sparsity.attention.masked_attention import Scoring, attend, fake, fake_backward, gradients
+from gossamer.sparsity.attention.tile_table import TileTable, listed
+
+_AT_ONCE = 1 << 20  # pairs of queries and keys whose mask is in memory
+_EDGE = 256  # queries or keys of the parts of a block that has all of them; whole tiles
+
+
+@dataclass(frozen=True, eq=False)
+class FlexMask(mask_ops.Shared):
+    """What FlexAttention does to scores, and which it looks at.
+
+    evaluate  leaves and numbers → numbers and indices of the blocks that are masked and of those that are not (as a BlockMask
+              has them), the buffers of `mask` and those of `added`
+    buffers   how many `mask` has
+    mask      (batch, head, query, key, buffers...) → whether the query sees the key, of places that are broadcast
+    added     likewise, what is added to the score; None for nothing
+    hides     whether minus infinity, added, hides a key: not if a function with bounds follows
+    score     the steps of the score function
+    block     queries and keys of a block
+    compared  of which leaves the values are compared
+    """
+
+    evaluate: fx.GraphModule
+    buffers: int
+    mask: fx.GraphModule
+    added: fx.GraphModule | None
+    hides: bool
+    score: tuple[Step, ...]
+    block: tuple[int, int]
+    compared: Compared
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_known", Remembered[Any](self.compared, most=16))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FlexMask, tuple(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def key(self) -> str:
+        """A hash of all that it is."""
+        added = self.added.code if self.added is not None else ""
+        more = self.mask.code, added, self.buffers, self.hides, self.score, self.block, self.compared
+        return content_key(self.evaluate, *more)
+
+    def table(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
+        """The tiles for these leaves, and for tensors of these sizes; `turned` has queries and keys in each other's place."""
+        size = *q.shape[:3], k.shape[2]
+        found: TileTable = self._remembered(
+            leaves, (*numbers, *size, turned), lambda: self._listed(leaves, numbers, size, turned)
+        )
+        return found
+
+    def unseeing(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor) -> Tensor:
+        """Which queries see no key: bools [batch or 1, heads or 1, queries]"""
+        table, size = self.table(leaves, numbers, q, k), (*q.shape[:3], k.shape[2])
+        found: Tensor = self._remembered(leaves, (*numbers, *size, "unseeing"), lambda: table.unseeing()[..., : q.shape[2]])
+        return found
+
+    def _remembered(self, leaves: Sequence[Tensor], more: Sequence[Any], make: Callable[[], Any]) -> Any:
+        return self._known.get(leaves, more, make)  # type: ignore[attr-defined]
+
+    def _listed(self, leaves: Sequence[Tensor], numbers: Sequence[int], size: Sequence[int], turned: bool) -> TileTable:
+        batch, heads, *lengths = size
+        masked, indices, seen, seen_indices, *buffers = evaluated(self.evaluate, leaves, numbers)
+        functions = [(self.mask, buffers[: self.buffers]), (self.added, buffers[self.buffers :])]
+        shape = [
+            whole if any(function is not None and _uses(function, axis) for function, _ in functions) else masked.shape[axis]
+            for axis, whole in enumerate((batch, heads))
+        ]
+        block = [b if b < n else _EDGE for b, n in zip(self.block, lengths, strict=True)]  # one block is taken in parts
+        found: list[tuple[Any, ...]] = []
+        with torch.no_grad():
+            for counts, at, is_masked in ((masked, indices, True), (seen, seen_indices, False)):
+                if counts is not None:
+                    blocks = _blocks(counts.expand(*shape, -1), at.expand(*shape, -1, -1), self.block, lengths)
+                    blocks = _parted(blocks, self.block, lengths)
+                    used = functions if is_masked else [None, functions[1]]
+                    parts = blocks.split(max(1, _AT_ONCE // (block[0] * block[1])))
+                    found += [self._tiles(part, block, lengths, used, turned) for part in parts]
+        there, words, floats = (np.concatenate([each[i] for each in found], axis=1 if i == 0 else 0) for i in range(3))
+        order = np.lexsort(there[::-1])
+        rows = ceil(lengths[turned] / TILE_QUERIES)
+        return listed(
+            (shape[0], shape[1], rows), tuple(there[:, order]), words[order], floats[order] if self.added is not None else None
+        )
+
+    def _tiles(
+        self, blocks: Tensor, block: Sequence[int], lengths: Sequence[int], functions: Sequence[Any], turned: bool
+    ) -> tuple[Any, ...]:
+        """Of blocks [n, 4] the places of their tiles [4, tiles], words and floats."""
+        places = [blocks[:, 2 + axis, None] * block[axis] + torch.arange(block[axis]) for axis in (0, 1)]
+        within = [place.clamp(max=length - 1).int() for place, length in zip(places, lengths, strict=True)]
+        of_heads = blocks[:, 0].int(), blocks[:, 1].int()
+        mask, added = (None if f is None or f[0] is None else _everywhere(f[0], f[1], (*of_heads, *within)) for f in functions)
+        row, column = (1, 0) if turned else (0, 1)  # axes of places
+        inside = (places[row] // TILE_QUERIES < ceil(lengths[row] / TILE_QUERIES))[
+            :, :, None
+        ]  # with what fills up the last tile
+        sees = inside & (places[column] < lengths[column])[:, None]
+        if mask is not None:
+            sees = sees & (mask.mT if turned else mask)
+        if added is not None:
+            added = added.mT if turned else added
+            sees = sees & ~added.isneginf() if self.hides else sees
+        inner = block[row] // TILE_QUERIES, TILE_QUERIES, block[column] // TILE_KEYS, TILE_KEYS
+        words = np.packbits(sees.numpy().reshape(-1, *inner), axis=-1, bitorder="little").view(np.uint16)[..., 0]
+        words = words.transpose(0, 1, 3, 2)
+        n, of_row, of_column = np.nonzero(words.any(-1))
+        first = blocks.numpy()[n].T
+        there = np.stack([*first[:2], first[2 + row] * inner[0] + of_row, first[2 + column] * inner[2] + of_column])
+        if added is None:
+            return there, words[n, of_row, of_column], np.zeros((len(n), 0))
+        shown = added.float().where(sees, 0).numpy().reshape(-1, *inner)[n, of_row, :, of_column]
+        return there, words[n, of_row, of_column], shown.transpose(0, 2, 1)
+
+
+def _uses(function: fx.GraphModule, axis: int) -> bool:
+    return len([node for node in function.graph.nodes if node.op == "placeholder"][axis].users) > 0
+
+
+def _everywhere(function: fx.GraphModule, buffers: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+    """The values [n, queries, keys] of a function of batches [n], heads [n], queries [n, queries] and keys [n, keys]."""
+    batch, head, query, key = places
+    value = torch.as_tensor(function(batch[:, None, None], head[:, None, None], query[:, :, None], key[:, None], *buffers))
+    return value.expand(len(query), query.shape[1], key.shape[1])
+
+
+def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: Sequence[int]) -> Tensor:
+    """Batch, head, row and column [n, 4] of the blocks that are listed; those of no query are left out."""
+    listed_here = torch.arange(indices.shape[-1]) < counts[..., None]
+    b, h, row, at = listed_here.nonzero(as_tuple=True)
+    column = indices[b, h, row, at]
+    if len(column) and not (int(column.min()) >= 0 and int(column.max()) < ceil(size[1] / block[1])):
+        raise ValueError(
+            f"a BlockMask lists block {int(column.max())} of keys, there are {ceil(size[1] / block[1])} of {block[1]} keys each"
+        )
+    blocks = torch.stack([b, h, row, column], dim=1)
+    return blocks[row * block[0] < size[0]]
+
+
+def _parted(blocks: Tensor, block: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """Blocks [n, 4], where those as long as all queries or keys are taken in parts of _EDGE."""
+    for axis in (0, 1):
+        if block[axis] >= lengths[axis]:
+            parts = torch.arange(ceil(lengths[axis] / _EDGE))
+            blocks, numbers = blocks.repeat_interleave(len(parts), 0), parts.repeat(len(blocks))
+            blocks[:, 2 + axis] = numbers
+    return blocks
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, key: str
+) -> tuple[Tensor, Tensor]:
+    mask: FlexMask = mask_ops.known(key)
+    out, statistics = attend(q, k, v, mask.table(leaves, numbers, q, k), Scoring(scale), mask.score)
+    return out, (statistics / log(2)).masked_fill_(mask.unseeing(leaves, numbers, q, k), -inf)
+
+
+def _attend_backward(
+    upstream: Tensor,
+    of_logarithms: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logarithms: Tensor,
+    leaves: list[Tensor],
+    numbers: list[int],
+    scale: float,
+    key: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    mask: FlexMask = mask_ops.known(key)
+    tables = mask.table(leaves, numbers, q, k), mask.table(leaves, numbers, q, k, turned=True)
+    statistics = (logarithms * log(2)).masked_fill_(logarithms.isneginf(), 0)
+    more = None if of_logarithms is None else of_logarithms / log(2)
+    return gradients(upstream, (q, k, v), out, statistics, tables, Scoring(scale), mask.score, more)
+
+
+_MASK = f"{mask_ops.LEAVES}, float scale, str key"
+_SAVED = f"Tensor upstream, Tensor? of_logarithms, {mask_ops.GIVEN}, Tensor out, Tensor logarithms"
+attend_flex = Operation(f"attend_flex({mask_ops.GIVEN}, {_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()
+attend_flex_backward = Operation(
+    f"attend_flex_backward({_SAVED}, {_MASK}) -> (Tensor, Tensor, Tensor)",
+    _attend_backward,
+    fake=lambda upstream, _, *given: fake_backward(upstream, *given),
+).register()
+mask_ops.OPERATIONS.update((attend_flex, attend_flex_backward))

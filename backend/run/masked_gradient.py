@@ -1,0 +1,29 @@
+"""gossamer::masked_gradient(g, x, mask): (gᵀ x) * mask, summed where the mask is not 0 alone.
+
+    g [tokens, rows], x [tokens, columns], mask [rows, columns], all of one float type, on CPUs
+
+What the mask keeps is found when it is new. What it hides is 0, whatever g and x are there.
+"""
+
+from torch import Tensor
+
+from gossamer.backend.graph.kept_entries import KeptEntries
+from gossamer.runtime.operations import Operation
+from gossamer.sparsity.compiler.spreading import spread
+from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
+
+
+def _on_cpu(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+    if g.shape[0] < FEWEST:
+        return g.mT @ x * mask
+    kept = KeptEntries.of(mask)
+    values = sampled_over_tokens(kept.positions, kept.coordinates, g.contiguous(), x.contiguous())
+    values = values if kept.factors is None else values.mul_(kept.factors)
+    return spread(kept.positions, kept.coordinates, values, mask.shape[1])
+
+
+masked_gradient = Operation(
+    "masked_gradient(Tensor g: F[tokens rows], Tensor x: F[tokens columns], Tensor mask: F[rows columns])"
+    " -> Tensor: F[rows columns]",
+    _on_cpu,
+).register()

@@ -1,0 +1,369 @@
+"""lower-chain: a function of several kernel ops becomes loops in which a tile of tokens goes through all of them.
+
+before   %h = "kernel.spmm"(%x, %up) ({... gelu ...}) {schedule = "broadcast", ...}
+         %y = "kernel.spmm"(%h, %down) ({... + kernel.read(%x) ...}) {schedule = "broadcast", ...}
+after    if tiles >= threads
+           scf.parallel (%tile) = ...              // a phase: all its stages, tile by tile
+             call @region_pack(...)                // x, feature-major, into this thread's scratch memory
+             call @region_product(...)             // or _tile48, _tile32, _tile16 for what is left of the tokens
+             call @region_product1(...)
+             call @region_unpack(...)
+         else                                      // stage by stage, rows and heads shared out
+           scf.parallel ...  scf.parallel ...
+
+Each product has the inner loops of its own family (`Family.chain`). Stages that differ in nothing but their operands share
+a function: the layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering.
+Runs on functions whose storage is exposed (expose-storage).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, func, memref, scf
+
+from gossamer.dialects.errors import CompileError
+from gossamer.passes.chains.attention_pairs import AttentionInPairs
+from gossamer.passes.chains.attention_stage import Attention, Sequence
+from gossamer.passes.chains.attention_tiles import FEATURES, AttentionInTiles
+from gossamer.passes.chains.normalize_stage import emit_norm
+from gossamer.passes.chains.plan_chain import (
+    Chain,
+    Result,
+    Rounded,
+    Stage,
+    Tiled,
+    attended,
+    columns,
+    factor,
+    plan_chain,
+    reads,
+    results,
+    tile_operands,
+)
+from gossamer.passes.chains.products import chain_product
+from gossamer.passes.chains.rotate_stage import emit_rotation
+from gossamer.passes.chains.rows_stage import emit_rows
+from gossamer.passes.chains.stages import (
+    Frame,
+    emit_pack,
+    emit_pack_rounded,
+    emit_product,
+    emit_round,
+    emit_unpack,
+    view,
+)
+from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of
+from gossamer.passes.loops.epilogue import reads_tokens
+from gossamer.passes.loops.openmp import thread_number
+from gossamer.passes.loops.queries import defining, public_functions
+from gossamer.passes.loops.row_shares import ends_of
+from gossamer.passes.loops.vectors import byte_width, call_narrowest, index, parallel, reserve_workspace, vector_of
+
+TILE_WORKSPACE = "kernel.tile_workspace"
+"""Module attribute [tokens, shared, scratch]: the workspace also has `shared` bytes for each tile of `tokens`, and for each
+thread `scratch` bytes for each tile of a sequence."""
+
+_WRITE = "bufferization.materialize_in_destination"
+_KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.max", "kernel.normalize", "kernel.rotate", "kernel.attend")
+
+
+@dataclass(frozen=True)
+class LowerChain:
+    """Lower chains of kernel ops to scf and vector; `bf16` says whether the target multiplies pairs of bf16, `tiles` whether
+    it multiplies tiles of them."""
+
+    name: ClassVar[str] = "lower-chain"
+    bf16: bool = False
+    tiles: bool = False
+
+    def run(self, module: ir.Module) -> None:
+        for function in public_functions(module):
+            ops = [op for op in function.entry_block.operations if op.operation.name in _KERNEL_OPS]
+            if len(ops) > 1:
+                _Lowering(module, function, ops, self.bf16, self.tiles).lower()
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A tile at run time.
+
+    number    of the tile, of all sequences
+    slot      the thread or tile whose private memory it has
+    first     its first token, `within` is that in its sequence
+    valid     tokens that it has
+    sequence  the number of its sequence
+    """
+
+    number: ir.Value
+    slot: ir.Value
+    first: ir.Value
+    valid: ir.Value
+    sequence: ir.Value
+    within: ir.Value
+
+
+class _Lowering:
+    def __init__(self, module: ir.Module, function: func.FuncOp, ops: list[Any], bf16: bool, tiles: bool) -> None:
+        self.module, self.function, self.ops, self.multiplies_tiles = module, function, ops, tiles
+        self.writes = [o.operation for o in function.entry_block.operations if o.operation.name == _WRITE]
+        returned = [_result(write) for write in self.writes]
+        if not {each.value for each in returned} <= {op.operation.results[0] for op in ops}:
+            raise CompileError(f"@{function.name.value} returns what none of its kernel ops computes")
+        self.out = returned[0].out
+        products = [op for op in ops if op.operation.name == "kernel.spmm"]
+        self.lanes = ir.IntegerAttr(products[0].lanes).value
+        self.tokens = min(chain_product(op).tokens for op in products)
+        self.chain: Chain = plan_chain(function.operation, ops, returned, self.lanes, self.tokens, bf16)
+        *_, self.workspace, self.threads = function.entry_block.arguments
+        self.attention = next((op for op in ops if op.operation.name == "kernel.attend"), None)
+        masks = [
+            op for op in ops if op.operation.name == "kernel.attend" and len(op.mask) and not ir.BoolAttr(op.key_mask).value
+        ]
+        row = self.tokens * byte_width(self.chain.sum_type)
+        self.scratch = (self.tokens * row * (2 if masks else 1) + 64) if self.attention is not None else 0
+        self.functions: dict[str, dict[int, func.FuncOp]] = {}
+        self.names: dict[str, int] = {}
+
+    def lower(self) -> None:
+        chain = self.chain
+        reserve_workspace(self.module, chain.private_bytes)
+        i64 = ir.IntegerType.get_signless(64)
+        numbers = [self.tokens, chain.shared_bytes, self.scratch]
+        self.module.operation.attributes[TILE_WORKSPACE] = ir.ArrayAttr.get([ir.IntegerAttr.get(i64, n) for n in numbers])
+        with ir.InsertionPoint(self.writes[0]), self.writes[0].location:
+            self._geometry()
+            plenty = scf.IfOp(arith.cmpi(arith.CmpIPredicate.uge, self.tiles, self.threads), has_else=True)
+            with ir.InsertionPoint(plenty.then_block):
+                for phase in range(chain.phases):
+                    self._by_tiles([stage for stage in chain.stages if stage.phase == phase])
+                scf.YieldOp([])
+            with ir.InsertionPoint(plenty.else_block):
+                for stage in chain.stages:
+                    self._by_parts(stage)
+                scf.YieldOp([])
+        for write in self.writes:
+            write.erase()
+        block = self.function.entry_block
+        for op in [op for op in block.operations if op.operation.name in (*_KERNEL_OPS, "kernel.regroup")][::-1]:
+            op.operation.erase()
+
+    def _geometry(self) -> None:
+        """How the tokens are cut into tiles: none spans two sequences."""
+        total = memref.dim(self.out, index(0))
+        self.length = self.attention.length if self.attention is not None else total
+        self.per_sequence = arith.ceildivui(self.length, index(self.tokens))
+        self.sequences = arith.divui(total, self.length)
+        self.tiles = arith.muli(self.sequences, self.per_sequence)
+        self.private = arith.muli(self.tiles, index(self.chain.shared_bytes))
+        slots = arith.muli(self.threads, index(self.chain.private_bytes))
+        self.scratch_base = arith.addi(self.private, slots)
+
+    def _by_tiles(self, stages: list[Stage]) -> None:
+        """One phase: each thread takes tiles and does all stages on them."""
+        with parallel(self.tiles) as task:
+            tile = self._tile(task, thread_number())
+            for stage in stages:
+                self._call(stage, tile, index(0), index(stage.splits))
+
+    def _by_parts(self, stage: Stage) -> None:
+        """One stage, with more threads than tiles: each tile is shared out among some."""
+        if stage.splits == 1:
+            with parallel(self.tiles) as task:
+                self._call(stage, self._tile(task, task), index(0), index(1))
+            return
+        parts = arith.minui(arith.divui(self.threads, self.tiles), index(stage.splits))
+        with parallel(arith.muli(self.tiles, parts)) as task:
+            number, part = arith.divui(task, parts), arith.remui(task, parts)
+            low, high = ends_of(index(stage.splits), part, parts)
+            self._call(stage, self._tile(number, number), low, high)
+
+    def _tile(self, number: ir.Value, slot: ir.Value) -> _Tile:
+        sequence = arith.divui(number, self.per_sequence)
+        within = arith.muli(arith.remui(number, self.per_sequence), index(self.tokens))
+        first = arith.addi(arith.muli(sequence, self.length), within)
+        valid = arith.minui(index(self.tokens), arith.subi(self.length, within))
+        return _Tile(number, slot, first, valid, sequence, within)
+
+    def _call(self, stage: Stage, tile: _Tile, low: ir.Value, high: ir.Value) -> None:
+        """Call the stage's function for the width of the tile."""
+        memory, indices = self._memory(stage), [self._offset(v, tile) for v in self._tiled(stage)]
+        first = arith.addi(arith.muli(tile.within, self.sequences), tile.sequence) if stage.strided else tile.first
+        indices += [first, tile.valid, low, high, *([self.sequences] if stage.strided else [])]
+        if stage.kind == "attend":
+            scratch = arith.muli(self.per_sequence, index(self.scratch))
+            mine = arith.addi(self.scratch_base, arith.muli(thread_number(), scratch))
+            start = arith.subi(tile.number, arith.divui(tile.within, index(self.tokens)))
+            at = [self._offset(v, _Tile(start, tile.slot, *[tile.first] * 4)) for v in attended(stage)[1:]]
+            indices += [self.length, tile.within, tile.sequence, *at, mine]
+        arguments = [self.workspace, *(b for group in memory.values() for b in group), *indices]
+        call_narrowest(tile.valid, self._variants(stage, [v.type for v in arguments]), arguments)
+
+    def _offset(self, value: Tiled, tile: _Tile) -> ir.Value:
+        """Where in the workspace the tile's part of a value begins, in bytes."""
+        place, chain = self.chain.places[value], self.chain
+        if place.shared:
+            return arith.addi(arith.muli(tile.number, index(chain.shared_bytes)), index(place.offset))
+        base = arith.addi(self.private, arith.muli(tile.slot, index(chain.private_bytes)))
+        return arith.addi(base, index(place.offset))
+
+    def _tiled(self, stage: Stage) -> list[Tiled]:
+        """The values of the tile that a stage reads or computes."""
+        return list(dict.fromkeys([*tile_operands(stage), *results(stage)]))
+
+    def _memory(self, stage: Stage) -> dict[ir.Value, list[ir.Value]]:
+        """The memrefs that a stage reads or writes besides the tile."""
+        if stage.kind == "round":
+            return {}
+        if stage.kind == "unpack":
+            return {stage.out: [stage.out]} if stage.out is not None else {}
+        if stage.kind == "pack":
+            assert stage.value is not None
+            regroup = defining(stage.value)
+            return {stage.value: [buffer_of(regroup.operands[0] if stage.strided and regroup else stage.value)]}
+        found: dict[ir.Value, list[ir.Value]] = {}
+        for op in stage.ops:
+            if stage.kind == "product":
+                found[op.w] = sparse_buffers_of(op.w)
+            if stage.kind == "attend":
+                found.update({m: [buffer_of(m)] for m in op.mask})
+            if stage.kind == "normalize":
+                found[op.weight] = [buffer_of(op.weight)]
+            if stage.kind in ("attend", "normalize", "rotate"):
+                continue
+            found.update({r.operands[0]: [buffer_of(r.operands[0])] for r in reads(op) if not reads_tokens(r)})
+        return found
+
+    def _variants(self, stage: Stage, types: list[ir.Type]) -> dict[int, func.FuncOp]:
+        """The stage's functions by their tokens, widest first."""
+        key = self._key(stage, types)
+        if key not in self.functions:
+            number = self.names[stage.kind] = self.names.get(stage.kind, -1) + 1
+            widest = self.tokens // self.lanes
+            name = f"{self.function.name.value}_{stage.kind}{number or ''}"
+            self.functions[key] = {
+                v * self.lanes: self._function(f"{name}_tile{v * self.lanes}", stage, types, v) for v in range(widest, 0, -1)
+            }
+        return self.functions[key]
+
+    def _key(self, stage: Stage, types: list[ir.Type]) -> str:
+        """What a stage's functions depend on: equal keys, equal code."""
+        tiled = self._tiled(stage)
+        order: dict[Any, str] = {value: f"tile{number}" for number, value in enumerate(tiled)}
+        order |= {value: f"outside{number}" for number, value in enumerate(self._memory(stage))}
+        text = []
+        for op in stage.ops:
+            attributes = {n: str(op.operation.attributes[n]) for n in op.operation.attributes}
+            stored = str(op.w.type) if stage.product is not None else ""
+            text.append(f"{op.operation.name} {attributes} {stored} {[order.get(v, '') for v in op.operation.operands]}")
+            for region in op.operation.regions:
+                text += _body_text(region.blocks[0], order)
+        places = [(columns(v), p.rows, str(p.element), p.beside) for v, p in ((v, self.chain.places[v]) for v in tiled)]
+        return "\n".join([stage.kind, str(stage.gives), str(types), str(places), *text])
+
+    def _function(self, name: str, stage: Stage, types: list[ir.Type], vectors: int) -> func.FuncOp:
+        with ir.InsertionPoint(self.function.operation):
+            function = func.FuncOp(name, (types, []), visibility="private")
+        with ir.InsertionPoint(function.add_entry_block()):
+            self._fill(function, stage, vectors)
+            func.ReturnOp([])
+        return function
+
+    def _fill(self, function: func.FuncOp, stage: Stage, vectors: int) -> None:
+        """Emits what the function of a stage does, for a tile of so many vectors."""
+        workspace, *arguments = function.entry_block.arguments
+        outside: dict[ir.Value, tuple[ir.Value, ...]] = {}
+        for value, memory in self._memory(stage).items():
+            outside[value], arguments = tuple(arguments[: len(memory)]), arguments[len(memory) :]
+        tiled, width = self._tiled(stage), vectors * self.lanes
+        offsets, (first, valid, low, high, *rest) = arguments[: len(tiled)], arguments[len(tiled) :]
+        places = [(v, self.chain.places[v], offset) for v, offset in zip(tiled, offsets, strict=True)]
+        buffers = {v: view(workspace, place, width, offset) for v, place, offset in places}
+        frame = Frame(vector_of(self.lanes, self.chain.sum_type), vectors, buffers, outside, low, high)
+        match stage.kind:
+            case "pack" if stage.gives is not None:
+                emit_pack_rounded(Rounded(stage.value, stage.gives), frame, first, valid)
+            case "pack":
+                emit_pack(stage.value, frame, first, valid, rest[0] if stage.strided else None)
+            case "unpack":
+                emit_unpack(stage.value, frame, outside[stage.out][0], first, valid, rest[0] if stage.strided else None)
+            case "round":
+                assert stage.gives is not None
+                emit_round(Rounded(stage.value, stage.gives), frame)
+            case "product":
+                assert stage.product is not None
+                emit_product(stage.ops[0], stage.product, buffers[factor(stage)], stage.gives, frame)
+            case "rows":
+                emit_rows(stage.ops, frame)
+            case "normalize":
+                emit_norm(stage.ops[0], frame)
+            case "rotate":
+                emit_rotation(stage.ops[0], frame)
+            case "attend":
+                self._fill_attention(stage, frame, workspace, first, valid, rest)
+
+    def _fill_attention(
+        self, stage: Stage, frame: Frame, workspace: ir.Value, first: ir.Value, valid: ir.Value, rest: list[ir.Value]
+    ) -> None:
+        (op,) = stage.ops
+        length, within, number, keys, values, scratch = rest
+        element = self.chain.sum_type
+        size, dynamic = index(byte_width(element)), ir.ShapedType.get_dynamic_size()
+        # Pairs of bf16 are read as the 32 bits that they are.
+        everything = ir.MemRefType.get([dynamic], ir.IntegerType.get_signless(32) if stage.dots else element)
+        bytes_ = memref.dim(workspace, index(0))
+        memory = memref.view(everything, workspace, index(0), [arith.divui(bytes_, size)])
+        width = frame.vectors * self.lanes
+        rows = arith.muli(arith.ceildivui(length, index(self.tokens)), index(self.tokens))
+        table = ir.MemRefType.get([dynamic, width], element)
+        scores = memref.view(table, workspace, scratch, [rows])
+        mask = None
+        if len(op.mask) and not ir.BoolAttr(op.key_mask).value:
+            after = arith.addi(scratch, arith.muli(rows, index(width * byte_width(element))))
+            mask = memref.view(table, workspace, after, [rows])
+        tile = index(self.chain.shared_bytes // byte_width(element))
+        sequence = Sequence(
+            length, within, number, memory, arith.divui(keys, size), arith.divui(values, size), tile, self.tokens
+        )
+        queries = frame.buffers[attended(stage)[0]]
+        if not stage.dots:
+            Attention(op, frame, queries, sequence, scores, scores, mask).emit(first, valid)
+            return
+        lines = ir.MemRefType.get([dynamic, 2 * width], ir.BF16Type.get())
+        given = op, frame, queries, sequence, scores, memref.view(lines, workspace, scratch, [rows]), mask
+        if self.multiplies_tiles and ir.IntegerAttr(op.head_size).value % FEATURES == 0:
+            halves = ir.MemRefType.get([dynamic], ir.BF16Type.get())
+            whole = memref.view(halves, workspace, index(0), [arith.divui(bytes_, index(2))])
+            AttentionInTiles(*given, halves=whole).emit(first, valid)
+        else:
+            AttentionInPairs(*given).emit(first, valid)
+
+
+def _result(write: ir.Operation) -> Result:
+    """What a write puts where."""
+    value, out = write.operands[0], write.operands[1]
+    regroup = defining(value)
+    strided = regroup is not None and regroup.name == "kernel.regroup"
+    return Result(regroup.operands[0] if regroup is not None and strided else value, out, strided)
+
+
+def _body_text(block: ir.Block, order: dict[ir.Value, str]) -> list[str]:
+    """The ops of a body, in words that do not depend on the names of values."""
+    names = dict(order)
+    names.update({argument: f"argument{n}" for n, argument in enumerate(block.arguments)})
+    lines = []
+    for number, inner in enumerate(block.operations):
+        op = inner.operation
+        attributes = {n: str(op.attributes[n]) for n in op.attributes}
+        operands = [names.get(v) or _constant(v) for v in op.operands]
+        lines.append(f"{op.name} {attributes} {operands} {[str(r.type) for r in op.results]}")
+        names.update(dict.fromkeys(op.results, f"value{number}"))
+    return lines
+
+
+def _constant(value: ir.Value) -> str:
+    """A constant from outside of the body; the attribute says all of it."""
+    op = defining(value)
+    if op is None or op.name != "arith.constant":
+        raise CompileError(f"the body of a kernel op captures {value}")
+    return str(op.attributes["value"])

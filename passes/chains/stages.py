@@ -1,0 +1,244 @@
+"""The bodies of a chain's stages: functions on the tile's memory, for a width of so many vectors of tokens.
+
+    pack     buffer[n][t] = matrix[first + t, n], transposed in squares of one vector
+    round    a buffer in bf16
+    product  sums[m][t] = epilogue(sum_k w[m, k] x[k][t]), a few rows at a time
+    rows     sums, greatest values and maps: see rows_stage.py
+    unpack   matrix[first + t, n] = buffer[n][t]
+
+Tokens past the last one of a tile repeat it, and are not stored. They may be a step apart in the matrix.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector
+
+from gossamer.passes.chains.plan_chain import Place, Rounded, Tiled, columns
+from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
+from gossamer.passes.loops.epilogue import Epilogue, reads_tokens
+from gossamer.passes.loops.queries import dims
+from gossamer.passes.loops.vectors import (
+    index,
+    loop,
+    mask_of,
+    narrowed,
+    transpose,
+    vector_of,
+    widened,
+    zeros,
+)
+from gossamer.passes.weights_bf16.bf16_columns import LINE, round_columns, store_column, transpose_columns
+from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, round_rows, store_line
+
+_EPILOGUES = 8  # vectors that go through an epilogue at once
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile, from token `start` on; where
+    the tile's values and the memory from outside are; the range [low, high) of its parts."""
+
+    vec: ir.VectorType
+    vectors: int
+    buffers: dict[Tiled, ir.Value]
+    outside: dict[ir.Value, tuple[ir.Value, ...]]
+    low: ir.Value
+    high: ir.Value
+    start: ir.Value | None = None
+
+    @property
+    def lanes(self) -> int:
+        """Tokens in a vector."""
+        return self.vec.shape[0]
+
+    def at(self, v: int) -> ir.Value:
+        """Where vector v of a row begins."""
+        within = index(v * self.lanes)
+        return within if self.start is None else arith.addi(self.start, within)
+
+    def load(self, value: ir.Value, row: ir.Value, v: int) -> ir.Value:
+        """Vector v of a row of a value of the tile."""
+        return vector.load(self.vec, self.buffers[value], [row, self.at(v)])
+
+    def store(self, vector_: ir.Value, value: ir.Value, row: ir.Value, v: int) -> None:
+        """The inverse of `load`, for a vector of any float type."""
+        vector.store(widened(vector_, self.vec), self.buffers[value], [row, self.at(v)])
+
+    def reader(self, row: ir.Value, v: int) -> Callable[[ir.Operation, ir.VectorType], ir.Value]:
+        """kernel.read where the lanes are tokens, of feature `row`."""
+
+        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
+            source, positions = op.operands[0], dims(ir.AffineMapAttr(op.attributes["map"]).value)
+            if reads_tokens(op):
+                return narrowed(self.load(source, index(0) if positions[1] is None else row, v), type_)
+            (buffer,) = self.outside[source]
+            at = [index(0) if d is None else row for d in positions]
+            return vector.broadcast(type_, memref.load(buffer, at))
+
+        return read
+
+
+def emit_pack(value: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
+    """The tile's tokens of a matrix from outside, feature-major."""
+    (source,) = frame.outside[value]
+    emit_transposed(source, frame.buffers[value], index(columns(value)), frame, first, valid, step)
+
+
+def emit_transposed(
+    source: ir.Value,
+    buffer: ir.Value,
+    width: ir.Value,
+    frame: Frame,
+    first: ir.Value,
+    valid: ir.Value,
+    step: ir.Value | None = None,
+) -> None:
+    """source[first + t * step, n] -> buffer[n, t] for n < width."""
+    lanes, narrow = frame.lanes, vector_of(frame.lanes, ir.MemRefType(source.type).element_type)
+    with loop(index(0), width, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
+        n, t = ns.induction_variable, ts.induction_variable
+        mask = mask_of(lanes, arith.subi(width, n))
+        rows = []
+        for r in range(lanes):
+            token = _token(arith.addi(t, index(r)), first, valid, step)
+            rows.append(widened(vector.maskedload(narrow, source, [token, n], mask, zeros(narrow)), frame.vec))
+        for r, column in enumerate(transpose(rows)):
+            vector.store(column, buffer, [arith.addi(n, index(r)), t])
+
+
+def _token(t: ir.Value, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> ir.Value:
+    """The row of token t of a tile; past the end that of the last one."""
+    t = arith.minui(t, arith.subi(valid, index(1)))
+    return arith.addi(first, t if step is None else arith.muli(t, step))
+
+
+def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
+    """The tile's part of the result, token-major."""
+    lanes, width = frame.lanes, index(columns(value))
+    stored = vector_of(lanes, ir.MemRefType(out.type).element_type)
+    none = arith.constant(
+        vector_of(lanes, ir.IntegerType.get_signless(1)),
+        ir.DenseElementsAttr.get_splat(vector_of(lanes, ir.IntegerType.get_signless(1)), ir.BoolAttr.get(False)),
+    )
+    with loop(index(0), width, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
+        n, start = ns.induction_variable, ts.induction_variable
+        mask = mask_of(lanes, arith.subi(width, n))
+        rows = [vector.load(frame.vec, frame.buffers[value], [arith.addi(n, index(r)), start]) for r in range(lanes)]
+        for r, row in enumerate(transpose(rows)):
+            t = arith.addi(start, index(r))
+            exists = arith.cmpi(arith.CmpIPredicate.ult, t, valid)
+            token = _token(t, first, valid, step)
+            vector.maskedstore(out, [token, n], arith.select(exists, mask, none), narrowed(row, stored))
+
+
+def emit_pack_rounded(target: Rounded, frame: Frame, first: ir.Value, valid: ir.Value) -> None:
+    """The tile's tokens of a matrix from outside, in bf16."""
+    (source,), rounded = frame.outside[target.value], frame.buffers[target]
+    size, last = columns(target), arith.subi(arith.addi(first, valid), index(1))
+    pack = {"columns": transpose_columns, "lines": pack_lines}[target.layout]
+    pack(source, rounded, index(size), first, last, -(-size // LINE) * LINE, frame.vectors)
+
+
+def emit_round(target: Rounded, frame: Frame) -> None:
+    """A value of the tile in bf16."""
+    round_ = {"columns": round_columns, "lines": round_lines, "rows": round_rows}[target.layout]
+    round_(frame.buffers[target.value], frame.buffers[target], columns(target), frame.vectors)
+
+
+def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout | None, frame: Frame) -> None:
+    """The groups [low, high) of rows of a product with `packed`: a number of them at a time, panel by panel of columns.
+
+    The result goes to its buffer or, if it `gives` bf16, to that.
+    """
+    result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
+    target = result if gives is None else Rounded(result, gives)
+    sums_of = vector_of(frame.lanes, epilogue.sum.type)  # integers, of a quantized product
+    inner = product.inner(frame.outside[op.w], packed, sums_of, frame.vectors)
+    if isinstance(inner, Stores):
+        _emit_stored(inner, sums_of, epilogue, product, target, columns(result), frame)
+        return
+    height = product.rows(frame.vectors)
+    cuts, count = product.height // height, height * frame.vectors
+    types, places = [sums_of] * count, [divmod(i, frame.vectors) for i in range(count)]
+    low, high = (arith.muli(bound, index(cuts)) if cuts > 1 else bound for bound in (frame.low, frame.high))
+    with loop(low, high, index(product.step * cuts)) as chunks:
+        start = chunks.induction_variable
+        end = arith.minui(arith.addi(start, index(product.step * cuts)), high)
+        with loop(index(0), index(product.panels), index(1)) as panels, loop(start, end, index(1)) as groups:
+            panel, group = panels.induction_variable, groups.induction_variable
+            first = arith.muli(group, index(height)) if height > 1 else group
+            rows = [arith.addi(first, index(r)) if r else first for r in range(height)]
+            sums = [zeros(sums_of)] * count
+            if product.panels > 1:
+                old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)
+                with ir.InsertionPoint(old.then_block):
+                    scf.YieldOp(sums)
+                with ir.InsertionPoint(old.else_block):
+                    scf.YieldOp([vector.bitcast(sums_of, frame.load(result, rows[r], v)) for r, v in places])
+                sums = list(old.results)
+            totals = inner.add(panel, group, sums)
+            if product.panels > 1:
+                last = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(product.panels - 1)), has_else=True)
+                with ir.InsertionPoint(last.else_block):
+                    _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
+                    scf.YieldOp([])
+                with ir.InsertionPoint(last.then_block):
+                    _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
+                    scf.YieldOp([])
+            else:
+                _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
+
+
+def _emit_stored(
+    inner: Stores, sums_of: ir.VectorType, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame
+) -> None:
+    """The same where the inner loops leave the sums of a group in memory: a few vectors at a time go through the epilogue."""
+    width = frame.vectors if isinstance(target, Rounded) else min(inner.at_once, frame.vectors)  # a line has two vectors
+    sums = memref.alloca(ir.MemRefType.get([product.height, width * frame.lanes], sums_of.element_type), [], [], alignment=64)
+    together = max(1, _EPILOGUES // width)
+    with (
+        loop(index(0), frame.at(frame.vectors), index(width * frame.lanes)) as starts,
+        loop(frame.low, frame.high, index(1)) as groups,
+    ):
+        token, group = starts.induction_variable, groups.induction_variable
+        part = replace(frame, vectors=width, start=token)
+        inner.store(group, sums, token)
+        with loop(index(0), index(product.height), index(together)) as several:
+            slots = [arith.addi(several.induction_variable, index(i)) for i in range(together)]
+            totals = [vector.load(sums_of, sums, [slot, frame.at(v)]) for slot in slots for v in range(width)]
+            rows = [inner.row(group, slot) for slot in slots]
+            _store(_finished(epilogue, part, product, size, rows, totals), rows, target, part)
+
+
+def _store(totals: list[ir.Value], rows: list[ir.Value], target: Tiled, frame: Frame) -> None:
+    by_row = [totals[r * frame.vectors : (r + 1) * frame.vectors] for r in range(len(rows))]
+    buffer = frame.buffers[target]
+    if not isinstance(target, Rounded):
+        for row, mine in zip(rows, by_row, strict=True):
+            for v, total in enumerate(mine):
+                frame.store(total, target, row, v)
+    elif target.layout == "columns":
+        for row, mine in zip(rows, by_row, strict=True):
+            store_column(mine, buffer, row)
+    else:
+        for row, even, odd in zip(rows[::2], by_row[::2], by_row[1::2], strict=True):
+            store_line(even, odd, buffer, arith.divui(row, index(2)))
+
+
+def _finished(
+    epilogue: Epilogue, frame: Frame, product: ChainProduct, size: int, rows: list[ir.Value], totals: list[ir.Value]
+) -> list[ir.Value]:
+    """The sums of a group through the epilogue; rows past the last of `size` read what that one reads."""
+    whole = product.groups * product.height == size
+    safe = rows if whole else [arith.minui(row, index(size - 1)) for row in rows]
+    places = (divmod(i, frame.vectors) for i in range(len(totals)))
+    found = (epilogue.whole(total, frame.reader(safe[r], v)) for total, (r, v) in zip(totals, places, strict=True))
+    return [widened(value, frame.vec) for value in found]
+
+
+def view(workspace: ir.Value, place: Place, width: int, offset: ir.Value) -> ir.Value:
+    """A tile's part of a tensor, `width` tokens of it, from byte `offset` of the workspace on."""
+    return memref.view(ir.MemRefType.get(place.shape(width), place.element), workspace, offset, [])

@@ -1,1 +1,0 @@
-"""Schedules of operations whose matrices come with each call: rows, dots, segments, edges, sorting."""

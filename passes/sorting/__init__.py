@@ -1,0 +1,1 @@
+"""Orders: keys sorted by counting, columns by their ranks."""

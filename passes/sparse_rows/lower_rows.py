@@ -1,0 +1,336 @@
+"""lower-rows: a `kernel.gather_rows` becomes loops over the rows of the sparse matrix, cut into parts of equal work.
+
+before   %y = "kernel.gather_rows"(%a, %x) ({epilogue}) {lanes = 16, vectors = 16, ahead = 1} : (tensor<?x?xf32, #CSR>, ...
+after    for each 256 columns of x
+           scf.parallel (%part) = ...                     // the part's share of rows and entries
+             func.call @region_columns16(...)             // or _columns15 ... 1, _half for the columns left
+           for each part that begins within a row: that row of y += what the part has summed of it, through the epilogue
+         func.func private @region_columns16(...)
+           for each row, scf.for %p = positions[row] to positions[row + 1] iter_args(16 vectors of sums)
+             vector.fma(values[p], x[coordinates[p], columns ...], sums)
+           the sums through the epilogue into y        // the last vector masked; as they are where the row goes on
+
+Rows of an x that no cache near the core holds are fetched some entries ahead (see prefetch.py). Few columns take half vectors,
+of which fewer lie across two lines of the cache. A row's entries are few and their number cannot be foretold, so that its loop
+is not unrolled; but a single sum takes two entries at a time, since a multiply-add waits for the one before it.
+
+A part begins with a row, unless that row alone is longer than a part: then the row is cut, so that the hubs of a power law
+keep all threads busy. What a part sums of a row that began before it waits in the workspace and is added in the order of the
+parts: results depend on the number of threads, and on nothing else. A vector x, or a matrix of one column, takes
+@region_column, which reads element by element, or @region_column_gathered where rows are long. Where the columns of y are
+known, there are only the functions that they need.
+
+Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, func, memref, scf, vector
+
+from gossamer.passes.loops.buffers import Storage, buffer_of, sparse_buffers_of, storage_of
+from gossamer.passes.loops.epilogue import Epilogue, reader
+from gossamer.passes.loops.prefetch import far
+from gossamer.passes.loops.queries import walk
+from gossamer.passes.loops.row_shares import first_row, parts_of, share_of
+from gossamer.passes.loops.scalars import Scalars
+from gossamer.passes.loops.vectors import (
+    byte_width,
+    call_narrowest,
+    index,
+    load_index,
+    loop,
+    mask_of,
+    parallel,
+    reserve_workspace,
+    vector_of,
+    zeros,
+)
+from gossamer.passes.sparse_rows.row_reader import ColumnReader, Entries, GatheringReader, Reader, VectorReader
+
+_HALVED = 64  # bytes of a vector that is used by halves too
+_LONG = 12  # entries a row, on average, from which on a vector of them is gathered
+
+
+@dataclass(frozen=True)
+class LowerRows:
+    """Lower all of them."""
+
+    name: ClassVar[str] = "lower-rows"
+
+    def run(self, module: ir.Module) -> None:
+        for op in walk(module, "kernel.gather_rows"):
+            with op.location:
+                _Rows(module, op.opview).lower()
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """Where a part begins: at an entry of a row, which is `cut` if it began before."""
+
+    row: ir.Value
+    entry: ir.Value
+    cut: ir.Value
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where sums of a row go: a view of y from column `at` on, which is `column` of y, the last vector masked; without a mask
+    there is one column."""
+
+    out: ir.Value
+    row: ir.Value
+    at: ir.Value
+    column: ir.Value
+    mask: ir.Value | None
+
+
+class _Rows:
+    """y[m, n] = epilogue(sum_p values[p] x[coordinates[p], n]) over the entries p of row m.
+
+    width    columns of y, None if they are known at run time only
+    cuts     whether rows are cut: not if partial sums would be rounded in y
+    raw      whether a row that is cut has sums in y that must go through the epilogue once they are complete
+    """
+
+    def __init__(self, module: ir.Module, op: Any) -> None:
+        self.module, self.op = module, op
+        self.storage: Storage = storage_of(op.operation)
+        self.lanes, self.vectors, self.level = (ir.IntegerAttr(each).value for each in (op.lanes, op.vectors, op.ahead))
+        out = ir.MemRefType(self.storage.output.type)
+        self.scalars, self.vector_x = Scalars(out.element_type), out.rank == 1
+        self.positions, self.coordinates, self.values = sparse_buffers_of(op.a)
+        self.x = buffer_of(op.x)
+        self.vec, self.sums = (vector_of(self.lanes, t) for t in (self.scalars.element, self.scalars.wide))
+        dynamic = ir.ShapedType.get_dynamic_size()
+        self.width = 1 if self.vector_x else None if out.is_dynamic_dim(1) else out.shape[1]
+        block = op.epilogue.blocks[0]
+        self.epilogue, self.cuts = Epilogue(block), self.scalars.wide == self.scalars.element
+        self.raw = self.cuts and self.epilogue.result != self.epilogue.sum
+        reads = [inner.operation for inner in block.operations if inner.operation.name == "kernel.read"]
+        self.reads = {read.results[0]: buffer_of(read.operands[0]) for read in reads}
+        strided = ir.Attribute.parse("strided<[?, 1], offset: ?>")
+        self.view = ir.MemRefType.get([dynamic, dynamic], self.scalars.element, strided)
+        self.carried = self.vectors * self.lanes * byte_width(self.scalars.element)
+
+    def lower(self) -> None:
+        variants = {count * lanes: self._of_vectors(count, lanes) for count, lanes in self._shapes()}
+        single = self._of_one_column() if self.width in (None, 1) else []
+        reserve_workspace(self.module, self.carried)
+        with ir.InsertionPoint(self.op):
+            self.rows = memref.dim(self.storage.output, index(0))
+            self.columns = index(1) if self.vector_x else memref.dim(self.storage.output, index(1))
+            self.entries = memref.dim(self.values, index(0))
+            self.parts = parts_of(self.entries, arith.ceildivui(self.columns, index(self.lanes)), self.storage.threads)
+            with loop(index(0), self.columns, index(self.vectors * self.lanes)) as tiles:
+                first = tiles.induction_variable
+                with parallel(self.parts) as part:
+                    self._part(variants, single, first, part)
+                if self.cuts:
+                    with loop(index(1), self.parts, index(1)) as parts:
+                        self._merge(first, parts.induction_variable)
+        self.storage.erase()
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        """For what numbers of vectors of columns functions are needed, and of how many lanes, the widest first."""
+        half = self.lanes // 2 if self.lanes * byte_width(self.scalars.wide) == _HALVED else 0
+        if self.width is None:
+            return [(n, self.lanes) for n in range(self.vectors, 0, -1)] + [(1, half)] * (half > 0)
+        full, left = divmod(self.width, self.vectors * self.lanes) if self.width > 1 else (0, 0)
+        rest = (1, half) if left <= half else (-(-left // self.lanes), self.lanes)
+        return sorted({*[(self.vectors, self.lanes)] * (full > 0), *[rest] * (left > 0)}, reverse=True)
+
+    def _part(self, variants: dict[int, func.FuncOp], single: list[func.FuncOp], first: ir.Value, part: ir.Value) -> None:
+        """One part of the product with the columns from the first one on."""
+        begin, end = self._edge(part), self._edge(arith.addi(part, index(1)))
+        left = arith.subi(self.columns, first)
+        arrays = [self.positions, self.coordinates, self.values, self.x, *self.reads.values()]
+        long = arith.cmpi(arith.CmpIPredicate.uge, self.entries, arith.muli(self.rows, index(_LONG)))
+
+        def one_column(arguments: list[ir.Value]) -> None:
+            with _either(long) as blocks:
+                for block, function in zip(blocks, reversed(single), strict=True):
+                    with ir.InsertionPoint(block):
+                        func.CallOp(function, arguments)
+
+        def call(out: ir.Value, low: ir.Value, high: ir.Value, complete: ir.Value) -> None:
+            arguments = [*arrays, out, first, low, high, begin.entry, end.entry, *[complete] * self.raw]
+            if single and variants:
+                with _either(arith.cmpi(arith.CmpIPredicate.eq, self.columns, index(1))) as (alone, several):
+                    with ir.InsertionPoint(alone):
+                        one_column(arguments)
+                    with ir.InsertionPoint(several):
+                        call_narrowest(left, variants, arguments)
+            elif single:
+                one_column(arguments)
+            elif variants:
+                call_narrowest(left, variants, arguments)
+
+        with _only_if(begin.cut):
+            call(self._carried(part), begin.row, arith.addi(begin.row, index(1)), index(0))
+        low = arith.addi(begin.row, arith.index_castui(ir.IndexType.get(), begin.cut))
+        high = arith.addi(end.row, arith.index_castui(ir.IndexType.get(), end.cut))
+        call(self._columns_of_y(first), low, high, end.row)
+
+    def _merge(self, first: ir.Value, part: ir.Value) -> None:
+        """Add what a part has summed of the row that it begins within; the last such part of a row completes it."""
+        edge, end = self._edge(part), self._edge(arith.addi(part, index(1)))
+        goes_on = arith.andi(end.cut, arith.cmpi(arith.CmpIPredicate.eq, end.row, edge.row))
+        complete = arith.addi(edge.row, arith.select(goes_on, index(0), index(1)))
+        with _only_if(edge.cut):
+            more, out = self._carried(part), self._columns_of_y(first)
+            columns = arith.minui(arith.subi(self.columns, first), index(self.vectors * self.lanes))
+            with loop(index(0), columns, index(self.lanes)) as steps:
+                at = steps.induction_variable
+                mask = mask_of(self.lanes, arith.subi(columns, at))
+                parts = [vector.maskedload(self.vec, each, [edge.row, at], mask, zeros(self.vec)) for each in (out, more)]
+                place = _Place(out, edge.row, at, arith.addi(first, at), mask)
+                self._store([arith.addf(*parts)], place, self.reads, complete if self.raw else None)
+
+    def _edge(self, part: ir.Value) -> _Edge:
+        """Where a part begins, or the one before it ends: its share of entries and rows, since a row costs as an entry does."""
+        work = arith.addi(self.entries, self.rows)
+        begun = share_of(work, part, self.parts)
+        row = first_row(self.positions, self.rows, begun, rows_count=True)
+        if not self.cuts:
+            return _Edge(row, load_index(self.positions, row), arith.constant(ir.IntegerType.get_signless(1), 0))
+        above = arith.subi(row, arith.minui(row, index(1)))
+        start, stop = load_index(self.positions, above), load_index(self.positions, row)
+        within = arith.subi(begun, above)  # entries, the rows above counted
+        long = arith.cmpi(arith.CmpIPredicate.ugt, arith.muli(arith.subi(stop, start), self.parts), work)
+        inside = arith.andi(
+            arith.cmpi(arith.CmpIPredicate.ugt, within, start), arith.cmpi(arith.CmpIPredicate.ult, within, stop)
+        )
+        cut = arith.andi(long, inside)
+        return _Edge(arith.select(cut, above, row), arith.select(cut, within, stop), cut)
+
+    def _columns_of_y(self, first: ir.Value) -> ir.Value:
+        """The columns of y from the first one on."""
+        return self._viewed(self.storage.output, first, self.columns)
+
+    def _carried(self, part: ir.Value) -> ir.Value:
+        """A row of the workspace in the place of every row of y."""
+        length = index(self.carried // byte_width(self.scalars.element))
+        place = arith.muli(part, index(self.carried))
+        row = ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], self.scalars.element)
+        return self._viewed(memref.view(row, self.storage.workspace, place, [length]), index(0), index(0))
+
+    def _viewed(self, buffer: ir.Value, offset: ir.Value, stride: ir.Value) -> ir.Value:
+        open_ = ir.ShapedType.get_dynamic_size()
+        return memref.ReinterpretCastOp(
+            self.view, buffer, [offset], [self.rows, self.columns], [stride], [open_], [open_, open_], [open_, 1]
+        ).result
+
+    def _of_vectors(self, count: int, lanes: int) -> func.FuncOp:
+        """A function for up to `count` vectors of so many columns."""
+
+        def emit(entries: Entries, first: ir.Value, add_rows: Callable[[Reader], None]) -> None:
+            left = arith.subi(memref.dim(entries.x, index(1)), arith.addi(first, index((count - 1) * lanes)))
+            mask = mask_of(lanes, arith.minui(left, index(lanes)))
+            with _either(far(entries.x)) as blocks:
+                for block, ahead in zip(blocks, (self.level, None), strict=True):
+                    with ir.InsertionPoint(block):
+                        add_rows(VectorReader(entries, first, count, lanes, mask, ahead))
+
+        return self._function(f"_columns{count}" if lanes == self.lanes else "_half", emit)
+
+    def _of_one_column(self) -> list[func.FuncOp]:
+        """The functions for one column, which is read element by element, or gathered."""
+        return [
+            self._function("_column", lambda entries, _, add_rows: add_rows(ColumnReader(entries, entries.column()))),
+            self._function(
+                "_column_gathered",
+                lambda entries, _, add_rows: add_rows(GatheringReader(entries, entries.column(), self.lanes)),
+            ),
+        ]
+
+    def _function(self, suffix: str, emit: Callable[[Entries, ir.Value, Callable[[Reader], None]], None]) -> func.FuncOp:
+        """A function of the arrays, a view of y, its first column, rows [low, high) and entries [begin, end).
+
+        `emit` takes the entries, the first column, and what adds up all rows with a reader. If sums may be raw, rows before the
+        last argument are complete.
+        """
+        parent = self.op.operation.parent.opview
+        buffers = [self.positions, self.coordinates, self.values, self.x, *self.reads.values()]
+        types = [*(buffer.type for buffer in buffers), self.view, *[ir.IndexType.get()] * (5 + self.raw)]
+        with ir.InsertionPoint(parent):
+            function = func.FuncOp(parent.name.value + suffix, (types, []), visibility="private")
+        with ir.InsertionPoint(function.add_entry_block()):
+            positions, *given = function.entry_block.arguments
+            entries, others = Entries(self.scalars, *given[:3]), given[3:]
+            reads = dict(zip(self.reads, others, strict=False))
+            out, first, low, high, begin, end, *complete = others[len(reads) :]
+
+            def add_rows(reader: Reader) -> None:
+                with loop(low, high, index(1)) as rows:
+                    row = rows.induction_variable
+                    start = arith.maxui(load_index(positions, row), begin)
+                    stop = arith.minui(load_index(positions, arith.addi(row, index(1))), end)
+                    place = _Place(out, row, index(0), first, reader.mask)
+                    self._store(reader.row(start, stop), place, reads, *complete or [None])
+
+            emit(entries, first, add_rows)
+            func.ReturnOp([])
+        return function
+
+    def _store(self, sums: list[ir.Value], place: _Place, reads: dict[ir.Value, ir.Value], complete: ir.Value | None) -> None:
+        """Sums of a row into y, through the epilogue unless they are raw: rows before `complete` are not, if it is given."""
+        if complete is None:
+            self._put(self._finished(sums, place, reads), place)
+            return
+        with _either(arith.cmpi(arith.CmpIPredicate.ult, place.row, complete)) as (whole, cut):
+            with ir.InsertionPoint(whole):
+                self._put(self._finished(sums, place, reads), place)
+            with ir.InsertionPoint(cut):
+                self._put(sums, place)
+
+    def _finished(self, sums: list[ir.Value], place: _Place, reads: dict[ir.Value, ir.Value]) -> list[ir.Value]:
+        """What the epilogue makes of sums; of a scalar a vector of one."""
+        if place.mask is None:
+            sums = [vector.broadcast(vector_of(1, self.scalars.wide), sums[0])]
+        finished = []
+        for number, each in enumerate(sums):
+            mask = place.mask if number == len(sums) - 1 else None
+            column = arith.addi(place.column, index(number * self.lanes))
+            finished.append(self.epilogue.whole(each, reader(reads, [place.row, column], partial(_load, mask))))
+        return finished
+
+    def _put(self, values: list[ir.Value], place: _Place) -> None:
+        if place.mask is None:
+            value = values[0]
+            if isinstance(value.type, ir.VectorType):
+                value = vector.extract(value, [], [0])
+            memref.store(value, place.out, [place.row, index(0)])
+            return
+        columns = [arith.addi(place.at, index(number * self.lanes)) for number in range(len(values))]
+        for value, column in zip(values[:-1], columns[:-1], strict=True):
+            vector.store(value, place.out, [place.row, column])
+        vector.maskedstore(place.out, [place.row, columns[-1]], place.mask, values[-1])
+
+
+def _load(mask: ir.Value | None, type_: ir.VectorType, buffer: ir.Value, at: list[ir.Value]) -> ir.Value:
+    """A vector of what an epilogue reads."""
+    return vector.load(type_, buffer, at) if mask is None else vector.maskedload(type_, buffer, at, mask, zeros(type_))
+
+
+@contextmanager
+def _either(condition: ir.Value) -> Iterator[tuple[ir.Block, ir.Block]]:
+    """The two blocks of an scf.if."""
+    choice = scf.IfOp(condition, has_else=True)
+    blocks = choice.then_block, choice.else_block
+    yield blocks
+    for block in blocks:
+        with ir.InsertionPoint(block):
+            scf.YieldOp([])
+
+
+@contextmanager
+def _only_if(condition: ir.Value) -> Iterator[None]:
+    """scf.if with the insertion point in it."""
+    with ir.InsertionPoint(scf.IfOp(condition).then_block):
+        yield
+        scf.YieldOp([])

@@ -1,1 +1,0 @@
-"""Schedules of products with a sparse weight on GPUs."""

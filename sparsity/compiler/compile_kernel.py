@@ -1,0 +1,90 @@
+"""Contract IR to a callable kernel: the passes plan and lower it, LLVM makes code of it, equal kernels are shared."""
+
+import hashlib
+import threading
+from weakref import WeakValueDictionary
+
+from gossamer.dialects.errors import CompileError, OptionError
+from gossamer.passes import pipelines
+from gossamer.passes.codegen.emit_entry import ENTRY
+from gossamer.runtime import disk_cache, jit
+from gossamer.runtime.data_cache import first_level_bytes
+from gossamer.runtime.modules.given_back import give_back
+from gossamer.runtime.recall import Note
+from gossamer.runtime.region_kernel import RegionKernel, find, full, made
+from gossamer.runtime.target import Target, host
+from gossamer.runtime.versions import compiler
+from gossamer.sparsity.compiler.labelled import labelled
+
+_lock = threading.Lock()
+_by_contract: WeakValueDictionary[tuple[str, str, Target], RegionKernel] = WeakValueDictionary()
+
+
+def compile_region(
+    contract: str,
+    *,
+    schedule: str = "auto",
+    observer: pipelines.Observer | None = None,
+    target: Target | None = None,
+    request: str | None = None,
+) -> RegionKernel:
+    """The kernel for a module of contract IR with one function, for this machine unless a target is given.
+
+    observer(stage, suffix, text) is called for every stage in order and makes the region be compiled anew.
+    `request` is what `recall_region` will ask for.
+    Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
+    """
+    names = "auto", pipelines.CHAIN, pipelines.SEQUENCE, *pipelines.SCHEDULES
+    if schedule not in names and not pipelines.is_open(schedule):
+        raise OptionError(f"unknown schedule {schedule!r}, there are auto, {', '.join(pipelines.SCHEDULES)}")
+    target = target or host()
+    with _lock:
+        known = _by_contract.get((contract, schedule, target)) if observer is None else None
+        if known is None:
+            known = _by_contract[contract, schedule, target] = _choose(contract, schedule, observer, target)
+            give_back()
+        if request is not None:
+            known.note.write(full(request, target))
+        return known
+
+
+def compile_kernel_ir(text: str) -> RegionKernel:
+    """The kernel for kernel IR as a dump has it, for this machine. CompileError if it is refused."""
+    target = host()
+    with _lock:
+        return _made(pipelines.planned(text, target.vector_bits, target.instructions), None, target)
+
+
+def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
+    """ "auto" is "broadcast", and "reference" for what that cannot compute."""
+    if schedule != "auto":
+        return _compile(contract, schedule, observer, target)
+    try:
+        return _compile(contract, "broadcast", observer, target)
+    except CompileError:
+        return _compile(contract, "reference", observer, target)
+
+
+def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
+    can = target.instructions, first_level_bytes(), target.gathers
+    return _made(pipelines.plan(contract, schedule, target.vector_bits, observer, *can), observer, target)
+
+
+def _made(plan: pipelines.Plan, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
+    """The kernel of a plan, which this process or the disk may have."""
+    key = hashlib.sha256(f"{plan.text}\n{target}\n{compiler()}".encode()).hexdigest()[:32]
+    note = Note(key, plan.schedule, plan.formats, plan.sized, plan.numbers)
+    known = find(note) if observer is None else None
+    return made(note, _machine_code(plan, target, observer)) if known is None else known
+
+
+def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Observer | None) -> disk_cache.Entry:
+    lowered = pipelines.lower(plan, target.rounds_to_bf16, observer)
+    module = jit.optimize(lowered.llvm_ir, target)
+    if observer is not None:
+        observer("llvm", "ll", str(module))
+        observer("assembly", "s", labelled(jit.assembly(module, target, comments=True), plan.text, plan.schedule))
+    call = {
+        "entry": ENTRY, "words": lowered.words, "workspace": lowered.workspace, "tile_workspace": lowered.tile_workspace,
+    }  # fmt: skip
+    return disk_cache.Entry(jit.object_code(module, target), call)

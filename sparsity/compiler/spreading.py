@@ -1,0 +1,33 @@
+"""Dense matrices of entries by rows and entries of dense matrices: a masked parameter's gradient, and its values."""
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.token_tiles import CollectOp, SpreadOp
+from gossamer.sparsity.compiler.op_kernels import run
+from gossamer.sparsity.compiler.warm_memory import empty
+
+
+def spread(positions: Tensor, coordinates: Tensor, values: Tensor, columns: int) -> Tensor:
+    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR, 0 elsewhere, on CPUs.
+
+    positions, coordinates  of int32 or int64, checked by the caller
+    values                  [entries], f32 or f64, contiguous
+    returns                 [rows, columns], in memory that is mapped: fresh pages would take twice as long
+    """
+    rows = positions.shape[0] - 1
+    dense = empty([rows, columns], values.dtype)
+    work = empty([torch.get_num_threads(), columns], values.dtype)
+    run(SpreadOp, [positions, coordinates, values], [dense, work])
+    return dense
+
+
+def collect(positions: Tensor, coordinates: Tensor, dense: Tensor) -> Tensor:
+    """values[p] = dense[r, c] for the entries p = (r, c) of a matrix in CSR, on CPUs.
+
+    positions, coordinates  of int32 or int64, checked by the caller
+    dense                   [rows, columns], of floats, contiguous
+    """
+    values = empty([coordinates.shape[0]], dense.dtype)
+    run(CollectOp, [positions, coordinates, dense], [values])
+    return values

@@ -1,0 +1,204 @@
+"""Methods that write to a SparseTensor: what the same method gives out of place becomes its contents.
+
+    a.add_(b), a += b, a.clamp_(-1, 1), a[0] = 0      →      a.add(b), …, and a has the pattern of the result from then on
+
+Where the pattern stays, the stored values are written to, in a graph too, and autograd sees it. Another pattern means other
+arrays, which no graph and no node of autograd would notice, so that there it is an error. Outside, what the tensor was taken of
+by `detach` or `.data` gets them too: `parameter.data.copy_(b)`. A result without a sparse way is stored again in the format of
+the tensor, with the one warning of densify.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.sparsity.tensor.densify import densified
+from gossamer.sparsity.tensor.extension import implements, unsupported
+from gossamer.sparsity.tensor.layouts import in_layout_of
+from gossamer.sparsity.tensor.pointwise import PatternError
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+from gossamer.sparsity.torch_functions.lists import is_of_lists, one_by_one
+from gossamer.sparsity.torch_functions.optimizer_steps import at_entries_of, keeps_pattern, on_pattern, writes_entries
+
+
+def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a method that nobody has registered and that computes no result: questions, copies, in-place methods."""
+    try:
+        with torch.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    except PatternError:
+        if func in (torch.autograd.grad, torch.autograd.backward):
+            raise  # a backward pass, whose nodes have given up what they saved
+        if writes_entries(func, args):
+            return at_entries_of(func, args, kwargs)
+        if is_of_lists(func):
+            return one_by_one(func, args, kwargs)
+        plain = _out_of_place(func.__name__)
+        if plain is None and not func.__name__.endswith("_"):
+            return densified(func, args, kwargs)  # a function under a name that `computes` does not know
+        if plain is None or not args or not isinstance(args[0], Tensor):
+            raise
+    input, *others = args
+    kept = input.clone() if torch.is_grad_enabled() and input.requires_grad else input  # autograd may save what is read
+    result = plain(kept, *others, **kwargs)
+    return overwrite(func.__name__, input, result) if isinstance(input, SparseTensor) else into(input, result)
+
+
+@implements(torch.Tensor.__setitem__)
+def setitem(input: SparseTensor, index: Any, value: Any) -> None:
+    """Elements written one way or the other, in all elements."""
+
+    def written(dense: Tensor, index: Any, value: Any) -> Tensor:
+        copy = dense.clone()
+        copy[index] = value
+        return copy
+
+    written.__name__ = "setitem"
+    overwrite("setitem", input, densified(written, (input, index, value), {}))
+
+
+def into(out: Tensor, result: Tensor) -> Tensor:
+    """A dense tensor, with the elements of a result of its shape."""
+    if out.shape != result.shape:
+        raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(result.shape)}")
+    if not torch.can_cast(result.dtype, out.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
+    return out.copy_(result.to_dense() if isinstance(result, SparseTensor) else result)
+
+
+def into_torch_sparse(out: Tensor, source: SparseTensor) -> Tensor:
+    """A torch.sparse tensor, with the elements of a SparseTensor: so checkpoints of a prepared model load into a plain one."""
+    if out.shape != source.shape:
+        raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(source.shape)}")
+    if torch.is_grad_enabled() and (out.requires_grad or source.requires_grad):
+        raise unsupported("copy_ into a torch.sparse tensor, while autograd records it", "use it under torch.no_grad")
+    converted: Any = source.detach().to(device=out.device, dtype=out.dtype)
+    stored = in_layout_of(out, converted)
+    if out.layout is not torch.sparse_coo:  # whose copy_ takes any number of entries
+        out.resize_as_sparse_(stored)
+    return out.copy_(stored)
+
+
+def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
+    """The tensor, with the contents of a result."""
+    if result.shape != input.shape:
+        raise unsupported(f"{name}, which would change the shape {list(input.shape)}", "use the same without the underscore")
+    if not torch.can_cast(result.dtype, input.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {input.dtype}")
+    result = result.to(input.dtype)
+    if keeps_pattern(name.removesuffix("(out=)")):
+        result = on_pattern(input, result)
+    if isinstance(result, SparseTensor) and result.format == input.format:
+        structures = zip(result.components[:-1], input.components[:-1], strict=True)
+        if all(a is b for a, b in structures):
+            with torch.DisableTorchFunctionSubclass():
+                input.copy_(result)
+            return input
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (input.requires_grad or result.requires_grad)):
+        where = "in a graph" if torch.compiler.is_compiling() else "while autograd records it"
+        raise unsupported(f"{name}, which changes the pattern, {where}", "use the same without the underscore")
+    stored = _stored_as(input, result.detach())
+    given = [input._origin, input._detached() if input._detached is not None else None]
+    for each in [each for each in given if each is not None and _over_the_same_arrays(each, input)]:
+        _adopt(each, stored)
+    _adopt(input, stored)
+    return input
+
+
+@implements(torch.Tensor.detach, torch.detach)
+def detach(input: SparseTensor) -> SparseTensor:
+    """The tensor without its gradient, over the same arrays."""
+    return _alias(torch.Tensor.detach, input)
+
+
+@implements(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+def data(input: SparseTensor) -> SparseTensor:
+    """`parameter.data`: what autograd does not look at, over the same arrays."""
+    return _alias(torch.Tensor.data.__get__, input)  # type: ignore[attr-defined]
+
+
+@implements(torch.Tensor.requires_grad_)
+def requires_grad_(input: SparseTensor, requires_grad: bool = True) -> SparseTensor:
+    """As torch's; what is asked that has come to be a tensor of its own, as nn.Parameter makes one by detaching another."""
+    with torch.DisableTorchFunctionSubclass():
+        input.requires_grad_(requires_grad)
+    if not torch.compiler.is_compiling():
+        input._origin = input._detached = None
+    return input
+
+
+def _alias(func: Callable[[Tensor], Tensor], input: SparseTensor) -> SparseTensor:
+    if torch.is_inference_mode_enabled() and not input.is_inference():
+        with torch.inference_mode(False):  # what is made within has no count of writes that it could share
+            return _alias(func, input)
+    with torch.DisableTorchFunctionSubclass():
+        alias: Any = func(input)
+    if isinstance(alias, SparseTensor) and not torch.compiler.is_compiling() and input.is_leaf:
+        if input._origin is None:
+            alias._origin = input  # no weak reference, with which `module.to` could not swap a parameter
+        else:  # nothing grows where what was detached is detached, again and again
+            alias._origin, alias._detached = input._origin, weakref.ref(input)
+    return alias
+
+
+def _over_the_same_arrays(one: SparseTensor, other: SparseTensor) -> bool:
+    """Whether neither has got others since."""
+    if one.format != other.format:
+        return False
+    return all(a.data_ptr() == b.data_ptr() for a, b in zip(one.components, other.components, strict=True))
+
+
+@implements(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+def set_data(input: SparseTensor, data: Tensor) -> None:
+    """`parameter.data = ...`: a SparseTensor's own arrays, or what a dense tensor has, in the format of the parameter."""
+    if data.shape != input.shape or data.dtype != input.dtype or data.device != input.device:
+        given = f"{data.dtype} {list(data.shape)} on {data.device}"
+        raise unsupported(
+            f".data = {given} for {input.dtype} {list(input.shape)} on {input.device}", "make a new parameter of it"
+        )
+    if torch.compiler.is_compiling():
+        raise unsupported(".data = ... in a graph", "use copy_ under torch.no_grad")
+    with torch.no_grad():
+        _adopt(input, _stored_as(input, data.detach()))
+
+
+def _stored_as(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
+    """A tensor in the format of another, with its pattern where that holds all nonzeros."""
+    if isinstance(tensor, SparseTensor):
+        return tensor.to_format(pattern.format)
+    sampled = on_pattern(pattern, tensor)
+    if sampled.components[-1].count_nonzero() == tensor.count_nonzero():
+        return sampled
+    return SparseTensor.from_dense(tensor, pattern.format)
+
+
+def _adopt(input: SparseTensor, stored: SparseTensor) -> None:
+    """Has a tensor the arrays of another."""
+    SparseTensor.__init__(input, stored.format, input.shape, stored.components)
+    input._repeated = None
+
+
+def _out_of_place(name: str) -> Callable[..., Tensor] | None:
+    """add for add_ and for __iadd__; None for what writes nothing, or nothing that depends on what was there."""
+    if name in _OUT_OF_PLACE:
+        return _OUT_OF_PLACE[name]
+    if name.startswith("__i"):
+        return getattr(torch.Tensor, f"__{name[3:]}", None)
+    return getattr(torch.Tensor, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
+
+
+def _copy(input: SparseTensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.expand(input.shape).to(input.dtype).clone()  # arrays of its own, to write to
+
+
+_OUT_OF_PLACE: dict[str, Callable[..., Tensor] | None] = {
+    "copy_": _copy,
+    "bernoulli_": None,
+    "resize_": None,
+    "resize_as_": None,
+    "addcdiv_": None,
+}
+"""Where the name does not say it; None for what has no such thing, and for addcdiv_, by which optimizers mean stored values."""

@@ -1,0 +1,68 @@
+"""Models within what is wrapped around them: torch.compile's module, DataParallel, DistributedDataParallel."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from gossamer.sparsity.torch_functions.open_attention import open_attention
+
+_COMPILED = "_orig_mod"
+
+
+def plain_model(model: nn.Module) -> nn.Module:
+    """The model that wrappers hold."""
+    while True:
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        elif _COMPILED in model._modules:
+            model = model._modules[_COMPILED]  # type: ignore[assignment]
+        else:
+            return model
+
+
+def plain_name(name: str) -> str:
+    """The name that a module or tensor has where nothing is compiled."""
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Inside, all modules are in evaluation mode."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def called_openly(model: nn.Module) -> Iterator[None]:
+    """Inside, hooks see what each module of a model is given: nothing runs compiled, which may have forgotten to look for
+    hooks, TransformerEncoder makes no nested tensor of padded batches, which only its own kernels take, and attention of
+    torch.nn calls its projections (open_attention.py)."""
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+
+    def change(module: nn.Module, name: str, value: Any) -> None:
+        changed.append((vars(module), name, vars(module)[name]))
+        vars(module)[name] = value
+
+    try:
+        for module in model.modules():
+            own = vars(module)
+            if own.get("_compiled_call_impl") is not None:
+                change(module, "_compiled_call_impl", None)
+            if (eager := getattr(own.get("forward"), "_torchdynamo_orig_callable", None)) is not None:
+                change(module, "forward", eager)
+            if isinstance(module, nn.TransformerEncoder) and own.get("use_nested_tensor"):
+                change(module, "use_nested_tensor", False)
+        with open_attention(model):
+            yield
+    finally:
+        for own, name, value in reversed(changed):
+            own[name] = value
