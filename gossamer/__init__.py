@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.checkout import ROOMS as _ROOMS
+from gossamer.checkout import Beside as _Beside
 from gossamer.checkout import beside as _beside
 from gossamer.registration import register as _register
 
@@ -52,7 +53,7 @@ try:
 except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0+unknown"
 
-__path__ += _beside(Path(__file__).parent)
+sys.meta_path[:0] = map(_Beside, _beside(Path(__file__).parent))
 
 if "torch" in sys.modules:
     _register()

@@ -4,11 +4,29 @@ A checkout that is the current folder is found before whatever is installed, so 
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.metadata import distributions
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 ROOMS = ("backend", "sparsity", "passes", "runtime", "dialects")
+
+
+class Beside(MetaPathFinder):
+    """Finds these packages in the folder of a checkout, and nothing else that lies there."""
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        parent, _, room = name.rpartition(".")
+        if parent != __package__ or room not in ROOMS:
+            return None
+        folder = self._root / room
+        return spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
 
 
 def beside(folder: Path) -> list[str]:

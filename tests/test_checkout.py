@@ -54,7 +54,8 @@ def test_the_checkout_is_found_before_what_is_installed() -> None:
     program = (
         "import sys\n"
         "sys.meta_path = [each for each in sys.meta_path if 'ditable' not in repr(each)]\n"
-        "import gossamer, gossamer.passes.registry\n"
+        "import gossamer, gossamer.passes.registry, pkgutil\n"
+        "assert not {'tests', 'gossamer', 'examples'} & {each.name for each in pkgutil.iter_modules(gossamer.__path__)}\n"
         "print(gossamer.dialects.__file__, gossamer.passes.registry.__file__, sep='\\n')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
