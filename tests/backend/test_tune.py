@@ -43,7 +43,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(f"gossamer.backend.{place}", predict)
     cycles = lambda *given: 1.2 * FAMILIES["broadcast"].cycles(*given)
     few = replace(FAMILIES["rowpairs"], most=3, cycles=cycles, chain=None)
-    for place in ("schedules.cost_model", "chain.products"):
+    for place in ("schedules.cost_model", "chains.products"):
         monkeypatch.setattr(f"gossamer.passes.{place}.FAMILIES", {"broadcast": FAMILIES["broadcast"], "rowpairs": few})
     return tmp_path
 
