@@ -118,7 +118,7 @@ def matrix_behind(node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | 
             continue
         heads = cut_heads(follow(Layout.contiguous(tuple(given.shape)), views), source, columns, sizes, roles)
         if heads is not None:
-            while is_identity(views[0]):
+            while len(views) > 1 and is_identity(views[0]):
                 heads, views = replace(heads, matrix=views[0]), views[1:]
             return heads, passed(views)
     return None

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from gossamer.backend.chains.heads import ROLES, matrix_behind
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
 HEADS = 4
@@ -373,3 +374,12 @@ def test_keys_from_before_are_attended_to_by_a_kernel_of_their_own() -> None:
     assert not any("chain" in d.reason for d in run.regions)
     for actual, expected in zip(run.output, function(x, past), strict=True):
         assert_same(actual, expected)
+
+
+def test_heads_may_be_cut_from_their_matrix_by_views_that_change_nothing() -> None:
+    graph = fx.Graph()
+    matrix = graph.placeholder("matrix")
+    heads = graph.call_function(torch.ops.aten.view.default, (matrix, [1, 1, 3, 8]))
+    matrix.meta["val"] = heads.meta["val"] = torch.empty(1, 1, 3, 8)
+    found = matrix_behind(heads, ROLES[0])
+    assert found is not None and found[0].matrix is matrix and found[1] == [heads]
