@@ -1,5 +1,5 @@
-"""The answer of what recognises patterns where there is no operation of ours for what it was asked about."""
+"""How the code that recognises patterns says that it leaves some nodes as they are, and why."""
 
 
 class Refused(Exception):
-    """Says in words why something stays as it is, as the rest of a sentence in the report."""
+    """The reason in words. The report appends it to a sentence."""

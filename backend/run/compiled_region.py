@@ -1,4 +1,6 @@
-"""What most keys stand for: one kernel over memory that is planned once for each shape of the first operand.
+"""The object behind most keys of regions: one kernel.
+
+Memory is planned once for each shape of the first operand.
 
 operands    [first input, leaves of all weights, other inputs]
 planned     which kernel, the sizes of the results, how the kernel sees what lies in memory (see layouts.py)

@@ -1,1 +1,1 @@
-"""From loops to LLVM IR and PTX."""
+"""From loops to LLVM IR: math, storage as pointers, threads, the entry that callers use."""

@@ -1,4 +1,4 @@
-"""Contract IR of one op of the kernel dialect, or of what somebody builds: a function of tensors that come with each call.
+"""Contract IR of one op of the kernel dialect, or of a body that a caller builds: a function of tensors of any size.
 
 op_ir(CollectOp, [torch.int32, torch.int32, torch.float32, torch.float32])
 →

@@ -1,9 +1,9 @@
-"""Kernels on the device of their results: of contract IR that somebody builds, and of one op of the kernel dialect.
+"""Kernels on the device of their results, made from contract IR that a caller builds or from one op of the kernel dialect.
 
     run(CollectOp, [positions, coordinates, dense], [values])
 
-Such a kernel sees nothing that is not as its op declares it. What the numbers in arrays of positions and coordinates are,
-whoever made the arrays has checked.
+`run` checks types, ranks and sizes against the declaration of the op. The values in arrays of positions and coordinates were
+checked when these arrays were made.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,10 @@
-"""Batch norm in graphs that learn only when they run how many values there are, zero included.
+"""Batch norm in graphs over an unbacked number of values, which may be zero.
 
     y = F.batch_norm(x[mask], …)    →    mean = x[mask].sum(0) / count, …
 
-torch's own batch norm asks whether there is no value, and in training whether there is one, so Dynamo cannot trace it over such
-a number. Dynamo traces `any_batch_norm` instead. All other calls of torch.nn.functional.batch_norm stay as they are.
+torch's own batch norm branches on the number of values being zero, and in training on its being one. Dynamo cannot trace a
+branch on an unbacked number, so it traces `any_batch_norm` instead. All other calls of torch.nn.functional.batch_norm stay as
+they are.
 """
 
 from collections.abc import Sequence
