@@ -24,7 +24,7 @@ from gossamer.backend.chains.head_norm import HeadNorm
 from gossamer.backend.chains.rotary import Rotation
 from gossamer.backend.regions.importer import WEIGHT, import_body
 from gossamer.backend.regions.matrix_functions import signature
-from gossamer.dialects.kernel import AttendOp, NormalizeOp, RegroupOp, RotateOp
+from gossamer.dialects.heads import AttendOp, NormalizeOp, RegroupOp, RotateOp
 from gossamer.passes.contract.hints import hints
 from gossamer.passes.framework.context import building
 from gossamer.passes.framework.family import Matrix
